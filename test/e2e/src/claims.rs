@@ -3,6 +3,7 @@
 use crate::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -104,12 +105,16 @@ impl Case {
         Ok(OnNode::of(&self.look_at_the_node().await?, volume, None))
     }
 
-    /// Published capacity of a class in bytes; `None` without a CSIStorageCapacity.
-    pub async fn capacity(&self, class: &str) -> Result<Option<u64>, Failure> {
+    /// Published capacity of a class; `None` without a complete CSIStorageCapacity.
+    pub async fn capacity(&self, class: &str) -> Result<Option<Offer>, Failure> {
         let objects: Api<CSIStorageCapacity> = self.api_of(SYSTEM_NAMESPACE);
         let all = objects.list(&ListParams::default()).await.map_err(Failure::api("list storage capacities"))?;
         let its = all.items.into_iter().find(|one| one.storage_class_name == class);
-        Ok(its.and_then(|one| one.maximum_volume_size.or(one.capacity)).and_then(|size| bytes(&size.0)))
+        let offer = |object: CSIStorageCapacity| {
+            let size = |size: Option<Quantity>| bytes(&size?.0);
+            Some(Offer { free: size(object.capacity)?, largest: size(object.maximum_volume_size)? })
+        };
+        Ok(its.and_then(offer))
     }
 
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
@@ -119,6 +124,15 @@ impl Case {
     pub(crate) fn volumes(&self) -> Api<PersistentVolume> {
         self.cluster()
     }
+}
+
+/// The capacity that the node publishes for a class, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Unreserved space.
+    pub free: u64,
+    /// The largest claim of one of the modes.
+    pub largest: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

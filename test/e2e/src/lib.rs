@@ -28,7 +28,7 @@ mod suite;
 pub use capture::{Capture, CaptureError, Packet, Transport};
 pub use case::Case;
 pub use claim::{Claim, Class, DRIVER, VolumeMode};
-pub use claims::{OnNode, capacity_of, is_ours};
+pub use claims::{Offer, OnNode, capacity_of, is_ours};
 pub use cost::cost;
 pub use envtest::Seen;
 pub use failure::Failure;

@@ -1,10 +1,11 @@
 //! A node whose disk is full.
 
-use e2e::{Case, Claim, Class, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Suite, Volume};
+use e2e::{Case, Claim, Class, Failure, Offer, PATIENCE, Part, Pod, Seen, Server, Stopped, Suite, Volume};
 use e2e::{End, capacity_of, eventually};
 use std::process::ExitCode;
 
 const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
 /// A tenant writes this everywhere, and the next one searches for it.
 const MARK: &str = "the first tenant's secret";
 /// Sizes of the first claims: for files, and of each device.
@@ -42,7 +43,7 @@ struct Full {
     devices: Server,
     tenant: Server,
     /// The offered capacity before, and the size of the last claim.
-    offered: u64,
+    offered: Offer,
     rest: u64,
 }
 
@@ -60,11 +61,12 @@ impl Full {
         let devices = DEVICES.iter().fold(Pod::server("devices"), |pod, name| pod.with(Volume::device(name)));
         let (bad, devices) = tokio::try_join!(case.open(&bad), case.open(&devices))?;
         case.own_project("files", FILES).await?;
-        // Offered is what a volume with the most inodes can have; devices, which have none, take less from that than their
-        // size. With one of them missing it would be more.
-        let most = offered - (FILES + 2 * DEVICE) / 4 * 3;
-        let rest = offered_when(case, "local", |now| now <= most).await?;
-        offered_when(case, &thin, |now| now == rest).await?;
+        // With one of them missing it would be more.
+        let most = offered.free - (FILES + 2 * DEVICE);
+        let left = offered_when(case, "local", |now| now.free <= most).await?;
+        offered_when(case, &thin, |now| now == left).await?;
+        // The inodes of a volume, one for 2 KiB, are in the same space: a quarter of its size.
+        let rest = left.free / 5 * 4 / BLOCK * BLOCK;
         case.claim(&Claim::new("rest", rest)).await?;
         let tenant = case.open(&Pod::server("tenant").with(Volume::claim("rest"))).await?;
         let size = capacity_of(&case.volume_of("rest").await?).unwrap_or_default();
@@ -81,7 +83,7 @@ impl Full {
 
     /// kubelet needs some of what the directory took for itself; then pods start, with a full disk. Returns what the node
     /// offers when all is deleted: as much as before.
-    async fn end(self, case: &Case) -> Result<u64, Failure> {
+    async fn end(self, case: &Case) -> Result<Offer, Failure> {
         let Self { bad, devices, tenant, offered, .. } = self;
         end(case, bad, &["files"]).await?;
         case.open(&Pod::server("late")).await?.remove().await?;
@@ -110,8 +112,8 @@ async fn all_of(devices: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn next(case: &Case, offered: u64) -> Result<(), Failure> {
-    let half = offered / 5 * 2 / MIB * MIB;
+async fn next(case: &Case, offered: Offer) -> Result<(), Failure> {
+    let half = offered.free / 25 * 8 / MIB * MIB;
     case.claim(&Claim::new("next", half)).await?;
     case.claim(&Claim::block("device", half)).await?;
     let next = case.open(&Pod::server("next").with(Volume::claim("next")).with(Volume::device("device"))).await?;
@@ -124,7 +126,7 @@ async fn next(case: &Case, offered: u64) -> Result<(), Failure> {
 }
 
 /// The published capacity of a class, once it is as wanted: it is published some time after a change.
-async fn offered_when(case: &Case, class: &str, wanted: impl Fn(u64) -> bool) -> Result<u64, Failure> {
+async fn offered_when(case: &Case, class: &str, wanted: impl Fn(Offer) -> bool) -> Result<Offer, Failure> {
     eventually(PATIENCE, &format!("another capacity for class {class}"), async || {
         let found = case.capacity(class).await?;
         Ok(found.filter(|now| wanted(*now)).map_or_else(|| Seen::NotYet(format!("{found:?}")), Seen::Done))

@@ -16,8 +16,13 @@ pub(crate) const MOST: Duration = Duration::from_mins(5);
 /// half, so that objects that failed together are not retried together.
 pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
     let whole = FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX)).min(MOST);
+    jittered(whole, random).max(FIRST)
+}
+
+/// The pause, less a random part of up to a half.
+pub(crate) fn jittered(whole: Duration, random: u64) -> Duration {
     let share = u32::try_from(random % 501).unwrap_or_default();
-    (whole - whole / 1000 * share).max(FIRST)
+    whole - whole / 1000 * share
 }
 
 pub(crate) fn random() -> u64 {
@@ -104,6 +109,12 @@ mod tests {
             prop_assert!(delay(attempt, 0) <= delay(attempt.saturating_add(1), 0));
             prop_assert!(wait >= delay(attempt, 0) / 2);
         }
+    }
+
+    #[test]
+    fn a_part_of_a_pause_is_random() {
+        let pauses = [0, 250, 500, 501].map(|random| jittered(MOST, random));
+        assert_eq!(pauses, [MOST, MOST * 3 / 4, MOST / 2, MOST]);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::StorageClass;
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::task::{JoinError, spawn_blocking};
@@ -15,8 +14,12 @@ use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
+use crate::claim::apply::CreatedPvs;
+use crate::claim::plan;
+use crate::classes::Classes;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
+use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::pv::object;
 
@@ -39,7 +42,8 @@ pub(crate) struct Provisioner {
     pub(crate) client: Client,
     pub(crate) store: Arc<dyn Volumes>,
     pub(crate) pvs: Api<PersistentVolume>,
-    pub(crate) classes: Api<StorageClass>,
+    pub(crate) classes: Classes,
+    pub(crate) created: CreatedPvs,
     pub(crate) events: Events,
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.
@@ -47,9 +51,10 @@ pub(crate) struct Provisioner {
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
+    pub(crate) index: PvIndex,
     pub(crate) listings: Listings,
     pub(crate) metrics: Metrics,
-    /// The watch's copy of all PVs.
+    /// The watch's copy of the PVs of this node.
     pub(crate) watched_pvs: Mutex<Option<reflector::Store<PersistentVolume>>>,
 }
 
@@ -63,6 +68,12 @@ impl Provisioner {
     pub(crate) fn watched_pv_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
         let watched = self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner);
         watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
+    }
+
+    /// Whether the claim is assigned to this node, or bound to a PV of it.
+    pub(crate) fn is_relevant(&self, claim: &PersistentVolumeClaim) -> bool {
+        plan::selected(claim, &self.node)
+            || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
     /// Claims of the claim's namespace.

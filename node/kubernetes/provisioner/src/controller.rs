@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::future::{self, Future};
-use std::hash::Hash;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::runtime::controller::{self, Action, Controller};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::controller::{self, Action};
 use kube::runtime::reflector::{self, ObjectRef};
-use kube::runtime::watcher;
+use kube::runtime::utils::StreamBackoff;
+use kube::runtime::watcher::{self, DefaultBackoff, watcher};
 use kube::{Api, Client, Resource};
 use supervisor::Context;
 use tokio::sync::watch;
@@ -18,12 +19,16 @@ use tracing::{debug, warn};
 use volume::{VolumeId, VolumeLocks, Volumes};
 
 use crate::backoff::Attempts;
+use crate::claim::apply::CreatedPvs;
+use crate::classes::Classes;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
+use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
-use crate::{Metrics, capacity, claim, discard, drift, node_events, pv, sweep};
+use crate::pv::object;
+use crate::{Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, node_events, pv, sweep};
 
 #[derive(Clone)]
 pub struct Settings {
@@ -59,13 +64,15 @@ impl Settings {
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
     let provisioner = Arc::new(Provisioner {
-        events: Events::new(client.clone(), &node),
+        events: Events::new(client.clone(), &node, metrics.clone()),
         pvs: Api::all(client.clone()),
-        classes: Api::all(client.clone()),
+        classes: Classes::default(),
+        created: CreatedPvs::default(),
         attempts: Attempts::new(metrics.clone()),
         locks: VolumeLocks::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
+        index: PvIndex::default(),
         listings: Listings::default(),
         watched_pvs: Mutex::default(),
         store,
@@ -77,17 +84,46 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let watched = Watched { api, what: "claims", parallel };
+        let (claims, writer) = reflector::store();
+        let watched = Watched { objects: claims, what: "claims", parallel };
+        let keeper = Arc::clone(&context);
+        let changes = watcher(api, watcher::Config::default())
+            .modify(arrival::trim_claim)
+            .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))))
+            .reflect(writer)
+            .applied_objects();
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
-        control(cx, watched, Arc::clone(&context), |_| {}, reconcile, failed)
+        let context = Arc::clone(&context);
+        async move {
+            // The PVs decide which bound claims are kept.
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = context.index.listed() => {}
+            }
+            control(cx, watched, changes, context, reconcile, failed).await
+        }
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
-        let watched = Watched { api: context.pvs.clone(), what: "volumes", parallel };
-        let keeper = Arc::clone(&context);
-        let keep = move |pvs| *keeper.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs);
-        control(cx, watched, Arc::clone(&context), keep, pv::apply::reconcile_pv, pv::apply::failed)
+        let (pvs, writer) = reflector::store();
+        *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs.clone());
+        let watched = Watched { objects: pvs, what: "volumes", parallel };
+        let (indexed, keeper) = (Arc::clone(&context), Arc::clone(&context));
+        let changes = watcher(context.pvs.clone(), watcher::Config::default())
+            .inspect(move |item| indexed.index.update(item))
+            .modify(arrival::trim_pv)
+            .try_filter_map(move |event| {
+                let is_ours = |pv: &_| object::volume_of(pv, &keeper.node).is_some() || object::is_incomplete(pv);
+                future::ready(Ok(arrival::only(event, is_ours)))
+            })
+            .reflect(writer)
+            .applied_objects();
+        control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });
+    let context = shared();
+    cx.start("classes", move |cx| classes::run(cx, Arc::clone(&context)));
+    let context = shared();
+    cx.start("events", move |cx| event_queue::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&context)));
     let context = shared();
@@ -112,8 +148,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
 /// The objects of one controller.
-struct Watched<K> {
-    api: Api<K>,
+struct Watched<K: Resource<DynamicType = ()> + 'static> {
+    objects: reflector::Store<K>,
     what: &'static str,
     parallel: NonZeroU16,
 }
@@ -123,24 +159,23 @@ struct Watched<K> {
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
 async fn control<K, E, Pass>(
     cx: Context,
-    Watched { api, what, parallel }: Watched<K>,
+    Watched { objects, what, parallel }: Watched<K>,
+    changes: impl Stream<Item = watcher::Result<K>> + Send,
     provisioner: Arc<Provisioner>,
-    keep: impl FnOnce(reflector::Store<K>),
     reconcile: fn(Arc<K>, Arc<Provisioner>) -> Pass,
     failed: fn(Arc<K>, &E, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
 where
-    K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-    K::DynamicType: Eq + Hash + Clone + Unpin,
+    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     E: std::error::Error + Send + 'static,
     Pass: Future<Output = Result<Action, E>> + Send + 'static,
 {
-    let controller = Controller::new(api, watcher::Config::default())
-        .with_config(controller::Config::default().concurrency(parallel.get()))
-        .graceful_shutdown_on(cx.token().cancelled_owned());
-    let objects = controller.store();
-    keep(objects.clone());
-    let passes = controller.run(reconcile, failed, provisioner).for_each(|pass| {
+    let queue = StreamBackoff::new(changes, DefaultBackoff::default())
+        .map_ok(|object| ObjectRef::from_obj(&object))
+        .take_until(cx.token().cancelled_owned());
+    let config = controller::Config::default().concurrency(parallel.get());
+    let reconcile = move |object, provisioner| Box::pin(reconcile(object, provisioner));
+    let passes = controller::applier(reconcile, failed, provisioner, objects.clone(), queue, config).for_each(|pass| {
         log(what, pass);
         future::ready(())
     });

@@ -71,7 +71,7 @@ impl Provisioner {
                 volume = %id, inodes = found.inodes.get(), first = ?path, %drift,
                 "inodes of the volume do not count to its limit"
             );
-            self.events.drifted(&self.node, id, &found).await;
+            self.events.drifted(&self.node, id, &found);
         }
         Ok(())
     }

@@ -8,6 +8,8 @@ use tracing::warn;
 use units::Bytes;
 use volume::{DRIVER_NAME, Drifted, Mode, Record, VolumeId};
 
+use crate::Metrics;
+use crate::event_queue::{EventQueue, QueuedEvent};
 use crate::notice::Pod;
 use crate::quantity;
 
@@ -60,19 +62,24 @@ reasons! {
 /// The API server rejects notes above 1 KiB.
 const NOTE_LEN: usize = 1000;
 
-pub(crate) struct Events(Recorder);
+/// Queues events, and sends them.
+pub(crate) struct Events {
+    recorder: Recorder,
+    pub(crate) queue: EventQueue,
+}
 
 impl Events {
-    pub(crate) fn new(client: Client, node: &str) -> Self {
-        Self(Recorder::new(client, Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(node.to_owned()) }))
+    pub(crate) fn new(client: Client, node: &str, metrics: Metrics) -> Self {
+        let reporter = Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(node.to_owned()) };
+        Self { recorder: Recorder::new(client, reporter), queue: EventQueue::new(metrics) }
     }
 
-    pub(crate) async fn provisioning(&self, claim: &PersistentVolumeClaim, node: &str) {
+    pub(crate) fn provisioning(&self, claim: &PersistentVolumeClaim, node: &str) {
         let note = format!("node {node} creates the volume");
-        self.publish(Reason::Provisioning, "Provision", note, claim.object_ref(&())).await;
+        self.publish(Reason::Provisioning, "Provision", note, claim.object_ref(&()));
     }
 
-    pub(crate) async fn provisioned(
+    pub(crate) fn provisioned(
         &self,
         claim: &PersistentVolumeClaim,
         id: &VolumeId,
@@ -84,72 +91,65 @@ impl Events {
             Mode::Block { allocation } => format!("is a block device of {} ({allocation})", record.size),
         };
         let note = format!("volume {id} {limits}{}", free_space(free));
-        self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&())).await;
+        self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&()));
     }
 
     /// Failures of a claim with the same `kind` are one series, with the text of the first.
-    pub(crate) async fn provisioning_failed(
+    pub(crate) fn provisioning_failed(
         &self,
         claim: &PersistentVolumeClaim,
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
         let action = format!("Provision{kind}");
-        self.publish(Reason::ProvisioningFailed, &action, chain(error), claim.object_ref(&())).await;
+        self.publish(Reason::ProvisioningFailed, &action, chain(error), claim.object_ref(&()));
     }
 
-    pub(crate) async fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
+    pub(crate) fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
         let note = format!("expanding the volume from {has} to {to}");
-        self.publish_size(Reason::Resizing, "Expand", to, note, claim).await;
+        self.publish_size(Reason::Resizing, "Expand", to, note, claim);
     }
 
     /// The volume is expanded, but not the block device of pods.
-    pub(crate) async fn node_resizes(&self, claim: &PersistentVolumeClaim, size: Bytes) {
+    pub(crate) fn node_resizes(&self, claim: &PersistentVolumeClaim, size: Bytes) {
         let note = format!("the volume has {size}; the kubelet refreshes the block device of its pods");
-        self.publish_size(Reason::NodeResizes, "Expand", size, note, claim).await;
+        self.publish_size(Reason::NodeResizes, "Expand", size, note, claim);
     }
 
-    pub(crate) async fn resized(&self, claim: &PersistentVolumeClaim, size: Bytes, free: Option<Bytes>) {
+    pub(crate) fn resized(&self, claim: &PersistentVolumeClaim, size: Bytes, free: Option<Bytes>) {
         let note = format!("the volume has {size}{}", free_space(free));
-        self.publish_size(Reason::Resized, "Expand", size, note, claim).await;
+        self.publish_size(Reason::Resized, "Expand", size, note, claim);
     }
 
-    pub(crate) async fn resize_failed(
+    pub(crate) fn resize_failed(
         &self,
         claim: &PersistentVolumeClaim,
         wanted: Bytes,
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
-        self.publish_size(Reason::ResizeFailed, kind, wanted, chain(error), claim).await;
+        self.publish_size(Reason::ResizeFailed, kind, wanted, chain(error), claim);
     }
 
     /// Each size has series of its own.
-    async fn publish_size(
-        &self,
-        reason: Reason,
-        action: &str,
-        size: Bytes,
-        note: String,
-        claim: &PersistentVolumeClaim,
-    ) {
+    fn publish_size(&self, reason: Reason, action: &str, size: Bytes, note: String, claim: &PersistentVolumeClaim) {
         let action = format!("{action}To{}", quantity::text(size));
-        self.publish(reason, &action, note, claim.object_ref(&())).await;
+        self.publish(reason, &action, note, claim.object_ref(&()));
     }
 
     /// On the Node, because the claim does not exist.
-    pub(crate) async fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
+    pub(crate) fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
         let Record { claim, size, mode, class, .. } = record;
         let note = format!(
             "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: create a PV \
              to use it or to delete it",
             claim.uid
         );
-        self.publish_on_node(Reason::Orphaned, "Compare", note, node, id).await;
+        self.publish_on_node(Reason::Orphaned, "Compare", note, node, id);
     }
 
     /// On the Node, because the user of the claim may have changed the project.
-    pub(crate) async fn drifted(&self, node: &str, id: &VolumeId, found: &Drifted) {
+    pub(crate) fn drifted(&self, node: &str, id: &VolumeId, found: &Drifted) {
         let first = found.first.as_ref().map_or_else(String::new, |(path, drift)| {
             // `Debug`: a tenant chose the name.
             let path = if path.as_os_str().is_empty() { "the root".to_owned() } else { format!("{path:?}") };
@@ -160,11 +160,11 @@ impl Events {
              or by hand",
             found.inodes
         );
-        self.publish_on_node(Reason::Drifted, "CheckProject", note, node, id).await;
+        self.publish_on_node(Reason::Drifted, "CheckProject", note, node, id);
     }
 
     /// The call failed; the container continues.
-    pub(crate) async fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
+    pub(crate) fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
         let note = format!(
             "container {container} was denied {call}, which could remove the limits of volumes; remove the call from the \
              program, or find out which program makes it"
@@ -178,54 +178,48 @@ impl Events {
             ..ObjectReference::default()
         };
         // Each container and operation has a series of its own.
-        self.publish(Reason::Denied, &format!("Deny-{operation}-{container}"), note, pod).await;
+        self.publish(Reason::Denied, &format!("Deny-{operation}-{container}"), note, pod);
     }
 
-    pub(crate) async fn limits_advisory(&self, node: &str, reason: &str) {
+    pub(crate) fn limits_advisory(&self, node: &str, reason: &str) {
         let note = format!("the limits of volumes are advisory on this node: {reason}");
-        self.publish(Reason::LimitsAdvisory, "Restrict", note, node_reference(node)).await;
+        self.publish(Reason::LimitsAdvisory, "Restrict", note, node_reference(node));
     }
 
-    pub(crate) async fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
+    pub(crate) fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
         let note = format!(
             "{}; pods with this volume cannot start: attach the right disk, or delete claim and PV",
             chain(reason)
         );
-        self.publish(Reason::Lost, "Compare", note, pv.object_ref(&())).await;
+        self.publish(Reason::Lost, "Compare", note, pv.object_ref(&()));
     }
 
-    pub(crate) async fn delete_failed(
-        &self,
-        pv: &PersistentVolume,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
+    pub(crate) fn delete_failed(&self, pv: &PersistentVolume, kind: &str, error: &(dyn std::error::Error + Sync)) {
         let action = format!("Delete{kind}");
-        self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&())).await;
+        self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&()));
     }
 
     /// I/O of the volume's pods continues.
-    pub(crate) async fn detach_revoked(&self, pv: &PersistentVolume) {
+    pub(crate) fn detach_revoked(&self, pv: &PersistentVolume) {
         let note = "a process tried to detach the volume's block device (LOOP_CLR_FD), and the node revoked it; look at \
                     the pods that use the claim";
-        self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&())).await;
+        self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&()));
     }
 
-    async fn publish(&self, reason: Reason, action: &str, note: String, regarding: ObjectReference) {
-        self.send(reason, action, note, regarding, None).await;
+    fn publish(&self, reason: Reason, action: &str, note: String, regarding: ObjectReference) {
+        self.add(reason, action, note, regarding, None);
     }
 
     /// The administrator of the node gets the event.
-    async fn publish_on_node(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
+    fn publish_on_node(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
         let volume = PersistentVolume {
             metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
             ..PersistentVolume::default()
         };
-        self.send(reason, action, note, node_reference(node), Some(volume.object_ref(&()))).await;
+        self.add(reason, action, note, node_reference(node), Some(volume.object_ref(&())));
     }
 
-    /// A failure is logged: the operation does not depend on its event.
-    async fn send(
+    fn add(
         &self,
         reason: Reason,
         action: &str,
@@ -240,7 +234,12 @@ impl Events {
             action: action.to_owned(),
             secondary,
         };
-        if let Err(error) = self.0.publish(&event, &regarding).await {
+        self.queue.add(QueuedEvent { event, regarding });
+    }
+
+    /// A failure is logged: the operation does not depend on its event.
+    pub(crate) async fn send(&self, QueuedEvent { event, regarding }: QueuedEvent) {
+        if let Err(error) = self.recorder.publish(&event, &regarding).await {
             let error: &dyn std::error::Error = &error;
             warn!(reason = event.reason, name = regarding.name, error, "event not published");
         }

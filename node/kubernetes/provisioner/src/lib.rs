@@ -8,6 +8,7 @@
 //! [`run`] and [`csinode::run`] are services of a supervisor.
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod backoff;
 mod capacity {
     pub(crate) mod apply;
@@ -18,6 +19,7 @@ mod claim {
     pub(crate) mod plan;
 }
 mod class;
+mod classes;
 mod context;
 mod controller;
 pub mod csinode;
@@ -27,7 +29,9 @@ mod discard {
 }
 mod drift;
 mod error;
+mod event_queue;
 mod events;
+mod index;
 mod inventory;
 mod listing;
 mod metrics;

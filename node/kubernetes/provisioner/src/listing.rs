@@ -1,24 +1,29 @@
-//! The PVs of this node, read from the API server: the watch may be behind, and its data decides about deletions.
+//! The PVs in a list of the API server, for the comparison with the disk, and where the watch does not suffice.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 use volume::VolumeId;
 
 use crate::error::{ApiError, api};
+use crate::index;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
-#[derive(Debug, Default)]
+/// PVs in one response.
+const PAGE: u32 = 500;
+
+#[derive(Debug)]
 pub(crate) struct Listing {
     /// The API server has no PV at all, also of other nodes and drivers.
     pub(crate) is_empty: bool,
     by_volume: BTreeMap<VolumeId, Vec<ListedPv>>,
+    /// Names of PVs that are of this driver and not of this node alone.
+    elsewhere: BTreeMap<VolumeId, String>,
 }
 
 /// A PV of a volume of this node.
@@ -29,31 +34,64 @@ pub(crate) struct ListedPv {
     pub(crate) is_deleted: bool,
 }
 
-/// The last list, shared by the deletions of a burst.
+/// The last list, shared by removals at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct Listings(Mutex<Option<(Instant, Arc<Listing>)>>);
 
 impl Listing {
+    fn new() -> Self {
+        Self { is_empty: true, by_volume: BTreeMap::new(), elsewhere: BTreeMap::new() }
+    }
+
+    #[cfg(test)]
     pub(crate) fn of<'pv>(pvs: impl IntoIterator<Item = &'pv PersistentVolume>, node: &str) -> Self {
-        let mut listing = Self { is_empty: true, by_volume: BTreeMap::new() };
+        let mut listing = Self::new();
         for pv in pvs {
-            listing.is_empty = false;
-            let plan = plan::plan(pv);
-            if let Some(id) = object::volume_of(pv, node).filter(|_| plan != PvPlan::Ignore) {
-                let is_deleted = plan == PvPlan::Delete;
-                listing.by_volume.entry(id).or_default().push(ListedPv { name: pv.name_any(), is_deleted });
-            }
+            listing.add(pv, node);
         }
         listing
+    }
+
+    /// Reads all pages. Without a resource version, the first one is a consistent read, and the others continue it.
+    async fn read(pvs: &Api<PersistentVolume>, node: &str) -> Result<Self, ApiError> {
+        let mut listing = Self::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = pvs.list(&params).await.map_err(api("list the PVs"))?;
+            for pv in &page {
+                listing.add(pv, node);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(listing),
+            }
+        }
+    }
+
+    fn add(&mut self, pv: &PersistentVolume, node: &str) {
+        self.is_empty = false;
+        let Some(id) = index::kept_volume(pv) else { return };
+        if object::volume_of(pv, node).is_some() {
+            let is_deleted = plan::plan(pv) == PvPlan::Delete;
+            self.by_volume.entry(id).or_default().push(ListedPv { name: pv.name_any(), is_deleted });
+        } else {
+            self.elsewhere.insert(id, pv.name_any());
+        }
     }
 
     pub(crate) fn of_volume(&self, id: &VolumeId) -> &[ListedPv] {
         self.by_volume.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// A PV of the volume with another name.
-    pub(crate) fn other(&self, id: &VolumeId, name: &str) -> Option<&ListedPv> {
-        self.of_volume(id).iter().find(|pv| pv.name != name)
+    /// The name of another PV of the volume, on any node.
+    pub(crate) fn other(&self, id: &VolumeId, name: &str) -> Option<&str> {
+        let here = self.of_volume(id).iter().map(|pv| pv.name.as_str());
+        here.chain(self.elsewhere.get(id).map(String::as_str)).find(|other| *other != name)
+    }
+
+    /// Whether a PV has the volume, on any node.
+    pub(crate) fn has(&self, id: &VolumeId) -> bool {
+        self.by_volume.contains_key(id) || self.elsewhere.contains_key(id)
     }
 
     /// Volumes with at least one PV.
@@ -70,16 +108,22 @@ impl Listings {
         pvs: &Api<PersistentVolume>,
         node: &str,
     ) -> Result<Arc<Listing>, ApiError> {
-        let mut latest = self.0.lock().await;
-        if let Some((_, listing)) = latest.as_ref().filter(|(requested, _)| *requested > moment) {
-            return Ok(Arc::clone(listing));
+        if let Some(listing) = self.cached(moment) {
+            return Ok(listing);
         }
         let requested = Instant::now();
-        // Without a resource version, the read is consistent.
-        let all = pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
-        let listing = Arc::new(Listing::of(&all, node));
-        *latest = Some((requested, Arc::clone(&listing)));
+        let listing = Arc::new(Listing::read(pvs, node).await?);
+        *self.latest() = Some((requested, Arc::clone(&listing)));
         Ok(listing)
+    }
+
+    /// The last list, if it was requested after `moment`.
+    pub(crate) fn cached(&self, moment: Instant) -> Option<Arc<Listing>> {
+        self.latest().as_ref().filter(|(requested, _)| *requested > moment).map(|(_, listing)| Arc::clone(listing))
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Option<(Instant, Arc<Listing>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,16 +153,18 @@ pub(crate) mod tests {
         let all = [pv("pvc-1", "pvc-1", NODE), pv("by-hand", "pvc-1", NODE), pv("pvc-2", "pvc-2", NODE)];
         let listing = Listing::of(&all, NODE);
         let (one, two) = ("pvc-1".parse().unwrap(), "pvc-2".parse().unwrap());
-        assert_eq!(listing.other(&one, "pvc-1").map(|other| other.name.as_str()), Some("by-hand"));
+        assert_eq!(listing.other(&one, "pvc-1"), Some("by-hand"));
         assert_eq!(listing.other(&two, "pvc-2"), None);
         assert_eq!(listing.of_volume(&"pvc-3".parse().unwrap()), []);
         assert_eq!(listing.volumes().count(), 2);
     }
 
     #[test]
-    fn the_same_handle_on_another_node_is_another_volume() {
+    fn the_same_handle_on_another_node_is_another_volume_that_prevents_a_removal() {
         let listing = Listing::of(&[pv("pvc-1", "pvc-1", "other")], NODE);
         assert_eq!(listing.of_volume(&"pvc-1".parse().unwrap()), []);
+        assert_eq!(listing.other(&"pvc-1".parse().unwrap(), "pvc-2"), Some("pvc-1"));
+        assert!(listing.has(&"pvc-1".parse().unwrap()) && !listing.has(&"pvc-2".parse().unwrap()));
         assert!(!listing.is_empty);
         assert!(Listing::of(&[], NODE).is_empty);
     }

@@ -79,6 +79,7 @@ pub struct Metrics {
     orphans: IntGaugeVec,
     drifted: IntCounter,
     publications: IntCounterVec,
+    events_dropped: IntCounter,
 }
 
 impl Metrics {
@@ -123,6 +124,10 @@ impl Metrics {
                 "CSIStorageCapacity objects of this node written and deleted, and attempts that failed.",
                 &["result"],
             )?,
+            events_dropped: IntCounter::new(
+                "granary_provisioner_events_dropped_total",
+                "Events of the node that were not sent, because too many waited.",
+            )?,
         };
         // From the start: a series that begins with its first event has no increase for the alert.
         for orphan in Orphan::ALL {
@@ -134,13 +139,14 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 5] {
+    fn collectors(&self) -> [Box<dyn Collector>; 6] {
         [
             Box::new(self.failures.clone()),
             Box::new(self.failing.clone()),
             Box::new(self.orphans.clone()),
             Box::new(self.drifted.clone()),
             Box::new(self.publications.clone()),
+            Box::new(self.events_dropped.clone()),
         ]
     }
 
@@ -158,6 +164,15 @@ impl Metrics {
 
     pub(crate) fn drifted(&self, inodes: u64) {
         self.drifted.inc_by(inodes);
+    }
+
+    pub(crate) fn event_dropped(&self) {
+        self.events_dropped.inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn events_dropped(&self) -> u64 {
+        self.events_dropped.get()
     }
 
     pub(crate) fn published(&self, publication: Publication) {

@@ -21,9 +21,9 @@ pub(crate) async fn notices(cx: Context, provisioner: Arc<Provisioner>, queue: N
         };
         match notice {
             Some(Notice::Denied { pod, container, operation, call }) => {
-                events.denied(&pod, &container, operation, call).await;
+                events.denied(&pod, &container, operation, call);
             }
-            Some(Notice::LimitsAdvisory { reason }) => events.limits_advisory(&provisioner.node, &reason).await,
+            Some(Notice::LimitsAdvisory { reason }) => events.limits_advisory(&provisioner.node, &reason),
             // All senders are gone.
             None => {
                 cx.cancelled().await;
@@ -55,7 +55,7 @@ pub(crate) async fn revoked(
             if reported.get(id) != Some(count)
                 && let Some(pv) = provisioner.watched_pv_of(id)
             {
-                provisioner.events.detach_revoked(&pv).await;
+                provisioner.events.detach_revoked(&pv);
             }
         }
         reported = counts;

@@ -1,4 +1,4 @@
-//! Compares disk and cluster in both directions, at start and every ten minutes.
+//! Compares disk and cluster in both directions, at start and every 5 to 10 minutes.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -26,15 +26,17 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
 
-use crate::backoff::{delay, random};
+use crate::backoff::{self, delay, random};
 use crate::claim;
 use crate::context::{Provisioner, RunError};
+use crate::discard::queue::EndOfPv;
 use crate::error::{Error, api};
 use crate::listing::Listing;
 use crate::metrics::Orphan;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
+/// Less a random part of up to a half: nodes that started together list all PVs at different times.
 const INTERVAL: Duration = Duration::from_mins(10);
 
 /// Findings that only an administrator can repair.
@@ -60,7 +62,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 failures = 0;
                 reported = found;
                 cx.healthy();
-                INTERVAL
+                backoff::jittered(INTERVAL, random())
             }
             Err(error) => {
                 failures += 1;
@@ -83,13 +85,14 @@ impl Provisioner {
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
         let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
-        let listing = self.listings.since(Instant::now(), &self.pvs, &self.node).await?;
+        let since = Instant::now();
+        let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
             for (id, record) in readable.iter().filter(|(_, record)| record.state == State::Staged) {
                 self.settle_staged(id, record).await?;
             }
-            for id in retired.iter().filter(|id| listing.of_volume(id).is_empty()) {
-                self.discards.add(id.clone());
+            for id in retired.iter().filter(|id| !listing.has(id)) {
+                self.discards.add(id.clone(), EndOfPv { before: since, after: since });
             }
         } else {
             warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");
@@ -101,7 +104,7 @@ impl Provisioner {
             strays,
         };
         self.count(&found);
-        self.report(&found, reported, &readable).await;
+        self.report(&found, reported, &readable);
         for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
             let reason: &dyn std::error::Error = reason;
             error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
@@ -119,7 +122,7 @@ impl Provisioner {
         self.attempts.forget();
     }
 
-    async fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
+    fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
         for id in found.orphans.difference(&reported.orphans) {
             let Some(record) = records.get(id) else { continue };
             let Record { claim, size, class, mode, .. } = record;
@@ -127,7 +130,7 @@ impl Provisioner {
                 volume = %id, %claim, claim_uid = claim.uid, limit = %size, %mode, class,
                 "volume has data and no PV; it is kept: create a PV to use it or to delete it"
             );
-            self.events.orphaned(&self.node, id, record).await;
+            self.events.orphaned(&self.node, id, record);
         }
         if found.strays != reported.strays {
             for (place, name) in &found.strays.directories {
@@ -198,7 +201,7 @@ impl Provisioner {
                     Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => {
                         if lost.insert(id.clone()) && !reported.lost.contains(id) {
                             log_lost(id, &listed.name, &reason);
-                            self.events.lost(&pv, &reason).await;
+                            self.events.lost(&pv, &reason);
                         }
                     }
                     // Other volumes are checked nevertheless.

@@ -52,11 +52,11 @@ pub async fn kept_free(case: &Case) -> Result<(), Failure> {
         let kept = Budget::of(Bytes::new(size)).reserve().saturating_add(KEEP_FREE);
         assert_eq!(Bytes::new(reserve), kept, "{disk}");
         assert!(volumes > 0 && free == size - reserve - volumes, "{disk}");
-        // The largest volume has its inodes, one for 2 KiB, in the same space: a quarter of its size. Whole blocks.
-        let largest = free / 5 * 4;
+        // The largest volume is a device, which needs the map of its image in the same space.
         let offered = case.capacity("local").await?;
-        let is_right = offered.is_some_and(|offered| (largest - 8192..=largest + 8192).contains(&offered));
-        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(format!("{offered:?}, not {largest}, of {disk}")) })
+        let is_right =
+            offered.is_some_and(|offered| offered.free == free && (free / 10 * 9..free).contains(&offered.largest));
+        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(format!("{offered:?} of {disk}")) })
     })
     .await
 }

@@ -5,18 +5,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{FutureExt as _, StreamExt as _, future, stream};
+use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource};
+use kube::runtime::reflector::Store;
+use kube::runtime::watcher;
 use supervisor::Context;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
+use crate::arrival;
 use crate::backoff::{delay, random};
 use crate::capacity::plan::{self, NAMESPACE, Owner, Step};
 use crate::context::{Provisioner, RunError};
@@ -33,29 +33,21 @@ const INTERVAL: Duration = Duration::from_mins(5);
 /// The kubelet creates the Node object seconds after its start.
 const UNTIL_NODE: Duration = Duration::from_secs(2);
 
-struct Watched {
-    classes: Store<StorageClass>,
+struct Published {
     objects: Store<CSIStorageCapacity>,
     /// The Node when an object was last created.
     owner: Option<Owner>,
 }
 
-impl Watched {
-    /// Whether both watches have listed their objects.
-    fn is_complete(&self) -> bool {
-        self.classes.wait_until_ready().now_or_never().is_some()
-            && self.objects.wait_until_ready().now_or_never().is_some()
-    }
-}
-
 /// Publishes until it is cancelled. Healthy when all objects are published.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let client = &provisioner.client;
-    let (classes, of_classes) = watch(Api::<StorageClass>::all(client.clone()), watcher::Config::default());
     let of_node = watcher::Config::default().labels(&plan::selector(&provisioner.node));
-    let (objects, of_objects) = watch(Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE), of_node);
-    let mut changes = pin!(stream::select(of_classes, of_objects));
-    let mut watched = Watched { classes, objects, owner: None };
+    let api = Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE);
+    let (objects, changes) = arrival::watch(api, of_node, arrival::trim_capacity, |_| true);
+    let mut changes = pin!(changes);
+    let mut classes = provisioner.classes.changes();
+    let mut published = Published { objects, owner: None };
     let mut reserved = provisioner.store.calls().changes();
     let mut failures = 0;
     let mut soonest = Instant::now();
@@ -68,11 +60,12 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 change.ok_or(RunError::WatchEnded("capacities"))?;
                 look_at = soonest;
             }
+            Ok(()) = classes.changed() => look_at = soonest,
             Ok(()) = reserved.changed(), if failures == 0 => look_at = soonest,
-            () = sleep_until(look_at), if watched.is_complete() => {
+            () = sleep_until(look_at), if provisioner.is_listed(&published) => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),
-                    done = provisioner.publish(&mut watched) => done,
+                    done = provisioner.publish(&mut published) => done,
                 };
                 let wait = match done {
                     Ok(()) => {
@@ -99,41 +92,25 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     }
 }
 
-/// A store of watched objects, and a stream with an item for each change. The watch continues after failures.
-fn watch<K>(api: Api<K>, config: watcher::Config) -> (Store<K>, impl stream::Stream<Item = ()>)
-where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
-    K: serde::de::DeserializeOwned,
-{
-    let (store, writer) = reflector::store();
-    let changes = reflector::reflector(writer, watcher(api, config)).default_backoff().filter_map(|event| {
-        future::ready(match event {
-            // Incomplete lists do not count.
-            Ok(Event::Init | Event::InitApply(_)) => None,
-            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(what = K::plural(&()).as_ref(), error, "watch failed, will continue");
-                None
-            }
-        })
-    });
-    (store, changes)
-}
-
 impl Provisioner {
-    async fn publish(&self, watched: &mut Watched) -> Result<(), Error> {
+    /// Whether both watches have listed their objects.
+    fn is_listed(&self, published: &Published) -> bool {
+        self.classes.all().is_some() && published.objects.wait_until_ready().now_or_never().is_some()
+    }
+
+    async fn publish(&self, published: &mut Published) -> Result<(), Error> {
         let space = self.on_disk(|store| store.space()).await??;
-        let classes = watched.classes.state();
+        let Some(classes) = self.classes.all() else { return Ok(()) };
         let wanted = plan::wanted(classes.iter().map(AsRef::as_ref), &space, &self.node);
-        let objects = watched.objects.state();
+        let objects = published.objects.state();
         let steps = plan::diff(&wanted, objects.iter().map(AsRef::as_ref), &self.node);
         // After the Node was created again, its objects need the new UID.
-        if watched.owner.is_none() && !steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Create { .. }))
+        if published.owner.is_none() && !steps.is_empty()
+            || steps.iter().any(|step| matches!(step, Step::Create { .. }))
         {
-            watched.owner = Some(self.owner().await?);
+            published.owner = Some(self.owner().await?);
         }
-        let Some(owner) = &watched.owner else { return Ok(()) };
+        let Some(owner) = &published.owner else { return Ok(()) };
         // A failed step does not delay the others.
         let mut all = Ok(());
         for step in steps {

@@ -1,16 +1,19 @@
 //! Creates the volume and the PV of a claim that waits for this node.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dir::Ensured;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
+use tokio::time::{Instant, timeout};
 use tracing::{Instrument as _, info, info_span, warn};
-use volume::Record;
+use volume::{Record, VolumeId};
 
 use crate::backoff::{self, Retry};
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection};
@@ -23,6 +26,26 @@ use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
 const UNTIL_BOUND: Duration = Duration::from_secs(30);
+
+/// Work that takes longer is announced by an event.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Volumes whose PVs were created or found in the last 30 seconds, to not request them again until they are bound.
+#[derive(Debug, Default)]
+pub(crate) struct CreatedPvs(Mutex<HashMap<VolumeId, Instant>>);
+
+impl CreatedPvs {
+    fn add(&self, id: &VolumeId) {
+        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|_, created| created.elapsed() < UNTIL_BOUND);
+        recent.insert(id.clone(), Instant::now());
+    }
+
+    fn is_recent(&self, id: &VolumeId) -> bool {
+        let recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.get(id).is_some_and(|created| created.elapsed() < UNTIL_BOUND)
+    }
+}
 
 /// Creates the claim's volume, or expands it if the claim is bound to one of this node.
 pub(crate) async fn reconcile_claim(
@@ -40,7 +63,7 @@ pub(crate) async fn reconcile_claim(
     let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
     if let Err(error) = &provisioned {
-        provisioner.events.provisioning_failed(&claim, error.kind(), error).await;
+        provisioner.events.provisioning_failed(&claim, error.kind(), error);
         if matches!(error, Error::Full(_)) {
             provisioner.release(&claim).await?;
         }
@@ -77,27 +100,52 @@ fn backoff_key(claim: &PersistentVolumeClaim) -> String {
 
 impl Provisioner {
     async fn provision(&self, claim: &PersistentVolumeClaim, assigned: &AssignedClaim) -> Result<(), Error> {
-        let class = assigned.class.as_ref().ok_or(Error::NoClass)?;
-        let found = self.classes.get_opt(class).await.map_err(api("get the storage class"))?;
-        let class = found.ok_or_else(|| Error::UnknownClass { class: class.clone() })?;
+        // Other components change the claim until it is bound.
+        if self.created.is_recent(&assigned.id) {
+            return Ok(());
+        }
+        let class = self.class_of(assigned).await?;
         let Some(request) = plan::check(assigned, claim, &class)? else { return Ok(()) };
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);
             checked.map_err(|found| Rejection::Topology { class: class.name_any(), found })?;
         }
-        if !self.attempts.is_failing(&backoff_key(claim)) {
-            self.events.provisioning(claim, &self.node).await;
+        let mut work = pin!(self.create_volume(&request));
+        let (record, created) = match timeout(SLOW, &mut work).await {
+            Ok(done) => done?,
+            Err(_) => {
+                if !self.attempts.is_failing(&backoff_key(claim)) {
+                    self.events.provisioning(claim, &self.node);
+                }
+                work.await?
+            }
+        };
+        if let Ensured::Created(()) = created {
+            self.events.provisioned(claim, &request.id, &record, self.free().await);
         }
+        Ok(())
+    }
+
+    /// The watch may be behind: a class that it does not have is read.
+    async fn class_of(&self, assigned: &AssignedClaim) -> Result<Arc<StorageClass>, Error> {
+        let class = assigned.class.as_ref().ok_or(Error::NoClass)?;
+        if let Some(class) = self.classes.get(class) {
+            return Ok(class);
+        }
+        let classes = Api::<StorageClass>::all(self.client.clone());
+        let found = classes.get_opt(class).await.map_err(api("get the storage class"))?;
+        found.map(Arc::new).ok_or_else(|| Error::UnknownClass { class: class.clone() })
+    }
+
+    async fn create_volume(&self, request: &ProvisionRequest) -> Result<(Record, Ensured<()>), Error> {
         let wanted = request.volume.clone();
         let record = self.on_volume(&request.id, move |store, id| store.provision(id, &wanted)).await?;
         let record = record.map_err(Error::of_claim)?.into_inner();
-        let created = self.create_pv(&request, &record).await?;
+        let created = self.create_pv(request, &record).await?;
         self.on_volume(&request.id, |store, id| store.announce(id)).await?.map_err(Error::of_claim)?;
-        if let Ensured::Created(()) = created {
-            self.events.provisioned(claim, &request.id, &record, self.free().await).await;
-        }
-        Ok(())
+        self.created.add(&request.id);
+        Ok((record, created))
     }
 
     /// Labels of the Node object: the scheduler compares the same ones.

@@ -14,6 +14,9 @@ const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
+/// All annotations of a claim that the provisioner reads.
+pub(crate) const ANNOTATIONS: [&str; 4] = [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS];
+
 /// The file system's block. Sizes are multiples of it.
 pub(crate) const BLOCK: u64 = 4096;
 
@@ -91,7 +94,7 @@ pub(crate) fn assigned(claim: &PersistentVolumeClaim, node: &str) -> Option<Assi
     Some(AssignedClaim { id, claim: claim_ref, class })
 }
 
-/// `None` if the class is of another provisioner.
+/// `None` if the class is of another provisioner, or a volume populator creates the claim's volume.
 pub(crate) fn check(
     assigned: &AssignedClaim,
     claim: &PersistentVolumeClaim,
@@ -102,8 +105,10 @@ pub(crate) fn check(
     }
     let default = PersistentVolumeClaimSpec::default();
     let spec = claim.spec.as_ref().unwrap_or(&default);
-    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return Err(Rejection::DataSource);
+    match data_source(spec) {
+        Some(DataSource::OfDriver) => return Err(Rejection::DataSource),
+        Some(DataSource::Foreign) => return Ok(None),
+        None => {}
     }
     if spec.selector.is_some() {
         return Err(Rejection::Selector);
@@ -150,7 +155,7 @@ impl Rejection {
     }
 }
 
-fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
+pub(crate) fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
     let provisioner = annotation(claim, PROVISIONER).or_else(|| annotation(claim, OLD_PROVISIONER));
     provisioner == Some(DRIVER_NAME) && annotation(claim, SELECTED_NODE) == Some(node)
 }
@@ -159,7 +164,7 @@ fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str
     claim.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
@@ -176,6 +181,24 @@ fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Rej
             other => Err(Rejection::AccessMode(other.to_owned())),
         })
         .collect()
+}
+
+/// A kind that the driver of the class has to serve, or one of a volume populator, which provides a PV for the claim.
+enum DataSource {
+    OfDriver,
+    Foreign,
+}
+
+/// The API server copies each of both fields into the other one, as far as the other one can have the value.
+fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource> {
+    let reference = spec.data_source_ref.as_ref().map(|source| (source.api_group.as_deref(), source.kind.as_str()));
+    let source = spec.data_source.as_ref().map(|source| (source.api_group.as_deref(), source.kind.as_str()));
+    Some(match reference.or(source)? {
+        (None | Some(""), "PersistentVolumeClaim") | (Some("snapshot.storage.k8s.io"), "VolumeSnapshot") => {
+            DataSource::OfDriver
+        }
+        _ => DataSource::Foreign,
+    })
 }
 
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
@@ -294,14 +317,35 @@ mod tests {
 
     #[test]
     fn unsupported_fields_are_rejected() {
-        let source = TypedLocalObjectReference { kind: "VolumeSnapshot".into(), name: "s".into(), api_group: None };
+        let (kind, api_group) = ("VolumeSnapshot".into(), Some("snapshot.storage.k8s.io".into()));
+        let source = TypedLocalObjectReference { kind, name: "s".into(), api_group };
         assert_eq!(rejection(&spec(|spec| spec.data_source = Some(source)), &class()), Rejection::DataSource);
-        let source = TypedObjectReference { kind: "Book".into(), name: "s".into(), ..Default::default() };
+        let source =
+            TypedObjectReference { kind: "PersistentVolumeClaim".into(), name: "s".into(), ..Default::default() };
         assert_eq!(rejection(&spec(|spec| spec.data_source_ref = Some(source)), &class()), Rejection::DataSource);
         let selector = LabelSelector::default();
         assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
         let gold = spec(|spec| spec.volume_attributes_class_name = Some("gold".into()));
         assert_eq!(rejection(&gold, &class()), Rejection::AttributesClass);
+    }
+
+    #[test]
+    fn a_claim_with_a_foreign_data_source_is_left_to_its_populator() {
+        for (group, kind) in [(Some("example.com"), "Backup"), (Some("example.com"), "VolumeSnapshot"), (None, "Pod")] {
+            let source = TypedObjectReference {
+                api_group: group.map(str::to_owned),
+                kind: kind.into(),
+                ..TypedObjectReference::default()
+            };
+            assert_eq!(
+                checked(&spec(|spec| spec.data_source_ref = Some(source)), &class()),
+                Ok(None),
+                "{group:?} {kind}"
+            );
+        }
+        let (api_group, kind) = (Some("snapshot.storage.k8s.io".to_owned()), "VolumeSnapshot".to_owned());
+        let snapshot = TypedObjectReference { api_group, kind, ..TypedObjectReference::default() };
+        assert_eq!(rejection(&spec(|spec| spec.data_source_ref = Some(snapshot)), &class()), Rejection::DataSource);
     }
 
     #[test]

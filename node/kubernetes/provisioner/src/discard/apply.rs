@@ -6,20 +6,24 @@ use std::time::Duration;
 
 use supervisor::Context;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 use volume::VolumeId;
 
 use crate::backoff::{MOST, Retry};
 use crate::context::{OCCUPIED, Provisioner, RunError};
-use crate::error::Error;
+use crate::discard::queue::EndOfPv;
+use crate::error::{ApiError, Error};
 
 /// Volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass waits behind
 /// the others.
 const PARALLEL: usize = 4;
 
-/// Maximum age of the list of PVs that a removal uses, so that several removals share one.
+/// A PV that was created longer ago than this keeps its data. Removals within this time share a list.
 const FRESH: Duration = Duration::from_secs(5);
+
+/// How long the watch may take to show the end of a PV, before a list is requested.
+const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
 /// Removes data until it is cancelled.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
@@ -28,7 +32,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     cx.healthy();
     while !cx.is_cancelled() {
         let mut wake = Instant::now() + MOST;
-        for (id, since) in provisioner.discards.in_order() {
+        for (id, end) in provisioner.discards.in_order() {
             if active.contains(&id) {
                 continue;
             }
@@ -38,7 +42,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                     active.insert(id.clone());
                     let provisioner = Arc::clone(&provisioner);
                     running.spawn(async move {
-                        let result = provisioner.discard(&id, since).await;
+                        let result = provisioner.discard(&id, end).await;
                         (id, result)
                     });
                 }
@@ -65,8 +69,8 @@ fn backoff_key(id: &VolumeId) -> String {
 }
 
 impl Provisioner {
-    /// One pass over a volume that is in the trash since then.
-    async fn discard(&self, id: &VolumeId, since: Instant) -> Result<(), Error> {
+    /// One pass over a volume in the trash.
+    async fn discard(&self, id: &VolumeId, end: EndOfPv) -> Result<(), Error> {
         let _guard = loop {
             match self.locks.try_lock(id) {
                 Some(guard) => break guard,
@@ -75,9 +79,7 @@ impl Provisioner {
         };
         // An administrator may have created another PV since then. The sweep restores such a volume; one whose PV is being
         // deleted is added again.
-        let moment = Instant::now().checked_sub(FRESH).map_or(since, |fresh| fresh.max(since));
-        let listing = self.listings.since(moment, &self.pvs, &self.node).await?;
-        if !listing.of_volume(id).is_empty() {
+        if self.has_pv(id, end).await? {
             return Ok(());
         }
         if self.discards.begin(id) {
@@ -92,6 +94,24 @@ impl Provisioner {
             Err(error) => return Err(Error::Store(error)),
         }
         Ok(())
+    }
+
+    /// Whether a PV has the volume, on any node.
+    async fn has_pv(&self, id: &VolumeId, end: EndOfPv) -> Result<bool, ApiError> {
+        let now = Instant::now();
+        let not_before = |moment| now.checked_sub(FRESH).map_or(moment, |fresh| fresh.max(moment));
+        let (watched, listed) = (not_before(end.before), not_before(end.after));
+        let listing = match self.listings.cached(listed) {
+            Some(listing) => listing,
+            None => {
+                let patience = (end.after + UNTIL_WATCHED).saturating_duration_since(now);
+                if timeout(patience, self.index.has_none(id, watched)).await.is_ok() {
+                    return Ok(false);
+                }
+                self.listings.since(listed, &self.pvs, &self.node).await?
+            }
+        };
+        Ok(listing.has(id))
     }
 
     fn discarded(&self, id: &VolumeId, result: Result<(), Error>) {

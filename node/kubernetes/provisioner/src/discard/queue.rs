@@ -14,22 +14,30 @@ pub(crate) struct DiscardQueue {
     pub(crate) added: Notify,
 }
 
+/// When a volume's PV ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndOfPv {
+    /// Before the request.
+    pub(crate) before: Instant,
+    /// After its response.
+    pub(crate) after: Instant,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct QueuedVolume {
-    /// Since when it is in the trash without a PV.
-    since: Instant,
-    /// End of the last pass, or `since`.
+    end: EndOfPv,
+    /// End of the last pass, or when it was added.
     queued: Instant,
     is_checked: bool,
 }
 
 impl DiscardQueue {
-    pub(crate) fn add(&self, id: VolumeId) {
-        let now = Instant::now();
+    pub(crate) fn add(&self, id: VolumeId, end: EndOfPv) {
+        let queued = Instant::now();
         self.volumes()
             .entry(id)
-            .and_modify(|volume| *volume = QueuedVolume { since: now, queued: now, ..*volume })
-            .or_insert(QueuedVolume { since: now, queued: now, is_checked: false });
+            .and_modify(|volume| *volume = QueuedVolume { end, queued, ..*volume })
+            .or_insert(QueuedVolume { end, queued, is_checked: false });
         self.added.notify_one();
     }
 
@@ -49,11 +57,11 @@ impl DiscardQueue {
         self.volumes().get_mut(id).is_some_and(|volume| !std::mem::replace(&mut volume.is_checked, true))
     }
 
-    /// The volumes in the order of the queue, with the time since when they are in the trash.
-    pub(crate) fn in_order(&self) -> Vec<(VolumeId, Instant)> {
+    /// The volumes in the order of the queue.
+    pub(crate) fn in_order(&self) -> Vec<(VolumeId, EndOfPv)> {
         let mut volumes: Vec<_> = self.volumes().iter().map(|(id, volume)| (id.clone(), *volume)).collect();
         volumes.sort_by_key(|(_, volume)| volume.queued);
-        volumes.into_iter().map(|(id, volume)| (id, volume.since)).collect()
+        volumes.into_iter().map(|(id, volume)| (id, volume.end)).collect()
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, QueuedVolume>> {
@@ -75,7 +83,7 @@ mod tests {
         let ids: Vec<VolumeId> =
             (1..=6).map(|number| format!("pvc-{number}").parse().expect("an identifier")).collect();
         for id in &ids {
-            queue.add(id.clone());
+            queue.add(id.clone(), EndOfPv { before: Instant::now(), after: Instant::now() });
             tokio::time::advance(SECOND).await;
         }
         let order = || queue.in_order().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
@@ -85,8 +93,7 @@ mod tests {
             queue.requeue(id);
         }
         assert_eq!(order(), [&ids[4..], &ids[..4]].concat());
-        // The time in the trash decides which list of PVs is recent enough.
-        let since: Vec<_> = queue.in_order().into_iter().map(|(_, since)| since).collect();
-        assert!(since[0] > since[2], "{since:?}");
+        let ends: Vec<_> = queue.in_order().into_iter().map(|(_, end)| end.after).collect();
+        assert!(ends[0] > ends[2], "{ends:?}");
     }
 }

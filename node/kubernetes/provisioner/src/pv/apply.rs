@@ -2,23 +2,36 @@
 
 use std::sync::Arc;
 
+use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::Action;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{Instrument as _, info, info_span, warn};
 use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, VolumeId};
 
 use crate::context::{OCCUPIED, Provisioner};
+use crate::discard::queue::EndOfPv;
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
-/// Conflicting writes of a deleted PV before the back-off.
+/// Other writes of a PV that is being deleted, before the back-off.
 const CONFLICTS: usize = 3;
+
+/// State of a PV that was to be deleted.
+enum Ended {
+    /// The API server has confirmed the deletion. This node removed the driver's finalizer by a request that it sent after
+    /// this moment, or there is no such PV.
+    Deleted { before: Instant },
+    /// There is no such PV, or it has no finalizer of the driver, and nothing confirms that it was to be deleted.
+    Gone,
+    /// The PV is not to be deleted any more.
+    Kept,
+}
 
 pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Provisioner>) -> Result<Action, Error> {
     let Some(id) = object::volume_of(&pv, &provisioner.node) else {
@@ -42,7 +55,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
         PvPlan::Delete => {
             let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
-                provisioner.events.delete_failed(&pv, error.kind(), &error).await;
+                provisioner.events.delete_failed(&pv, error.kind(), &error);
                 return Err(error);
             }
         }
@@ -71,67 +84,115 @@ impl Provisioner {
     }
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {
-        // The watch may be behind, and deleted data cannot be restored: read the PV again.
-        let started = Instant::now();
-        let Some(pv) = self.pvs.get_opt(&watched.name_any()).await.map_err(api("get the PV"))? else {
-            return Ok(());
-        };
-        if pv.uid() != watched.uid() || plan::plan(&pv) != PvPlan::Delete {
-            return Ok(());
-        }
         // A second PV that an administrator created for the volume.
-        let listing = self.listings.since(started, &self.pvs, &self.node).await?;
-        if let Some(other) = listing.other(id, &pv.name_any()) {
-            return Err(Error::Shared { other: other.name.clone(), id: id.clone() });
+        if let Some(other) = self.other_pv(watched, id).await? {
+            return Err(Error::Shared { other, id: id.clone() });
         }
-        let claim = pv.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        let claim = watched.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
         let claim_uid = claim.and_then(|claim| claim.uid.as_deref());
         let claim = claim.map(|claim| [&claim.namespace, &claim.name].map(|part| part.as_deref().unwrap_or_default()));
         info!(
-            pv = pv.name_any(),
-            pv_uid = pv.uid(),
+            pv = watched.name_any(),
+            pv_uid = watched.uid(),
             claim = claim.map(|claim| claim.join("/")),
             claim_uid,
-            is_deleted_by_hand = pv.metadata.deletion_timestamp.is_some(),
+            is_deleted_by_hand = watched.metadata.deletion_timestamp.is_some(),
             "audit: deleting the data of a released PV with policy Delete"
         );
-        self.on_volume(id, |store, id| store.retire(id)).await?.map_err(Error::Store)?;
-        let deleted = if pv.metadata.deletion_timestamp.is_some() { Some(pv) } else { self.delete_pv(&pv).await? };
-        if let Some(pv) = deleted {
-            self.remove_finalizer(pv).await?;
-        }
+        let retired = self.on_volume(id, |store, id| store.retire(id)).await?.map_err(Error::Store)?;
+        // The watch may be behind: the API server compares the PV's version. Until then, the volume can be restored.
+        let before = match self.end_pv(watched, id).await? {
+            Ended::Deleted { before } => before,
+            // An earlier pass may have deleted it.
+            Ended::Gone if retired == Ensured::Unchanged(()) => Instant::now(),
+            Ended::Gone | Ended::Kept => {
+                self.on_volume(id, |store, id| store.restore(id)).await?.map_err(Error::Store)?;
+                warn!("PV was changed before its deletion, volume restored");
+                return Ok(());
+            }
+        };
         info!("PV deleted");
-        self.discards.add(id.clone());
+        self.discards.add(id.clone(), EndOfPv { before, after: Instant::now() });
         Ok(())
     }
 
-    /// Returns the PV if it still has the driver's finalizer.
-    async fn delete_pv(&self, pv: &PersistentVolume) -> Result<Option<PersistentVolume>, Error> {
+    /// The name of another PV of the volume, as far as the watch is. The removal of the data checks it exactly.
+    async fn other_pv(&self, pv: &PersistentVolume, id: &VolumeId) -> Result<Option<String>, ApiError> {
+        if self.index.is_current() {
+            return Ok(self.index.other(id, pv.metadata.uid.as_deref()));
+        }
+        let listing = self.listings.since(Instant::now(), &self.pvs, &self.node).await?;
+        Ok(listing.other(id, &pv.name_any()).map(str::to_owned))
+    }
+
+    /// Deletes the PV and removes the driver's finalizer, if the PV is still to be deleted. The first request has the
+    /// version of the PV that was checked.
+    async fn end_pv(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<Ended, ApiError> {
+        let mut pv = watched.clone();
+        let (mut conflicts, mut is_confirmed) = (0, false);
+        let gone = |is_confirmed| if is_confirmed { Ended::Deleted { before: Instant::now() } } else { Ended::Gone };
+        // A confirmed PV had the finalizer after this moment.
+        let mut before = Instant::now();
+        loop {
+            let done = match pv.metadata.deletion_timestamp {
+                None => self.delete_pv(&pv).await.map(|deleted| deleted.map(Some)),
+                Some(_) if is_confirmed => self.remove_finalizer(&pv).await.map(|is_set| is_set.then_some(None)),
+                Some(_) => {
+                    self.set_finalizers(&pv, plan::without_driver(&pv)).await.map(|is_set| is_set.then_some(None))
+                }
+            };
+            match done {
+                Ok(Some(Some(deleted))) => {
+                    (pv, is_confirmed) = (deleted, true);
+                    continue;
+                }
+                Ok(Some(None)) => {
+                    self.index.removed(pv.uid().unwrap_or_default(), id.clone(), before);
+                    return Ok(Ended::Deleted { before });
+                }
+                Ok(None) => return Ok(gone(is_confirmed)),
+                Err(error) if error.is_conflict() && conflicts < CONFLICTS => conflicts += 1,
+                Err(error) => {
+                    if pv.metadata.deletion_timestamp.is_some() {
+                        // The finalizer may be removed, and then the PV has no other pass.
+                        let after = Instant::now();
+                        self.discards.add(id.clone(), EndOfPv { before: after, after });
+                    }
+                    return Err(error);
+                }
+            }
+            before = Instant::now();
+            match self.pvs.get_opt(&pv.name_any()).await.map_err(api("get the PV"))? {
+                Some(found) if found.uid() == pv.uid() => match plan::plan(&found) {
+                    PvPlan::Delete => (pv, is_confirmed) = (found, true),
+                    PvPlan::Ignore => return Ok(gone(is_confirmed)),
+                    PvPlan::Keep | PvPlan::SetFinalizers(_) => return Ok(Ended::Kept),
+                },
+                Some(_) | None => return Ok(gone(is_confirmed)),
+            }
+        }
+    }
+
+    /// `None` if there is no such PV. A PV with a finalizer stays.
+    async fn delete_pv(&self, pv: &PersistentVolume) -> Result<Option<PersistentVolume>, ApiError> {
         let preconditions = Some(Preconditions { uid: pv.uid(), resource_version: pv.resource_version() });
         let params = DeleteParams { preconditions, ..DeleteParams::default() };
         match self.pvs.delete(&pv.name_any(), &params).await {
-            Ok(answer) => Ok(answer.left().filter(|pv| pv.finalizers().iter().any(|name| name == FINALIZER))),
+            Ok(answer) => Ok(answer.left()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-            Err(error) => Err(api("delete the PV")(error).into()),
+            Err(error) => Err(api("delete the PV")(error)),
         }
     }
 
-    /// Kubernetes removes `pv-protection` at the same time: conflicts are expected.
-    async fn remove_finalizer(&self, mut pv: PersistentVolume) -> Result<(), ApiError> {
-        for _ in 0..CONFLICTS {
-            match self.set_finalizers(&pv, plan::without_driver(&pv)).await {
-                Err(error) if error.is_conflict() => {}
-                done => return done,
-            }
-            match self.pvs.get_opt(&pv.name_any()).await.map_err(api("get the PV"))? {
-                Some(found) if found.uid() == pv.uid() => pv = found,
-                Some(_) | None => return Ok(()),
-            }
-        }
-        self.set_finalizers(&pv, plan::without_driver(&pv)).await
+    /// Of a PV whose deletion is confirmed. Without its version, because Kubernetes removes `pv-protection` at the same
+    /// time. Returns whether the PV exists.
+    async fn remove_finalizer(&self, pv: &PersistentVolume) -> Result<bool, ApiError> {
+        let metadata = json!({"uid": pv.uid(), "$deleteFromPrimitiveList/finalizers": [FINALIZER]});
+        self.patch_finalizers(pv, &Patch::Strategic(json!({ "metadata": metadata }))).await
     }
 
-    async fn set_finalizers(&self, pv: &PersistentVolume, finalizers: Vec<String>) -> Result<(), ApiError> {
+    /// Returns whether the PV exists.
+    async fn set_finalizers(&self, pv: &PersistentVolume, finalizers: Vec<String>) -> Result<bool, ApiError> {
         let mut metadata = json!({
             "uid": pv.uid(),
             "resourceVersion": pv.resource_version(),
@@ -140,10 +201,13 @@ impl Provisioner {
         if finalizers.iter().any(|name| name == FINALIZER) {
             metadata["annotations"][PROVISIONED_BY] = DRIVER_NAME.into();
         }
-        let patch = Patch::Merge(json!({ "metadata": metadata }));
-        match self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        self.patch_finalizers(pv, &Patch::Merge(json!({ "metadata": metadata }))).await
+    }
+
+    async fn patch_finalizers(&self, pv: &PersistentVolume, patch: &Patch<Value>) -> Result<bool, ApiError> {
+        match self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), patch).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
             Err(error) => Err(api("set the PV's finalizers")(error)),
         }
     }

@@ -57,11 +57,13 @@ pub(crate) fn build(request: &ProvisionRequest, record: &Record, node: &str) -> 
 
 /// The volume of the PV. `None` if it is not of this driver and on this node alone.
 pub(crate) fn volume_of(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
-    let csi = pv.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
     let here = pv.spec.as_ref()?.node_affinity.as_ref().is_some_and(|affinity| names_node(affinity, node));
-    if !here {
-        return None;
-    }
+    handle(pv).filter(|_| here)
+}
+
+/// The volume of a PV of this driver, on any node.
+pub(crate) fn handle(pv: &PersistentVolume) -> Option<VolumeId> {
+    let csi = pv.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
     csi.volume_handle.parse().ok()
 }
 

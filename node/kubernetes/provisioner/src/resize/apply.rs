@@ -55,7 +55,7 @@ pub(crate) async fn resize_claim(
     match &expanded {
         Ok(_) => provisioner.attempts.succeeded(backoff_key),
         Err(error) if error.is_race() => {}
-        Err(error) => provisioner.events.resize_failed(claim, size.requested, error.kind(), error).await,
+        Err(error) => provisioner.events.resize_failed(claim, size.requested, error.kind(), error),
     }
     expanded
 }
@@ -77,13 +77,13 @@ impl Provisioner {
             match plan::next(&claim_size, VolumeSize { size, announced, attached }) {
                 Step::Begin { to } => {
                     claim = self.patch_status(claim, &StatusChange::Started { to }).await?;
-                    self.events.resizing(&claim, size, to).await;
+                    self.events.resizing(&claim, size, to);
                 }
                 Step::Grow { to } => self.grow(&claim, id, size, to).await?,
                 Step::Announce { size } => pv = self.set_capacity(&pv, size).await?,
                 Step::AwaitNode { size } => {
                     claim = self.patch_status(claim, &StatusChange::NodePending { size }).await?;
-                    self.events.node_resizes(&claim, size).await;
+                    self.events.node_resizes(&claim, size);
                     if claim_size.stage == Stage::NodeInfeasible {
                         return Err(Error::NodeResize);
                     }
@@ -92,7 +92,7 @@ impl Provisioner {
                 Step::Finish { size } => {
                     claim = self.patch_status(claim, &StatusChange::Finished { size }).await?;
                     info!(limit = %size, "volume expanded");
-                    self.events.resized(&claim, size, self.free().await).await;
+                    self.events.resized(&claim, size, self.free().await);
                 }
                 Step::Done => return Ok(Action::await_change()),
             }

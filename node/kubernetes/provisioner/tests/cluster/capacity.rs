@@ -10,7 +10,7 @@ use prometheus::TextEncoder;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use units::{Bytes, Inodes};
-use volume::Mode;
+use volume::{Mode, Overcommit, Space};
 
 use crate::node::{Node, until};
 
@@ -37,20 +37,45 @@ async fn published(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, 
     Ok(all)
 }
 
-/// Waits until the only object of the class has this `capacity` and `maximumVolumeSize`.
-pub async fn publishes(node: &Node, class: &str, capacity: &str, largest: &str) -> Result<CSIStorageCapacity, Failure> {
+/// Waits until the only object of the class has this `capacity`, and the largest volume of either mode in it.
+pub async fn publishes(node: &Node, class: &str, capacity: &str) -> Result<CSIStorageCapacity, Failure> {
+    publishes_for(node, class, capacity, 2048).await
+}
+
+async fn publishes_for(
+    node: &Node,
+    class: &str,
+    capacity: &str,
+    bytes_per_inode: u64,
+) -> Result<CSIStorageCapacity, Failure> {
+    let largest = largest(bytes(capacity), bytes_per_inode);
     let what = format!("capacity {capacity} and maximum {largest} of class {class}");
     let found = eventually(PATIENCE, &what, async || {
         let found = published(node, class).await?;
         let texts = |object: &CSIStorageCapacity| {
             [&object.capacity, &object.maximum_volume_size].map(|size| size.clone().unwrap_or_default().0)
         };
+        let is_right = |texts: [String; 2]| texts[0] == capacity && bytes(&texts[1]) == largest;
         Ok::<_, kube::Error>(match &*found {
-            [one] if texts(one) == [capacity, largest] => Seen::Done(one.clone()),
+            [one] if is_right(texts(one)) => Seen::Done(one.clone()),
             others => Seen::NotYet(format!("{:?}", others.iter().map(texts).collect::<Vec<_>>())),
         })
     });
     Ok(found.await?)
+}
+
+fn largest(free: Bytes, bytes_per_inode: u64) -> Bytes {
+    let space = Space { size: free, reserved: Bytes::ZERO, reserve: Bytes::ZERO, overcommit: Overcommit::NONE };
+    let inodes = |size: Bytes| Inodes::new((size.get() / bytes_per_inode).max(64));
+    space.largest_block().max(space.largest(|size| Mode::Filesystem { inodes: inodes(size) }))
+}
+
+/// Zero if the quantity has another unit.
+fn bytes(quantity: &str) -> Bytes {
+    let unit =
+        |(suffix, shift): &(&str, u32)| quantity.strip_suffix(suffix)?.parse::<u64>().ok().map(|size| size << shift);
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("", 0)];
+    Bytes::new(units.iter().find_map(unit).unwrap_or_default())
 }
 
 async fn unpublished(node: &Node, class: &str) -> Result<(), Failure> {
@@ -84,8 +109,7 @@ pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Clus
     // The kubelet registers after the start of the provisioner.
     assert_eq!(published(&node, &node.class).await?, []);
     let uid = register(&node).await?;
-    // 512 bytes for a file on every 2 KiB: a fifth of the space is not for data.
-    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    let object = publishes(&node, &node.class, "100Gi").await?;
     let whole = serde_json::to_value(&object)?;
     assert_eq!(whole["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": node.name}}));
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid}]);
@@ -99,24 +123,23 @@ pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Resul
     let node = Node::start(&cluster, "classes").await?;
     register(&node).await?;
     make_class(&node, "foreign", "example.invalid", json!({})).await?;
-    // One inode per 16 KiB; and a rejected class, whose claims get an event with the reason.
-    make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "16384"})).await?;
+    // One inode per MiB; and a rejected class, whose claims get an event with the reason.
+    make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "1048576"})).await?;
     make_class(&node, "odd", "local.granary.dev", json!({"colour": "red"})).await?;
-    let few = (100u64 << 30) * 32 / 33 / 4096;
-    publishes(&node, "few-files", "100Gi", &format!("{}Ki", few * 4)).await?;
-    publishes(&node, "odd", "100Gi", "80Gi").await?;
+    publishes_for(&node, "few-files", "100Gi", 1 << 20).await?;
+    publishes(&node, "odd", "100Gi").await?;
     assert_eq!(published(&node, "foreign").await?, []);
     node.claim_here("few", json!({"storageClassName": "few-files"})).await?;
     let pv = node.bound("few").await?;
     let record = node.volumes.record(&pv.name_any().parse()?).ok_or("no record")?;
-    assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new((1 << 30) / 16384) });
+    assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new((1 << 30) >> 20) });
     node.claims().delete("few", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
     for name in ["few-files", "odd", "foreign"] {
         delete_class(&node, name).await?;
         unpublished(&node, name).await?;
     }
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     node.end().await
 }
 
@@ -124,17 +147,17 @@ pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: A
     let node = Node::start(&cluster, "volumes").await?;
     register(&node).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     let pv = node.bound("data").await?;
     // 8 GiB, and 2 GiB for the files.
-    publishes(&node, &node.class, "90Gi", "72Gi").await?;
+    publishes(&node, &node.class, "90Gi").await?;
     let more = json!({"spec": {"resources": {"requests": {"storage": "16Gi"}}}});
     node.claims().patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
-    publishes(&node, &node.class, "80Gi", "64Gi").await?;
+    publishes(&node, &node.class, "80Gi").await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     node.end().await
 }
 
@@ -144,7 +167,7 @@ pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cl
 
     let node = Node::start(&cluster, "published-burst").await?;
     register(&node).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     let (before, begun) = (metric(&node, WRITTEN)?.unwrap_or_default(), Instant::now());
     let one = json!({"resources": {"requests": {"storage": "800Mi"}}});
     for number in 0..CLAIMS {
@@ -154,7 +177,7 @@ pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cl
         node.bound(&format!("data-{number}")).await?;
     }
     // 1000 MiB each, with their files.
-    publishes(&node, &node.class, "78400Mi", "62720Mi").await?;
+    publishes(&node, &node.class, "78400Mi").await?;
     // Two classes: this one, and the default class.
     let (written, seconds) = (metric(&node, WRITTEN)?.unwrap_or_default() - before, begun.elapsed().as_secs_f64());
     assert!(written <= 2.0 * (seconds + 2.0), "{written} in {seconds} s");
@@ -165,7 +188,7 @@ pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: A
     let mut node = Node::start(&cluster, "stale").await?;
     register(&node).await?;
     make_class(&node, "gone-class", "local.granary.dev", json!({})).await?;
-    let stale = publishes(&node, "gone-class", "100Gi", "80Gi").await?;
+    let stale = publishes(&node, "gone-class", "100Gi").await?;
     node.halt().await?;
     delete_class(&node, "gone-class").await?;
     // Another node's, and one that an administrator created, of the same class.
@@ -194,12 +217,12 @@ pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: A
 pub(crate) async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "repaired").await?;
     register(&node).await?;
-    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    let object = publishes(&node, &node.class, "100Gi").await?;
     let wrong = json!({"capacity": "1Ei", "maximumVolumeSize": null});
     objects(&node).patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(wrong)).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
-    let again = publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    let again = publishes(&node, &node.class, "100Gi").await?;
     assert_eq!(again.name_any(), object.name_any());
     node.end().await
 }
@@ -209,13 +232,13 @@ pub(crate) async fn objects_are_deleted_and_created_again_with_their_node(
 ) -> Result<(), Failure> {
     let node = Node::start(&cluster, "owner").await?;
     let former = register(&node).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
     nodes.delete(&node.name, &DeleteParams::default()).await?;
     unpublished(&node, &node.class).await?;
     let uid = register(&node).await?;
     assert_ne!(uid, former);
-    let object = publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    let object = publishes(&node, &node.class, "100Gi").await?;
     assert_eq!(object.owner_references().iter().map(|owner| &owner.uid).collect::<Vec<_>>(), [&uid]);
     node.end().await
 }
@@ -223,12 +246,12 @@ pub(crate) async fn objects_are_deleted_and_created_again_with_their_node(
 pub(crate) async fn capacity_is_published_after_the_api_server_was_down(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "published-later").await?;
     register(&node).await?;
-    publishes(&node, &node.class, "100Gi", "80Gi").await?;
+    publishes(&node, &node.class, "100Gi").await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
     node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     node.bound("data").await?;
-    publishes(&node, &node.class, "90Gi", "72Gi").await?;
+    publishes(&node, &node.class, "90Gi").await?;
     assert_eq!(node.attempts(), 1, "the provisioner is not started again");
     node.end().await
 }

@@ -77,6 +77,21 @@ pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> R
     node.end().await
 }
 
+pub async fn a_claim_with_a_foreign_data_source_is_left_to_its_populator(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "populated").await?;
+    let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
+    node.claim_here("populated", json!({"dataSourceRef": source})).await?;
+    // The watch has seen it before this claim.
+    node.claim_here("empty", json!({})).await?;
+    let pv = node.bound("empty").await?;
+    node.event("empty", "ProvisioningSucceeded").await?;
+    let mut events = node.events("populated").await?;
+    events.retain(|event| event.reporting_controller.as_deref() == Some("local.granary.dev"));
+    assert_eq!(events, []);
+    assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
+    node.end().await
+}
+
 pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::with_disk(&cluster, "full", Bytes::GIB).await?;
     node.claim_here("large", json!({})).await?;

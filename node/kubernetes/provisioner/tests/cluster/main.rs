@@ -11,6 +11,7 @@ mod expansion;
 mod faults;
 mod kills;
 mod node;
+mod requests;
 mod scheduling;
 
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         claims::a_block_claim_gets_the_allocation_of_its_class,
         claims::a_claim_of_another_node_is_ignored,
         claims::unsupported_fields_are_rejected_by_name,
+        claims::a_claim_with_a_foreign_data_source_is_left_to_its_populator,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
         claims::a_generic_ephemeral_volume_is_deleted_with_its_pod,
         expansion::a_filesystem_grows_without_the_kubelet,
@@ -48,6 +50,11 @@ fn main() -> ExitCode {
         deletion::a_pv_created_during_the_deletion_restores_the_data,
         deletion::a_volume_that_cannot_be_removed_delays_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
+        requests::a_deletion_lists_no_pvs,
+        requests::a_claim_costs_two_requests,
+        requests::a_claim_does_not_wait_for_its_events,
+        requests::slow_work_is_announced_by_an_event,
+        requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
         by_hand::an_orphan_is_adopted_by_a_manual_pv,

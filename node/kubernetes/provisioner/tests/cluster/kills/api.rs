@@ -33,7 +33,7 @@ pub fn fused(client: Client, fuse: Arc<Fuse>) -> Client {
 
 /// The kind of object at a path, with the subresource: `/api/v1/persistentvolumes/NAME/status`,
 /// `/apis/GROUP/v1/namespaces/NAME/events`.
-fn resource(path: &str) -> String {
+pub fn resource(path: &str) -> String {
     let mut rest: Vec<_> = path.trim_start_matches('/').split('/').collect();
     rest.drain(..if rest.first() == Some(&"api") { 2 } else { 3 }.min(rest.len()));
     if rest.first() == Some(&"namespaces") && rest.len() > 2 {

@@ -21,6 +21,7 @@ use tokio::sync::OnceCell;
 use units::Bytes;
 use volume::State;
 
+pub use self::api::resource;
 use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;

@@ -1,0 +1,174 @@
+//! Keeps of watched objects what the provisioner uses. A cluster may have ten thousand claims with 10 KiB each.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use futures::{Stream, StreamExt as _, TryStreamExt as _, future};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+use volume::{DRIVER_NAME, PROVISIONED_BY};
+
+use crate::claim::plan;
+
+/// Drops an object that is not to be kept. If it was kept before, it is deleted from the copies.
+pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Event<K>> {
+    match event {
+        Event::Apply(object) if !keep(&object) => Some(Event::Delete(object)),
+        Event::InitApply(object) if !keep(&object) => None,
+        event => Some(event),
+    }
+}
+
+/// A copy of the objects that are kept, and a stream with an item for each change. The watch continues after failures.
+pub(crate) fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    trim: fn(&mut K),
+    keep: fn(&K) -> bool,
+) -> (Store<K>, impl Stream<Item = ()>)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (store, writer) = reflector::store();
+    let changes = watcher(api, config)
+        .modify(trim)
+        .try_filter_map(move |event| future::ready(Ok(only(event, keep))))
+        .reflect(writer)
+        .default_backoff()
+        .filter_map(|event| {
+            future::ready(match event {
+                // Incomplete lists do not count.
+                Ok(Event::Init | Event::InitApply(_)) => None,
+                Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(what = K::plural(&()).as_ref(), error, "watch failed, will continue");
+                    None
+                }
+            })
+        });
+    (store, changes)
+}
+
+/// The provisioner writes patches, never these objects.
+pub(crate) fn trim_pv(pv: &mut PersistentVolume) {
+    trim_metadata(&mut pv.metadata, &[PROVISIONED_BY]);
+    if let Some(csi) = pv.spec.as_mut().and_then(|spec| spec.csi.as_mut()) {
+        csi.volume_attributes = None;
+    }
+    if let Some(status) = &mut pv.status {
+        (status.message, status.reason, status.last_phase_transition_time) = (None, None, None);
+    }
+}
+
+/// Keeps the conditions of other components: a patch of the status contains all conditions.
+pub(crate) fn trim_claim(claim: &mut PersistentVolumeClaim) {
+    trim_metadata(&mut claim.metadata, &plan::ANNOTATIONS);
+    claim.metadata.finalizers = None;
+}
+
+pub(crate) fn trim_class(class: &mut StorageClass) {
+    trim_metadata(&mut class.metadata, &[]);
+}
+
+/// Keeps labels and owners, which the plan compares.
+pub(crate) fn trim_capacity(capacity: &mut CSIStorageCapacity) {
+    capacity.metadata.managed_fields = None;
+}
+
+/// Also keeps all annotations in the driver's domain.
+fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
+    metadata.managed_fields = None;
+    metadata.labels = None;
+    metadata.owner_references = None;
+    let kept = metadata.annotations.take().map(|mut all| {
+        let of_driver = |key: &str| key.strip_prefix(DRIVER_NAME).is_some_and(|name| name.starts_with('/'));
+        all.retain(|key, _| annotations.contains(&key.as_str()) || of_driver(key));
+        all
+    });
+    metadata.annotations = kept.filter(|kept: &BTreeMap<_, _>| !kept.is_empty());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn metadata() -> Value {
+        json!({
+            "name": "data", "namespace": "default", "uid": "u", "resourceVersion": "7", "finalizers": ["f"],
+            "labels": {"a": "b"},
+            "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                "pv.kubernetes.io/provisioned-by": "local.granary.dev",
+                "volume.kubernetes.io/selected-node": "granary",
+                "local.granary.dev/node": "granary",
+            },
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p"}],
+            "managedFields": [{"manager": "kubectl", "operation": "Update"}],
+        })
+    }
+
+    #[test]
+    fn a_trimmed_pv_has_the_fields_of_its_plan_and_its_patches() {
+        let mut pv: PersistentVolume = serde_json::from_value(json!({
+            "metadata": metadata(),
+            "spec": {"csi": {"driver": "d", "volumeHandle": "h", "volumeAttributes": {"a": "b"}}},
+            "status": {"phase": "Released", "message": "m"},
+        }))
+        .expect("a PV");
+        trim_pv(&mut pv);
+        let expected = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume",
+            "metadata": {
+                "name": "data", "namespace": "default", "uid": "u", "resourceVersion": "7", "finalizers": ["f"],
+                "annotations": {
+                    "pv.kubernetes.io/provisioned-by": "local.granary.dev", "local.granary.dev/node": "granary",
+                },
+            },
+            "spec": {"csi": {"driver": "d", "volumeHandle": "h"}},
+            "status": {"phase": "Released"},
+        });
+        assert_eq!(serde_json::to_value(pv).expect("JSON"), expected);
+    }
+
+    #[test]
+    fn a_trimmed_claim_keeps_the_conditions_of_others() {
+        let status = json!({"phase": "Bound", "conditions": [{"type": "Unused", "status": "True"}]});
+        let spec = json!({"accessModes": ["ReadWriteOnce"], "volumeName": "pvc-u"});
+        let mut claim: PersistentVolumeClaim =
+            serde_json::from_value(json!({"metadata": metadata(), "spec": spec, "status": status})).expect("a claim");
+        trim_claim(&mut claim);
+        let expected = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "name": "data", "namespace": "default", "uid": "u", "resourceVersion": "7",
+                "annotations": {
+                    "volume.kubernetes.io/selected-node": "granary", "local.granary.dev/node": "granary",
+                },
+            },
+            "spec": spec,
+            "status": status,
+        });
+        assert_eq!(serde_json::to_value(claim).expect("JSON"), expected);
+    }
+
+    #[test]
+    fn an_object_that_is_not_kept_is_deleted_or_dropped() {
+        let kept = |event: Event<u8>| only(event, |object| *object == 1).map(|event| format!("{event:?}"));
+        assert_eq!(kept(Event::Apply(1)).as_deref(), Some("Apply(1)"));
+        assert_eq!(kept(Event::Apply(2)).as_deref(), Some("Delete(2)"));
+        assert_eq!(kept(Event::InitApply(1)).as_deref(), Some("InitApply(1)"));
+        assert_eq!(kept(Event::InitApply(2)), None);
+        assert_eq!(kept(Event::InitDone).as_deref(), Some("InitDone"));
+        assert_eq!(kept(Event::Delete(2)).as_deref(), Some("Delete(2)"));
+    }
+}

@@ -1,0 +1,64 @@
+//! The storage classes of this driver, by a watch.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{FutureExt as _, StreamExt as _};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Api;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use supervisor::Context;
+use tokio::sync::watch;
+use volume::DRIVER_NAME;
+
+use crate::arrival;
+use crate::context::{Provisioner, RunError};
+
+#[derive(Debug, Default)]
+pub(crate) struct Classes {
+    watched: Mutex<Option<Store<StorageClass>>>,
+    changed: watch::Sender<()>,
+}
+
+/// Watches until it is cancelled. The watch continues after failures.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
+    let classes = &provisioner.classes;
+    let (store, changes) = arrival::watch(
+        Api::all(provisioner.client.clone()),
+        watcher::Config::default(),
+        arrival::trim_class,
+        |class| class.provisioner == DRIVER_NAME,
+    );
+    *classes.watched.lock().unwrap_or_else(PoisonError::into_inner) = Some(store);
+    let mut changes = pin!(changes);
+    cx.healthy();
+    loop {
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            change = changes.next() => change.ok_or(RunError::WatchEnded("classes"))?,
+        }
+        classes.changed.send_replace(());
+    }
+}
+
+impl Classes {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<StorageClass>> {
+        self.store()?.get(&ObjectRef::new(name))
+    }
+
+    /// All classes; `None` before the first complete list.
+    pub(crate) fn all(&self) -> Option<Vec<Arc<StorageClass>>> {
+        let store = self.store()?;
+        store.wait_until_ready().now_or_never()?.ok()?;
+        Some(store.state())
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    fn store(&self) -> Option<Store<StorageClass>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

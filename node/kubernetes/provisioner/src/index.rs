@@ -1,0 +1,289 @@
+//! The PVs of this driver, on all nodes, by volume. Data is removed only if no PV has its volume.
+//!
+//! The index comes from the watch of PVs, which may be behind or broken. Therefore it has the moment up to which it is
+//! complete: each PV that existed then is in the index, or its end has arrived. Two facts move the moment:
+//!
+//! - A list has all PVs that existed when it was requested.
+//! - The API server delivers the changes of all PVs in their order. When the removal of a finalizer arrives that this
+//!   node requested, all earlier PVs have arrived.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt as _;
+use kube::runtime::watcher::{self, Event};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use volume::VolumeId;
+
+use crate::pv::object;
+use crate::pv::plan::{self, PvPlan};
+
+#[derive(Debug, Default)]
+pub(crate) struct PvIndex {
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The moment; `None` before the first complete list.
+    complete: Option<Instant>,
+    pvs: ByVolume,
+    /// The list that is being received, with the moment before its request.
+    list: Option<(Instant, ByVolume)>,
+    /// The last item of the watch was an error.
+    is_broken: bool,
+    /// PVs whose finalizer this node removed, by UID, with the moment before the request.
+    removed: HashMap<String, (VolumeId, Instant)>,
+}
+
+type ByVolume = HashMap<VolumeId, Vec<IndexedPv>>;
+
+#[derive(Debug)]
+struct IndexedPv {
+    name: String,
+    uid: String,
+}
+
+impl PvIndex {
+    /// Must see all items of the watch, in their order, before anything else acts on them.
+    pub(crate) fn update(&self, item: &watcher::Result<Event<PersistentVolume>>) {
+        let mut state = self.state();
+        state.is_broken = item.is_err();
+        match item {
+            // The watcher requests the list after this event.
+            Ok(Event::Init) => state.list = Some((Instant::now(), ByVolume::default())),
+            Ok(Event::InitApply(pv)) => {
+                if let Some((_, list)) = &mut state.list {
+                    set(list, pv);
+                }
+            }
+            Ok(Event::InitDone) => {
+                if let Some((requested, list)) = state.list.take() {
+                    state.pvs = list;
+                    state.complete = state.complete.max(Some(requested));
+                }
+            }
+            Ok(Event::Apply(pv)) => set(&mut state.pvs, pv),
+            Ok(Event::Delete(pv)) => remove(&mut state.pvs, pv),
+            Err(_) => {}
+        }
+        state.advance();
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// This node has removed the PV's finalizer by a request that was sent after `moment`.
+    pub(crate) fn removed(&self, uid: String, id: VolumeId, moment: Instant) {
+        let mut state = self.state();
+        state.removed.insert(uid, (id, moment));
+        state.advance();
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Whether the index has a complete list, and the watch has not failed since.
+    pub(crate) fn is_current(&self) -> bool {
+        let state = self.state();
+        state.complete.is_some() && !state.is_broken
+    }
+
+    /// The name of a PV of the volume with another UID.
+    pub(crate) fn other(&self, id: &VolumeId, uid: Option<&str>) -> Option<String> {
+        let state = self.state();
+        let other = state.pvs.get(id)?.iter().find(|pv| Some(pv.uid.as_str()) != uid)?;
+        Some(other.name.clone())
+    }
+
+    /// Waits until no PV has the volume, of all that existed at `moment`.
+    pub(crate) async fn has_none(&self, id: &VolumeId, moment: Instant) {
+        self.wait_for(|state| state.complete >= Some(moment) && !state.pvs.contains_key(id)).await;
+    }
+
+    /// Waits for the first complete list.
+    pub(crate) async fn listed(&self) {
+        self.wait_for(|state| state.complete.is_some()).await;
+    }
+
+    async fn wait_for(&self, is_reached: impl Fn(&State) -> bool) {
+        let mut changed = self.changed.subscribe();
+        while !is_reached(&self.state()) {
+            // The sender is `self`.
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Moves `complete` to the latest request of this node whose effect has arrived.
+    fn advance(&mut self) {
+        let Self { pvs, removed, complete, .. } = self;
+        removed.retain(|uid, (id, moment)| {
+            let is_left = pvs.get(id).is_some_and(|pvs| pvs.iter().any(|pv| pv.uid == *uid));
+            // Before the first list, the index has no PV.
+            if !is_left && complete.is_some() {
+                *complete = (*complete).max(Some(*moment));
+            }
+            is_left
+        });
+    }
+}
+
+/// The volume that the PV keeps. A PV that was deleted without the driver's finalizer keeps none.
+pub(crate) fn kept_volume(pv: &PersistentVolume) -> Option<VolumeId> {
+    object::handle(pv).filter(|_| plan::plan(pv) != PvPlan::Ignore)
+}
+
+fn set(pvs: &mut ByVolume, pv: &PersistentVolume) {
+    remove(pvs, pv);
+    if let Some(id) = kept_volume(pv) {
+        let uid = pv.uid().unwrap_or_default();
+        pvs.entry(id).or_default().push(IndexedPv { name: pv.name_any(), uid });
+    }
+}
+
+/// The volume of a PV is immutable.
+fn remove(pvs: &mut ByVolume, pv: &PersistentVolume) {
+    let Some(id) = object::handle(pv) else { return };
+    let uid = pv.uid().unwrap_or_default();
+    if let Some(of_volume) = pvs.get_mut(&id) {
+        of_volume.retain(|pv| pv.uid != uid);
+        if of_volume.is_empty() {
+            pvs.remove(&id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::FutureExt as _;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::listing;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pv(name: &str, handle: &str, node: &str) -> PersistentVolume {
+        let mut pv = listing::tests::pv(name, handle, node);
+        pv.metadata.uid = Some(format!("uid-{name}"));
+        pv
+    }
+
+    fn id() -> VolumeId {
+        "pvc-1".parse().expect("an identifier")
+    }
+
+    fn list(index: &PvIndex, pvs: &[PersistentVolume]) {
+        index.update(&Ok(Event::Init));
+        for pv in pvs {
+            index.update(&Ok(Event::InitApply(pv.clone())));
+        }
+        index.update(&Ok(Event::InitDone));
+    }
+
+    /// Of another volume.
+    fn is_complete_since(index: &PvIndex, moment: Instant) -> bool {
+        index.has_none(&"pvc-3".parse().expect("an identifier"), moment).now_or_never().is_some()
+    }
+
+    fn has(index: &PvIndex) -> bool {
+        index.state().pvs.contains_key(&id())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_complete_before_the_first_list_ends() {
+        let index = PvIndex::default();
+        let start = Instant::now();
+        assert!(!index.is_current() && !is_complete_since(&index, start));
+        index.update(&Ok(Event::Init));
+        index.update(&Ok(Event::InitApply(pv("pvc-1", "pvc-1", "granary"))));
+        // Events of an earlier watch do not complete a list.
+        index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
+        assert!(!index.is_current() && !is_complete_since(&index, start));
+        advance(SECOND).await;
+        index.update(&Ok(Event::InitDone));
+        assert!(index.is_current() && is_complete_since(&index, start));
+        // A PV that was created during the list may be missing.
+        assert!(!is_complete_since(&index, start + SECOND));
+        assert!(has(&index));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_that_arrives_completes_the_index_up_to_its_request() {
+        let index = PvIndex::default();
+        let own = pv("pvc-1", "pvc-1", "granary");
+        list(&index, std::slice::from_ref(&own));
+        advance(SECOND).await;
+        let request = Instant::now();
+        index.removed("uid-pvc-1".into(), id(), request);
+        // Events of other PVs may be from before the request.
+        index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
+        assert!(!is_complete_since(&index, request));
+        index.update(&Ok(Event::Delete(own)));
+        assert!(is_complete_since(&index, request) && index.has_none(&id(), request).now_or_never().is_some());
+        assert!(!is_complete_since(&index, request + SECOND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_may_arrive_before_its_response() {
+        let index = PvIndex::default();
+        let own = pv("pvc-1", "pvc-1", "granary");
+        list(&index, std::slice::from_ref(&own));
+        advance(SECOND).await;
+        let request = Instant::now();
+        index.update(&Ok(Event::Delete(own)));
+        assert!(!is_complete_since(&index, request), "another client may have removed the PV earlier");
+        index.removed("uid-pvc-1".into(), id(), request);
+        assert!(is_complete_since(&index, request));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_watch_is_not_current_until_its_next_event() {
+        let index = PvIndex::default();
+        list(&index, &[]);
+        index.update(&Err(watcher::Error::NoResourceVersion));
+        assert!(!index.is_current());
+        index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
+        assert!(index.is_current());
+    }
+
+    #[test]
+    fn a_second_pv_is_found_on_all_nodes() {
+        let index = PvIndex::default();
+        list(&index, &[pv("pvc-1", "pvc-1", "granary")]);
+        assert_eq!(index.other(&id(), Some("uid-pvc-1")), None);
+        for (name, node) in [("by-hand", "granary"), ("elsewhere", "other")] {
+            let second = pv(name, "pvc-1", node);
+            index.update(&Ok(Event::Apply(second.clone())));
+            assert_eq!(index.other(&id(), Some("uid-pvc-1")).as_deref(), Some(name));
+            index.update(&Ok(Event::Delete(second)));
+        }
+        // The same name again is another PV.
+        assert_eq!(index.other(&id(), Some("uid-former")).as_deref(), Some("pvc-1"));
+        let mut foreign = pv("foreign", "pvc-1", "granary");
+        foreign.spec.as_mut().and_then(|spec| spec.csi.as_mut()).expect("a source").driver = "example.invalid".into();
+        index.update(&Ok(Event::Apply(foreign)));
+        assert_eq!(index.other(&id(), Some("uid-pvc-1")), None);
+    }
+
+    #[test]
+    fn a_new_list_replaces_the_index() {
+        let index = PvIndex::default();
+        list(&index, &[pv("pvc-1", "pvc-1", "granary")]);
+        index.update(&Ok(Event::Init));
+        assert!(has(&index));
+        index.update(&Ok(Event::InitDone));
+        assert!(!has(&index));
+    }
+}

@@ -1,0 +1,190 @@
+//! The provisioner's requests to the API server: their number, and what happens between them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use envtest::{Cluster, Failure, PATIENCE};
+use http::{Method, Request};
+use kube::api::{DeleteParams, PostParams};
+use kube::client::Body;
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tower::service_fn;
+use units::Bytes;
+use volume::VolumeId;
+
+use crate::kills::resource;
+use crate::node::{Node, until};
+
+const DISK: Bytes = Bytes::new(100 << 30);
+
+/// The requests of one node, without watches and those for its capacity.
+#[derive(Clone, Default)]
+struct Requests(Arc<Mutex<Vec<String>>>);
+
+/// Holds the first request of a kind.
+struct Hold {
+    request: &'static str,
+    reached: Notify,
+    go: Notify,
+}
+
+impl Requests {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, request: &Request<Body>) {
+        let what = kind(request);
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        if !is_watch && !what.ends_with(" csistoragecapacities") && !what.ends_with(" nodes") {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        }
+    }
+}
+
+fn kind(request: &Request<Body>) -> String {
+    format!("{} {}", request.method(), resource(request.uri().path()))
+}
+
+fn recorded(client: Client, requests: Requests) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: Request<Body>| {
+        requests.add(&request);
+        let client = client.clone();
+        async move { client.send(request).await }
+    });
+    Client::new(service, namespace)
+}
+
+fn held(client: Client, hold: Arc<Hold>) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = service_fn(move |request: Request<Body>| {
+        let (client, hold) = (client.clone(), Arc::clone(&hold));
+        async move {
+            if request.method() != Method::GET && kind(&request) == hold.request {
+                hold.reached.notify_one();
+                hold.go.notified().await;
+                // Later ones pass.
+                hold.go.notify_one();
+            }
+            client.send(request).await
+        }
+    });
+    Client::new(service, namespace)
+}
+
+pub async fn a_deletion_lists_no_pvs(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "few-requests", DISK).await?;
+    let requests = Requests::default();
+    node.storage = recorded(node.storage.clone(), requests.clone());
+    node.run().await?;
+    let mut sent = Vec::new();
+    for name in ["one", "two", "three"] {
+        node.claim_here(name, json!({})).await?;
+        let pv = node.bound(name).await?;
+        node.settled(&pv.name_any().parse()?).await?;
+        // The last request of a provision.
+        node.event(name, "ProvisioningSucceeded").await?;
+        requests.take();
+        node.claims().delete(name, &DeleteParams::default()).await?;
+        node.gone(&pv).await?;
+        sent.push(requests.take());
+    }
+    // The median: another write of the PV costs two more. Kubernetes removes `pv-protection` at the same time.
+    sent.sort_by_key(Vec::len);
+    assert_eq!(sent[1], ["DELETE persistentvolumes", "PATCH persistentvolumes"], "{sent:?}");
+    node.end().await
+}
+
+pub async fn a_claim_costs_two_requests(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "two-requests", DISK).await?;
+    let requests = Requests::default();
+    node.storage = recorded(node.storage.clone(), requests.clone());
+    node.run().await?;
+    let mut sent = Vec::new();
+    for name in ["one", "two", "three"] {
+        requests.take();
+        node.claim_here(name, json!({})).await?;
+        let pv = node.bound(name).await?;
+        node.settled(&pv.name_any().parse()?).await?;
+        node.event(name, "ProvisioningSucceeded").await?;
+        sent.push(requests.take());
+    }
+    // The median: the first one may read its class.
+    sent.sort_by_key(Vec::len);
+    assert_eq!(sent[1], ["POST persistentvolumes", "POST events"], "{sent:?}");
+    node.end().await
+}
+
+pub async fn a_claim_does_not_wait_for_its_events(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "held-events", DISK).await?;
+    let hold = Arc::new(Hold { request: "POST events", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    for name in ["one", "two"] {
+        node.claim_here(name, json!({})).await?;
+        let pv = node.bound(name).await?;
+        node.settled(&pv.name_any().parse()?).await?;
+    }
+    timeout(PATIENCE, hold.reached.notified()).await?;
+    hold.go.notify_one();
+    for name in ["one", "two"] {
+        node.event(name, "ProvisioningSucceeded").await?;
+    }
+    node.end().await
+}
+
+pub async fn slow_work_is_announced_by_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "slow-work", DISK).await?;
+    let hold = Arc::new(Hold { request: "POST persistentvolumes", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    node.claim_here("slow", json!({})).await?;
+    node.event("slow", "Provisioning").await?;
+    hold.go.notify_one();
+    node.claim_here("fast", json!({})).await?;
+    for name in ["slow", "fast"] {
+        node.bound(name).await?;
+        node.event(name, "ProvisioningSucceeded").await?;
+    }
+    let events = node.events("fast").await?;
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("Provisioning")), "{events:?}");
+    node.end().await
+}
+
+pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "in-between", DISK).await?;
+    let hold = Arc::new(Hold { request: "PATCH persistentvolumes", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    node.claim_here("data", json!({})).await?;
+    let pv = node.bound("data").await?;
+    let id: VolumeId = pv.name_any().parse()?;
+    node.settled(&id).await?;
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    timeout(PATIENCE, hold.reached.notified()).await?;
+    assert_eq!(node.volumes.retired(), std::slice::from_ref(&id));
+    let mut second = serde_json::to_value(&pv)?;
+    second["metadata"] = json!({"name": "in-between"});
+    second["spec"]["claimRef"] = Value::Null;
+    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+    node.pvs().create(&PostParams::default(), &serde_json::from_value(second)?).await?;
+    hold.go.notify_one();
+    until("the end of the former PV", async || {
+        Ok(node.pvs().get_opt(id.as_str()).await?.map(|pv| format!("{:?}", pv.metadata)))
+    })
+    .await?;
+    // Another volume is removed after it.
+    node.claim_here("other", json!({})).await?;
+    let other = node.bound("other").await?;
+    node.claims().delete("other", &DeleteParams::default()).await?;
+    node.gone(&other).await?;
+    // The comparison at the start restores the volume of the second PV.
+    node.halt().await?;
+    node.run().await?;
+    node.live(&id).await?;
+    node.pvs().delete("in-between", &DeleteParams::default()).await?;
+    node.end().await
+}
