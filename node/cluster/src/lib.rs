@@ -6,6 +6,7 @@ pub mod address;
 pub mod announcement;
 mod ca_digest;
 mod overcommit;
+pub mod quantity;
 mod settings;
 mod token;
 
