@@ -5,6 +5,7 @@
 pub mod address;
 pub mod announcement;
 mod ca_digest;
+pub mod claim;
 mod overcommit;
 pub mod quantity;
 mod settings;

@@ -3,6 +3,7 @@
 //!
 //! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
+use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
@@ -11,9 +12,6 @@ use serde_json::{Value, json};
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
-
-/// Annotation of a claim with the node that the scheduler selected.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
@@ -80,7 +78,7 @@ pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
         guard(VOLUMES, rule("", &["persistentvolumes"], WRITES), pvs()),
-        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
+        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims_of_node()),
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
@@ -92,9 +90,9 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// Limits of the account that returns claims of deleted nodes to the scheduler.
+/// Limits of the account that returns claims of deleted nodes to the scheduler, and names the node of bound claims.
 pub(crate) fn reclaimer_guard() -> Guard {
-    Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
+    Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims_of_reclaimer() }
 }
 
 /// Gaps of NodeRestriction. Writes of the status can change annotations and labels too.
@@ -158,28 +156,51 @@ pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// A write removes the selected node, for which `condition` is true, and changes nothing else.
-fn claims(condition: &str) -> Vec<Validation> {
+/// A write removes the selected node, which is the writer's, and changes nothing else.
+fn claims_of_node() -> Vec<Validation> {
+    let selected = format!("{}[?'{SELECTED_NODE}'].orValue('') == variables.node", annotations("oldObject"));
     let (old, new) = (annotations("oldObject"), annotations("object"));
-    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
-    explained(
-        "a node returns a claim to the scheduler, and changes nothing else of it",
-        [
-            "request.operation == 'UPDATE'".to_owned(),
-            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') {condition}")),
-            when_updated(format!(
-                "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
-                 {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
-            )),
-            when_updated(same("spec")),
-            when_updated(same_metadata()),
-        ],
-    )
+    let removed = format!(
+        "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
+                           {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
+    );
+    claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
 }
 
+/// A write removes the selected node of a claim without a volume, or sets the node of one with a volume.
+fn claims_of_reclaimer() -> Vec<Validation> {
+    let (old, new) = (annotations("oldObject"), annotations("object"));
+    let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
+    let others = format!(
+        "{old}.all(key, key in {nodes} || {new}[?key] == {old}[?key]) && \
+                          {new}.all(key, key in {nodes} || key in {old})"
+    );
+    let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
+    let selected = format!("{} || !('{SELECTED_NODE}' in {new})", unchanged(SELECTED_NODE));
+    let placed = format!("{} || ('{VOLUME_NODE}' in {new} && {BOUND})", unchanged(VOLUME_NODE));
+    let message = "the reclaimer returns a claim to the scheduler, or names the node of a bound claim, and changes nothing \
+                   else of it";
+    claim_updates(message, [others, selected, placed])
+}
+
+/// The claim is updated as the expressions require, and the rest of it stays.
+fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec<Validation> {
+    let updated = "request.operation == 'UPDATE'".to_owned();
+    let rest = expressions.into_iter().chain([same("spec"), same_metadata()]);
+    let rest = rest.map(|expression| format!("request.operation != 'UPDATE' || ({expression})"));
+    explained(message, [updated].into_iter().chain(rest))
+}
+
+/// The claim has a volume.
+const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
+
 /// The claim is bound to a volume on the node, and grows.
+///
+/// An expression does not see the PV: [`cluster::claim::status_writer`].
 fn claim_status() -> Vec<Validation> {
     let old = annotations("oldObject");
+    let created = "oldObject.spec.?volumeName.orValue('') == 'pvc-' + oldObject.metadata.uid";
+    let node = format!("{old}[?'{VOLUME_NODE}'].orValue({created} ? {old}[?'{SELECTED_NODE}'].orValue('') : '')");
     let others = |claim: &str| {
         format!(
             "{claim}.?status.?conditions.orValue([]).filter(condition, !(condition.type in \
@@ -193,8 +214,8 @@ fn claim_status() -> Vec<Validation> {
     explained(
         "a node writes the size of volumes that are on it, and nothing else in the status of a claim",
         [
-            format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node"),
-            "oldObject.spec.?volumeName.orValue('') != ''".to_owned(),
+            format!("{node} == variables.node"),
+            BOUND.to_owned(),
             format!("{}.compareTo({}) >= 0", capacity("object"), capacity("oldObject")),
             kept,
             format!("{} == {}", others("object"), others("oldObject")),

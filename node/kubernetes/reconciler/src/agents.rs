@@ -42,7 +42,11 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let mut objects: Vec<Value> = guards.iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(guarded("reclaimer", &admission::reclaimer_guard(), &of_reclaimer));
     objects.extend(granted("granary:agent", &rules(READ), namespace, node));
-    let of_reclaimer = [may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]), may("", "nodes", READ)];
+    let of_reclaimer = [
+        may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+        may("", "persistentvolumes", &["get"]),
+        may("", "nodes", READ),
+    ];
     objects.extend(granted("granary:reclaimer", &of_reclaimer, namespace, reclaimer));
     objects.extend(lease(namespace, reclaimer));
     objects.push(csi_driver(json!({"name": DRIVER_NAME})));

@@ -5,7 +5,8 @@
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
-//! the bootstrap tokens of registered nodes, [`reclaim`] returns the claims of deleted nodes to the scheduler.
+//! the bootstrap tokens of registered nodes, [`reclaim`] returns the claims of deleted nodes to the scheduler and names the
+//! node of claims that were bound to an existing PV.
 //!
 //! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`reclaim`] are services of a
 //! supervisor on the control plane, with an administrator's identity.
@@ -14,6 +15,7 @@
 mod admission;
 pub mod agents;
 mod approver;
+mod bound;
 mod control;
 mod csr;
 mod identity;

@@ -1,27 +1,31 @@
-//! Returns claims to the scheduler if their selected node was deleted. No other component does, and their pods would wait
-//! forever.
+//! Writes the node of claims, which admission policies forbid the nodes themselves.
+//!
+//! A claim whose selected node was deleted returns to the scheduler. No other component does this, and its pods would
+//! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cluster::DRIVER_NAME;
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use supervisor::Context;
 use tokio::time::Instant;
 use tracing::info;
 
-use crate::admission::SELECTED_NODE;
+use crate::bound;
 use crate::control::{WatchEnded, control};
 
 /// Annotations with the claim's provisioner. Older controllers write the second one.
-const PROVISIONER: [&str; 2] =
+pub(crate) const PROVISIONER: [&str; 2] =
     ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
 /// A watch may miss that a node was deleted: claims are examined again after this.
@@ -31,8 +35,10 @@ const INTERVAL: Duration = Duration::from_mins(5);
 enum ReclaimError {
     #[error("cannot read node {node}")]
     Node { node: String, source: Box<kube::Error> },
-    #[error("cannot return the claim to the scheduler")]
-    Claim(#[source] Box<kube::Error>),
+    #[error("cannot read PV {pv}")]
+    Volume { pv: String, source: Box<kube::Error> },
+    #[error("cannot write the annotation {annotation} of the claim")]
+    Claim { annotation: &'static str, source: Box<kube::Error> },
 }
 
 struct Reclaimer {
@@ -78,28 +84,61 @@ fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectR
 }
 
 async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>) -> Result<Action, ReclaimError> {
+    if let Some(pv) = bound::expanding(&claim) {
+        return reclaimer.name_node(&claim, pv).await;
+    }
     let Some(node) = waits_for(&claim) else { return Ok(Action::await_change()) };
     if reclaimer.exists(node).await? {
         return Ok(Action::requeue(INTERVAL));
     }
-    let name = claim.name_any();
-    let namespace = claim.namespace().unwrap_or_default();
-    let claims = Api::<PersistentVolumeClaim>::namespaced(reclaimer.client.clone(), &namespace);
-    // With another resource version, another writer was faster, and the watch reports the change.
-    let patch = json!({"metadata": {
-        "resourceVersion": claim.resource_version(), "annotations": {SELECTED_NODE: null},
-    }});
-    match claims.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(_) => {
-            info!(claim = %format_args!("{namespace}/{name}"), node, "claim returned to the scheduler, its node was deleted")
-        }
-        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
-        Err(error) => return Err(ReclaimError::Claim(Box::new(error))),
+    if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
+        info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
     }
     Ok(Action::await_change())
 }
 
+/// A claim in log messages.
+struct Named<'a>(&'a PersistentVolumeClaim);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.0.namespace().unwrap_or_default(), self.0.name_any())
+    }
+}
+
 impl Reclaimer {
+    /// Allows the node of the claim's volume to write the claim's status.
+    async fn name_node(&self, claim: &PersistentVolumeClaim, pv: &str) -> Result<Action, ReclaimError> {
+        let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
+        let found = found.map_err(|source| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(source) })?;
+        let node = found.as_ref().and_then(|pv| bound::node_of(pv, claim));
+        if let Some(node) = node.filter(|node| bound::writer(claim) != Some(node))
+            && self.annotate(claim, VOLUME_NODE, node.into()).await?
+        {
+            info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume");
+        }
+        Ok(Action::await_change())
+    }
+
+    /// Sets or removes an annotation. `false` if another writer was faster: the watch reports its change.
+    async fn annotate(
+        &self,
+        claim: &PersistentVolumeClaim,
+        annotation: &'static str,
+        value: Value,
+    ) -> Result<bool, ReclaimError> {
+        let claims =
+            Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
+        let patch = json!({"metadata": {
+            "resourceVersion": claim.resource_version(), "uid": claim.uid(), "annotations": {annotation: value},
+        }});
+        match claims.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
+            Err(source) => Err(ReclaimError::Claim { annotation, source: Box::new(source) }),
+        }
+    }
+
     async fn exists(&self, node: &str) -> Result<bool, ReclaimError> {
         let existing = || self.existing.lock().unwrap_or_else(PoisonError::into_inner);
         if existing().get(node).is_some_and(|read| read.elapsed() < INTERVAL) {
@@ -116,8 +155,6 @@ impl Reclaimer {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn claim(annotations: Value, spec: Value, metadata: Value) -> PersistentVolumeClaim {

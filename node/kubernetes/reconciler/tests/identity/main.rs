@@ -59,6 +59,8 @@ fn main() -> ExitCode {
         storage::other_users_are_not_restricted,
         secrets::a_node_reads_no_secret_by_a_pv_of_its_own,
         resize::a_node_writes_the_size_of_its_own_claims_only,
+        resize::a_claim_bound_by_hand_is_of_the_node_of_its_pv,
+        resize::the_selected_node_writes_the_size_of_the_volume_that_it_created,
         resize::a_node_changes_nothing_else_in_a_status,
         resize::a_claim_without_a_volume_gets_no_size,
         resize::an_identity_without_a_node_writes_nothing,
