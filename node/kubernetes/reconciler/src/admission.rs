@@ -9,9 +9,11 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, Val
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::INSTANCE;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
+use crate::reclaimer::PROVISIONER;
 
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
@@ -22,6 +24,9 @@ const CAPACITIES: &str = "capacities.local.granary.dev";
 const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
+
+/// The claim has a volume.
+const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
@@ -90,9 +95,13 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// Limits of the account that returns claims of deleted nodes to the scheduler, and names the node of bound claims.
-pub(crate) fn reclaimer_guard() -> Guard {
-    Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims_of_reclaimer() }
+/// Limits of the reclaimer's account.
+pub(crate) fn reclaimer_guards() -> [Guard; 2] {
+    let guard = |name, rule, validations| Guard { name, rule, validations };
+    [
+        guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events_of_reclaimer()),
+        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims_of_reclaimer()),
+    ]
 }
 
 /// Gaps of NodeRestriction. Writes of the status can change annotations and labels too.
@@ -162,25 +171,32 @@ fn claims_of_node() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let removed = format!(
         "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
-                           {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
+         {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
     );
     claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
 }
 
-/// A write removes the selected node of a claim without a volume, or sets the node of one with a volume.
+/// A write removes the selected node, sets that of a claim of our driver that has neither node nor volume, or sets the
+/// node of a claim with a volume.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
     let others = format!(
         "{old}.all(key, key in {nodes} || {new}[?key] == {old}[?key]) && \
-                          {new}.all(key, key in {nodes} || key in {old})"
+         {new}.all(key, key in {nodes} || key in {old})"
     );
     let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
-    let selected = format!("{} || !('{SELECTED_NODE}' in {new})", unchanged(SELECTED_NODE));
+    let of_driver = PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('') == '{DRIVER_NAME}'")).join(" || ");
+    let selected = format!(
+        "{} || !('{SELECTED_NODE}' in {new}) || (!('{SELECTED_NODE}' in {old}) && !({BOUND}) && ({of_driver}))",
+        unchanged(SELECTED_NODE)
+    );
     let placed = format!("{} || ('{VOLUME_NODE}' in {new} && {BOUND})", unchanged(VOLUME_NODE));
-    let message = "the reclaimer returns a claim to the scheduler, or names the node of a bound claim, and changes nothing \
-                   else of it";
-    claim_updates(message, [others, selected, placed])
+    claim_updates(
+        "the reclaimer returns a claim to the scheduler, selects the node of a claim that has none, or names the node of a \
+         bound claim, and changes nothing else of it",
+        [others, selected, placed],
+    )
 }
 
 /// The claim is updated as the expressions require, and the rest of it stays.
@@ -190,9 +206,6 @@ fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec
     let rest = rest.map(|expression| format!("request.operation != 'UPDATE' || ({expression})"));
     explained(message, [updated].into_iter().chain(rest))
 }
-
-/// The claim has a volume.
-const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
 
 /// The claim is bound to a volume on the node, and grows.
 ///
@@ -296,13 +309,25 @@ fn kubelets() -> Vec<Validation> {
 }
 
 fn events() -> Vec<Validation> {
+    let message = format!("a node reports as {DRIVER_NAME} and in its own name");
+    explained(&message, before_and_after(|event| reported_by(event, "variables.node")))
+}
+
+fn events_of_reclaimer() -> Vec<Validation> {
     let own = |event: &str| {
         format!(
-            "{event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
-             {event}.?reportingInstance.orValue('') == variables.node"
+            "{} && {event}.?regarding.?kind.orValue('') == 'PersistentVolumeClaim'",
+            reported_by(event, &format!("'{INSTANCE}'"))
         )
     };
-    explained(&format!("a node reports as {DRIVER_NAME} and in its own name"), before_and_after(own))
+    explained(&format!("the reclaimer reports as {DRIVER_NAME}, in its own name and on claims"), before_and_after(own))
+}
+
+fn reported_by(event: &str, instance: &str) -> String {
+    format!(
+        "{event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
+         {event}.?reportingInstance.orValue('') == {instance}"
+    )
 }
 
 fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {

@@ -2,6 +2,7 @@
 
 mod capacity;
 mod certificate;
+mod immediate;
 mod joining;
 mod kubelet;
 mod node;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         objects::the_api_server_has_only_rights_at_kubelets,
         objects::requests_of_nodes_have_the_system_priority,
         objects::a_claim_returns_to_the_scheduler_when_its_node_is_deleted,
+        immediate::a_claim_with_immediate_binding_gets_a_node,
         storage::a_node_creates_changes_and_deletes_its_own_pv,
         storage::a_node_creates_only_pvs_with_the_listed_fields,
         storage::a_node_changes_nothing_else_of_its_pv,
