@@ -5,7 +5,9 @@
 pub mod address;
 pub mod announcement;
 mod ca_digest;
+pub mod claim;
 mod overcommit;
+pub mod quantity;
 mod registry;
 mod settings;
 mod token;

@@ -42,7 +42,6 @@ mod pv {
     pub(crate) mod object;
     pub(crate) mod plan;
 }
-mod quantity;
 mod resize {
     pub(crate) mod apply;
     pub(crate) mod plan;
@@ -51,6 +50,7 @@ mod resize {
 mod sweep;
 mod topology;
 
+use cluster::quantity;
 pub use context::RunError;
 pub use controller::{Settings, run};
 pub use metrics::Metrics;

@@ -3,17 +3,17 @@
 //!
 //! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
+use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::INSTANCE;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
-
-/// Annotation of a claim with the node that the scheduler selected.
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+use crate::reclaimer::PROVISIONER;
 
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
@@ -24,6 +24,9 @@ const CAPACITIES: &str = "capacities.local.granary.dev";
 const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
+
+/// The claim has a volume.
+const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
@@ -80,7 +83,7 @@ pub(crate) fn guards() -> Vec<Guard> {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     vec![
         guard(VOLUMES, rule("", &["persistentvolumes"], WRITES), pvs()),
-        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims("== variables.node")),
+        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims_of_node()),
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
@@ -92,9 +95,13 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// Limits of the account that returns claims of deleted nodes to the scheduler.
-pub(crate) fn reclaimer_guard() -> Guard {
-    Guard { name: CLAIMS, rule: rule("", &["persistentvolumeclaims"], WRITES), validations: claims("!= ''") }
+/// Limits of the reclaimer's account.
+pub(crate) fn reclaimer_guards() -> [Guard; 2] {
+    let guard = |name, rule, validations| Guard { name, rule, validations };
+    [
+        guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events_of_reclaimer()),
+        guard(CLAIMS, rule("", &["persistentvolumeclaims"], WRITES), claims_of_reclaimer()),
+    ]
 }
 
 /// Gaps of NodeRestriction. Writes of the status can change annotations and labels too.
@@ -158,28 +165,55 @@ pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// A write removes the selected node, for which `condition` is true, and changes nothing else.
-fn claims(condition: &str) -> Vec<Validation> {
+/// A write removes the selected node, which is the writer's, and changes nothing else.
+fn claims_of_node() -> Vec<Validation> {
+    let selected = format!("{}[?'{SELECTED_NODE}'].orValue('') == variables.node", annotations("oldObject"));
     let (old, new) = (annotations("oldObject"), annotations("object"));
-    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
-    explained(
-        "a node returns a claim to the scheduler, and changes nothing else of it",
-        [
-            "request.operation == 'UPDATE'".to_owned(),
-            when_updated(format!("{old}[?'{SELECTED_NODE}'].orValue('') {condition}")),
-            when_updated(format!(
-                "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
-                 {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
-            )),
-            when_updated(same("spec")),
-            when_updated(same_metadata()),
-        ],
+    let removed = format!(
+        "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
+         {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
+    );
+    claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
+}
+
+/// A write removes the selected node, sets that of a claim of our driver that has neither node nor volume, or sets the
+/// node of a claim with a volume.
+fn claims_of_reclaimer() -> Vec<Validation> {
+    let (old, new) = (annotations("oldObject"), annotations("object"));
+    let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
+    let others = format!(
+        "{old}.all(key, key in {nodes} || {new}[?key] == {old}[?key]) && \
+         {new}.all(key, key in {nodes} || key in {old})"
+    );
+    let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
+    let of_driver = PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('') == '{DRIVER_NAME}'")).join(" || ");
+    let selected = format!(
+        "{} || !('{SELECTED_NODE}' in {new}) || (!('{SELECTED_NODE}' in {old}) && !({BOUND}) && ({of_driver}))",
+        unchanged(SELECTED_NODE)
+    );
+    let placed = format!("{} || ('{VOLUME_NODE}' in {new} && {BOUND})", unchanged(VOLUME_NODE));
+    claim_updates(
+        "the reclaimer returns a claim to the scheduler, selects the node of a claim that has none, or names the node of a \
+         bound claim, and changes nothing else of it",
+        [others, selected, placed],
     )
 }
 
+/// The claim is updated as the expressions require, and the rest of it stays.
+fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec<Validation> {
+    let updated = "request.operation == 'UPDATE'".to_owned();
+    let rest = expressions.into_iter().chain([same("spec"), same_metadata()]);
+    let rest = rest.map(|expression| format!("request.operation != 'UPDATE' || ({expression})"));
+    explained(message, [updated].into_iter().chain(rest))
+}
+
 /// The claim is bound to a volume on the node, and grows.
+///
+/// An expression does not see the PV: [`cluster::claim::status_writer`].
 fn claim_status() -> Vec<Validation> {
     let old = annotations("oldObject");
+    let created = "oldObject.spec.?volumeName.orValue('') == 'pvc-' + oldObject.metadata.uid";
+    let node = format!("{old}[?'{VOLUME_NODE}'].orValue({created} ? {old}[?'{SELECTED_NODE}'].orValue('') : '')");
     let others = |claim: &str| {
         format!(
             "{claim}.?status.?conditions.orValue([]).filter(condition, !(condition.type in \
@@ -193,8 +227,8 @@ fn claim_status() -> Vec<Validation> {
     explained(
         "a node writes the size of volumes that are on it, and nothing else in the status of a claim",
         [
-            format!("{old}[?'{SELECTED_NODE}'].orValue('') == variables.node"),
-            "oldObject.spec.?volumeName.orValue('') != ''".to_owned(),
+            format!("{node} == variables.node"),
+            BOUND.to_owned(),
             format!("{}.compareTo({}) >= 0", capacity("object"), capacity("oldObject")),
             kept,
             format!("{} == {}", others("object"), others("oldObject")),
@@ -275,13 +309,25 @@ fn kubelets() -> Vec<Validation> {
 }
 
 fn events() -> Vec<Validation> {
+    let message = format!("a node reports as {DRIVER_NAME} and in its own name");
+    explained(&message, before_and_after(|event| reported_by(event, "variables.node")))
+}
+
+fn events_of_reclaimer() -> Vec<Validation> {
     let own = |event: &str| {
         format!(
-            "{event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
-             {event}.?reportingInstance.orValue('') == variables.node"
+            "{} && {event}.?regarding.?kind.orValue('') == 'PersistentVolumeClaim'",
+            reported_by(event, &format!("'{INSTANCE}'"))
         )
     };
-    explained(&format!("a node reports as {DRIVER_NAME} and in its own name"), before_and_after(own))
+    explained(&format!("the reclaimer reports as {DRIVER_NAME}, in its own name and on claims"), before_and_after(own))
+}
+
+fn reported_by(event: &str, instance: &str) -> String {
+    format!(
+        "{event}.?reportingController.orValue('') == '{DRIVER_NAME}' && \
+         {event}.?reportingInstance.orValue('') == {instance}"
+    )
 }
 
 fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {

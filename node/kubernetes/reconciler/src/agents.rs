@@ -38,11 +38,18 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         )),
     };
     let of_reclaimer = Writers { condition: condition(reclaimer), node: "''".to_owned(), first: None };
-    let guards = admission::guards();
-    let mut objects: Vec<Value> = guards.iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
-    objects.extend(guarded("reclaimer", &admission::reclaimer_guard(), &of_reclaimer));
+    let mut objects: Vec<Value> =
+        admission::guards().iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
+    objects.extend(admission::reclaimer_guards().iter().flat_map(|guard| guarded("reclaimer", guard, &of_reclaimer)));
     objects.extend(granted("granary:agent", &rules(READ), namespace, node));
-    let of_reclaimer = [may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]), may("", "nodes", READ)];
+    let of_reclaimer = [
+        may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
+        may("", "persistentvolumes", &["get"]),
+        may("", "nodes", READ),
+        may("storage.k8s.io", "storageclasses", &["list"]),
+        may("storage.k8s.io", "csistoragecapacities", &["list"]),
+        may("events.k8s.io", "events", &["create", "patch"]),
+    ];
     objects.extend(granted("granary:reclaimer", &of_reclaimer, namespace, reclaimer));
     objects.extend(lease(namespace, reclaimer));
     objects.push(csi_driver(json!({"name": DRIVER_NAME})));

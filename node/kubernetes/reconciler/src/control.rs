@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kube::runtime::controller::{Action, Controller, Error};
+use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use supervisor::Context;
 use tracing::warn;
 
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Concurrent passes of one controller. Without a limit, all objects are processed at once at the start and after a burst.
+const PARALLEL: u16 = 8;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the watch of {0} ended")]
@@ -33,6 +36,7 @@ where
     E: std::error::Error + Send + 'static,
     Pass: Future<Output = Result<Action, E>> + Send + 'static,
 {
+    let controller = controller.with_config(Config::default().concurrency(PARALLEL));
     let objects = controller.store();
     let failed = move |object: Arc<K>, error: &E, _| {
         let error: &dyn std::error::Error = error;

@@ -5,7 +5,7 @@
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
-//! the bootstrap tokens of registered nodes, [`reclaim`] returns the claims of deleted nodes to the scheduler.
+//! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does.
 //!
 //! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`reclaim`] are services of a
 //! supervisor on the control plane, with an administrator's identity.
@@ -14,17 +14,20 @@
 mod admission;
 pub mod agents;
 mod approver;
+mod bound;
 mod control;
 mod csr;
 mod identity;
 mod kubelet_certificate;
 mod object;
 mod objects;
+mod placement;
 mod plan;
 mod pv_policy;
 mod reclaimer;
 mod removed;
 mod run;
+mod selections;
 mod storage_certificate;
 mod tokens;
 
@@ -36,3 +39,6 @@ pub use reclaimer::reclaim;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};
 pub use tokens::tokens;
+
+/// The reclaimer as the instance that reports an event.
+pub(crate) const INSTANCE: &str = "reclaimer";

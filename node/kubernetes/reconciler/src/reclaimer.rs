@@ -1,38 +1,64 @@
-//! Returns claims to the scheduler if their selected node was deleted. No other component does, and their pods would wait
-//! forever.
+//! Writes the node of claims, which admission policies forbid the nodes themselves.
+//!
+//! A claim whose selected node was deleted returns to the scheduler. No other component does this, and its pods would
+//! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a class
+//! with immediate binding gets a node for its new volume ([`placement`]).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cluster::DRIVER_NAME;
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
-use kube::api::{Api, Patch, PatchParams};
+use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use futures::TryFutureExt as _;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
-use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use kube::{Client, Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
 use supervisor::Context;
 use tokio::time::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
-use crate::admission::SELECTED_NODE;
 use crate::control::{WatchEnded, control};
+use crate::placement::{self, NoNode, Published};
+use crate::selections::{Selections, size_of};
+use crate::{INSTANCE, bound};
 
 /// Annotations with the claim's provisioner. Older controllers write the second one.
-const PROVISIONER: [&str; 2] =
+pub(crate) const PROVISIONER: [&str; 2] =
     ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
 /// A watch may miss that a node was deleted: claims are examined again after this.
 const INTERVAL: Duration = Duration::from_mins(5);
 
+/// Selections use published objects for this long.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// A claim that no node can have is tried again after this.
+const UNTIL_SPACE: Duration = Duration::from_secs(30);
+
+/// As [`UNTIL_SPACE`], if a node may have enough space as soon as it has published its capacity again.
+const UNTIL_PUBLISHED: Duration = Duration::from_secs(10);
+
+/// Label of the capacity objects of our driver.
+const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
+
 #[derive(Debug, thiserror::Error)]
 enum ReclaimError {
     #[error("cannot read node {node}")]
     Node { node: String, source: Box<kube::Error> },
-    #[error("cannot return the claim to the scheduler")]
-    Claim(#[source] Box<kube::Error>),
+    #[error("cannot read PV {pv}")]
+    Volume { pv: String, source: Box<kube::Error> },
+    #[error("cannot write the annotation {annotation} of the claim")]
+    Claim { annotation: &'static str, source: Box<kube::Error> },
+    #[error("cannot list {what}")]
+    List { what: &'static str, source: Box<kube::Error> },
 }
 
 struct Reclaimer {
@@ -40,6 +66,9 @@ struct Reclaimer {
     nodes: Api<Node>,
     /// Nodes that exist, and when they were read. The watch removes those that change.
     existing: Mutex<BTreeMap<String, Instant>>,
+    selections: Mutex<Selections>,
+    published: Mutex<Option<(Instant, Arc<Published>)>>,
+    events: Recorder,
 }
 
 /// Watches claims and nodes until it is cancelled. Healthy when it has read all claims.
@@ -48,7 +77,15 @@ struct Reclaimer {
 /// [`WatchEnded`]. While the API server is unreachable, it waits.
 pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let nodes = Api::<Node>::all(client.clone());
-    let reclaimer = Arc::new(Reclaimer { client: client.clone(), nodes: nodes.clone(), existing: Mutex::default() });
+    let reporter = Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(INSTANCE.to_owned()) };
+    let reclaimer = Arc::new(Reclaimer {
+        client: client.clone(),
+        nodes: nodes.clone(),
+        existing: Mutex::default(),
+        selections: Mutex::default(),
+        published: Mutex::default(),
+        events: Recorder::new(client.clone(), reporter),
+    });
     let controller = Controller::new(Api::<PersistentVolumeClaim>::all(client), watcher::Config::default());
     let (changed, claims) = (Arc::clone(&reclaimer), controller.store());
     let controller = controller.watches(nodes, watcher::Config::default(), move |node| {
@@ -59,13 +96,18 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
     control(cx, "claims", controller, reconcile, reclaimer).await
 }
 
+/// Whether our driver has to create a volume for the claim. kube-controller-manager sets the annotation: at once if the
+/// class binds immediately, otherwise when the scheduler has selected a node.
+fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
+    let annotations = claim.annotations();
+    let is_of_driver = PROVISIONER.iter().any(|key| annotations.get(*key).is_some_and(|name| name == DRIVER_NAME));
+    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    is_of_driver && volume.is_empty() && claim.metadata.deletion_timestamp.is_none()
+}
+
 /// The selected node of a claim of our driver without a volume.
 fn waits_for(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let annotations = claim.annotations();
-    let ours = PROVISIONER.iter().any(|key| annotations.get(*key).is_some_and(|name| name == DRIVER_NAME));
-    let unbound = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.as_deref().unwrap_or_default().is_empty());
-    let live = claim.metadata.deletion_timestamp.is_none();
-    annotations.get(SELECTED_NODE).map(String::as_str).filter(|_| ours && unbound && live)
+    claim.annotations().get(SELECTED_NODE).map(String::as_str).filter(|_| is_waiting(claim))
 }
 
 fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectRef<PersistentVolumeClaim>> {
@@ -78,28 +120,152 @@ fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectR
 }
 
 async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>) -> Result<Action, ReclaimError> {
-    let Some(node) = waits_for(&claim) else { return Ok(Action::await_change()) };
+    if let Some(pv) = bound::expanding(&claim) {
+        return reclaimer.name_node(&claim, pv).await;
+    }
+    if !is_waiting(&claim) {
+        return Ok(Action::await_change());
+    }
+    let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
+    reclaimer.selections().assigned(&claim, node, Instant::now());
     if reclaimer.exists(node).await? {
         return Ok(Action::requeue(INTERVAL));
     }
-    let name = claim.name_any();
-    let namespace = claim.namespace().unwrap_or_default();
-    let claims = Api::<PersistentVolumeClaim>::namespaced(reclaimer.client.clone(), &namespace);
-    // With another resource version, another writer was faster, and the watch reports the change.
-    let patch = json!({"metadata": {
-        "resourceVersion": claim.resource_version(), "annotations": {SELECTED_NODE: null},
-    }});
-    match claims.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(_) => {
-            info!(claim = %format_args!("{namespace}/{name}"), node, "claim returned to the scheduler, its node was deleted")
-        }
-        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
-        Err(error) => return Err(ReclaimError::Claim(Box::new(error))),
+    if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
+        info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
     }
     Ok(Action::await_change())
 }
 
+/// A claim in log messages.
+struct Named<'a>(&'a PersistentVolumeClaim);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.0.namespace().unwrap_or_default(), self.0.name_any())
+    }
+}
+
 impl Reclaimer {
+    /// Allows the node of the claim's volume to write the claim's status.
+    async fn name_node(&self, claim: &PersistentVolumeClaim, pv: &str) -> Result<Action, ReclaimError> {
+        let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
+        let found = found.map_err(|source| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(source) })?;
+        let node = found.as_ref().and_then(|pv| bound::node_of(pv, claim));
+        if let Some(node) = node.filter(|node| bound::writer(claim) != Some(node))
+            && self.annotate(claim, VOLUME_NODE, node.into()).await?
+        {
+            info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume");
+        }
+        Ok(Action::await_change())
+    }
+
+    /// Selects a node for the claim if no scheduler does.
+    async fn place(&self, claim: &PersistentVolumeClaim) -> Result<Action, ReclaimError> {
+        let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
+        let begun = Instant::now();
+        let (at, published) = self.published().await?;
+        let Some(class) = published.classes.iter().find(|found| found.name_any() == class) else {
+            let is_deleted = at >= begun;
+            return Ok(Action::requeue(if is_deleted { INTERVAL } else { FRESH }));
+        };
+        if !placement::binds_immediately(class) {
+            return Ok(Action::await_change());
+        }
+        let selected = {
+            let (mut selections, now) = (self.selections(), Instant::now());
+            // The watch will report the selection.
+            let Some(experience) = selections.experience(claim, now) else { return Ok(Action::await_change()) };
+            let selected = placement::select(size_of(claim), class, &published, &experience);
+            if let Ok(node) = &selected {
+                selections.select(claim, node, now);
+            }
+            selected
+        };
+        let node = match selected {
+            Ok(node) => node,
+            Err(none) => {
+                self.report(claim, &none).await;
+                return Ok(Action::requeue(if none.is_temporary() { UNTIL_PUBLISHED } else { UNTIL_SPACE }));
+            }
+        };
+        let written = self.annotate(claim, SELECTED_NODE, node.as_str().into()).await;
+        if matches!(written, Ok(true)) {
+            info!(claim = %Named(claim), node, "node selected for claim");
+        } else {
+            self.selections().withdraw(claim, Instant::now());
+        }
+        written.map(|_| Action::await_change())
+    }
+
+    /// An event on the claim that no node can have, at most every few minutes.
+    async fn report(&self, claim: &PersistentVolumeClaim, none: &NoNode) {
+        if none.is_temporary() || !self.selections().report(claim, Instant::now()) {
+            return;
+        }
+        info!(claim = %Named(claim), reason = %none, "no node for claim");
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "ProvisioningFailed".to_owned(),
+            note: Some(none.to_string()),
+            action: "SelectNode".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.events.publish(&event, &claim.object_ref(&())).await {
+            let error: &dyn std::error::Error = &error;
+            warn!(claim = %Named(claim), error, "event not published");
+        }
+    }
+
+    /// Nodes, classes and free space, at most a few seconds old, and when they were read. A list, not a watch: most clusters
+    /// have no class with immediate binding.
+    async fn published(&self) -> Result<(Instant, Arc<Published>), ReclaimError> {
+        let kept = || self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, published)) = &*kept()
+            && at.elapsed() < FRESH
+        {
+            return Ok((*at, Arc::clone(published)));
+        }
+        let at = Instant::now();
+        let failed = |what| move |source| ReclaimError::List { what, source: Box::new(source) };
+        let (all, of_driver) =
+            (ListParams::default(), ListParams::default().labels(&format!("{DRIVER_LABEL}={DRIVER_NAME}")));
+        let (classes, capacities) =
+            (Api::<StorageClass>::all(self.client.clone()), Api::<CSIStorageCapacity>::all(self.client.clone()));
+        let (classes, nodes, capacities) = futures::try_join!(
+            classes.list(&all).map_err(failed("storage classes")),
+            self.nodes.list(&all).map_err(failed("nodes")),
+            capacities.list(&of_driver).map_err(failed("capacities")),
+        )?;
+        let published = Published { classes: classes.items, nodes: nodes.items, capacities: capacities.items };
+        let published = Arc::new(published);
+        *kept() = Some((at, Arc::clone(&published)));
+        Ok((at, published))
+    }
+
+    fn selections(&self) -> MutexGuard<'_, Selections> {
+        self.selections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets or removes an annotation. `false` if another writer was faster: the watch reports its change.
+    async fn annotate(
+        &self,
+        claim: &PersistentVolumeClaim,
+        annotation: &'static str,
+        value: Value,
+    ) -> Result<bool, ReclaimError> {
+        let claims =
+            Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
+        let patch = json!({"metadata": {
+            "resourceVersion": claim.resource_version(), "uid": claim.uid(), "annotations": {annotation: value},
+        }});
+        match claims.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Ok(false),
+            Err(source) => Err(ReclaimError::Claim { annotation, source: Box::new(source) }),
+        }
+    }
+
     async fn exists(&self, node: &str) -> Result<bool, ReclaimError> {
         let existing = || self.existing.lock().unwrap_or_else(PoisonError::into_inner);
         if existing().get(node).is_some_and(|read| read.elapsed() < INTERVAL) {
@@ -116,8 +282,6 @@ impl Reclaimer {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn claim(annotations: Value, spec: Value, metadata: Value) -> PersistentVolumeClaim {

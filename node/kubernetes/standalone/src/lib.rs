@@ -3,7 +3,7 @@
 //! | subcommand | runs as | purpose |
 //! |---|---|---|
 //! | `node` | DaemonSet, privileged | provisioner and CSI plugin of one node, on a directory of it |
-//! | `reclaimer` | Deployment | returns claims of deleted nodes to the scheduler |
+//! | `reclaimer` | Deployment | writes the node of claims where neither the scheduler nor the node does |
 //! | `check` | by hand | whether a directory can hold volumes |
 //!
 //! [`program`] is the table of contents. Differences from a Granary node: the administrator mounts the directory, so that

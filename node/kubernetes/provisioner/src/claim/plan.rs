@@ -1,5 +1,6 @@
 //! Which claims wait for this node, and the volumes that they request. Pure.
 
+pub(crate) use cluster::claim::SELECTED_NODE;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
@@ -11,7 +12,6 @@ use crate::topology::OtherTopology;
 
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
-pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// All annotations of a claim that the provisioner reads.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cluster::claim::status_writer;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -30,6 +31,9 @@ const WHILE_NODE_WORKS: Duration = Duration::from_secs(30);
 /// The watch of PVs may be behind that of claims.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
+/// The annotation that the control plane sets starts a pass at once.
+const UNTIL_ANNOTATED: Duration = Duration::from_mins(1);
+
 /// Continues the claim's expansion. Ignores claims whose PV is not of this node.
 pub(crate) async fn resize_claim(
     claim: &PersistentVolumeClaim,
@@ -45,6 +49,13 @@ pub(crate) async fn resize_claim(
     let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {
         return Ok(Action::await_change());
     };
+    // An admission policy rejects other writes of the status.
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    if status_writer(uid, Some(name), claim.annotations()) != Some(&*provisioner.node) {
+        let claim = format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        info!(%claim, volume = %id, "expansion waits until the control plane has annotated the claim with its node");
+        return Ok(Action::requeue(UNTIL_ANNOTATED));
+    }
     if let Some(left) = provisioner.attempts.wait(backoff_key) {
         return Ok(Action::requeue(left));
     }

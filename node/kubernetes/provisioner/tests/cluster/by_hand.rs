@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use supervisor::{Settings, Supervisor};
 use units::Bytes;
 use volume::{Claim, DRIVER_NAME, State, VolumeId};
 
-use crate::node::{Node, SELECTED_NODE, until};
+use crate::node::{Node, until};
 use crate::{id_of, record};
 
 const PAGE: &str = include_str!("../../../../../docs/operations/orphans.md");
@@ -46,7 +47,6 @@ fn manifests(node: &Node, id: &VolumeId, heading: &str) -> Result<Vec<Value>, Fa
         assert!(text.contains(shown), "{shown:?} is not in {text}");
         text = text.replace(shown, own);
     }
-    text = text.replace(&format!("{SELECTED_NODE}: granary"), &format!("{SELECTED_NODE}: {name}"));
     Ok(serde_saphyr::from_multiple(&text)?)
 }
 
@@ -67,10 +67,14 @@ pub async fn an_orphan_is_adopted_by_a_manual_pv(cluster: Arc<Cluster>) -> Resul
         bound.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|csi| csi.volume_handle.as_str()),
         Some(id.as_str())
     );
-    // It can be expanded, because of the annotation of the page's claim.
+    // The reclaimer finds the node of its PV, so that it can be expanded.
+    let client = node.admin.clone();
+    let reclaimer =
+        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
     let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
     node.claims().patch("data", &PatchParams::default(), &more).await?;
     node.event("data", "VolumeResizeSuccessful").await?;
+    reclaimer.stop(PATIENCE).await?;
     // And deleted: missing fields of the manifest are added before.
     let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
     node.pvs().patch(&pv.name_any(), &PatchParams::default(), &delete).await?;

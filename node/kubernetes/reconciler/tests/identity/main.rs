@@ -2,6 +2,7 @@
 
 mod capacity;
 mod certificate;
+mod immediate;
 mod joining;
 mod kubelet;
 mod node;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         objects::the_api_server_has_only_rights_at_kubelets,
         objects::requests_of_nodes_have_the_system_priority,
         objects::a_claim_returns_to_the_scheduler_when_its_node_is_deleted,
+        immediate::a_claim_with_immediate_binding_gets_a_node,
         storage::a_node_creates_changes_and_deletes_its_own_pv,
         storage::a_node_creates_only_pvs_with_the_listed_fields,
         storage::a_node_changes_nothing_else_of_its_pv,
@@ -59,6 +61,8 @@ fn main() -> ExitCode {
         storage::other_users_are_not_restricted,
         secrets::a_node_reads_no_secret_by_a_pv_of_its_own,
         resize::a_node_writes_the_size_of_its_own_claims_only,
+        resize::a_claim_bound_by_hand_is_of_the_node_of_its_pv,
+        resize::the_selected_node_writes_the_size_of_the_volume_that_it_created,
         resize::a_node_changes_nothing_else_in_a_status,
         resize::a_claim_without_a_volume_gets_no_size,
         resize::an_identity_without_a_node_writes_nothing,

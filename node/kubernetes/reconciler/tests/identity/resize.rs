@@ -1,23 +1,27 @@
 //! Writes of a node to the status of claims, for expansions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::STORAGE_GROUP;
 use envtest::{Cluster, Failure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
+use reconciler::CLASS;
 use serde_json::{Value, json};
+use supervisor::{Settings, Supervisor};
 
-use crate::storage::{SELECTED_NODE, on, volume};
+use crate::storage::{FOREIGN_CLAIM, SELECTED_NODE, on, retained, volume};
 use crate::{Nodes, denied, until};
 
+const VOLUME_NODE: &str = "local.granary.dev/node";
 const FOREIGN: &str = "writes the size of volumes that are on it";
 const NO_NODE: &str = "are named granary:node:NAME";
 
 fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(json!({
-        "metadata": {"name": name, "annotations": {SELECTED_NODE: "one"}},
+        "metadata": {"name": name, "annotations": {VOLUME_NODE: "one"}},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
             "storageClassName": "none", "volumeName": volume,
@@ -39,6 +43,11 @@ async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Api::all(admin.clone()).create(&PostParams::default(), &volume(name, &on("one"))).await?;
     let claims = Api::default_namespaced(admin.clone());
     claims.create(&PostParams::default(), &claim(name, name.into())?).await?;
+    is_bound(admin, name).await
+}
+
+async fn is_bound(admin: &Client, name: &str) -> Result<(), Failure> {
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
     until("the claim's phase Bound", async || {
         let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
         Ok((phase != "Bound").then_some(phase))
@@ -70,6 +79,67 @@ pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<C
     Ok(())
 }
 
+/// The policy required the annotation of the scheduler, which such a claim does not have.
+pub(crate) async fn a_claim_bound_by_hand_is_of_the_node_of_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let (volumes, claims) = (Api::all(nodes.admin.clone()), Api::default_namespaced(nodes.admin.clone()));
+    let mut pv = volume("rebound", &on("one"));
+    pv.spec.as_mut().expect("a spec").storage_class_name = Some(CLASS.to_owned());
+    volumes.create(&PostParams::default(), &pv).await?;
+    let mut rebound = claim("rebound", "rebound".into())?;
+    // A user selects another node than that of the PV.
+    rebound.metadata.annotations = Some([(SELECTED_NODE.to_owned(), "two".to_owned())].into());
+    rebound.spec.as_mut().expect("a spec").storage_class_name = Some(CLASS.to_owned());
+    claims.create(&PostParams::default(), &rebound).await?;
+    is_bound(&nodes.admin, "rebound").await?;
+    let [own, other] = [nodes.own, nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
+    let params = PatchParams::default();
+    for node in [&own, &other] {
+        denied(node.patch_status("rebound", &params, &resized()).await, FOREIGN);
+        for annotation in [VOLUME_NODE, SELECTED_NODE] {
+            let annotated = Patch::Merge(json!({"metadata": {"annotations": {annotation: "one"}}}));
+            denied(node.patch("rebound", &params, &annotated).await, FOREIGN_CLAIM);
+        }
+    }
+    let client = nodes.admin.clone();
+    let reclaimer =
+        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
+    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
+    claims.patch("rebound", &params, &more).await?;
+    until("the annotation with the node", async || {
+        let found = claims.get("rebound").await?.annotations().get(VOLUME_NODE).cloned();
+        Ok((found.as_deref() != Some("one")).then(|| format!("{found:?}")))
+    })
+    .await?;
+    reclaimer.stop(Duration::from_secs(10)).await?;
+    denied(other.patch_status("rebound", &params, &resized()).await, FOREIGN);
+    own.patch_status("rebound", &params, &resized()).await?;
+    claims.delete("rebound", &DeleteParams::default()).await?;
+    volumes.delete("rebound", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+pub(crate) async fn the_selected_node_writes_the_size_of_the_volume_that_it_created(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
+    let nodes = Nodes::of(&cluster).await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin.clone());
+    let mut waiting = claim("created", Value::Null)?;
+    waiting.metadata.annotations = Some([(SELECTED_NODE.to_owned(), "one".to_owned())].into());
+    let uid = claims.create(&PostParams::default(), &waiting).await?.uid().unwrap_or_default();
+    let mut pv = retained(&uid, "one");
+    let claim_ref = pv.spec.as_mut().and_then(|spec| spec.claim_ref.as_mut());
+    claim_ref.expect("a claim").name = Some("created".to_owned());
+    Api::<PersistentVolume>::all(nodes.own.clone()).create(&PostParams::default(), &pv).await?;
+    is_bound(&nodes.admin, "created").await?;
+    let [own, other] = [nodes.own.clone(), nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
+    denied(other.patch_status("created", &PatchParams::default(), &resized()).await, FOREIGN);
+    own.patch_status("created", &PatchParams::default(), &resized()).await?;
+    claims.delete("created", &DeleteParams::default()).await?;
+    Api::<PersistentVolume>::all(nodes.admin).delete(&pv.name_any(), &DeleteParams::default()).await?;
+    Ok(())
+}
+
 pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin);
@@ -83,6 +153,7 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
         json!({"status": {"accessModes": ["ReadWriteMany"]}}),
         json!({"status": {"conditions": []}}),
         json!({"status": {"conditions": [modifying, {"type": "ModifyingVolume", "status": "True"}]}}),
+        json!({"metadata": {"annotations": {VOLUME_NODE: "two"}}, "status": {"capacity": {"storage": "1Gi"}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: "two"}}, "status": {"capacity": {"storage": "1Gi"}}}),
         json!({"metadata": {"finalizers": ["example.invalid/held"]}}),
         json!({"metadata": {"labels": {"mine": "yes"}}}),

@@ -87,7 +87,7 @@ pub(crate) fn event(controller: &str, instance: &str) -> Event {
 pub(crate) const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const SHAPE: &str = "a node creates PVs as its provisioner does";
 const UPDATE: &str = "a node enlarges spec.capacity of its PVs";
-const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
+pub(crate) const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 const FOREIGN_EVENT: &str = "in its own name";
 
 pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -250,6 +250,45 @@ pub async fn the_reclaimer_returns_claims_and_changes_nothing_else(cluster: Arc<
     Ok(())
 }
 
+pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const VOLUME_NODE: &str = "local.granary.dev/node";
+    let pods = Pods::start(&cluster).await?;
+    pods.node("n1", "n1").await?;
+    let client = pods.client(RECLAIMER, Some("n1")).await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let create = async |provisioner: &str, volume: Option<&str>| {
+        let mut claim = waiting("named-")?;
+        let annotation = ("volume.kubernetes.io/storage-provisioner".to_owned(), provisioner.to_owned());
+        claim.metadata.annotations = Some([annotation].into());
+        claim.spec.as_mut().expect("a spec").volume_name = volume.map(str::to_owned);
+        Ok::<_, Failure>(admin.create(&PostParams::default(), &claim).await?.name_any())
+    };
+    let annotate = async |claim: &str, annotation: &str, node: &str| {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: node}}}));
+        claims.patch(claim, &PatchParams::default(), &patch).await
+    };
+    let foreign = create("example.invalid", None).await?;
+    denied(annotate(&foreign, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    let unbound = create("local.granary.dev", None).await?;
+    denied(annotate(&unbound, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
+    annotate(&unbound, SELECTED_NODE, "n1").await?;
+    denied(annotate(&unbound, SELECTED_NODE, "n2").await, FOREIGN_CLAIM);
+    let bound = create("local.granary.dev", Some("some-volume")).await?;
+    denied(annotate(&bound, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    annotate(&bound, VOLUME_NODE, "n1").await?;
+    for name in [foreign, unbound, bound] {
+        admin.delete(&name, &DeleteParams::default()).await?;
+    }
+    let events = Api::<Event>::default_namespaced(client);
+    events.create(&PostParams::default(), &event("reclaimer")).await?;
+    denied(events.create(&PostParams::default(), &event("n1")).await, "in its own name");
+    let mut about_a_pod = event("reclaimer");
+    about_a_pod.regarding.as_mut().expect("a reference").kind = Some("Pod".to_owned());
+    denied(events.create(&PostParams::default(), &about_a_pod).await, "on claims");
+    Ok(())
+}
+
 pub async fn a_pod_with_another_identity_fails_with_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     for (name, hostname) in [("n1", "n1"), ("named", "otherwise")] {

@@ -28,8 +28,10 @@ fn main() -> ExitCode {
         accounts::a_pod_creates_pvs_of_the_provisioners_shape_only,
         accounts::a_token_without_a_pod_writes_nothing,
         accounts::the_reclaimer_returns_claims_and_changes_nothing_else,
+        accounts::the_reclaimer_names_a_node_only_where_none_is_named,
         accounts::a_pod_with_another_identity_fails_with_the_reason,
         volumes::a_claim_becomes_a_volume,
+        volumes::a_claim_with_immediate_binding_becomes_a_volume,
         lease::one_replica_of_the_reclaimer_acts,
         objects::nothing_is_left_when_the_objects_are_deleted,
     ]

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, Seen, eventually};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
@@ -15,66 +16,129 @@ use supervisor::Supervisor;
 use tokio::sync::watch;
 use units::Bytes;
 
-use crate::accounts::{Pods, SELECTED_NODE};
+use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE};
+
+/// A node with a running provisioner, with the rights of the chart's pods.
+struct Worker {
+    pods: Pods,
+    disk: Arc<FakeVolumes>,
+    tree: Supervisor,
+    claims: Api<PersistentVolumeClaim>,
+}
+
+impl Worker {
+    /// Returns when the node has published its capacity for the class.
+    async fn start(cluster: &Arc<Cluster>, name: &str, class: &str) -> Result<Self, Failure> {
+        let pods = Pods::start(cluster).await?;
+        pods.node(name, name).await?;
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
+        let settings = Settings {
+            client: pods.client("granary-storage", Some(name)).await?,
+            node: name.parse()?,
+            volumes: disk.clone(),
+            metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
+            register_again: Arc::new(|| {}),
+            revoked: watch::channel(BTreeMap::new()).1,
+            notices: provisioner::notices().1,
+        };
+        let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
+            provisioning::run(cx, settings.clone())
+        });
+        tree.handle().healthy().await?;
+        let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");
+        let end = format!(".{name}.local.granary.dev");
+        eventually(PATIENCE, "the capacity of the node", async || {
+            let found = capacities.list(&ListParams::default()).await?.items;
+            let is_published =
+                found.iter().any(|object| object.name_any().ends_with(&end) && object.storage_class_name == class);
+            Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+        })
+        .await?;
+        let claims = Api::default_namespaced(pods.admin.clone());
+        Ok(Self { pods, disk, tree, claims })
+    }
+
+    async fn claim(&self, name: &str, class: &str, size: &str) -> Result<(), Failure> {
+        let claim = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}, "storageClassName": class,
+            },
+        });
+        self.claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        Ok(())
+    }
+
+    /// Waits until the claim is bound. The name of its PV.
+    async fn bound(&self, claim: &str) -> Result<String, Failure> {
+        let volume = eventually(PATIENCE, "the volume of the claim", async || {
+            let found = self.claims.get(claim).await?;
+            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
+            Ok::<_, kube::Error>(match found.spec.and_then(|spec| spec.volume_name) {
+                Some(volume) if phase == "Bound" => Seen::Done(volume),
+                other => Seen::NotYet(format!("{phase} {other:?}")),
+            })
+        })
+        .await?;
+        assert_eq!(self.disk.live(), [volume.parse()?]);
+        Ok(volume)
+    }
+
+    /// Deletes the claim and waits until its volume is deleted.
+    async fn delete(&self, claim: &str, volume: &str) -> Result<(), Failure> {
+        self.claims.delete(claim, &DeleteParams::default()).await?;
+        let volumes = Api::<PersistentVolume>::all(self.pods.admin.clone());
+        eventually(PATIENCE, "the end of the volume", async || {
+            let (found, left) = (volumes.get_opt(volume).await?, self.disk.live().len() + self.disk.retired().len());
+            Ok::<_, kube::Error>(match found {
+                None if left == 0 => Seen::Done(()),
+                found => Seen::NotYet(format!("PV: {}, records: {left}", found.is_some())),
+            })
+        })
+        .await?;
+        Ok(())
+    }
+}
 
 pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let pods = Pods::start(&cluster).await?;
-    pods.node("worker.example", "worker.example").await?;
-    let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
-    let settings = Settings {
-        client: pods.client("granary-storage", Some("worker.example")).await?,
-        node: "worker.example".parse()?,
-        volumes: disk.clone(),
-        metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
-        register_again: Arc::new(|| {}),
-        revoked: watch::channel(BTreeMap::new()).1,
-        notices: provisioner::notices().1,
-    };
-    let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
-        provisioning::run(cx, settings.clone())
-    });
-    tree.handle().healthy().await?;
-
-    let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");
-    eventually(PATIENCE, "the capacity of the node", async || {
-        let found = capacities.list(&ListParams::default()).await?.items;
-        let is_published = found.iter().any(|object| object.name_any().ends_with(".worker.example.local.granary.dev"));
-        Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
-    })
-    .await?;
-
-    let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
-    let claim = json!({
-        "metadata": {"name": "data"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "local",
-        },
-    });
-    claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+    let worker = Worker::start(&cluster, "worker.example", "local").await?;
+    worker.claim("data", "local", "1Gi").await?;
     let scheduled = json!({"metadata": {"annotations": {
         SELECTED_NODE: "worker.example", "volume.kubernetes.io/storage-provisioner": "local.granary.dev",
     }}});
-    claims.patch("data", &PatchParams::default(), &Patch::Merge(scheduled)).await?;
-    let volume = eventually(PATIENCE, "the volume of the claim", async || {
-        let found = claims.get("data").await?;
-        let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
-        Ok::<_, kube::Error>(match found.spec.and_then(|spec| spec.volume_name) {
-            Some(volume) if phase == "Bound" => Seen::Done(volume),
-            other => Seen::NotYet(format!("{phase} {other:?}")),
-        })
-    })
-    .await?;
-    assert_eq!(disk.live(), [volume.parse()?]);
+    worker.claims.patch("data", &PatchParams::default(), &Patch::Merge(scheduled)).await?;
+    let volume = worker.bound("data").await?;
+    worker.delete("data", &volume).await?;
+    Ok(worker.tree.stop(PATIENCE).await?)
+}
 
-    claims.delete("data", &DeleteParams::default()).await?;
-    let volumes = Api::<PersistentVolume>::all(pods.admin.clone());
-    eventually(PATIENCE, "the end of the volume", async || {
-        let (found, left) = (volumes.get_opt(&volume).await?, disk.live().len() + disk.retired().len());
-        Ok::<_, kube::Error>(match found {
-            None if left == 0 => Seen::Done(()),
-            found => Seen::NotYet(format!("PV: {}, records: {left}", found.is_some())),
-        })
+/// The reclaimer selects the node, with the rights of its account.
+pub async fn a_claim_with_immediate_binding_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let class = json!({"metadata": {"name": "at-once"}, "provisioner": "local.granary.dev"});
+    let classes = Api::<StorageClass>::all(cluster.admin());
+    classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    let worker = Worker::start(&cluster, "immediate.example", "at-once").await?;
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}});
+    let nodes = Api::<Node>::all(worker.pods.admin.clone());
+    nodes.patch_status("immediate.example", &PatchParams::default(), &Patch::Merge(ready)).await?;
+    let client = worker.pods.client(RECLAIMER, Some("immediate.example")).await?;
+    let reclaimer = Supervisor::start("reclaimer", supervisor::Settings::default(), move |cx| {
+        reconciler::reclaim(cx, client.clone())
+    });
+    worker.claim("data", "at-once", "1Gi").await?;
+    let volume = worker.bound("data").await?;
+    worker.claim("large", "at-once", "200Gi").await?;
+    let events = Api::<Event>::default_namespaced(worker.pods.admin.clone());
+    eventually(PATIENCE, "the event about the claim without a node", async || {
+        let found = events.list(&ListParams::default()).await?.items;
+        let notes: Vec<_> = found.into_iter().filter_map(|event| event.note).collect();
+        let is_published = notes.iter().any(|note| note.contains("1 with too little free space"));
+        Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{notes:?}")) })
     })
     .await?;
-    Ok(tree.stop(PATIENCE).await?)
+    worker.claims.delete("large", &DeleteParams::default()).await?;
+    worker.delete("data", &volume).await?;
+    reclaimer.stop(PATIENCE).await?;
+    classes.delete("at-once", &DeleteParams::default()).await?;
+    Ok(worker.tree.stop(PATIENCE).await?)
 }

@@ -3,7 +3,7 @@
 use units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum QuantityError {
+pub enum QuantityError {
     #[error("not a quantity")]
     Syntax,
     #[error("a size cannot be negative")]
@@ -33,7 +33,7 @@ const SUFFIXES: [(&str, u32, i32); 16] = [
 ];
 
 /// Fractions of a byte are rounded up.
-pub(crate) fn bytes(text: &str) -> Result<Bytes, QuantityError> {
+pub fn bytes(text: &str) -> Result<Bytes, QuantityError> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let number_len = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
     let (number, suffix) = unsigned.split_at(number_len);
@@ -66,7 +66,7 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, QuantityError> {
 }
 
 /// The canonical form of Kubernetes, such as `1536Mi`.
-pub(crate) fn text(size: Bytes) -> String {
+pub fn text(size: Bytes) -> String {
     let binary = SUFFIXES.iter().filter(|(_, _, ten)| *ten == 0).rev();
     let (suffix, two) = binary
         .map(|(suffix, two, _)| (*suffix, *two))

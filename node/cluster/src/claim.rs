@@ -1,0 +1,35 @@
+//! Annotations of claims with a node.
+
+use std::collections::BTreeMap;
+
+/// The node that the scheduler, the reconciler or a user selected for the claim's new volume.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+
+/// The node of a bound claim's volume. The reconciler sets it for claims that were bound to an existing PV.
+pub const VOLUME_NODE: &str = "local.granary.dev/node";
+
+/// The node that an admission policy allows to write the status of a bound claim. The policy sees no PV: without
+/// [`VOLUME_NODE`], it is the selected node of a claim whose PV was created for it, with its UID in the name.
+pub fn status_writer<'a>(uid: &str, pv: Option<&str>, annotations: &'a BTreeMap<String, String>) -> Option<&'a str> {
+    let is_created = pv.and_then(|pv| pv.strip_prefix("pvc-")) == Some(uid);
+    let selected = annotations.get(SELECTED_NODE).filter(|_| is_created);
+    annotations.get(VOLUME_NODE).or(selected).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_selected_node_counts_only_for_the_volume_that_it_created() {
+        let mut annotations = BTreeMap::from([(SELECTED_NODE.to_owned(), "one".to_owned())]);
+        assert_eq!(status_writer("u", Some("pvc-u"), &annotations), Some("one"));
+        for pv in [None, Some("adopted"), Some("u"), Some("pvc-other")] {
+            assert_eq!(status_writer("u", pv, &annotations), None, "{pv:?}");
+        }
+        annotations.insert(VOLUME_NODE.to_owned(), "two".to_owned());
+        for pv in ["pvc-u", "adopted"] {
+            assert_eq!(status_writer("u", Some(pv), &annotations), Some("two"));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Recent selections of nodes for claims, and how they ended. In memory: after a restart, a node that has rejected a claim
+//! may be selected once more.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use tokio::time::Instant;
+use units::Bytes;
+
+use crate::bound::storage;
+use crate::placement::Experience;
+
+/// A node that has rejected a claim may have space again after this.
+const REJECTED: Duration = Duration::from_mins(1);
+
+/// Published capacities include a volume after this.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// The event about a claim without a node is repeated after this.
+const REPORTED: Duration = Duration::from_mins(5);
+
+/// Claims that were not seen for this long are bound or deleted.
+const FORGOTTEN: Duration = Duration::from_mins(15);
+
+#[derive(Debug, Default)]
+pub(crate) struct Selections {
+    /// By the claim's UID.
+    claims: HashMap<String, Waiting>,
+    recent: VecDeque<Assigned>,
+    forgotten: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    size: Bytes,
+    selected: Option<Selected>,
+    rejected: BTreeMap<String, Instant>,
+    reported: Option<Instant>,
+    seen: Instant,
+}
+
+#[derive(Debug)]
+struct Selected {
+    node: String,
+    /// Resource version of the claim before the selection. `None` if another component selected the node.
+    before: Option<String>,
+}
+
+#[derive(Debug)]
+struct Assigned {
+    node: String,
+    size: Bytes,
+    at: Instant,
+}
+
+impl Selections {
+    /// The claim has a selected node.
+    pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
+        self.waiting(claim, now).selected = Some(Selected { node: node.to_owned(), before: None });
+    }
+
+    /// The claim has no selected node. If it had one, that node has rejected the claim. `None` if the claim is older than
+    /// the selection.
+    pub(crate) fn experience(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> Option<Experience> {
+        let waiting = self.waiting(claim, now);
+        if let Some(Selected { before: Some(before), .. }) = &waiting.selected
+            && claim.metadata.resource_version.as_ref() == Some(before)
+        {
+            return None;
+        }
+        if let Some(Selected { node, .. }) = waiting.selected.take() {
+            waiting.rejected.insert(node, now);
+        }
+        waiting.rejected.retain(|_, at| now < *at + REJECTED);
+        let rejected = waiting.rejected.keys().cloned().collect();
+        while self.recent.front().is_some_and(|first| now >= first.at + SETTLED) {
+            self.recent.pop_front();
+        }
+        let mut assigned = BTreeMap::<String, Bytes>::new();
+        for Assigned { node, size, .. } in &self.recent {
+            let sum = assigned.entry(node.clone()).or_default();
+            *sum = sum.saturating_add(*size);
+        }
+        Some(Experience { rejected, assigned })
+    }
+
+    /// The node is about to be written into the claim.
+    pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
+        let waiting = self.waiting(claim, now);
+        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version() });
+        let assigned = Assigned { node: node.to_owned(), size: waiting.size, at: now };
+        self.recent.push_back(assigned);
+    }
+
+    /// The node may not be in the claim: the write failed.
+    pub(crate) fn withdraw(&mut self, claim: &PersistentVolumeClaim, now: Instant) {
+        self.waiting(claim, now).selected = None;
+    }
+
+    /// Whether the claim's owner should get the event now.
+    pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
+        let waiting = self.waiting(claim, now);
+        let due = waiting.reported.is_none_or(|at| now >= at + REPORTED);
+        if due {
+            waiting.reported = Some(now);
+        }
+        due
+    }
+
+    /// The entry of the claim. A changed request starts again.
+    fn waiting(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> &mut Waiting {
+        if self.forgotten.is_none_or(|at| now >= at + FORGOTTEN) {
+            self.claims.retain(|_, waiting| now < waiting.seen + FORGOTTEN);
+            self.forgotten = Some(now);
+        }
+        let size = size_of(claim);
+        let new = || Waiting { size, selected: None, rejected: BTreeMap::new(), reported: None, seen: now };
+        let waiting = self.claims.entry(claim.uid().unwrap_or_default()).or_insert_with(new);
+        if waiting.size != size {
+            *waiting = new();
+        }
+        waiting.seen = now;
+        waiting
+    }
+}
+
+/// The request of the claim.
+pub(crate) fn size_of(claim: &PersistentVolumeClaim) -> Bytes {
+    let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    storage(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn claim(uid: &str, version: &str, size: &str) -> PersistentVolumeClaim {
+        let claim = json!({
+            "metadata": {"uid": uid, "resourceVersion": version},
+            "spec": {"resources": {"requests": {"storage": size}}},
+        });
+        serde_json::from_value(claim).unwrap()
+    }
+
+    fn rejected(selections: &mut Selections, claim: &PersistentVolumeClaim, now: Instant) -> BTreeSet<String> {
+        selections.experience(claim, now).expect("a current claim").rejected
+    }
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_claim_that_lost_its_node_was_rejected_by_it() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        selections.select(&claim("a", "1", "1Gi"), "one", now);
+        // The watch reports an older version.
+        assert!(selections.experience(&claim("a", "1", "1Gi"), now).is_none());
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now), names(&["one"]));
+        assert_eq!(rejected(&mut selections, &claim("b", "3", "1Gi"), now), names(&[]));
+        // Another component selected a node.
+        selections.assigned(&claim("a", "4", "1Gi"), "two", now);
+        assert_eq!(rejected(&mut selections, &claim("a", "5", "1Gi"), now), names(&["one", "two"]));
+    }
+
+    #[test]
+    fn a_rejection_is_forgotten_after_a_while_or_with_the_request() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        for uid in ["a", "b"] {
+            selections.assigned(&claim(uid, "1", "1Gi"), "one", now);
+            assert_eq!(rejected(&mut selections, &claim(uid, "2", "1Gi"), now), names(&["one"]));
+        }
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "2Gi"), now), names(&[]));
+        let before = now + REJECTED - Duration::from_millis(1);
+        assert_eq!(rejected(&mut selections, &claim("b", "2", "1Gi"), before), names(&["one"]));
+        assert_eq!(rejected(&mut selections, &claim("b", "2", "1Gi"), now + REJECTED), names(&[]));
+    }
+
+    #[test]
+    fn a_selection_that_was_not_written_is_not_a_rejection() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        selections.select(&claim("a", "1", "1Gi"), "one", now);
+        selections.withdraw(&claim("a", "1", "1Gi"), now);
+        assert_eq!(rejected(&mut selections, &claim("a", "1", "1Gi"), now), names(&[]));
+    }
+
+    #[test]
+    fn recent_selections_count_until_they_are_published() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        selections.select(&claim("a", "1", "1Gi"), "one", now);
+        selections.select(&claim("b", "1", "2Gi"), "one", now);
+        let seen = selections.experience(&claim("c", "1", "1Gi"), now).unwrap();
+        assert_eq!(seen.assigned, [("one".to_owned(), Bytes::new(3 << 30))].into());
+        let seen = selections.experience(&claim("c", "1", "1Gi"), now + SETTLED).unwrap();
+        assert!(seen.assigned.is_empty());
+    }
+
+    #[test]
+    fn an_event_is_repeated_after_a_while() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        assert!(selections.report(&claim, now));
+        assert!(!selections.report(&claim, now));
+        assert!(selections.report(&claim, now + REPORTED));
+    }
+
+    #[test]
+    fn claims_that_are_gone_are_forgotten() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        selections.assigned(&claim("a", "1", "1Gi"), "one", now);
+        selections.assigned(&claim("b", "1", "1Gi"), "one", now + FORGOTTEN);
+        assert_eq!(selections.claims.len(), 1);
+    }
+}
