@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
-use prometheus::TextEncoder;
+use prometheus::Registry;
 use prometheus::proto::MetricFamily;
 use status::{Closed, Condition, Disk, Inodes, Life, Orphans, Page, Recent, Service, Source, Storage, Versions};
 use supervisor::{BoxError, Context};
@@ -22,7 +22,7 @@ use crate::certificates::CertificateStatus;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
-use crate::metrics::Metrics;
+use crate::metrics;
 
 /// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
 const ORPHANS: &str = "granary_orphans";
@@ -38,7 +38,7 @@ pub struct ListenError {
 pub struct Facts {
     pub node: String,
     pub volumes: Arc<dyn Volumes>,
-    pub metrics: Arc<Metrics>,
+    pub registry: Registry,
     pub recent: Recent,
     pub paths: programs::Paths,
     pub keeper: Arc<clock::Keeper>,
@@ -88,8 +88,8 @@ impl Source for Node {
     }
 
     fn page(&self) -> Option<Page> {
-        let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, .. } = &self.facts;
-        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&self.gather())));
+        let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, registry, .. } = &self.facts;
+        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&registry.gather())));
         let storage = storage.inspect_err(|error| {
             let error: &dyn Error = error;
             warn!(error, "the disk cannot be looked at, the status page is without it");
@@ -110,15 +110,10 @@ impl Source for Node {
     }
 
     fn metrics(&self) -> Result<String, BoxError> {
-        Ok(TextEncoder::new().encode_to_string(&self.gather())?)
-    }
-}
-
-impl Node {
-    fn gather(&self) -> Vec<MetricFamily> {
-        let Facts { metrics, keeper, certificates, paths, .. } = &self.facts;
+        let Facts { registry, keeper, certificates, paths, .. } = &self.facts;
         let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
-        metrics.gather(&self.services(), &clock, &kept.expiries, &programs::out_of_memory(paths))
+        let own = metrics::collectors(&clock, &kept.expiries, &programs::out_of_memory(paths))?;
+        Ok(status::metrics(registry, &self.services(), own)?)
     }
 }
 
@@ -250,7 +245,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 #[cfg(test)]
 mod tests {
     use envtest::FakeVolumes;
-    use prometheus::{IntGaugeVec, Opts, Registry};
+    use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
     use volume::{Allocation, Claim, Record};
 
@@ -277,7 +272,7 @@ mod tests {
         let facts = Facts {
             node: "granary".to_owned(),
             volumes: Arc::new(volumes),
-            metrics: Arc::new(Metrics::register(registry).unwrap()),
+            registry,
             recent: Recent::default(),
             paths: programs::Paths::default(),
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),
