@@ -20,6 +20,7 @@ use volume::{VolumeId, VolumeLocks, Volumes};
 use crate::backoff::Attempts;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
+use crate::error::Error;
 use crate::events::Events;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
@@ -121,27 +122,27 @@ struct Watched<K> {
 /// Runs one controller until it is cancelled; running passes are completed.
 ///
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
-async fn control<K, E, Pass>(
+async fn control<K, Pass>(
     cx: Context,
     Watched { api, what, parallel }: Watched<K>,
     provisioner: Arc<Provisioner>,
     keep: impl FnOnce(reflector::Store<K>),
     reconcile: fn(Arc<K>, Arc<Provisioner>) -> Pass,
-    failed: fn(Arc<K>, &E, Arc<Provisioner>) -> Action,
+    failed: fn(Arc<K>, &Error, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
 where
     K: Resource<DynamicType = ()> + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Unpin,
-    E: std::error::Error + Send + 'static,
-    Pass: Future<Output = Result<Action, E>> + Send + 'static,
+    Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
     let controller = Controller::new(api, watcher::Config::default())
         .with_config(controller::Config::default().concurrency(parallel.get()))
         .graceful_shutdown_on(cx.token().cancelled_owned());
     let objects = controller.store();
     keep(objects.clone());
-    let passes = controller.run(reconcile, failed, provisioner).for_each(|pass| {
-        log(what, pass);
+    let pass = |object, provisioner| cx.round(reconcile(object, provisioner), Error::is_progress);
+    let passes = controller.run(pass, failed, provisioner).for_each(|pass| {
+        log(&cx, what, pass);
         future::ready(())
     });
     let ready = async {
@@ -153,12 +154,13 @@ where
     if cx.is_cancelled() { Ok(()) } else { Err(RunError::WatchEnded(what)) }
 }
 
-fn log<K: Resource, E: std::error::Error + 'static>(what: &str, pass: PassResult<K, E>) {
+fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pass: PassResult<K, E>) {
     match pass {
         // The error policy has logged and counted failed passes.
         Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
         Err(controller::Error::ObjectNotFound(object)) => debug!(%object, "object not found"),
         Err(error @ (controller::Error::QueueError(_) | controller::Error::RunnerError(_))) => {
+            cx.report(false);
             let error: &dyn std::error::Error = &error;
             warn!(what, error, "watch failed, will continue");
         }

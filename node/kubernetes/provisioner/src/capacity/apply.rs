@@ -72,7 +72,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
             () = sleep_until(look_at), if watched.is_complete() => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),
-                    done = provisioner.publish(&mut watched) => done,
+                    done = cx.round(provisioner.publish(&mut watched), Error::is_progress) => done,
                 };
                 let wait = match done {
                     Ok(()) => {
