@@ -45,30 +45,18 @@ pub enum NetworkError {
     #[error("cannot open a netlink socket")]
     Netlink(#[source] io::Error),
     #[error("cannot {step}")]
-    Request {
-        step: &'static str,
-        #[source]
-        source: rtnetlink::Error,
-    },
+    Request { step: &'static str, source: rtnetlink::Error },
     #[error("no network interface found; add a virtio network device to the machine")]
     NoInterface,
     #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
     NotEthernet(String),
     #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
-    Dhcp {
-        device: String,
-        #[source]
-        source: io::Error,
-    },
+    Dhcp { device: String, source: io::Error },
     #[error("cannot read random numbers")]
     Random(#[source] io::Error),
     /// The source address check of the device cannot be disabled.
     #[error("cannot write {}", path.display())]
-    SourceCheck {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    SourceCheck { path: PathBuf, source: io::Error },
 }
 
 /// Interval of attempts to configure the device after an error of the kernel.
