@@ -90,7 +90,7 @@ impl PodGuard {
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), GuardError> {
         let ended = self.keep(&cx).await;
         if let Err(error) = &ended {
-            self.restrictions.set(Enforcement::Failed(chain(error).into()));
+            self.restrictions.set(Enforcement::Failed(chain(error, ": ").into()));
         }
         ended
     }

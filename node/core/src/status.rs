@@ -1,10 +1,10 @@
 //! The contents of this node's status pages. The crate `status` renders them and checks access.
 
 use std::error::Error;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{io, iter};
 
 use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage, Volumes};
+use volume::{Mode, Records, Space, State, VolumeId, VolumeUsage, Volumes};
 
 use crate::certificates::CertificateStatus;
 use crate::host::uptime_ms;
@@ -91,7 +91,7 @@ impl Source for Node {
         let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, registry, .. } = &self.facts;
         let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&registry.gather())));
         let storage = storage.inspect_err(|error| {
-            let error: &dyn Error = error;
+            let error: &dyn Error = &**error;
             warn!(error, "the disk cannot be looked at, the status page is without it");
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -173,19 +173,8 @@ struct Found {
     records: Records,
 }
 
-/// Why the disk cannot be looked at.
-#[derive(Debug, thiserror::Error)]
-enum FoundError {
-    #[error(transparent)]
-    Look(#[from] LookError),
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(transparent)]
-    Usage(#[from] UsageError),
-}
-
 impl Found {
-    fn look(store: &dyn Volumes) -> Result<Self, FoundError> {
+    fn look(store: &dyn Volumes) -> Result<Self, BoxError> {
         Ok(Self {
             space: store.space()?,
             volumes: store.usage()?,
@@ -200,7 +189,8 @@ impl Found {
         let Space { size, reserved, reserve, .. } = space;
         let disk = Disk { size, reserve, allocatable, allocated: reserved, free: space.free() };
         let volumes = volumes.iter().map(|volume| volume_status(volume, retired.contains(&volume.id))).collect();
-        let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
+        let closed =
+            records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason, ": ") });
         Storage::new(disk, volumes, closed.collect(), orphans)
     }
 }
@@ -231,15 +221,10 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     }
 }
 
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+/// The error and its causes.
+pub fn chain(error: &(dyn Error + 'static), separator: &str) -> String {
+    let errors = iter::successors(Some(error), |&error| error.source());
+    errors.map(ToString::to_string).collect::<Vec<_>>().join(separator)
 }
 
 #[cfg(test)]

@@ -254,7 +254,6 @@ fn with(settings: &Uplink, lease: Lease) -> Addressing {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::net::Ipv4Addr;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::time::{Instant, timeout};
@@ -309,17 +308,7 @@ mod tests {
     }
 
     fn lease() -> Lease {
-        Lease {
-            interface: "192.0.2.10/24".parse().unwrap(),
-            server: Ipv4Addr::new(192, 0, 2, 1),
-            gateway: None,
-            name_servers: vec![],
-            time_servers: vec![],
-            mtu: Some(9000),
-            time: Some(HOUR),
-            renewal: None,
-            rebinding: None,
-        }
+        Lease { mtu: Some(9000), ..client::tests::lease(HOUR) }
     }
 
     /// Regression: it ended the boot.
