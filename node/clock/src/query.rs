@@ -17,19 +17,11 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueryError {
     #[error("cannot query {server}")]
-    Network {
-        server: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
+    Network { server: SocketAddr, source: io::Error },
     #[error("no answer from {server} within {} s", TIMEOUT.as_secs())]
     Silence { server: SocketAddr },
     #[error("invalid answer from {server}")]
-    Answer {
-        server: SocketAddr,
-        #[source]
-        source: AnswerError,
-    },
+    Answer { server: SocketAddr, source: AnswerError },
 }
 
 /// Cancel-safe.

@@ -86,7 +86,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         let members: Vec<Member> = nodes.state().iter().map(|node| Member::from(node.as_ref())).collect();
         let done = tokio::select! {
             () = cx.cancelled() => return Ok(()),
-            done = controller.pass(&members) => done?,
+            done = cx.round(controller.pass(&members), Result::is_ok) => done?,
         };
         if done {
             cx.healthy();

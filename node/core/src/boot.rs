@@ -33,7 +33,6 @@ use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
-use crate::metrics::Metrics;
 use crate::modules::{self, Modules, ModulesError};
 use crate::power::{End, Requests};
 use crate::source::{self, SourceError};
@@ -225,7 +224,7 @@ async fn serve(
     let facts = Facts {
         node: config.node.to_string(),
         volumes: storage.volumes(),
-        metrics: Arc::new(Metrics::register(registry).map_err(BootError::Metrics)?),
+        registry,
         recent: logs.recent,
         paths: services.paths.clone(),
         keeper: Arc::clone(&keeper),

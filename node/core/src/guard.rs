@@ -43,11 +43,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     #[error("cannot create the cgroup {path}")]
-    CreateCgroup {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    CreateCgroup { path: PathBuf, source: io::Error },
     #[error("cannot use the cgroup of the pods")]
     Cgroup(#[from] lsm::CgroupError),
     #[error("cannot read the kernel's BTF")]
@@ -55,11 +51,7 @@ pub enum GuardError {
     #[error("cannot restrict pods")]
     Load(#[from] lsm::Error),
     #[error("cannot create the self-test's directory {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot start the self-test of the pods' restrictions")]
     Start(#[source] io::Error),
     #[error("the self-test of the pods' restrictions failed: {0}")]
@@ -98,7 +90,7 @@ impl PodGuard {
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), GuardError> {
         let ended = self.keep(&cx).await;
         if let Err(error) = &ended {
-            self.restrictions.set(Enforcement::Failed(chain(error).into()));
+            self.restrictions.set(Enforcement::Failed(chain(error, ": ").into()));
         }
         ended
     }

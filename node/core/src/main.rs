@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::env;
-use std::error::Error;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,6 +13,7 @@ use node_core::boot::{self, BootState};
 use node_core::guard;
 use node_core::host::Host;
 use node_core::power;
+use node_core::status::chain;
 use nodelog::Stream;
 
 fn main() -> ExitCode {
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(Ok(end)) => end,
         failed => {
             let message = match failed {
-                Ok(Err(error)) => chain(&error),
+                Ok(Err(error)) => chain(&error, "\n"),
                 _ => "the node's program panicked; its message stands above".to_owned(),
             };
             fatal(&host, log, message);
@@ -91,15 +91,4 @@ fn wait_for_console(log: Option<&Stream>) {
     if let Some(log) = log {
         log.wait_for_console(CONSOLE_PATIENCE);
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push('\n');
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -43,33 +43,17 @@ impl fmt::Display for Source {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("cannot read {found}")]
-    File {
-        found: Source,
-        #[source]
-        source: io::Error,
-    },
+    File { found: Source, source: io::Error },
     #[error("{found} has more than 64 KiB: that is not a configuration")]
     TooLarge { found: Source },
     #[error("cannot mount the EFI system partition {device}; put a FAT file system on it, or name it otherwise")]
-    Mount {
-        device: PathBuf,
-        #[source]
-        source: FilesystemError,
-    },
+    Mount { device: PathBuf, source: FilesystemError },
     #[error("cannot unmount the EFI system partition")]
     Unmount(#[source] UnmountError),
     #[error("the node's configuration from {found} cannot be used")]
-    Parse {
-        found: Source,
-        #[source]
-        source: ParseError,
-    },
+    Parse { found: Source, source: ParseError },
 }
 
 pub fn read() -> Result<(Source, Config), SourceError> {

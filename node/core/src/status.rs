@@ -1,14 +1,14 @@
 //! The contents of this node's status pages. The crate `status` renders them and checks access.
 
 use std::error::Error;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{io, iter};
 
 use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
-use prometheus::TextEncoder;
+use prometheus::Registry;
 use prometheus::proto::MetricFamily;
 use status::{Closed, Condition, Disk, Inodes, Life, Orphans, Page, Recent, Service, Source, Storage, Versions};
 use supervisor::{BoxError, Context};
@@ -16,13 +16,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tracing::warn;
 use units::Bytes;
-use volume::{ListError, LookError, Mode, Records, Space, State, UsageError, VolumeId, VolumeUsage, Volumes};
+use volume::{Mode, Records, Space, State, VolumeId, VolumeUsage, Volumes};
 
 use crate::certificates::CertificateStatus;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
-use crate::metrics::Metrics;
+use crate::metrics;
 
 /// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
 const ORPHANS: &str = "granary_orphans";
@@ -38,7 +38,7 @@ pub struct ListenError {
 pub struct Facts {
     pub node: String,
     pub volumes: Arc<dyn Volumes>,
-    pub metrics: Arc<Metrics>,
+    pub registry: Registry,
     pub recent: Recent,
     pub paths: programs::Paths,
     pub keeper: Arc<clock::Keeper>,
@@ -88,10 +88,10 @@ impl Source for Node {
     }
 
     fn page(&self) -> Option<Page> {
-        let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, .. } = &self.facts;
-        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&self.gather())));
+        let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, registry, .. } = &self.facts;
+        let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&registry.gather())));
         let storage = storage.inspect_err(|error| {
-            let error: &dyn Error = error;
+            let error: &dyn Error = &**error;
             warn!(error, "the disk cannot be looked at, the status page is without it");
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -110,15 +110,10 @@ impl Source for Node {
     }
 
     fn metrics(&self) -> Result<String, BoxError> {
-        Ok(TextEncoder::new().encode_to_string(&self.gather())?)
-    }
-}
-
-impl Node {
-    fn gather(&self) -> Vec<MetricFamily> {
-        let Facts { metrics, keeper, certificates, paths, .. } = &self.facts;
+        let Facts { registry, keeper, certificates, paths, .. } = &self.facts;
         let (clock, kept) = (keeper.state().borrow().clone(), certificates.borrow().clone());
-        metrics.gather(&self.services(), &clock, &kept.expiries, &programs::out_of_memory(paths))
+        let own = metrics::collectors(&clock, &kept.expiries, &programs::out_of_memory(paths))?;
+        Ok(status::metrics(registry, &self.services(), own)?)
     }
 }
 
@@ -178,19 +173,8 @@ struct Found {
     records: Records,
 }
 
-/// Why the disk cannot be looked at.
-#[derive(Debug, thiserror::Error)]
-enum FoundError {
-    #[error(transparent)]
-    Look(#[from] LookError),
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(transparent)]
-    Usage(#[from] UsageError),
-}
-
 impl Found {
-    fn look(store: &dyn Volumes) -> Result<Self, FoundError> {
+    fn look(store: &dyn Volumes) -> Result<Self, BoxError> {
         Ok(Self {
             space: store.space()?,
             volumes: store.usage()?,
@@ -205,7 +189,8 @@ impl Found {
         let Space { size, reserved, reserve, .. } = space;
         let disk = Disk { size, reserve, allocatable, allocated: reserved, free: space.free() };
         let volumes = volumes.iter().map(|volume| volume_status(volume, retired.contains(&volume.id))).collect();
-        let closed = records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason) });
+        let closed =
+            records.unreadable.iter().map(|(id, reason)| Closed { id: id.to_string(), reason: chain(reason, ": ") });
         Storage::new(disk, volumes, closed.collect(), orphans)
     }
 }
@@ -236,21 +221,16 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     }
 }
 
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+/// The error and its causes.
+pub fn chain(error: &(dyn Error + 'static), separator: &str) -> String {
+    let errors = iter::successors(Some(error), |&error| error.source());
+    errors.map(ToString::to_string).collect::<Vec<_>>().join(separator)
 }
 
 #[cfg(test)]
 mod tests {
     use envtest::FakeVolumes;
-    use prometheus::{IntGaugeVec, Opts, Registry};
+    use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
     use volume::{Allocation, Claim, Record};
 
@@ -277,7 +257,7 @@ mod tests {
         let facts = Facts {
             node: "granary".to_owned(),
             volumes: Arc::new(volumes),
-            metrics: Arc::new(Metrics::register(registry).unwrap()),
+            registry,
             recent: Recent::default(),
             paths: programs::Paths::default(),
             keeper: Arc::new(clock::Keeper::new(Vec::new(), clock::Kernel)),

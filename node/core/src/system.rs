@@ -17,44 +17,19 @@ use config::NodeName;
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
     #[error("cannot make {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot write {path}")]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     #[error("cannot read {path}")]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("cannot mount {target}")]
-    Mount {
-        target: &'static str,
-        #[source]
-        source: FilesystemError,
-    },
+    Mount { target: &'static str, source: FilesystemError },
     #[error("cannot set {key} to {value:?}")]
-    Sysctl {
-        key: String,
-        value: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    Sysctl { key: String, value: &'static str, source: io::Error },
     #[error("cannot raise the limit of open files")]
     Limit(#[source] Errno),
     #[error("cannot set the host name {name}")]
-    HostName {
-        name: NodeName,
-        #[source]
-        source: Errno,
-    },
+    HostName { name: NodeName, source: Errno },
 }
 
 /// Directories of file systems on `/dev` and `/sys` that are created before the mount.

@@ -30,7 +30,6 @@ pub enum ChoiceError {
     Bad {
         /// File or command line with the value.
         place: &'static str,
-        #[source]
         source: ParseSystemError,
     },
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::{self, Write as _};
+use std::iter;
 
 use tracing::field::{Field as Name, Visit};
 use tracing::span::{Attributes, Id, Record as Values};
@@ -108,12 +109,8 @@ impl Visit for EventText {
     }
 
     fn record_error(&mut self, name: &Name, value: &(dyn Error + 'static)) {
-        let mut text = value.to_string();
-        let mut cause = value.source();
-        while let Some(error) = cause {
-            let _ = write!(text, ": {error}");
-            cause = error.source();
-        }
+        let errors = iter::successors(Some(value), |&error| error.source());
+        let text = errors.map(ToString::to_string).collect::<Vec<_>>().join(": ");
         self.add(name, format_args!("{text}"));
     }
 

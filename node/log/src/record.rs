@@ -26,7 +26,6 @@ pub enum Origin {
     Module(Cow<'static, str>),
     /// Another program, by its service name.
     Program(String),
-    /// The kernel.
     Kernel,
     /// A program that wrote to `/dev/kmsg`. The kernel does not let programs use its own facility.
     Kmsg,
@@ -201,7 +200,6 @@ fn utc(at: SystemTime) -> String {
     at.format(&Rfc3339).unwrap_or_default()
 }
 
-/// Time since boot.
 pub(crate) fn uptime() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }

@@ -213,7 +213,7 @@ impl Client {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -223,7 +223,7 @@ mod tests {
     const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn lease(time: Duration) -> Lease {
+    pub(crate) fn lease(time: Duration) -> Lease {
         Lease {
             interface: "192.0.2.10/24".parse().unwrap(),
             server: SERVER,

@@ -45,30 +45,18 @@ pub enum NetworkError {
     #[error("cannot open a netlink socket")]
     Netlink(#[source] io::Error),
     #[error("cannot {step}")]
-    Request {
-        step: &'static str,
-        #[source]
-        source: rtnetlink::Error,
-    },
+    Request { step: &'static str, source: rtnetlink::Error },
     #[error("no network interface found; add a virtio network device to the machine")]
     NoInterface,
     #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
     NotEthernet(String),
     #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
-    Dhcp {
-        device: String,
-        #[source]
-        source: io::Error,
-    },
+    Dhcp { device: String, source: io::Error },
     #[error("cannot read random numbers")]
     Random(#[source] io::Error),
     /// The source address check of the device cannot be disabled.
     #[error("cannot write {}", path.display())]
-    SourceCheck {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    SourceCheck { path: PathBuf, source: io::Error },
 }
 
 /// Interval of attempts to configure the device after an error of the kernel.
@@ -266,7 +254,6 @@ fn with(settings: &Uplink, lease: Lease) -> Addressing {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::net::Ipv4Addr;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::time::{Instant, timeout};
@@ -321,17 +308,7 @@ mod tests {
     }
 
     fn lease() -> Lease {
-        Lease {
-            interface: "192.0.2.10/24".parse().unwrap(),
-            server: Ipv4Addr::new(192, 0, 2, 1),
-            gateway: None,
-            name_servers: vec![],
-            time_servers: vec![],
-            mtu: Some(9000),
-            time: Some(HOUR),
-            renewal: None,
-            rebinding: None,
-        }
+        Lease { mtu: Some(9000), ..client::tests::lease(HOUR) }
     }
 
     /// Regression: it ended the boot.

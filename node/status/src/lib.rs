@@ -20,6 +20,7 @@
 
 mod format;
 mod mesh;
+mod metrics;
 mod model;
 mod page;
 mod recent;
@@ -28,6 +29,7 @@ pub mod sample;
 mod server;
 
 pub use mesh::{Mesh, Peer};
+pub use metrics::metrics;
 pub use model::{
     Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Storage, Versions,
     Volume, not_ready, services,

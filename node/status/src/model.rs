@@ -83,13 +83,16 @@ pub struct Service {
     pub restarts: u32,
     /// Error of the last failure; the service may be healthy again.
     pub last_failure: Option<String>,
+    /// Time without progress, if the service is stalled.
+    #[serde(rename = "stalled_seconds", serialize_with = "maybe_seconds")]
+    pub stalled: Option<Duration>,
 }
 
 impl Service {
-    /// Whether the service is healthy or done.
+    /// Whether the service is healthy or done, and makes progress.
     pub fn is_ready(&self) -> bool {
         match self.state {
-            State::Healthy | State::Done => true,
+            State::Healthy | State::Done => self.stalled.is_none(),
             State::Starting | State::Failed | State::Stopping | State::Stopped => false,
         }
     }
@@ -105,11 +108,11 @@ pub fn services(tree: &supervisor::Status) -> Vec<Service> {
         since: status.since.elapsed(),
         restarts: status.attempts.saturating_sub(1),
         last_failure: status.last_error.clone(),
+        stalled: status.stalled,
     };
     tree.walk().map(service).collect()
 }
 
-/// The services that are not ready.
 pub fn not_ready(services: &[Service]) -> impl Iterator<Item = &Service> {
     services.iter().filter(|service| !service.is_ready())
 }

@@ -183,17 +183,19 @@ impl Peer {
 }
 
 fn services(services: &[Service]) -> Markup {
-    let class = |state| match state {
-        State::Healthy | State::Done => "good",
-        State::Starting | State::Stopping => "wait",
-        State::Failed | State::Stopped => "bad",
+    let state = |service: &Service| match (service.stalled, service.state) {
+        (Some(time), _) => ("bad", "stalled", time),
+        (None, state @ (State::Healthy | State::Done)) => ("good", state.as_str(), service.since),
+        (None, state @ (State::Starting | State::Stopping)) => ("wait", state.as_str(), service.since),
+        (None, state @ (State::Failed | State::Stopped)) => ("bad", state.as_str(), service.since),
     };
     let rows = html! {
         @for service in services {
+            @let (class, state, time) = state(service);
             tr class={ "depth-" (service.depth.min(DEEPEST)) } {
                 th scope="row" title=(service.path) { (service.name) }
-                td class=(class(service.state)) { (service.state.as_str()) }
-                td { (duration(service.since)) }
+                td class=(class) { (state) }
+                td { (duration(time)) }
                 td class=(NUMBER) { (service.restarts) }
                 td class="text" { (service.last_failure.as_deref().unwrap_or_default()) }
             }

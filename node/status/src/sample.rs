@@ -156,6 +156,7 @@ fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) 
         since: Duration::from_secs(if restarts > 0 { 42 } else { 93_723 }),
         restarts,
         last_failure: last_failure.map(str::to_owned),
+        stalled: None,
     }
 }
 

@@ -187,6 +187,9 @@ fn readiness(services: &[Service], remark: Option<&str>) -> Answer {
     for service in not_ready(services) {
         // Writing to a String cannot fail.
         let _ = write!(body, "{} {} {} s", service.path, service.state, service.since.as_secs());
+        if let Some(time) = service.stalled {
+            let _ = write!(body, ", no progress for {} s", time.as_secs());
+        }
         if let Some(failure) = &service.last_failure {
             let _ = write!(body, ": {}", failure.replace('\n', " "));
         }
@@ -249,12 +252,18 @@ mod tests {
         let answer = readiness(&[], remark);
         assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
         assert_eq!(readiness(&[], None).body, "ok\n");
-        let (name, path) = ("a".to_owned(), "a".to_owned());
-        let (since, last_failure) = (Duration::ZERO, None);
-        let starting = Service { path, name, depth: 0, state: State::Starting, since, restarts: 0, last_failure };
-        let answer = readiness(&[starting], remark);
+        let answer = readiness(&node(State::Starting).services(), remark);
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert!(answer.body.ends_with(" 0 s\nlimits are advisory\n"), "{}", answer.body);
+        assert_eq!(answer.body, "granary.etcd starting 5 s\nlimits are advisory\n");
+    }
+
+    #[test]
+    fn a_stalled_service_is_not_ready() {
+        let mut services = node(State::Healthy).services();
+        services[0].stalled = Some(Duration::from_secs(400));
+        let answer = readiness(&services, None);
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.body, "granary.etcd healthy 5 s, no progress for 400 s\n");
     }
 
     /// A node whose disk blocks until it is released.
@@ -274,6 +283,7 @@ mod tests {
                 since: Duration::from_secs(5),
                 restarts: 0,
                 last_failure,
+                stalled: None,
             }]
         }
 

@@ -35,7 +35,6 @@ pub enum FsError {
         /// Name of the call.
         operation: &'static str,
         /// Its errno.
-        #[source]
         source: Errno,
     },
 }
@@ -142,7 +141,6 @@ pub enum AllocateError {
         /// Name of the counter file.
         file: &'static str,
         /// Error of the system call.
-        #[source]
         source: std::io::Error,
     },
 }
@@ -192,7 +190,6 @@ pub enum WalkError {
         /// Path relative to the directory; empty for the directory itself.
         path: PathBuf,
         /// The failed call.
-        #[source]
         source: FsError,
     },
     /// The directory is nested too deeply and is skipped.

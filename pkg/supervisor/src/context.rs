@@ -30,6 +30,31 @@ impl Context {
         self.node.healthy(self.attempt);
     }
 
+    /// One round of work, such as a pass over an object. `has_progress` judges its result. The service is stalled, see
+    /// [`Status::stalled`], if
+    ///
+    /// - a round takes longer than [`Settings::round_deadline`]: the time between rounds, when it waits for work, is not
+    ///   counted;
+    /// - several rounds failed, over a time longer than this deadline, and none made progress meanwhile. This ends with a
+    ///   round that makes progress, or when none was tried again for the deadline and the longest wait of
+    ///   [`Settings::backoff`]: then the service has no work.
+    ///
+    /// Rounds may overlap. One that has progress without having waited for anything does not count: it found no work.
+    /// Dropped before its end, it counts neither as progress nor as a failure.
+    pub fn round<T, F, P>(&self, work: F, has_progress: P) -> impl Future<Output = T> + use<T, F, P>
+    where
+        F: Future<Output = T>,
+        P: FnOnce(&T) -> bool,
+    {
+        let (progress, settings, attempt) = (self.node.progress(), self.node.settings().clone(), self.attempt);
+        async move { progress.round(attempt, &settings, work, has_progress).await }
+    }
+
+    /// A [`round`](Self::round) that is not a future, at its end: the result of an effort that others complete.
+    pub fn report(&self, has_progress: bool) {
+        self.node.progress().report(self.attempt, self.node.settings(), has_progress);
+    }
+
     /// Waits until this attempt has to end. Its children have stopped by then. Cancel-safe.
     pub async fn cancelled(&self) {
         self.token.cancelled().await;

@@ -8,6 +8,11 @@
 //!   the service runs again after a [`Backoff`]. `Ok(())` after [`Context::done`] is an end for good.
 //! - A stop goes against the order of the starts, children before their parent, each with a deadline.
 //! - The members of a [`Group`] fail together.
+//! - A service that does its work in rounds ([`Context::round`]) is stalled if it makes no progress within
+//!   [`Settings::round_deadline`]. Its [`Status`] says so; nothing restarts it.
+//!
+//! Times are those of tokio's clock, `CLOCK_MONOTONIC` on Linux. It does not advance while the machine is suspended, and
+//! does not follow changes of the wall clock: neither lengthens a round or a wait.
 //!
 //! Not supported: lookup by name, messages between services, threads. A service
 //! that never yields to the runtime cannot be stopped, only left behind.
@@ -43,6 +48,7 @@ mod context;
 mod failure;
 mod group;
 mod node;
+mod progress;
 mod service;
 mod state;
 mod status;

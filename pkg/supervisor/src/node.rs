@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use crate::failure::Failure;
+use crate::progress::Progress;
 use crate::service::Service;
 use crate::state::Event;
 use crate::tasks::{Exit, Life, Tasks};
@@ -46,6 +47,7 @@ pub(crate) struct Node {
     /// Locked while a change is applied and shown, so that the observer sees changes in order.
     showing: Mutex<()>,
     tasks: Tasks,
+    progress: Arc<Progress>,
 }
 
 /// State for a status.
@@ -77,6 +79,7 @@ impl Node {
             record: watch::Sender::new(record),
             showing: Mutex::default(),
             tasks: Tasks::default(),
+            progress: Arc::default(),
         }
     }
 
@@ -86,6 +89,10 @@ impl Node {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    pub(crate) fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.progress)
     }
 
     pub(crate) fn state(&self) -> State {
@@ -101,6 +108,7 @@ impl Node {
             attempts: record.attempts,
             since: record.since,
             last_error: record.last_error,
+            stalled: self.progress.stalled(&self.settings),
             children: self.tasks.children().iter().map(|child| child.status()).collect(),
         }
     }
@@ -198,6 +206,7 @@ impl Node {
             attempt = record.attempts;
             true
         });
+        self.progress.reset(attempt);
         attempt
     }
 

@@ -1,6 +1,7 @@
 //! Status of the tree for people and metrics.
 
 use std::fmt;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -25,6 +26,10 @@ pub struct Status {
     pub since: Instant,
     /// Why it failed last, with causes. A later success does not clear it.
     pub last_error: Option<String>,
+    /// For how long it has made no progress, if that is longer than it may be, see [`Context::round`](crate::Context::round).
+    /// Serialized as `stalled_seconds`.
+    #[cfg_attr(feature = "serde", serde(rename = "stalled_seconds", serialize_with = "maybe_seconds"))]
+    pub stalled: Option<Duration>,
     /// The children of its present attempt.
     pub children: Vec<Status>,
 }
@@ -54,7 +59,7 @@ impl Status {
 }
 
 /// One line a service, indented by its depth: name, state, the seconds in that state, how often it was
-/// started if more than once, and why it failed last. Line feeds in an error become spaces.
+/// started if more than once, for how long it is stalled, and why it failed last. Line feeds in an error become spaces.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (depth, service) in self.walk() {
@@ -62,6 +67,9 @@ impl fmt::Display for Status {
             write!(f, "{:space$}{} {} {} s", "", service.name, service.state, service.since.elapsed().as_secs())?;
             if service.attempts > 1 {
                 write!(f, ", started {} times", service.attempts)?;
+            }
+            if let Some(time) = service.stalled {
+                write!(f, ", no progress for {} s", time.as_secs())?;
             }
             if let Some(error) = &service.last_error {
                 write!(f, ", failed: {}", error.replace('\n', " "))?;
@@ -77,22 +85,26 @@ fn seconds<S: serde::Serializer>(since: &Instant, serializer: S) -> Result<S::Ok
     serializer.serialize_u64(since.elapsed().as_secs())
 }
 
+#[cfg(feature = "serde")]
+fn maybe_seconds<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&time.map(|time| time.as_secs()), serializer)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn service(path: &str, state: State, attempts: u32, error: Option<&str>, children: Vec<Status>) -> Status {
         let name = path.rsplit('.').next().unwrap_or_default().to_owned();
-        let last_error = error.map(str::to_owned);
-        Status { path: path.to_owned(), name, state, attempts, since: Instant::now(), last_error, children }
+        let (last_error, since, stalled) = (error.map(str::to_owned), Instant::now(), None);
+        Status { path: path.to_owned(), name, state, attempts, since, last_error, stalled, children }
     }
 
     async fn tree() -> Status {
         let etcd = service("node.storage.etcd", State::Failed, 3, Some("no disk:\n full"), Vec::new());
         let storage = service("node.storage", State::Starting, 1, None, vec![etcd]);
-        let page = service("node.page", State::Healthy, 1, None, Vec::new());
+        let mut page = service("node.page", State::Healthy, 1, None, Vec::new());
+        page.stalled = Some(Duration::from_millis(7999));
         let tree = service("node", State::Done, 1, None, vec![storage, page]);
         tokio::time::advance(Duration::from_millis(61_500)).await;
         tree
@@ -110,7 +122,7 @@ mod tests {
         assert_eq!(
             tree().await.to_string(),
             "node done 61 s\n  storage starting 61 s\n    etcd failed 61 s, started 3 times, failed: no disk:  full\n  \
-             page healthy 61 s\n"
+             page healthy 61 s, no progress for 7 s\n"
         );
     }
 
@@ -120,12 +132,13 @@ mod tests {
         let found = serde_json::to_value(&tree().await.children[0]).unwrap();
         let expected = serde_json::json!({
             "path": "node.storage", "name": "storage", "state": "starting", "attempts": 1, "seconds": 61,
-            "last_error": null,
+            "last_error": null, "stalled_seconds": null,
             "children": [{
                 "path": "node.storage.etcd", "name": "etcd", "state": "failed", "attempts": 3, "seconds": 61,
-                "last_error": "no disk:\n full", "children": [],
+                "last_error": "no disk:\n full", "stalled_seconds": null, "children": [],
             }],
         });
         assert_eq!(found, expected);
+        assert_eq!(serde_json::to_value(&tree().await.children[1]).unwrap()["stalled_seconds"], 7);
     }
 }

@@ -1,5 +1,6 @@
 //! The tree as its users see it, with tokio's clock paused: time passes only while everything waits.
 
+mod progress;
 mod trees;
 mod world;
 

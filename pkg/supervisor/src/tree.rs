@@ -21,11 +21,17 @@ pub struct Settings {
     pub backoff: Backoff,
     /// How long it may take to end after it was cancelled, its children not counted. Then it is aborted.
     pub stop_deadline: Duration,
+    /// How long it may make no progress, see [`Context::round`]. Longer than the timeouts of everything that a round waits for.
+    pub round_deadline: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { backoff: Backoff::default(), stop_deadline: Duration::from_secs(10) }
+        Self {
+            backoff: Backoff::default(),
+            stop_deadline: Duration::from_secs(10),
+            round_deadline: Duration::from_secs(5 * 60),
+        }
     }
 }
 

@@ -36,7 +36,6 @@ pub enum OpenError {
         /// Path of the source.
         path: PathBuf,
         /// Error of the system call.
-        #[source]
         source: io::Error,
     },
     /// The kernel has no device-mapper; its module is not loaded.
@@ -51,7 +50,6 @@ pub enum OpenError {
         /// Name of the device.
         name: String,
         /// Errno of the ioctl.
-        #[source]
         source: Errno,
     },
 }

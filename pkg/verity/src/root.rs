@@ -58,7 +58,6 @@ pub enum CheckError {
         /// Block number on the device.
         place: u64,
         /// Error of the read.
-        #[source]
         source: io::Error,
     },
 }

@@ -23,6 +23,7 @@ use crate::claim::apply::CreatedPvs;
 use crate::classes::Classes;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
+use crate::error::Error;
 use crate::events::Events;
 use crate::index::PvIndex;
 use crate::listing::Listings;
@@ -157,26 +158,26 @@ struct Watched<K: Resource<DynamicType = ()> + 'static> {
 /// Runs one controller until it is cancelled; running passes are completed.
 ///
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
-async fn control<K, E, Pass>(
+async fn control<K, Pass>(
     cx: Context,
     Watched { objects, what, parallel }: Watched<K>,
     changes: impl Stream<Item = watcher::Result<K>> + Send,
     provisioner: Arc<Provisioner>,
     reconcile: fn(Arc<K>, Arc<Provisioner>) -> Pass,
-    failed: fn(Arc<K>, &E, Arc<Provisioner>) -> Action,
+    failed: fn(Arc<K>, &Error, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
-    E: std::error::Error + Send + 'static,
-    Pass: Future<Output = Result<Action, E>> + Send + 'static,
+    Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
     let queue = StreamBackoff::new(changes, DefaultBackoff::default())
         .map_ok(|object| ObjectRef::from_obj(&object))
         .take_until(cx.token().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());
-    let reconcile = move |object, provisioner| Box::pin(reconcile(object, provisioner));
+    let reconcile =
+        |object, provisioner| Box::pin(cx.round(reconcile(object, provisioner), Error::is_progress));
     let passes = controller::applier(reconcile, failed, provisioner, objects.clone(), queue, config).for_each(|pass| {
-        log(what, pass);
+        log(&cx, what, pass);
         future::ready(())
     });
     let ready = async {
@@ -188,12 +189,13 @@ where
     if cx.is_cancelled() { Ok(()) } else { Err(RunError::WatchEnded(what)) }
 }
 
-fn log<K: Resource, E: std::error::Error + 'static>(what: &str, pass: PassResult<K, E>) {
+fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pass: PassResult<K, E>) {
     match pass {
         // The error policy has logged and counted failed passes.
         Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
         Err(controller::Error::ObjectNotFound(object)) => debug!(%object, "object not found"),
         Err(error @ (controller::Error::QueueError(_) | controller::Error::RunnerError(_))) => {
+            cx.report(false);
             let error: &dyn std::error::Error = &error;
             warn!(what, error, "watch failed, will continue");
         }

@@ -33,10 +33,18 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
     loop {
         let register = tokio::select! {
             () = cx.cancelled() => return Ok(()),
-            () = sleep(PATIENCE), if entry.lost => true,
+            () = sleep(PATIENCE), if entry.lost => {
+                cx.report(false);
+                true
+            }
             event = events.next() => match event {
-                Some(Ok(event)) => entry.update(&event),
+                Some(Ok(event)) => {
+                    let register = entry.update(&event);
+                    cx.report(!entry.lost);
+                    register
+                }
                 Some(Err(error)) => {
+                    cx.report(false);
                     let error: &dyn std::error::Error = &error;
                     warn!(error, "watch of the CSINode object failed, will continue");
                     false

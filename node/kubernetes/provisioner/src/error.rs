@@ -83,6 +83,15 @@ impl Error {
         }
     }
 
+    /// Whether a pass with this result shows that passes work: a failure that lies in its object does.
+    pub(crate) fn is_progress<T>(result: &Result<T, Self>) -> bool {
+        match result {
+            Err(Self::Api(error)) => error.is_about_object(),
+            Err(Self::List(_) | Self::Look(_) | Self::Usage(_) | Self::Panicked(_)) => false,
+            Ok(_) | Err(_) => true,
+        }
+    }
+
     /// Whether another client changed or deleted the object first.
     pub(crate) fn is_race(&self) -> bool {
         matches!(self, Self::Api(error) if error.is_conflict() || error.is_not_found())
@@ -113,6 +122,11 @@ impl ApiError {
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(&self.source, ApiCause::Status(status) if status.is_not_found())
     }
+
+    /// The API server answers, and its answer is not for all objects.
+    fn is_about_object(&self) -> bool {
+        matches!(&self.source, ApiCause::Status(status) if matches!(status.code, 404 | 409 | 422))
+    }
 }
 
 /// For `map_err`.
@@ -123,5 +137,21 @@ pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ApiError {
             other => ApiCause::Other(Box::new(other)),
         };
         ApiError { what, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_of_one_object_are_progress() {
+        let answer =
+            |code| Error::Api(api("get a PV")(kube::Error::Api(Box::new(Status { code, ..Status::default() }))));
+        let is_progress = |error| Error::is_progress(&Err::<(), _>(error));
+        assert!(Error::is_progress(&Ok(())));
+        assert!([answer(404), answer(409), answer(422), Error::NoClass].into_iter().all(is_progress));
+        let none = Error::Api(api("get a PV")(kube::Error::LinesCodecMaxLineLengthExceeded));
+        assert!(![answer(401), answer(403), answer(429), answer(500), none].into_iter().any(is_progress));
     }
 }

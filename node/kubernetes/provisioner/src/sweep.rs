@@ -57,7 +57,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
     let mut reported = Findings::default();
     let mut failures = 0;
     loop {
-        let wait = match provisioner.sweep(&reported).await {
+        let wait = match cx.round(provisioner.sweep(&reported), Result::is_ok).await {
             Ok(found) => {
                 failures = 0;
                 reported = found;

@@ -43,18 +43,20 @@ where
         warn!(what, object = object.name_any(), error, "pass failed, will retry");
         Action::requeue(RETRY)
     };
-    let passes =
-        controller.graceful_shutdown_on(cx.token().cancelled_owned()).run(pass, failed, context).for_each(|pass| {
-            match pass {
-                // `failed` has logged it.
-                Ok(_) | Err(Error::ReconcilerFailed(..)) => {}
-                Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(what, error, "watch failed, will continue");
-                }
+    let pass = |object, context| cx.round(pass(object, context), Result::is_ok);
+    let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
+    let passes = controller.run(pass, failed, context).for_each(|pass| {
+        match pass {
+            // `failed` has logged it.
+            Ok(_) | Err(Error::ReconcilerFailed(..)) => {}
+            Err(error) => {
+                cx.report(false);
+                let error: &dyn std::error::Error = &error;
+                warn!(what, error, "watch failed, will continue");
             }
-            future::ready(())
-        });
+        }
+        future::ready(())
+    });
     let ready = async {
         // An error means that the controller has ended.
         if objects.wait_until_ready().await.is_ok() {

@@ -40,14 +40,7 @@ pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     let waves = waves();
     let mut changes = stream::select_all(kinds(waves.iter().flatten()).into_iter().map(|kind| changes(kind, &client)));
     while !cx.is_cancelled() {
-        let mut changed = false;
-        for wave in &waves {
-            let passes: Vec<_> = wave.iter().map(|object| reconcile(object, &client)).collect();
-            let mut passes = stream::iter(passes).buffer_unordered(PARALLEL);
-            while let Some(pass) = passes.next().await {
-                changed |= pass?;
-            }
-        }
+        let changed = cx.round(reconcile_all(&waves, &client), Result::is_ok).await?;
         cx.healthy();
         if changed {
             tokio::select! {
@@ -62,6 +55,19 @@ pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
         }
     }
     Ok(())
+}
+
+/// Whether an object was changed.
+async fn reconcile_all(waves: &[Vec<Object>], client: &Client) -> Result<bool, RunError> {
+    let mut changed = false;
+    for wave in waves {
+        let passes: Vec<_> = wave.iter().map(|object| reconcile(object, client)).collect();
+        let mut passes = stream::iter(passes).buffer_unordered(PARALLEL);
+        while let Some(pass) = passes.next().await {
+            changed |= pass?;
+        }
+    }
+    Ok(changed)
 }
 
 async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {

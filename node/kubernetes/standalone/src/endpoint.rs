@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use podguard::{Enforcement, Restrictions};
-use prometheus::{Registry, TextEncoder};
+use prometheus::Registry;
 use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
@@ -50,6 +50,6 @@ impl Source for Endpoint {
     }
 
     fn metrics(&self) -> Result<String, BoxError> {
-        Ok(TextEncoder::new().encode_to_string(&self.registry.gather())?)
+        Ok(status::metrics(&self.registry, &self.services(), [])?)
     }
 }

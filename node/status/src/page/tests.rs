@@ -196,6 +196,20 @@ fn a_ready_node_is_reported_as_ready() {
 }
 
 #[test]
+fn a_stalled_service_is_shown_with_its_time_without_progress() {
+    let mut page = example();
+    page.services[11].stalled = Some(Duration::from_secs(400));
+    let document = Element::read(&page.html());
+    assert_eq!(rows(&document, "services")[11], ["volumes", "stalled", "6 min 40 s", "0", ""]);
+    assert!(document.named("header")[0].text.contains("granary.kube-proxy, granary.provisioner.volumes, granary.csi"));
+    let json: Value = serde_json::from_str(&page.json().unwrap()).unwrap();
+    assert_eq!(
+        (&json["services"][11]["stalled_seconds"], &json["services"][9]["stalled_seconds"]),
+        (&400.into(), &Value::Null)
+    );
+}
+
+#[test]
 fn an_unreadable_disk_and_mesh_leave_the_other_sections() {
     let document = Element::read(&sample::blind().html());
     assert!(document.by_id("mesh").text.contains("The peers could not be read"));

@@ -250,7 +250,7 @@ impl Watch<'_> {
 
 async fn live(story: Story, unit: Duration) -> World {
     let backoff = Backoff { first: unit * story.first, most: unit * story.most, settled: unit * story.settled };
-    let settings = Settings { backoff, stop_deadline: unit * story.stop_deadline };
+    let settings = Settings { backoff, stop_deadline: unit * story.stop_deadline, ..Settings::default() };
     let world = World::new(backoff);
     let (watched, jitter) = (world.clone(), AtomicU32::new(story.jitter));
     let tree = Tree {

@@ -65,7 +65,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
             () = sleep_until(look_at), if provisioner.is_listed(&published) => {
                 let done = tokio::select! {
                     () = cx.cancelled() => return Ok(()),
-                    done = provisioner.publish(&mut published) => done,
+                    done = cx.round(provisioner.publish(&mut published), Error::is_progress) => done,
                 };
                 let wait = match done {
                     Ok(()) => {

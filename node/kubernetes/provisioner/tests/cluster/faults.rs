@@ -10,14 +10,19 @@ use http::StatusCode;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
+use supervisor::{Backoff, Settings};
 use tokio::time::timeout;
 use units::Bytes;
 
-use crate::node::Node;
+use crate::node::{Node, until};
 
 /// Much shorter than those of a node, so that the test does not wait for them.
 const DEADLINES: Deadlines =
     Deadlines { object: Duration::from_secs(1), list: Duration::from_secs(2), idle: Duration::from_secs(3) };
+/// Shorter than the deadline of a request: each pass without an answer, and a watch that fails twice, is a stall.
+const ROUND: Duration = Duration::from_millis(500);
+/// How long a stall without further attempts lasts, and more than the pause of a watch that failed.
+const RETRY: Duration = Duration::from_secs(10);
 /// From the end of the fault on.
 const RECOVERY: Duration = Duration::from_secs(60);
 /// Requests and responses that a fault hits, at least.
@@ -48,7 +53,8 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     let server = FaultyServer::start(cluster.client(Identity::Storage).await?).await?;
     node.storage = apiclient::client_with(server.config(), DEADLINES)?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    node.run().await?;
+    let backoff = Backoff { most: RETRY, ..Backoff::default() };
+    node.run_with(Settings { backoff, round_deadline: ROUND, ..Settings::default() }).await?;
     node.claim_here("grown", json!({})).await?;
     node.claim_here("deleted", json!({})).await?;
     let (grown, deleted) = (node.bound("grown").await?, node.bound("deleted").await?);
@@ -67,6 +73,14 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
         Ok::<_, kube::Error>(if hits >= HITS { Seen::Done(()) } else { Seen::NotYet(format!("{hits} hits")) })
     })
     .await?;
+    if matches!(fault, Fault::Swallow) {
+        until("stalled services", async || {
+            let stalled = node.stalled();
+            let are_shown = ["claims", "volumes"].iter().all(|name| stalled.contains(&format!("provisioner.{name}")));
+            Ok((!are_shown).then(|| stalled.join(" ")))
+        })
+        .await?;
+    }
     server.set(Fault::None);
 
     let size = eventually(PATIENCE, "the new size of the claim", async || {
@@ -84,5 +98,10 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     let in_time = timeout(RECOVERY, all).await;
     in_time.map_err(|_| format!("not done {} s after {fault:?}", RECOVERY.as_secs()))??;
     assert_eq!(node.attempts(), attempts, "the provisioner was started again");
+    until("the end of all stalls", async || {
+        let stalled = node.stalled();
+        Ok((!stalled.is_empty()).then(|| stalled.join(" ")))
+    })
+    .await?;
     node.end().await
 }

@@ -127,15 +127,17 @@ impl Node {
     }
 
     pub async fn run(&mut self) -> Result<(), Failure> {
+        self.run_with(supervisor::Settings::default()).await
+    }
+
+    pub async fn run_with(&mut self, services: supervisor::Settings) -> Result<(), Failure> {
         let settings = Settings {
             metrics: self.metrics.clone(),
             revoked: self.revoked.subscribe(),
             notices: self.queue.clone(),
             ..Settings::new(self.storage.clone(), self.name.clone(), self.volumes.clone())
         };
-        let tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
-            provisioner::run(cx, settings.clone())
-        });
+        let tree = Supervisor::start("provisioner", services, move |cx| provisioner::run(cx, settings.clone()));
         tree.handle().healthy().await?;
         self.running = Some(tree);
         Ok(())
@@ -150,6 +152,13 @@ impl Node {
 
     pub fn attempts(&self) -> u32 {
         self.running.as_ref().map_or(0, |tree| tree.status().attempts)
+    }
+
+    /// The services of the provisioner that make no progress.
+    pub fn stalled(&self) -> Vec<String> {
+        let tree = self.running.as_ref().map(Supervisor::status);
+        let services = tree.iter().flat_map(supervisor::Status::walk);
+        services.filter(|(_, service)| service.stalled.is_some()).map(|(_, service)| service.path.clone()).collect()
     }
 
     /// Creates the storage class again, with more fields.

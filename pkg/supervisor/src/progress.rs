@@ -1,0 +1,136 @@
+//! Rounds of work, and whether a service makes progress in them.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::Settings;
+
+/// The rounds of a service's present attempt.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(Mutex<Rounds>);
+
+#[derive(Debug, Default)]
+struct Rounds {
+    /// The attempt that may begin rounds.
+    attempt: u32,
+    next: u64,
+    /// Begins of the rounds that run. Numbers ascend: the first is the oldest.
+    running: BTreeMap<u64, Instant>,
+    /// The failed rounds since the last one that made progress.
+    failed: Option<Failed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failed {
+    begin: Instant,
+    end: Instant,
+    count: u32,
+}
+
+impl Progress {
+    /// Forgets the rounds of earlier attempts.
+    pub(crate) fn reset(&self, attempt: u32) {
+        let mut rounds = self.lock();
+        *rounds = Rounds { attempt, next: rounds.next, ..Rounds::default() };
+    }
+
+    /// Runs one round of `attempt`. Dropped before its end, it leaves nothing behind.
+    pub(crate) async fn round<T>(
+        self: Arc<Self>,
+        attempt: u32,
+        settings: &Settings,
+        work: impl Future<Output = T>,
+        has_progress: impl FnOnce(&T) -> bool,
+    ) -> T {
+        let mut work = pin!(work);
+        let round = Round::begin(self, attempt);
+        let mut has_waited = false;
+        let done = poll_fn(|cx| {
+            let polled = work.as_mut().poll(cx);
+            has_waited |= polled.is_pending();
+            polled
+        })
+        .await;
+        if !has_progress(&done) {
+            round.failed(settings.quiet());
+        } else if has_waited {
+            round.succeeded();
+        }
+        done
+    }
+
+    /// A round that begins and ends now.
+    pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
+        let round = Round::begin(self, attempt);
+        if has_progress { round.succeeded() } else { round.failed(settings.quiet()) }
+    }
+
+    /// How long the service has made no progress, if it is stalled.
+    pub(crate) fn stalled(&self, settings: &Settings) -> Option<Duration> {
+        let (rounds, deadline, now) = (self.lock(), settings.round_deadline, Instant::now());
+        let running = rounds.running.values().next().map(|begin| now - *begin).filter(|time| *time >= deadline);
+        let failed = rounds.failed.filter(|failed| {
+            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= settings.quiet()
+        });
+        running.max(failed.map(|failed| now - failed.begin))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rounds> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Settings {
+    /// A service with work retries a failed round within this time, so one that does not is idle.
+    fn quiet(&self) -> Duration {
+        self.round_deadline.saturating_add(self.backoff.most)
+    }
+}
+
+/// A round that runs.
+struct Round {
+    progress: Arc<Progress>,
+    number: u64,
+}
+
+impl Round {
+    fn begin(progress: Arc<Progress>, attempt: u32) -> Self {
+        let mut rounds = progress.lock();
+        let number = rounds.next;
+        rounds.next += 1;
+        if rounds.attempt == attempt {
+            rounds.running.insert(number, Instant::now());
+        }
+        drop(rounds);
+        Self { progress, number }
+    }
+
+    fn succeeded(self) {
+        let mut rounds = self.progress.lock();
+        if rounds.running.contains_key(&self.number) {
+            rounds.failed = None;
+        }
+    }
+
+    fn failed(self, quiet: Duration) {
+        let (mut rounds, end) = (self.progress.lock(), Instant::now());
+        let Some(&begin) = rounds.running.get(&self.number) else { return };
+        rounds.failed = match rounds.failed {
+            Some(before) if end - before.end <= quiet => {
+                Some(Failed { begin: before.begin.min(begin), end, count: before.count.saturating_add(1) })
+            }
+            Some(_) | None => Some(Failed { begin, end, count: 1 }),
+        };
+    }
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        self.progress.lock().running.remove(&self.number);
+    }
+}
