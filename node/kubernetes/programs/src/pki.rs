@@ -228,7 +228,7 @@ fn check_ca(ca: Validity, now: OffsetDateTime) -> Result<(), Stale> {
         error!(
             expires = %ca.to(),
             %reason,
-            "the cluster's certificate authority is at its end; restart the control plane's node, which renews it"
+            "the certificate of the cluster's CA expires; restart the control plane's node, which renews it"
         );
     }
     lasts
@@ -409,7 +409,7 @@ mod tests {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
         let (pki, before) = (&disk.config.paths.pki, disk.files());
-        let remedy = format!("in {}; bring ca.crt and ca.key back from a copy", pki.display());
+        let remedy = format!("in {}; restore ca.crt and ca.key from a backup", pki.display());
         for (names, left) in [
             (&["ca.crt"][..], None),
             (&["ca.key"], None),

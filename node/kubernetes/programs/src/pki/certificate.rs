@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(renewed.check(&client(), &leaf, late), Ok(()));
         assert_eq!(renewed.check(&server([10, 0, 2, 15]), &shown, late), Err(Stale::Alone), "it shows the old one");
         let leaf = renewed.issue(&client(), late).unwrap();
-        assert_eq!(ca.check(&client(), &leaf, late), Ok(()), "who has the old one accepts what the new one signs");
+        assert_eq!(ca.check(&client(), &leaf, late), Ok(()), "the old certificate verifies what the new one signs");
         let [old, new] = [&ca, &renewed].map(|ca| ca_digest(ca.certificate()));
         assert!(old.is_some() && old == new);
         let serial = |ca: &Ca| pem_of(ca.certificate()).unwrap().parse_x509().unwrap().serial.clone();

@@ -45,11 +45,11 @@ pub enum PkiError {
     )]
     ControlPlane,
     /// The clock is wrong, most likely: nothing is replaced because of that.
-    #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
+    #[error("the cluster's CA is not valid yet at {now}; set the machine's clock")]
     Clock { now: OffsetDateTime },
     /// Of a control plane: something happened to the CA since the first boot.
     #[error(
-        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
+        "cannot use the cluster's CA in {pki}; restore ca.crt and ca.key from a backup of the disk: the \
          node does not start without them, because all workers and kubeconfigs accept this CA only"
     )]
     Ca {
@@ -81,7 +81,7 @@ pub enum PkiError {
     OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
-    #[error("cannot remove {path}, which the old certificate authority signed")]
+    #[error("cannot remove {path}, which the old CA signed")]
     Remove {
         path: PathBuf,
         #[source]
@@ -160,7 +160,7 @@ impl Store {
                     Err(Stale::NotYet) => Err(PkiError::Clock { now }),
                     Err(stale) => {
                         self.write("ca.crt", &ca.renew(validity, now).map_err(unmade)?, PUBLIC)?;
-                        info!(reason = %stale, "certificate authority renewed, with its key");
+                        info!(reason = %stale, "certificate of the CA renewed with the same key");
                         Ok(())
                     }
                 };
@@ -172,7 +172,7 @@ impl Store {
             return Err(PkiError::Ca { pki: pki.to_path_buf(), source: lost });
         }
         if lost != Stale::Absent {
-            warn!(reason = %lost, "certificate authority replaced, with every certificate");
+            warn!(reason = %lost, "CA and all certificates replaced");
         }
         let (_, pair) = Ca::make(now).map_err(unmade)?;
         // First: once the new CA is on the disk, the next boot finds nothing to do.
