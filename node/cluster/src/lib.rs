@@ -12,7 +12,7 @@ mod token;
 pub use address::AddressError;
 pub use ca_digest::{CaDigest, DigestError};
 pub use overcommit::{Overcommit, OvercommitError};
-pub use settings::{Addresses, PodProcesses, PodSecurity, SecretKey, SecretStorage, Static, Uplink};
+pub use settings::{Addresses, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Uplink};
 pub use token::{Token, TokenError};
 
 /// Name of the CSI driver and provisioner.

@@ -31,6 +31,16 @@ pub struct Static {
     pub gateway: Option<Ipv4Addr>,
 }
 
+/// Settings of the node's programs, which the configuration validates and the programs use. A worker ignores those of
+/// the API server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramSettings {
+    pub pod_security: PodSecurity,
+    pub secret_storage: SecretStorage,
+    pub secret_key: SecretKey,
+    pub pod_processes: PodProcesses,
+}
+
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodSecurity {

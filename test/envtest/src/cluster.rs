@@ -8,14 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{
-    API_PORT, MESH_PORT, PodProcesses, PodSecurity, STORAGE_GROUP, STORAGE_USER_PREFIX, SecretKey, SecretStorage,
-};
-use ipnet::Ipv4Net;
+use cluster::{API_PORT, STORAGE_GROUP, STORAGE_USER_PREFIX};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use programs::{
-    Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, apiserver, controller_manager, etcd, scheduler,
+    Confinement, Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -201,14 +198,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
         node: NODE.to_owned(),
         address: ADVERTISED,
         api_server: SocketAddrV4::new(ADVERTISED, API_PORT),
-        services: Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16),
-        cluster_pods: Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16),
-        mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
         durability: Durability::UnsafeNoFsync,
-        pod_security: PodSecurity::default(),
-        secret_storage: SecretStorage::default(),
-        secret_key: SecretKey::default(),
-        pod_processes: PodProcesses::default(),
         disk: Disk {
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),
@@ -217,6 +207,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
             audit: Bytes::new(19 << 20),
         },
         paths,
+        ..programs::Config::default()
     })
 }
 

@@ -72,7 +72,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         name: NAME,
         arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).collect(),
         rights: Some(rights),
-        files: vec![(admission, admission::configuration(config.pod_security)), (policy, audit::policy())],
+        files: vec![(admission, admission::configuration(config.settings.pod_security)), (policy, audit::policy())],
         ..Program::default()
     }
 }

@@ -9,7 +9,6 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::example;
 use crate::pki::identity::Identity;
 use crate::{Config, Credentials, apiserver, controller_manager, etcd, kubelet, proxy, scheduler};
 
@@ -143,7 +142,7 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
+        let mut config = Config::default();
         let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
         config.paths.pki = scratch.path().join("pki");
         let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();

@@ -47,10 +47,9 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::config::example;
 
     fn read() -> Value {
-        serde_json::from_str(&conflist(&example(), "10.244.3.0/24".parse().unwrap())).unwrap()
+        serde_json::from_str(&conflist(&Config::default(), "10.244.3.0/24".parse().unwrap())).unwrap()
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
         "kubeReserved": reserved,
         "makeIPTablesUtilChains": false,
         "podLogsDir": paths.pod_logs,
-        "podPidsLimit": config.pod_processes.get(),
+        "podPidsLimit": config.settings.pod_processes.get(),
         "protectKernelDefaults": true,
         "rotateCertificates": true,
         "seccompDefault": true,
@@ -133,7 +133,6 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::config::example;
 
     fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
         let scratch = tempfile::tempdir().unwrap();
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
-        let mut config = example();
+        let mut config = Config::default();
         let (_scratch, credentials) = credentials(&mut config);
         let text = configuration(&config, &credentials);
         let read: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
@@ -159,7 +158,7 @@ mod tests {
     /// `benchmark.rs` compares the modes of authentication and authorization.
     #[test]
     fn only_clients_with_a_certificate_of_the_clusters_ca_are_accepted() {
-        let (mut config, mut other) = (example(), example());
+        let (mut config, mut other) = (Config::default(), Config::default());
         let [(_scratch, own), (_other_scratch, others)] = [&mut config, &mut other].map(credentials);
         let read: Value = serde_json::from_str(&configuration(&config, &own)).unwrap();
         let ca = std::path::Path::new(read["authentication"]["x509"]["clientCAFile"].as_str().unwrap()).to_owned();
@@ -177,7 +176,7 @@ mod tests {
 
     #[test]
     fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
-        let mut config = example();
+        let mut config = Config::default();
         config.disk = Disk { size: Bytes::new(100 << 20), pods: Bytes::new(10 << 20), ..config.disk };
         let (_scratch, credentials) = credentials(&mut config);
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
@@ -189,7 +188,7 @@ mod tests {
 
     #[test]
     fn pods_cannot_have_the_memory_of_the_nodes_programs() {
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.memory = Some(Bytes::new(4 << 30));
         let (_scratch, credentials) = credentials(&mut config);
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
@@ -201,9 +200,9 @@ mod tests {
     /// A fork bomb ends at the limit of its pod, and all pods together leave the node what it needs.
     #[test]
     fn pods_cannot_have_the_processes_of_the_node() {
-        let mut config = example();
+        let mut config = Config::default();
         let (_scratch, credentials) = credentials(&mut config);
-        config.pod_processes = PodProcesses::new(300);
+        config.settings.pod_processes = PodProcesses::new(300);
         let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
         assert_eq!(read["podPidsLimit"], 300);
         assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
@@ -213,7 +212,7 @@ mod tests {
 
     #[test]
     fn directories_of_csi_sockets_are_closed_to_others() {
-        let mut config = example();
+        let mut config = Config::default();
         let (_scratch, credentials) = credentials(&mut config);
         let directories = program(&config, &credentials).directories;
         for path in ["/data/kubelet/plugins", "/data/kubelet/plugins_registry"] {

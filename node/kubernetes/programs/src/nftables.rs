@@ -105,11 +105,10 @@ fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
 
     /// Those rules of a chain that are about `subject`.
     fn about(subject: &str) -> Vec<String> {
-        let text = rules(&example(), "10.244.3.0/24".parse().unwrap());
+        let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
         text.lines().map(str::trim).filter(|line| line.contains(subject)).map(str::to_owned).collect()
     }
 
@@ -130,8 +129,7 @@ mod tests {
 
     #[test]
     fn a_worker_does_not_track_requests_to_the_control_planes_api_server() {
-        let mut config = example();
-        config.api_server = "192.0.2.10:7443".parse().unwrap();
+        let config = Config { api_server: "192.0.2.10:7443".parse().unwrap(), ..Config::default() };
         let text = rules(&config, "10.244.3.0/24".parse().unwrap());
         let found = text.lines().filter(|line| line.contains("ip daddr 192.0.2.10 tcp dport 7443 notrack")).count();
         assert_eq!(found, 2, "requests of this node, and those that arrive: {text}");

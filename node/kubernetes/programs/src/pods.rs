@@ -141,7 +141,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::example;
 
     fn given(range: &str) -> Result<Option<String>, String> {
         let node = serde_json::from_value(json!({"spec": {"podCIDR": range}})).unwrap();
@@ -162,7 +161,7 @@ mod tests {
     #[test]
     fn a_configuration_that_is_right_is_not_touched() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.ephemeral = scratch.path().to_owned();
         fs::create_dir(scratch.path().join("config")).unwrap();
         let path = scratch.path().join("cni/net.d/10-pods.conflist");

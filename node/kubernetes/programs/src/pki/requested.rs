@@ -383,7 +383,6 @@ mod tests {
     use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
 
     use super::*;
-    use crate::config::example;
     use crate::pki::certificate::Ca;
 
     fn request(condition: Option<&str>, certificate: Option<&str>) -> CertificateSigningRequest {
@@ -457,7 +456,7 @@ mod tests {
     #[test]
     fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
         let node = Node::new();
-        let kubelet = |token| Requested::kubelet(&example(), &node.identity.credentials, token);
+        let kubelet = |token| Requested::kubelet(&Config::default(), &node.identity.credentials, token);
         let with = kubelet(Some(Token::generate().unwrap()));
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa, Stale::NotYet] {
             assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
-use cluster::{API_PORT, SecretKey, SecretStorage};
+use cluster::{API_PORT, ProgramSettings, SecretKey, SecretStorage};
 use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use http::Request;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -113,7 +113,8 @@ async fn a_request_with_a_long_uri_is_audited(cluster: Arc<Cluster>) -> Result<(
 async fn restart(cluster: &Cluster, secret_storage: SecretStorage, key: u32) -> Result<StoredSecrets, Failure> {
     cluster.stop_api_server().await;
     let secret_key = SecretKey::new(key).ok_or("no key has the number 0")?;
-    let config = programs::Config { secret_storage, secret_key, ..cluster.config().clone() };
+    let mut config = cluster.config().clone();
+    config.settings = ProgramSettings { secret_storage, secret_key, ..config.settings };
     let credentials = Credentials::ensure(&config, OffsetDateTime::now_utc())?;
     cluster.start_api_server().await?;
     Ok(credentials.secrets().cloned().ok_or("a control plane has Secrets")?)

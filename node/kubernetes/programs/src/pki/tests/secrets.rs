@@ -84,7 +84,7 @@ fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
 
     // The backup is from before the rotation.
     fs::write(&path, &own["secrets.key"]).unwrap();
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     disk.ensure(NOW).unwrap();
     fs::write(&path, &own["secrets.key"]).unwrap();
     assert!(matches!(disk.ensure(NOW), Err(PkiError::OtherSecretsKey { .. })));
@@ -133,10 +133,10 @@ fn the_way_secrets_are_stored_changes_and_their_key_stays() {
     let mut disk = Disk::new();
     disk.ensure(NOW).unwrap();
     let before = disk.files();
-    disk.config.secret_storage = SecretStorage::Plain;
+    disk.config.settings.secret_storage = SecretStorage::Plain;
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&before), ["encryption.json"]);
-    disk.config.secret_storage = SecretStorage::Encrypted;
+    disk.config.settings.secret_storage = SecretStorage::Encrypted;
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&before), Vec::<String>::new());
 }
@@ -150,9 +150,9 @@ fn every_change_of_the_form_has_the_secrets_written_again() {
     assert!(!is_complete(&disk));
     complete(&disk);
     assert!(is_complete(&disk));
-    disk.config.secret_storage = SecretStorage::Plain;
+    disk.config.settings.secret_storage = SecretStorage::Plain;
     assert!(!is_complete(&disk));
-    disk.config.secret_storage = SecretStorage::Encrypted;
+    disk.config.settings.secret_storage = SecretStorage::Encrypted;
     assert!(!is_complete(&disk), "the boot in between may have written some in plain text");
     complete(&disk);
     // A snapshot of etcd was restored.
@@ -168,13 +168,13 @@ fn a_new_key_writes_and_the_old_one_reads_until_all_secrets_are_written_again() 
     complete(&disk);
     assert_eq!(names(&disk), ["key1"]);
     let former = disk.files()["secrets.key"].clone();
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     for _boot in 0..2 {
         disk.ensure(NOW).unwrap();
         assert_eq!(names(&disk), ["key2", "key1"]);
     }
     // Another one before all Secrets have the second.
-    disk.config.secret_key = SecretKey::new(7).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(7).unwrap();
     disk.ensure(NOW).unwrap();
     assert_eq!(names(&disk), ["key7", "key2", "key1"]);
     complete(&disk);
@@ -183,7 +183,7 @@ fn a_new_key_writes_and_the_old_one_reads_until_all_secrets_are_written_again() 
     assert_eq!(names(&disk), ["key7"]);
     assert!(!disk.files()["secrets.key"].contains(&former));
     let settled = disk.files();
-    disk.config.secret_key = SecretKey::default();
+    disk.config.settings.secret_key = SecretKey::default();
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&settled), Vec::<String>::new(), "a smaller number changes nothing");
 }
@@ -199,7 +199,7 @@ fn a_rotation_that_was_cut_is_finished_by_the_next_boot() {
     member(&disk);
     complete(&disk);
     let first = read(&disk);
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     disk.ensure(NOW).unwrap();
     let both = read(&disk);
     complete(&disk);
