@@ -15,7 +15,6 @@ pub use overcommit::{Overcommit, OvercommitError};
 pub use settings::{Addresses, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Uplink};
 pub use token::{Token, TokenError};
 
-/// Name of the CSI driver and provisioner.
 pub const DRIVER_NAME: &str = "local.granary.dev";
 
 /// Label of nodes by which PVs and CSI topologies select one.

@@ -6,7 +6,6 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
-/// The network interface of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
     pub addresses: Addresses,
@@ -27,7 +26,6 @@ pub enum Addresses {
 pub struct Static {
     /// The node's address with the prefix of its network.
     pub interface: Ipv4Net,
-    /// A router in the same network.
     pub gateway: Option<Ipv4Addr>,
 }
 

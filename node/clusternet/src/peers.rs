@@ -24,7 +24,6 @@ pub struct Mesh<'a> {
     pub node: &'a str,
     /// The own public key, regardless of the own Node's annotation.
     pub key: PublicKey,
-    /// Pod networks, without overlaps.
     pub networks: &'a [PodNetwork],
 }
 
@@ -63,7 +62,6 @@ fn age(member: &Member) -> (bool, Option<Timestamp>, &str) {
 
 struct Planner<'m> {
     mesh: Mesh<'m>,
-    /// Owners of keys and ranges.
     keys: BTreeMap<PublicKey, &'m str>,
     ranges: BTreeMap<IpNet, &'m str>,
     plan: MeshPlan,
@@ -176,7 +174,6 @@ mod tests {
         PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 }
     }
 
-    /// Node `number`, created at that second.
     fn member(number: u8) -> Member {
         Member {
             name: format!("node-{number:03}"),

@@ -46,18 +46,15 @@ pub struct Storage {
     pub overcommit: Overcommit,
 }
 
-/// The data disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Disk {
     /// The one that is designated by type or serial number, otherwise the only empty disk.
     #[default]
     Any,
     Serial(String),
-    /// Name of a partition.
     Partition(String),
 }
 
-/// Action if the node cannot start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailureAction {
     #[default]

@@ -11,7 +11,6 @@ use proto::node::config::Role as RoleMessage;
 use crate::config::Check;
 use crate::problem::{FieldPath, Violation};
 
-/// Role of a node in its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     ControlPlane(Networks),
@@ -26,7 +25,6 @@ impl Role {
         }
     }
 
-    /// The API server for a node with this address.
     pub fn api_server(&self, address: Ipv4Addr) -> SocketAddrV4 {
         match self {
             Self::ControlPlane(_) => SocketAddrV4::new(address, API_PORT),
@@ -34,7 +32,6 @@ impl Role {
         }
     }
 
-    /// The field of the configuration that contains this role.
     pub fn field(&self) -> &'static str {
         match self {
             Self::ControlPlane(_) => "controlPlane",
@@ -51,7 +48,6 @@ impl Default for Role {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// API server of the control plane.
     pub server: SocketAddrV4,
     pub ca: CaDigest,
     /// Not needed after the first join.

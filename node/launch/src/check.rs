@@ -78,18 +78,15 @@ struct Machine {
     directories: Vec<Directory>,
 }
 
-/// A directory in which a run writes.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
-    /// Device of the file system.
     device: u64,
     need: Bytes,
     free: Bytes,
     remedy: &'static str,
 }
 
-/// State of the path of a data file.
 #[derive(Debug)]
 enum DataFile {
     /// Absent, in a directory that exists.

@@ -26,14 +26,12 @@ impl StepError {
     }
 }
 
-/// The node did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     #[error("the node cannot be started on this machine")]
     Preflight(#[from] PreflightError),
     #[error(transparent)]
     Step(#[from] StepError),
-    /// The node announced an error that ends it.
     #[error("the node cannot continue: {message}")]
     Fatal { message: String },
     /// The guest ended without such an announcement.
@@ -50,7 +48,6 @@ pub enum BootError {
     },
 }
 
-/// The cluster did not become ready, or lost its network.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     #[error("node {node} did not boot")]
@@ -75,7 +72,6 @@ pub struct ClusterShutdownError {
     pub source: ShutdownError,
 }
 
-/// The guest did not power off by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ShutdownError {
     #[error("the guest did not power off in order, QEMU ended with {exit}; {console}")]

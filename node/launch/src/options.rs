@@ -9,7 +9,6 @@ use std::str::FromStr;
 use std::time::Duration;
 use units::Bytes;
 
-/// The files of a node image, see `//node/image`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     pub kernel: PathBuf,
@@ -40,7 +39,6 @@ pub struct Options {
     pub state: PathBuf,
     /// Existing directory for the log of the console.
     pub logs: PathBuf,
-    /// Time limit until the Node is Ready.
     pub limit: Duration,
 }
 

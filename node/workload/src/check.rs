@@ -69,7 +69,6 @@ impl Check {
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
          fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
 
-    /// Parses the words of a command line.
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let check = match *words {
             ["inspect", path] => Self::Inspect { path: path.into() },
@@ -100,7 +99,6 @@ impl Check {
         Some(check)
     }
 
-    /// The inverse of [`Check::parse`].
     pub(crate) fn words(&self) -> Vec<String> {
         let with_path = |word: &str, path: &PathBuf| vec![word.to_owned(), path.to_string_lossy().into_owned()];
         let with_text = |word: &str, path: &PathBuf, text: &str| {

@@ -13,7 +13,6 @@ pub struct CheckError {
 }
 
 impl CheckError {
-    /// For `map_err`.
     pub(crate) fn of<E: Into<io::Error>>(step: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
         move |error| Self { step, path: path.to_path_buf(), source: error.into() }
     }

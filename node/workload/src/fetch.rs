@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::finding::Text;
 use crate::{Check, CheckError};
 
-/// Time limit of each step.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The answer to `GET TARGET`, with its head: at most [`Check::READ_LIMIT`] bytes of it.

@@ -8,7 +8,6 @@ const REPORT: &str = "--report";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub check: Check,
-    /// Whether the finding is also written to the status of the pod.
     pub report: bool,
 }
 
@@ -35,7 +34,6 @@ impl Request {
         }
     }
 
-    /// The inverse of [`Request::parse`].
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = self.check.words();
         arguments.extend(self.report.then(|| REPORT.to_owned()));

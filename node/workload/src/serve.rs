@@ -14,9 +14,7 @@ use std::time::Duration;
 
 /// Text that shows that the program received SIGTERM or SIGINT.
 pub const FAREWELL: &str = "asked to end";
-/// The largest head of a request, in bytes.
 const HEAD: u64 = 16 << 10;
-/// Time limit of reads and writes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn target(check: &Check) -> String {

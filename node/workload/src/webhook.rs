@@ -14,14 +14,12 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The largest head of a request, in bytes.
 const HEAD: u64 = 16 << 10;
 /// The largest review, in bytes: the API server takes objects of 3 MiB, and sends the old and the new one.
 const BODY: u64 = 8 << 20;
 /// In a container, the name of its pod.
 const NAME: &str = "/etc/hostname";
 
-/// The message of the webhook in this pod.
 pub fn refusal(pod: &str) -> String {
     format!("the webhook in pod {pod} refuses this")
 }

@@ -2,7 +2,6 @@
 
 use core::fmt;
 
-/// An error number of the kernel, errno(3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub(crate) u16);
 
@@ -20,9 +19,7 @@ impl Errno {
     pub const EINVAL: Self = Self(22);
     /// No space left on device: XFS at the limit of a project.
     pub const ENOSPC: Self = Self(28);
-    /// Function not implemented.
     pub const ENOSYS: Self = Self(38);
-    /// Operation not supported.
     pub const EOPNOTSUPP: Self = Self(95);
     pub const EDQUOT: Self = Self(122);
 }

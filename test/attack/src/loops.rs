@@ -74,7 +74,6 @@ pub(crate) fn configure(target: &Target<'_>, page: &mut Page) -> Result<(), Fail
     ioctl(Way::Native, device, LOOP_CONFIGURE, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_SET_FD`, likewise.
 pub(crate) fn set_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     let image = image(target, page, device)?;
@@ -86,7 +85,6 @@ pub(crate) fn detach(target: &Target<'_>, way: Way, flags: u32) -> Result<(), Fa
     clear(device(target, flags)?, way)
 }
 
-/// `LOOP_CLR_FD` on an open device.
 pub(crate) fn clear(device: File, way: Way) -> Result<(), Failure> {
     ioctl(way, device, LOOP_CLR_FD, Argument::Value(0)).map(drop).map_err(Failure::Denied)
 }

@@ -31,7 +31,6 @@ impl VolumeMode {
 }
 
 impl Claim {
-    /// A new volume of the default class with a file system.
     pub fn new(name: &'static str, size: u64) -> Self {
         Self { name, size, mode: VolumeMode::Filesystem, class: None }
     }

@@ -19,15 +19,12 @@ pub struct Pod {
     volumes: Vec<Volume>,
     user: Option<u32>,
     group: Option<u32>,
-    /// Whether its container is started again when it ends.
     restarts: bool,
-    /// Whether it looks at the node, which needs rights that tenants do not have.
     of_the_node: bool,
     /// The node that it is for, the scheduler's choice if absent.
     node: Option<String>,
 }
 
-/// A volume of a pod, and where its container has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Volume {
     name: String,
@@ -62,13 +59,11 @@ impl Volume {
         }
     }
 
-    /// The claim's directory or device, read-only.
     pub fn read_only(mut self) -> Self {
         self.source["persistentVolumeClaim"]["readOnly"] = true.into();
         self
     }
 
-    /// A directory of the volume instead of its root.
     pub fn sub_path(mut self, path: &'static str) -> Self {
         self.sub_path = Some(path);
         self
@@ -84,13 +79,11 @@ impl Volume {
         Self::new(name, json!({"name": name, "emptyDir": {}}), Place::Directory(format!("/{name}")))
     }
 
-    /// The files of a Secret, at `/NAME`.
     pub fn secret(name: &str) -> Self {
         let source = json!({"name": name, "secret": {"secretName": name}});
         Self::new(name, source, Place::Directory(format!("/{name}")))
     }
 
-    /// A directory of the node, at `/NAME`.
     pub(crate) fn node(name: &str, path: &str) -> Self {
         let source = json!({"name": name, "hostPath": {"path": path, "type": "Directory"}});
         Self::new(name, source, Place::Directory(format!("/{name}")))
@@ -157,7 +150,6 @@ impl Pod {
         }))
     }
 
-    /// The specification alone, as templates of pods have it.
     pub fn spec(&self) -> Value {
         let request = Request { check: self.check.clone(), report: false };
         let mut mounts = Vec::new();

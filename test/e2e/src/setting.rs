@@ -52,12 +52,10 @@ impl Setting {
         Ok(Self { image, directory })
     }
 
-    /// The image as a disk: the path in `GRANARY_DISK`.
     pub fn disk(&self) -> Result<PathBuf, SettingError> {
         path("GRANARY_DISK")
     }
 
-    /// To boot the image with a temporary data disk.
     pub fn options(&self) -> Options {
         Options::new(self.image.clone(), self.directory.path())
     }
@@ -76,7 +74,6 @@ impl Setting {
         options
     }
 
-    /// A path for a file that is gone after the test.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

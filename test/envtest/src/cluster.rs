@@ -94,7 +94,6 @@ impl Cluster {
         self.admin.clone()
     }
 
-    /// A client with another identity of the node [`Cluster::node`].
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
         match identity {
             // Its certificate would have to be approved first, and not every suite has an approver.
@@ -103,12 +102,10 @@ impl Cluster {
         }
     }
 
-    /// A client with the storage identity of any node, which an administrator takes on.
     pub async fn storage_of(&self, node: &str) -> Result<Client, StartError> {
         self.impersonate(&format!("{STORAGE_USER_PREFIX}{node}"), &[STORAGE_GROUP]).await
     }
 
-    /// A client with any identity, which an administrator takes on.
     pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
         let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -165,7 +162,6 @@ impl Cluster {
         }
     }
 
-    /// Starts the controllers again. Does nothing while they run.
     pub async fn start_controllers(&self) -> Result<(), StartError> {
         let mut running = self.controllers.lock().await;
         if running.is_none() {

@@ -54,7 +54,6 @@ impl Screen {
         self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
 
-    /// The output that was read so far.
     pub fn text(&self) -> &str {
         &self.text
     }

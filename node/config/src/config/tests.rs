@@ -200,7 +200,6 @@ fn a_syntax_error_has_its_line() {
     assert_eq!(error.line(), 3);
 }
 
-/// The JSON of a configuration.
 fn written(config: &Config) -> Value {
     let networks = config.role.networks();
     let mut role = json!({"podNetwork": networks.pods.to_string(), "serviceNetwork": networks.services.to_string()});

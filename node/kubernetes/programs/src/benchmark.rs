@@ -243,7 +243,6 @@ fn every_automated_item_is_checked_or_has_a_reason() {
     assert_eq!(unknown, [&""; 0]);
 }
 
-/// The page explains the items that do not pass everywhere.
 #[test]
 fn the_security_page_explains_items_that_have_a_reason_here() {
     let page = include_str!("../../../../docs/operations/security.md");

@@ -15,7 +15,6 @@ pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
 
 pub const BOOTSTRAP_TYPE: &str = "bootstrap.kubernetes.io/token";
 
-/// The name of the Secret of the token with this ID.
 pub fn bootstrap_secret_name(id: &str) -> String {
     format!("bootstrap-token-{id}")
 }

@@ -24,7 +24,6 @@ use x509_parser::prelude::FromDer as _;
 /// For one attempt: who waits for an API server tries again.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Why it is not known whom to trust.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     #[error("cannot reach the API server at {address}:{port}")]
@@ -56,7 +55,6 @@ pub enum Shown {
     Key(CaDigest),
 }
 
-/// The digest of the public key of a certificate, DER. `None` if it cannot be parsed.
 fn der_digest(der: &[u8]) -> Option<CaDigest> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     Some(<[u8; 32]>::from(Sha256::digest(certificate.public_key().raw)).into())

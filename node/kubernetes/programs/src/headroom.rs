@@ -22,7 +22,6 @@ use crate::program::{ProgramError, Running, Service};
 /// Enough to start, to compact and to delete: the segment of the log that is written is allocated already.
 pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 
-/// How often it is looked whether there is space for the file again.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The text that programs print for `ENOSPC`.
@@ -167,7 +166,6 @@ mod tests {
             Headroom::of(self.directory.path().to_owned())
         }
 
-        /// Whether the file is there, with its blocks.
         fn is_whole(&self) -> bool {
             let found = fs::metadata(self.directory.path().join("headroom"));
             found.is_ok_and(|found| found.len() == SIZE.get() && found.blocks() * 512 >= SIZE.get())

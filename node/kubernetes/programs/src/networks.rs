@@ -12,7 +12,6 @@ use crate::pki::store::{PkiError, Store};
 
 const RECORD: &str = "networks.json";
 
-/// Why the cluster cannot run with these networks.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworksError {
     #[error(transparent)]

@@ -106,7 +106,6 @@ fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
 mod tests {
     use super::*;
 
-    /// Those rules of a chain that are about `subject`.
     fn about(subject: &str) -> Vec<String> {
         let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
         text.lines().map(str::trim).filter(|line| line.contains(subject)).map(str::to_owned).collect()

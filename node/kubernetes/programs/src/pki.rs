@@ -36,7 +36,6 @@ use crate::pki::renewal::Renewal;
 use crate::pki::requested::Lasting;
 use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
 
-/// Where the node's credentials are, and an administrator's to be carried away.
 pub struct Credentials {
     pki: PathBuf,
     /// All that this node signs, except the CA. Empty on a node that has joined.
@@ -252,7 +251,6 @@ mod tests {
     /// When leaves are renewed, and the CA is not.
     const LATER: OffsetDateTime = time::macros::datetime!(2027-02-04 12:00 UTC);
 
-    /// Contents of the directory, by name.
     type Files = BTreeMap<String, String>;
 
     struct Disk {
@@ -444,7 +442,6 @@ mod tests {
         assert!(error.to_string().contains(&format!("{}, ", path.display())), "{error}");
     }
 
-    /// kubelet's, which it asked for itself.
     fn kubelets_own(disk: &mut Disk) -> PathBuf {
         disk.config.paths.kubelet_pki = disk.scratch.path().join("kubelet-pki");
         disk.config.paths.kubelet_pki.join("kubelet-client-current.pem")

@@ -30,7 +30,6 @@ use crate::{Config, Paths, cni, nftables};
 /// A pod in the host's network may have changed the rules: they are loaded again after this, and count from zero.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// Why pods have no network, or go on with the one that they have.
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
     /// Another control plane's, or another configuration than the control plane has.

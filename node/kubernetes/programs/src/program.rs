@@ -36,10 +36,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(7);
 /// The output of an ended program, unless a child of it keeps the pipe.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// A service, for [`Context::start`].
 pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
 
-/// One attempt of a [`Service`].
 pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>>;
 
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +81,6 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// Whether one of the program's last lines has this text.
     pub(crate) fn says(&self, text: &str) -> bool {
         match self {
             Self::Ended { tail, .. } | Self::OutOfMemory { tail, .. } | Self::NotReady { tail, .. } => {
@@ -118,7 +115,6 @@ impl fmt::Display for Tail {
     }
 }
 
-/// A program, its arguments, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.

@@ -26,7 +26,6 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET)
     .cast_unsigned();
 
-/// System calls that fail with `EPERM`.
 pub(crate) const DENIED: [c_long; 61] = [
     // Mounts and roots.
     libc::SYS_mount,

@@ -27,7 +27,6 @@ const DEADLINE: Duration = Duration::from_secs(90);
 /// Rejected Secrets that are named in the log at each pass.
 const NAMED: usize = 10;
 
-/// Some Secret is not stored as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
     #[error(
@@ -61,7 +60,6 @@ pub enum RequestError {
     Overdue,
 }
 
-/// Result of [`rewrite_all`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
     pub secrets: usize,
@@ -169,7 +167,6 @@ mod tests {
 
     use super::*;
 
-    /// The API server's answer to a write.
     #[derive(Clone, Copy, PartialEq)]
     enum Answer {
         Written,
@@ -213,7 +210,6 @@ mod tests {
         }
     }
 
-    /// A client of an API server with these Secrets, and how many requests it got.
     fn client(answers: Vec<Answer>) -> (Client, Arc<Mutex<usize>>) {
         let (answers, requests) = (Arc::new(answers), Arc::new(Mutex::new(0)));
         let counted = Arc::clone(&requests);

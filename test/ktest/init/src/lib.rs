@@ -26,11 +26,9 @@ pub const PORT: &str = "dev.granary.ktest";
 pub enum Order {
     /// Unpack the payload: the first order to a guest that was restored, which was saved without one.
     Unpack(Unpack),
-    /// Run the test program. Another order may follow when it has ended.
     Run(Run),
     /// To [`Word::Ask`].
     Answer(Answer),
-    /// Print the stacks of all tasks on the console.
     Dump,
     PowerOff,
 }
@@ -49,7 +47,6 @@ pub struct Unpack {
 #[serde(deny_unknown_fields)]
 pub struct Run {
     pub arguments: Vec<String>,
-    /// Its environment, besides `PATH` and the like.
     pub environment: BTreeMap<String, String>,
     pub disks: Vec<String>,
     pub tools: Vec<String>,

@@ -33,7 +33,6 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(30);
 /// The host orders the next thing at once, but a test that was started by hand has no host.
 const NEXT_ORDER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why the test program was not run to its end.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
     #[error("cannot prepare the guest")]

@@ -17,7 +17,6 @@ use crate::system::PROGRAMS;
 
 const PROGRAM: &str = "/program";
 
-/// Why the test program was not run to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error("cannot start {PROGRAM}")]

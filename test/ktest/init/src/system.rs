@@ -24,7 +24,6 @@ const MOUNTS: [(&str, &str); 6] = [
     ("tmpfs", "/run"),
 ];
 
-/// Why the guest is not ready.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetupError {
     #[error("cannot create the directory {path}")]
@@ -56,7 +55,6 @@ pub(crate) fn set_clock(time: Duration) -> Result<(), SetupError> {
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(SetupError::Clock)
 }
 
-/// The devices with these serial numbers, in this order.
 pub(crate) fn disks(serials: &[String], limit: Duration) -> Result<Vec<PathBuf>, SetupError> {
     let find = |serial: &String| {
         let device = wait::until(limit, || {

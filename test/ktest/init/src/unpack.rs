@@ -7,14 +7,12 @@ use std::path::{Path, PathBuf};
 
 use cpio::newc::Reader;
 
-/// Bytes that are read from the disk at once.
 const PIECE: usize = 1 << 20;
 // Types of files in the mode of an entry, inode(7).
 const TYPE: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const LINK: u32 = 0o120_000;
 
-/// Why the payload is not in place.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnpackError {
     #[error("cannot read the archive on {disk}")]

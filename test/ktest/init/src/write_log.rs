@@ -66,7 +66,6 @@ pub enum LogError {
     SectorSize(u32),
     #[error("entry {index} of {count} in the log of writes {fault}")]
     Entry {
-        /// Counted from 0.
         index: u64,
         count: u64,
         fault: Fault,

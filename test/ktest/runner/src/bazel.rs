@@ -6,12 +6,10 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The part of the test environment that concerns this program.
 #[derive(Debug, Default)]
 pub(crate) struct Bazel {
     pub(crate) xml: Option<PathBuf>,
     pub(crate) scratch: Option<PathBuf>,
-    /// Kept after the test (`test.outputs`).
     pub(crate) outputs: Option<PathBuf>,
     filter: Option<String>,
     timeout: Option<Duration>,

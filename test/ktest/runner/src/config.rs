@@ -21,7 +21,6 @@ pub(crate) struct Config {
     /// As the archives, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
-    /// The program, its modules and tools.
     pub(crate) payload: PathBuf,
     pub(crate) memory: Memory,
     pub(crate) cpus: NonZeroU8,

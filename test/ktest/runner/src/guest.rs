@@ -37,7 +37,6 @@ pub(crate) enum End {
     Hung,
 }
 
-/// Why the guest could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GuestError {
     #[error("cannot create a directory for the VM's files")]

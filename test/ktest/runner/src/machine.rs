@@ -29,10 +29,8 @@ pub(crate) struct Machine<'a> {
     accelerator: Accelerator,
     config: &'a Config,
     disks: Vec<Disk>,
-    /// Where guests are restored from, if this host keeps them.
     guests: Option<Guests>,
     starts: Starts,
-    /// The consoles, a file for each boot.
     consoles: Vec<PathBuf>,
     margin: Duration,
     dir: TempDir,
@@ -127,7 +125,6 @@ impl<'a> Machine<'a> {
         Guest::new(vm, Vec::new(), console, self.margin)?.save()
     }
 
-    /// Everything that a saved guest depends on.
     fn key(&self) -> io::Result<Key> {
         let mut key = Key::new("ktest")?;
         key.add_file(self.program.path())?;
@@ -146,7 +143,6 @@ impl<'a> Machine<'a> {
         console
     }
 
-    /// The lines of the consoles of all boots.
     pub(crate) fn console(&self) -> io::Result<Vec<String>> {
         let boots = self.consoles.iter().map(|console| qemu::console_tail(console, usize::MAX));
         boots.collect::<io::Result<Vec<_>>>().map(|lines| lines.concat())

@@ -22,7 +22,6 @@ impl Results {
         self.ended.iter().filter(|test| test.has_failed()).count()
     }
 
-    /// For people: how many ended how, and who failed.
     pub(crate) fn summary(&self, time: Duration) -> String {
         let failed: Vec<&str> =
             self.ended.iter().filter(|test| test.has_failed()).map(|test| test.name.as_str()).collect();
@@ -33,12 +32,10 @@ impl Results {
         if failed.is_empty() { counts } else { format!("failed: {}\n{counts}", failed.join(", ")) }
     }
 
-    /// Those that have started and not ended.
     pub(crate) fn running(&self) -> Vec<String> {
         self.running.keys().cloned().collect()
     }
 
-    /// Those that were listed and have not ended.
     pub(crate) fn remaining(&self) -> Vec<String> {
         let ended: BTreeSet<&str> = self.ended.iter().map(|test| test.name.as_str()).collect();
         self.found.iter().filter(|name| !ended.contains(name.as_str())).cloned().collect()

@@ -159,7 +159,6 @@ impl Listener {
     }
 }
 
-/// The line for an event other than a test's end.
 fn said(event: &Event) -> Option<String> {
     match event {
         Event::Suite(1) => Some("running 1 test\n".into()),

@@ -113,7 +113,6 @@ impl Validity {
         self.from + (self.to - self.from) * 2 / 3
     }
 
-    /// Whether it is valid, and not yet to be renewed.
     pub(crate) fn check(self, now: OffsetDateTime, renewal: OffsetDateTime) -> Result<(), Stale> {
         if now < self.from {
             Err(Stale::NotYet)
@@ -228,7 +227,6 @@ fn params_of_ca(validity: Validity) -> CertificateParams {
     params
 }
 
-/// A request for a certificate, PEM, and the new key that it is for.
 pub(crate) fn request(wanted: &Wanted) -> Result<(String, KeyPair), rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();

@@ -91,7 +91,6 @@ pub enum IdentityError {
     },
 }
 
-/// A certificate that the node asks for, and where it is kept.
 pub struct Requested {
     pki: PathBuf,
     wanted: Wanted,
@@ -410,7 +409,6 @@ mod tests {
         assert_eq!(Answer::of(None), Some(Answer::Gone));
     }
 
-    /// A node with its CA, and no API server.
     struct Node {
         identity: Requested,
         ca: Ca,

@@ -23,7 +23,6 @@ pub(crate) const ENCRYPTION: &str = "encryption.json";
 pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
-/// Why the credentials cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("cannot make {path}")]
@@ -47,7 +46,6 @@ pub enum PkiError {
     /// The clock is wrong, most likely: nothing is replaced because of that.
     #[error("the cluster's CA is not valid yet at {now}; set the machine's clock")]
     Clock { now: OffsetDateTime },
-    /// Of a control plane: something happened to the CA since the first boot.
     #[error(
         "cannot use the cluster's CA in {pki}; restore ca.crt and ca.key from a backup of the disk: the \
          node does not start without them, because all workers and kubeconfigs accept this CA only"
@@ -57,7 +55,6 @@ pub enum PkiError {
         #[source]
         source: Stale,
     },
-    /// Of a worker: something happened to its copy of the CA's certificate while the node runs.
     #[error(
         "cannot use {path}, the certificate of the cluster's CA; restart the node, which fetches it from the control \
          plane"
@@ -67,13 +64,11 @@ pub enum PkiError {
         #[source]
         source: Stale,
     },
-    /// Of a control plane: something happened to the keys of the cluster's Secrets.
     #[error(
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
          or of its directory pki: no Secret can be read without it, and the node makes no other one"
     )]
     SecretsKey { path: PathBuf },
-    /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
     #[error(
         "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
          backup of the disk or of its directory pki"
@@ -114,7 +109,6 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the directory, and makes it before if it is not there.
     pub(crate) fn create(pki: &Path) -> Result<Self, PkiError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
         made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;

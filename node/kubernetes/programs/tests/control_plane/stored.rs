@@ -53,7 +53,6 @@ fn has(directory: &Path, text: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The audit log, also files that were rotated.
 fn audited(directory: &Path) -> io::Result<Vec<Value>> {
     let mut events = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -63,7 +62,6 @@ fn audited(directory: &Path) -> io::Result<Vec<Value>> {
     Ok(events)
 }
 
-/// Events of the audit log that are about the Secret.
 fn events(directory: &Path, name: &str) -> io::Result<Vec<Value>> {
     Ok(audited(directory)?.into_iter().filter(|event| event["objectRef"]["name"] == name).collect())
 }
@@ -120,7 +118,6 @@ async fn restart(cluster: &Cluster, secret_storage: SecretStorage, key: u32) -> 
     Ok(credentials.secrets().cloned().ok_or("a control plane has Secrets")?)
 }
 
-/// The names of the keys that the API server has.
 fn keys(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     let read: Value = serde_json::from_slice(&fs::read(cluster.config().paths.pki.join("encryption.json"))?)?;
     let keys = read["resources"][0]["providers"][0]["secretbox"]["keys"].as_array().cloned().unwrap_or_default();

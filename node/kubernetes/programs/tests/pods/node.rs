@@ -39,7 +39,6 @@ pub const PORT: u16 = 7000;
 
 pub const TUNNEL: u16 = 7838;
 
-/// The node's ends of the pods' links.
 pub const LINKS: [&str; 2] = ["veth0", "veth1"];
 
 pub const RANGE: &str = "10.244.1.0/24";
@@ -205,7 +204,6 @@ impl Node {
     }
 }
 
-/// The lines of our table on this thread's host, if it is there.
 pub fn rules() -> Result<Vec<String>, String> {
     let output = Command::new("/usr/bin/nft").args(["list", "table", "inet", "granary"]).output().unwrap();
     if !output.status.success() {

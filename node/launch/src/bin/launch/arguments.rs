@@ -71,7 +71,6 @@ impl Arguments {
         self
     }
 
-    /// The options, with a directory for temporary files.
     pub(crate) fn options(&self, temporary: &Path) -> ClusterOptions {
         let image = Image {
             kernel: self.kernel.clone(),

@@ -20,7 +20,6 @@ use workload::Finding;
 const METADATA: u64 = 1 << 20;
 /// A pod takes seconds in emulation, minutes beside a build.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Time limit of a request.
 pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -109,7 +108,6 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Creates a pod that fills the volume of a claim.
 async fn show(
     client: Client,
     demo_claim: DemoClaim,
@@ -164,7 +162,6 @@ pub(crate) fn api(step: &'static str, object: &str) -> impl FnOnce(kube::Error) 
     move |error| DemoError::Api { step, object: object.to_owned(), source: Box::new(error) }
 }
 
-/// Waits until an object fulfils a condition.
 pub(crate) async fn wait_for<K>(
     objects: &Api<K>,
     name: &str,

@@ -93,7 +93,6 @@ mod tests {
         assert_eq!(LaunchError::from(Interrupt::Interrupted).status(), 130);
     }
 
-    /// The printed text and the last error.
     fn ending(reason: LaunchError, down: LaunchError) -> (String, LaunchError) {
         let mut printed = String::new();
         let last = reason.after(down, |text| printed.push_str(text));

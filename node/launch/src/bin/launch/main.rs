@@ -74,7 +74,6 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
     result
 }
 
-/// Boots, runs the demonstration, and waits for the end.
 async fn show(
     options: &ClusterOptions,
     arguments: &Arguments,

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 use workload::{Check, Text, serve};
 
-/// Time limit until the mesh connects the nodes.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Interval of requests.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -62,7 +60,6 @@ pub(crate) async fn run(
     Ok(reached)
 }
 
-/// Starts a pod, and waits until it has an address.
 async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<MeshPod, DemoError> {
     demo::remove(pods, &pod).await?;
     let object = objects::mesh_pod(node, &pod)?;
@@ -101,7 +98,6 @@ async fn reach(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<MeshResu
     }
 }
 
-/// One pod requests the name of the other.
 async fn request(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<(), String> {
     // The host name of a container is the name of its pod.
     let target = serve::target(&Check::Read { path: "/etc/hostname".into() });
@@ -113,7 +109,6 @@ async fn request(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<(), St
     is_of(&answer?.text, &to.pod)
 }
 
-/// Checks that this is the answer of the pod.
 fn is_of(answer: &str, pod: &str) -> Result<(), String> {
     let body = answer.split_once("\r\n\r\n").map_or(answer, |(_, body)| body);
     match serve::answer::<Text>(body) {

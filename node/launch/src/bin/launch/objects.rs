@@ -11,14 +11,12 @@ pub(crate) const NAMESPACE: &str = "demo";
 /// Port of the pods of the mesh.
 pub(crate) const PORT: u16 = 8080;
 
-/// A claim and the pod that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DemoClaim {
     pub(crate) claim: String,
     pub(crate) pod: String,
     pub(crate) node: String,
     pub(crate) mode: Mode,
-    /// Size of the request and of the volume.
     pub(crate) capacity: Bytes,
 }
 
@@ -86,7 +84,6 @@ pub(crate) fn pod(demo_claim: &DemoClaim, text: &str) -> Result<Pod, serde_json:
     serde_json::from_value(pod)
 }
 
-/// A pod that answers requests and sends requests to others.
 pub(crate) fn mesh_pod(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
     let check = Check::Serve { port: PORT, farewell: None };
     serde_json::from_value(on(node, name, &Request { check, report: false }))

@@ -28,7 +28,6 @@ impl Output {
         }
     }
 
-    /// Whether a line could not be written.
     pub(crate) fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }

@@ -39,7 +39,6 @@ fn left() -> impl Strategy<Value = Left> {
     ]
 }
 
-/// The files of a node before and after its certificates were renewed, in the order of their names.
 fn renewed() -> &'static (Files, Files) {
     static RENEWED: OnceLock<(Files, Files)> = OnceLock::new();
     RENEWED.get_or_init(|| {
