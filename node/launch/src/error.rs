@@ -20,7 +20,7 @@ pub struct StepError {
 
 impl StepError {
     /// For `map_err`. A cause is an error or a text.
-    pub(crate) fn of<E: Into<Cause>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub fn of<E: Into<Cause>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
         |cause| Self { step, source: cause.into() }
     }
@@ -43,7 +43,6 @@ pub enum BootError {
         unfinished: Unfinished,
         console: Console,
         /// Error of the last request for the Node.
-        #[source]
         source: Option<Box<watcher::Error>>,
     },
 }

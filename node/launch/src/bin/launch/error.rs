@@ -4,7 +4,6 @@ use crate::demo::DemoError;
 use crate::interrupts::Interrupt;
 use launch::{ClusterError, ClusterShutdownError, Ended};
 use std::io;
-use std::path::PathBuf;
 
 const FAILED: u8 = 1;
 /// 128 and the number of the signal, like shells.
@@ -12,22 +11,8 @@ const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    #[error("cannot start the threads of this program")]
-    Runtime(#[source] io::Error),
-    #[error("cannot create a temporary directory in {path}; name another place with TMPDIR")]
-    Temporary {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot create {path} for the logs; name another directory with --keep-logs")]
-    Logs {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot wait for signals")]
-    Signals(#[source] io::Error),
+    #[error("cannot {step}")]
+    Prepare { step: String, source: io::Error },
     #[error(transparent)]
     Boot(Box<ClusterError>),
     #[error("the demonstration failed")]
@@ -43,13 +28,15 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
+    pub(crate) fn prepare(step: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let step = step.into();
+        |source| Self::Prepare { step, source }
+    }
+
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::Interrupted => INTERRUPTED,
-            Self::Runtime(_)
-            | Self::Temporary { .. }
-            | Self::Logs { .. }
-            | Self::Signals(_)
+            Self::Prepare { .. }
             | Self::Boot(_)
             | Self::Demo(_)
             | Self::Ended(_)
@@ -88,7 +75,7 @@ mod tests {
 
     #[test]
     fn the_status_is_1_or_130_after_an_interrupt() {
-        assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount(None))).status(), 1);
+        assert_eq!(LaunchError::Demo(Box::new(DemoError::new("no account"))).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::OutputClosed).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::Interrupted).status(), 130);
     }
@@ -112,7 +99,7 @@ mod tests {
         let ended = Ended { what: "node granary".to_owned(), reason: "no etcd".to_owned() };
         [
             LaunchError::Boot(Box::new(boot)),
-            LaunchError::Demo(Box::new(DemoError::NoAccount(None))),
+            LaunchError::Demo(Box::new(DemoError::new("no account"))),
             LaunchError::Ended(ended),
         ]
     }

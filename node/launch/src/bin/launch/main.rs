@@ -54,7 +54,8 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
         Some(directory) => arguments.relative_to(Path::new(&directory)),
         None => arguments,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(LaunchError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(LaunchError::prepare("start the threads of this program"))?;
     let ended = runtime.block_on(run(&arguments, output));
     // Threads that wait for QEMU or copy a disk end with the process.
     runtime.shutdown_background();
@@ -63,12 +64,14 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
 
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
     // Before anything is created.
-    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::Signals)?;
+    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::prepare("wait for signals"))?;
     if let Some(path) = &arguments.keep_logs {
-        std::fs::create_dir_all(path).map_err(|source| LaunchError::Logs { path: path.clone(), source })?;
+        let step = format!("create {} for the logs; name another directory with --keep-logs", path.display());
+        std::fs::create_dir_all(path).map_err(LaunchError::prepare(step))?;
     }
-    let workspace =
-        Workspace::create().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
+    let place = std::env::temp_dir();
+    let step = format!("create a temporary directory in {}; name another place with TMPDIR", place.display());
+    let workspace = Workspace::create().map_err(LaunchError::prepare(step))?;
     let result = show(&arguments.options(workspace.path()), arguments, &mut interrupts, output).await;
     workspace.remove();
     result

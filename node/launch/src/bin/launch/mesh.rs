@@ -67,11 +67,11 @@ async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Res
     let is_running = |pod: Option<&Pod>| address(pod).is_some() || demo::has_ended(pod);
     let found = match demo::wait_for(pods, &pod, is_running).await {
         Ok(found) => found,
-        Err(source) => return Err(DemoError::Late { pod, events: demo::events(client.clone()).await, source }),
+        Err(lost) => return Err(DemoError::late(&pod, &demo::events(client.clone()).await, lost)),
     };
     match address(found.as_ref()) {
         Some(address) => Ok(MeshPod { node: node.to_owned(), pod, address }),
-        None => Err(DemoError::Failed { pod, message: demo::message(found.as_ref()) }),
+        None => Err(DemoError::failed(&pod, &demo::message(found.as_ref()))),
     }
 }
 
@@ -91,8 +91,9 @@ async fn reach(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<MeshResu
             Err(_) => format!("no answer within {REQUEST:?}"),
         };
         if begin.elapsed() > LIMIT {
-            let (from, to, address) = (from.node.clone(), to.node.clone(), to.address);
-            return Err(DemoError::Unreachable { from, to, address, last });
+            let MeshPod { node, address, .. } = to;
+            let message = format!("the pod of node {} cannot reach {address} on node {node}: {last}", from.node);
+            return Err(DemoError::new(message));
         }
         sleep(PAUSE).await;
     }
