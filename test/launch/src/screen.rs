@@ -116,17 +116,6 @@ mod tests {
     const SHORT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn a_text_is_waited_for_on_both_kinds() {
-        for kind in [Kind::Pipe, Kind::Terminal] {
-            let (mut screen, writer) = Screen::open(kind);
-            File::from(writer).write_all(b"first\nsecond\n").unwrap();
-            screen.wait_for("second", SHORT);
-            screen.rest(SHORT);
-            assert!(screen.text().starts_with("first"), "{:?}", screen.text());
-        }
-    }
-
-    #[test]
     fn a_text_that_comes_in_pieces_is_found() {
         let (mut screen, writer) = Screen::open(Kind::Pipe);
         let mut writer = File::from(writer);

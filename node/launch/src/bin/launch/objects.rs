@@ -129,26 +129,6 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_has_mode_and_size() {
-        let spec = claim(&demo_claims(&nodes())[1]).unwrap().spec.unwrap();
-        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
-        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "33554432");
-    }
-
-    #[test]
-    fn the_volume_is_at_the_path_of_the_request() {
-        let demo_claims = demo_claims(&nodes());
-        let container = |demo_claim| pod(demo_claim, "a note").unwrap().spec.unwrap().containers.swap_remove(0);
-        let notes = container(&demo_claims[0]);
-        assert_eq!(notes.args.unwrap(), ["demo", "/data", "a note", "--report"]);
-        assert_eq!(notes.volume_mounts.unwrap()[0].mount_path, "/data");
-        let disk = container(&demo_claims[1]);
-        assert_eq!(disk.args.unwrap(), ["demo", "/dev/volume", "a note", "--report"]);
-        assert_eq!(disk.volume_devices.unwrap()[0].device_path, "/dev/volume");
-        assert_eq!(disk.volume_mounts, None);
-    }
-
-    #[test]
     fn a_pod_runs_on_its_node() {
         let of = |pod: Pod| pod.spec.unwrap().node_selector.unwrap()["kubernetes.io/hostname"].clone();
         assert_eq!(of(pod(&demo_claims(&nodes())[2], "").unwrap()), "granary-1");
