@@ -11,6 +11,7 @@ mod request;
 pub mod write_log;
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
@@ -20,6 +21,22 @@ use serde::{Deserialize, Serialize};
 pub use request::{Answer, BlockStats, PowerCut, Request, SOCKET};
 
 pub const PORT: &str = "dev.granary.ktest";
+
+/// A step of the guest or of its host that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}")]
+pub struct StepError {
+    step: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl StepError {
+    /// For `map_err`. A cause is an error or a text.
+    pub fn of<E: Into<Box<dyn Error + Send + Sync>>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let step = step.into();
+        |cause| Self { step, source: cause.into() }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]

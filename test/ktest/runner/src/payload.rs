@@ -2,9 +2,9 @@
 
 use std::io;
 
-use ktest_init::Outcome;
+use ktest_init::{Outcome, StepError};
 
-use crate::guest::{Audience, End, GuestError, order, show};
+use crate::guest::{Audience, End, order, show};
 use crate::machine::Machine;
 
 struct Through;
@@ -20,7 +20,7 @@ impl Audience for Through {
 }
 
 /// Runs it to its end. After a power cut it is run again, with the same arguments.
-pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[String]) -> Result<End, GuestError> {
+pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[String]) -> Result<End, StepError> {
     let disks = machine.disks();
     let mut boot = 1;
     loop {

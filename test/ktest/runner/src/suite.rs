@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Instant;
 
-use ktest_init::{Outcome, PowerCut};
+use ktest_init::{Outcome, PowerCut, StepError};
 
 use crate::arguments::Arguments;
-use crate::guest::{Audience, End, Guest, GuestError, order, show};
+use crate::guest::{Audience, End, Guest, order, show};
 use crate::libtest::{self, Event, Status, Test};
 use crate::machine::Machine;
 use crate::results::Results;
@@ -19,7 +19,7 @@ pub(crate) fn run(
     tools: &[String],
     arguments: &Arguments,
     deadline: Instant,
-) -> Result<(End, Results), GuestError> {
+) -> Result<(End, Results), StepError> {
     let disks = machine.disks();
     let mut guest = machine.start()?;
     let mut suite = Suite { tools, arguments, deadline, disks, listener: Listener::default() };
