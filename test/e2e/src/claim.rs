@@ -78,15 +78,3 @@ impl Class {
         }))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_asked_for_is_not_sent() {
-        let spec = Claim::new("data", 4096).object().unwrap().spec.unwrap();
-        assert_eq!(spec.storage_class_name, None);
-        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "4096");
-    }
-}

@@ -211,24 +211,4 @@ mod tests {
         assert_eq!(capabilities(&tenant), None);
         assert_eq!(capabilities(&tenant.of_the_node()), Some(["SYS_ADMIN", "SYS_PTRACE"].map(str::to_owned).to_vec()));
     }
-
-    #[test]
-    fn a_claim_at_two_paths_is_one_volume() {
-        let below = Volume::claim("data").sub_path("below").at("/below");
-        let pod = Pod::server("a").with(Volume::claim("data")).with(below).object().unwrap();
-        let spec = pod.spec.unwrap();
-        assert_eq!(spec.volumes.unwrap().len(), 1);
-        let paths = spec.containers[0].volume_mounts.iter().flatten().map(|mount| mount.mount_path.as_str());
-        assert_eq!(paths.collect::<Vec<_>>(), ["/data", "/below"]);
-    }
-
-    #[test]
-    fn a_device_is_not_a_mount() {
-        let pod = Pod::server("a").with(Volume::device("data").read_only()).object().unwrap();
-        let spec = pod.spec.unwrap();
-        assert_eq!(spec.containers[0].volume_devices.as_ref().unwrap()[0].device_path, Pod::DEVICE);
-        assert_eq!(spec.containers[0].volume_mounts, Some(vec![]));
-        let claim = spec.volumes.unwrap().remove(0).persistent_volume_claim.unwrap();
-        assert_eq!((claim.claim_name.as_str(), claim.read_only), ("data", Some(true)));
-    }
 }

@@ -57,11 +57,4 @@ mod tests {
             assert!(bazel.limit() + bazel.margin() <= Duration::from_secs(timeout));
         }
     }
-
-    #[test]
-    fn the_filter_follows_the_arguments() {
-        let bazel = Bazel { filter: Some("one two".into()), ..Bazel::default() };
-        let arguments = bazel.arguments(["--test-threads=1".to_owned()].into_iter());
-        assert_eq!(arguments, ["--test-threads=1", "one", "two"]);
-    }
 }

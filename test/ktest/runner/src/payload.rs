@@ -45,14 +45,3 @@ pub(crate) fn status(outcome: Outcome) -> u8 {
     };
     u8::try_from(status).unwrap_or(u8::MAX)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_signal_is_reported_as_a_shell_does() {
-        assert_eq!([Outcome::Code(0), Outcome::Code(7), Outcome::Signal(9)].map(status), [0, 7, 137]);
-        assert_eq!(status(Outcome::Code(-1)), u8::MAX);
-    }
-}
