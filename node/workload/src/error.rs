@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 pub struct CheckError {
     step: &'static str,
     path: PathBuf,
-    #[source]
     source: io::Error,
 }
 

@@ -40,7 +40,6 @@ pub struct Space {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Inspect {
     pub space: Space,
     /// Flags of the mount: of `ro`, `nosuid`, `nodev`, `noexec` those that are set.
@@ -52,7 +51,6 @@ pub struct Inspect {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Fill {
     pub before: Space,
     pub written: u64,
@@ -61,7 +59,6 @@ pub struct Fill {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct FillInodes {
     pub before: Space,
     /// Number of created files, and the directory.
@@ -71,26 +68,22 @@ pub struct FillInodes {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Text {
     pub text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Tried {
     pub errno: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Paint {
     pub written: u64,
     pub errno: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Scan {
     pub bytes: u64,
     /// Bytes in blocks of 4 KiB that hold anything but zeros.
@@ -99,7 +92,6 @@ pub struct Scan {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Checksum {
     pub sha256: String,
 }
@@ -120,13 +112,11 @@ pub struct Device {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Settings {
     pub settings: Vec<Setting>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Setting {
     pub key: String,
     /// The network interface, of a setting of each.
@@ -136,7 +126,6 @@ pub struct Setting {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Executed {
     /// Its exit status; absent if it could not be started or was killed.
     pub status: Option<i32>,
@@ -146,7 +135,6 @@ pub struct Executed {
 
 /// A volume shown to a person: a directory, or a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Demo {
     pub found: Option<String>,
     pub kept: String,
@@ -159,7 +147,6 @@ pub struct Demo {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Volumes {
     /// Entries below the directory, two levels deep.
     pub entries: Vec<Entry>,
@@ -172,7 +159,6 @@ pub struct Volumes {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Entry {
     /// Its path, relative to the directory that was listed.
     pub path: String,
@@ -184,7 +170,6 @@ pub struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Image {
     pub size: u64,
     /// Allocated bytes.
@@ -192,7 +177,6 @@ pub struct Image {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Project {
     pub id: u32,
     pub bytes: Option<u64>,
@@ -200,14 +184,12 @@ pub struct Project {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Loop {
     pub name: String,
     pub file: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Mount {
     /// Root of the mount in its file system.
     pub root: String,
@@ -218,7 +200,6 @@ pub struct Mount {
 
 /// Processes that were sent a signal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub struct Signalled {
     pub processes: Vec<i32>,
 }

@@ -60,13 +60,9 @@ mod tests {
     }
 
     #[test]
-    fn an_extra_word_is_rejected() {
-        let given = words(&["inspect", "/data", "now"]);
-        assert_eq!(Request::parse(given.clone()), Err(UsageError { given }));
-    }
-
-    #[test]
-    fn a_missing_path_is_rejected() {
-        assert!(Request::parse(words(&["fill", "--report"])).is_err());
+    fn missing_and_extra_words_are_rejected() {
+        for given in [words(&["inspect", "/data", "now"]), words(&["fill", "--report"]), words(&["serve", "99999"])] {
+            assert_eq!(Request::parse(given.clone()), Err(UsageError { given }));
+        }
     }
 }
