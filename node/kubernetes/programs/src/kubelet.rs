@@ -127,8 +127,6 @@ fn not_for_pods(disk: Disk) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use cluster::PodProcesses;
     use serde_json::Value;
 
@@ -142,12 +140,16 @@ mod tests {
         (scratch, credentials)
     }
 
+    fn read(mut config: Config) -> Value {
+        let (_scratch, credentials) = credentials(&mut config);
+        serde_json::from_str(&configuration(&config, &credentials)).unwrap()
+    }
+
     #[test]
     fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
         let mut config = Config::default();
         let (_scratch, credentials) = credentials(&mut config);
-        let text = configuration(&config, &credentials);
-        let read: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
         assert_eq!(read["address"], "10.0.2.15");
         assert_eq!(read["clusterDNS"], json!(["10.96.0.10"]));
         for file in ["tlsCertFile", "tlsPrivateKeyFile"] {
@@ -178,8 +180,7 @@ mod tests {
     fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
         let mut config = Config::default();
         config.disk = Disk { size: Bytes::new(100 << 20), pods: Bytes::new(10 << 20), ..config.disk };
-        let (_scratch, credentials) = credentials(&mut config);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let read = read(config);
         let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
         // kubelet subtracts what it keeps free itself.
         assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
@@ -190,8 +191,7 @@ mod tests {
     fn pods_cannot_have_the_memory_of_the_nodes_programs() {
         let mut config = Config::default();
         config.paths.memory = Some(Bytes::new(4 << 30));
-        let (_scratch, credentials) = credentials(&mut config);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let read = read(config);
         assert_eq!(read["enforceNodeAllocatable"], json!(["pods"]));
         let reserved: u64 = read["kubeReserved"]["memory"].as_str().unwrap().parse().unwrap();
         assert_eq!(reserved >> 20, 921);
@@ -201,9 +201,8 @@ mod tests {
     #[test]
     fn pods_cannot_have_the_processes_of_the_node() {
         let mut config = Config::default();
-        let (_scratch, credentials) = credentials(&mut config);
         config.settings.pod_processes = PodProcesses::new(300);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let read = read(config);
         assert_eq!(read["podPidsLimit"], 300);
         assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
         assert_eq!(read["kubeReserved"].get("memory"), None, "without a known size of the memory");

@@ -325,20 +325,6 @@ mod tests {
     }
 
     #[test]
-    fn every_certificate_is_signed_by_the_ca_for_its_name_and_group() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let store = Store::open(&disk.config.paths.pki).unwrap();
-        let ca = Ca::load(&store.read_pair("ca").unwrap().unwrap(), NOW).unwrap();
-        let clients = Identity::ALL.map(|identity| identity.wanted("granary"));
-        let pairs = clients.into_iter().chain(wanted::of_programs(&disk.config));
-        for wanted in pairs {
-            let pair = store.read_pair(wanted.name).unwrap().unwrap();
-            assert_eq!(ca.check(&wanted, &pair, NOW), Ok(()), "{}", wanted.name);
-        }
-    }
-
-    #[test]
     fn only_certificates_and_the_public_key_can_be_read_by_others() {
         let disk = Disk::new();
         disk.ensure(NOW).unwrap();
@@ -348,26 +334,6 @@ mod tests {
             let public = Path::new(name).extension().is_some_and(|extension| extension == "crt" || extension == "pub");
             assert_eq!(mode, if public { 0o644 } else { 0o600 }, "{name}");
         }
-    }
-
-    #[test]
-    fn a_later_boot_changes_nothing() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
-        disk.ensure(NOW + Duration::days(300)).unwrap();
-        assert_eq!(disk.changed(&before), Vec::<String>::new());
-    }
-
-    #[test]
-    fn near_their_end_the_leaves_are_renewed_and_the_ca_stays() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
-        disk.ensure(NOW + Duration::days(340)).unwrap();
-        let changed = disk.changed(&before);
-        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 5), "{changed:?}");
-        assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")));
     }
 
     #[test]

@@ -260,23 +260,4 @@ mod tests {
             other => panic!("{other:?}"),
         }
     }
-
-    #[tokio::test]
-    async fn without_the_note_all_secrets_are_written_and_with_it_none() {
-        let scratch = tempfile::tempdir().unwrap();
-        let config = crate::config::example_in(scratch.path());
-        let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        let stored = credentials.secrets().unwrap();
-        // As etcd does.
-        std::fs::create_dir(config.paths.etcd.join("member")).unwrap();
-
-        let (refusing, _) = client(vec![Answer::Written, Answer::Rejected]);
-        rewrite_once(&refusing, stored).await.unwrap_err();
-        assert!(!stored.is_complete().unwrap(), "a Secret has the former form");
-        let (writing, requests) = client(vec![Answer::Written; 2]);
-        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), Some(Rewritten { secrets: 2, changed: 2 }));
-        assert_eq!(*requests.lock().unwrap(), 3);
-        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), None);
-        assert_eq!(*requests.lock().unwrap(), 3, "later boots send no request");
-    }
 }
