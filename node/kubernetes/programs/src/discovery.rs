@@ -27,12 +27,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     #[error("cannot reach the API server at {address}:{port}")]
-    Connect {
-        address: IpAddr,
-        port: u16,
-        #[source]
-        source: io::Error,
-    },
+    Connect { address: IpAddr, port: u16, source: io::Error },
     #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
     Silence { address: IpAddr, port: u16 },
     #[error(
@@ -41,12 +36,7 @@ pub enum DiscoveryError {
     OtherCa { address: IpAddr, port: u16, wanted: CaDigest, shown: Shown },
     /// The CA is the right one, but it did not sign this server, or not for this address, or not for today.
     #[error("the API server at {address}:{port} cannot be trusted")]
-    Server {
-        address: IpAddr,
-        port: u16,
-        #[source]
-        source: io::Error,
-    },
+    Server { address: IpAddr, port: u16, source: io::Error },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -207,17 +207,9 @@ impl Credentials {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("cannot use {path}")]
-    Kubeconfig {
-        path: PathBuf,
-        #[source]
-        source: KubeconfigError,
-    },
+    Kubeconfig { path: PathBuf, source: KubeconfigError },
     #[error("cannot make a client of {path}")]
-    Client {
-        path: PathBuf,
-        #[source]
-        source: Box<kube::Error>,
-    },
+    Client { path: PathBuf, source: Box<kube::Error> },
 }
 
 /// Only a start of the control plane renews the CA's certificate.

@@ -41,11 +41,7 @@ pub enum PodsError {
     #[error("cannot load the rules for packets of pods")]
     Rules(#[source] ProgramError),
     #[error("cannot write the network configuration of pods into {}", .directory.display())]
-    Write {
-        directory: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Write { directory: PathBuf, source: io::Error },
     #[error("writing the network configuration of pods panicked")]
     Panicked(#[from] JoinError),
     #[error("the watch of the own Node ended")]

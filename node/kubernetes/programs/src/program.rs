@@ -43,41 +43,19 @@ pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     #[error("{program} needs {path}, which cannot be prepared")]
-    Prepare {
-        program: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Prepare { program: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot confine {program}")]
-    Confine {
-        program: &'static str,
-        #[source]
-        source: Box<SandboxError>,
-    },
+    Confine { program: &'static str, source: Box<SandboxError> },
     #[error("cannot start {path}")]
-    Start {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Start { path: PathBuf, source: io::Error },
     #[error("{program} ended with {status}; it said last: {tail}")]
     Ended { program: &'static str, status: ExitStatus, tail: Tail },
     #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
     OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
     #[error("{program} is not ready; it said last: {tail}")]
-    NotReady {
-        program: &'static str,
-        tail: Tail,
-        #[source]
-        source: Box<NotReady>,
-    },
+    NotReady { program: &'static str, tail: Tail, source: Box<NotReady> },
     #[error("cannot list the images in {path}")]
-    Images {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Images { path: PathBuf, source: io::Error },
 }
 
 impl ProgramError {

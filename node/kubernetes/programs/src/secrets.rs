@@ -35,11 +35,7 @@ pub enum RewriteError {
     )]
     List(#[source] RequestError),
     #[error("cannot write Secret {secret} again")]
-    Write {
-        secret: String,
-        #[source]
-        source: RequestError,
-    },
+    Write { secret: String, source: RequestError },
     /// The API server rejected some of them. All others are written.
     #[error(
         "the API server rejects {count} Secrets that have to be written again, such as {secret} ({reason}): make the \

@@ -26,11 +26,7 @@ pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH)
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("cannot make {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot keep certificates")]
     Disk(#[from] dir::Error),
     #[error(
@@ -50,20 +46,12 @@ pub enum PkiError {
         "cannot use the cluster's CA in {pki}; restore ca.crt and ca.key from a backup of the disk: the \
          node does not start without them, because all workers and kubeconfigs accept this CA only"
     )]
-    Ca {
-        pki: PathBuf,
-        #[source]
-        source: Stale,
-    },
+    Ca { pki: PathBuf, source: Stale },
     #[error(
         "cannot use {path}, the certificate of the cluster's CA; restart the node, which fetches it from the control \
          plane"
     )]
-    Trust {
-        path: PathBuf,
-        #[source]
-        source: Stale,
-    },
+    Trust { path: PathBuf, source: Stale },
     #[error(
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
          or of its directory pki: no Secret can be read without it, and the node makes no other one"
@@ -77,17 +65,9 @@ pub enum PkiError {
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
     #[error("cannot remove {path}, which the old CA signed")]
-    Remove {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Remove { path: PathBuf, source: io::Error },
     #[error("cannot create the certificate {name}")]
-    Certificate {
-        name: &'static str,
-        #[source]
-        source: rcgen::Error,
-    },
+    Certificate { name: &'static str, source: rcgen::Error },
 }
 
 pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
