@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::config::with_credentials;
 use crate::pki::identity::Identity;
 use crate::{Config, Credentials, apiserver, controller_manager, etcd, kubelet, proxy, scheduler};
 
@@ -141,12 +142,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let scratch = tempfile::tempdir().unwrap();
-        let mut config = Config::default();
-        let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
-        config.paths.pki = scratch.path().join("pki");
-        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        config.paths.etcd = etcd;
+        let (config, credentials, scratch) = with_credentials(Config::default());
         Self { config, credentials, _scratch: scratch }
     }
 

@@ -182,3 +182,14 @@ pub(crate) fn example_in(directory: &std::path::Path) -> Config {
     let paths = Paths { pki: directory.join("pki"), etcd: directory.join("etcd"), ..Paths::default() };
     Config { paths, ..Config::default() }
 }
+
+/// With keys in a directory, which is removed on drop.
+#[cfg(test)]
+pub(crate) fn with_credentials(mut config: Config) -> (Config, crate::Credentials, tempfile::TempDir) {
+    let scratch = tempfile::tempdir().unwrap();
+    config.paths.pki = scratch.path().join("pki");
+    let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
+    let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+    config.paths.etcd = etcd;
+    (config, credentials, scratch)
+}

@@ -77,9 +77,7 @@ mod tests {
 
     #[test]
     fn every_controller_runs_but_the_approval_of_certificates() {
-        let scratch = tempfile::tempdir().unwrap();
-        let config = crate::config::example_in(scratch.path());
-        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+        let (config, credentials, _scratch) = crate::config::with_credentials(Config::default());
         let arguments = program(&config, &credentials).arguments;
         let controllers = arguments.iter().filter_map(|argument| argument.strip_prefix("--controllers="));
         assert!(controllers.eq(["*,token-cleaner-controller,-certificatesigningrequest-approving-controller"]));

@@ -209,48 +209,41 @@ mod tests {
         (ca, pair)
     }
 
+    /// An attempt by a machine with the digest of this CA.
+    async fn attempt(server: &Pair, signer: &Ca) -> Result<String, DiscoveryError> {
+        let (port, _task) = serve(server).await;
+        ca(LOOPBACK, port, digest(signer)).await
+    }
+
+    fn digest(ca: &Ca) -> CaDigest {
+        ca_digest(ca.certificate()).unwrap()
+    }
+
     #[tokio::test]
-    async fn an_ca_with_the_digest_is_found() {
+    async fn a_ca_with_the_digest_is_found() {
         let (signer, pair) = ca_and(LOOPBACK);
-        let (port, _task) = serve(&pair).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let found = ca(LOOPBACK, port, wanted).await.unwrap();
-        assert_eq!(ca_digest(&found), Some(wanted));
+        let found = attempt(&pair, &signer).await.unwrap();
+        assert_eq!(ca_digest(&found), Some(digest(&signer)));
     }
 
     #[tokio::test]
     async fn a_server_of_another_ca_is_rejected() {
-        let (signer, pair) = ca_and(LOOPBACK);
-        let (other, _) = ca_and(LOOPBACK);
-        let (port, _task) = serve(&pair).await;
-        let digest = |ca: &Ca| ca_digest(ca.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, digest(&other)).await.unwrap_err();
+        let [(signer, pair), (other, _)] = [ca_and(LOOPBACK), ca_and(LOOPBACK)];
+        let error = attempt(&pair, &other).await.unwrap_err();
         let DiscoveryError::OtherCa { wanted, shown, .. } = error else { panic!("{error:?}") };
         assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
     }
 
     #[tokio::test]
-    async fn a_server_that_only_shows_the_ca_is_not_trusted() {
-        let (signer, _) = ca_and(LOOPBACK);
+    async fn a_server_is_signed_for_its_address_by_the_ca_that_it_shows() {
+        let (signer, elsewhere) = ca_and([10, 0, 2, 15].into());
         let (_, mut foreign) = ca_and(LOOPBACK);
-        foreign.certificate = format!(
-            "{}{}",
-            foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap(),
-            signer.certificate()
-        );
-        let (port, _task) = serve(&foreign).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
-        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
-    }
-
-    #[tokio::test]
-    async fn a_server_under_another_address_is_not_trusted() {
-        let (signer, pair) = ca_and([10, 0, 2, 15].into());
-        let (port, _task) = serve(&pair).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
-        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
+        let leaf = foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap();
+        foreign.certificate = format!("{leaf}{}", signer.certificate());
+        for (case, pair) in [("of another address", elsewhere), ("signed by another CA", foreign)] {
+            let error = attempt(&pair, &signer).await.unwrap_err();
+            assert!(matches!(error, DiscoveryError::Server { .. }), "{case}: {error:?}");
+        }
     }
 
     #[tokio::test]

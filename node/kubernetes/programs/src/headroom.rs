@@ -144,14 +144,11 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::ExitStatus;
 
-    use supervisor::{Backoff, Settings, State, Supervisor};
     use tempfile::TempDir;
-    use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::program::Tail;
-
-    const LIMIT: Duration = Duration::from_secs(30);
+    use crate::program::tests::{error_of, start_once};
 
     struct Scratch {
         directory: TempDir,
@@ -213,14 +210,7 @@ mod tests {
                 Err(ProgramError::Ended { program: "etcd", status: ExitStatus::from_raw(1 << 8), tail })
             })
         });
-        let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
-        let settings = Settings { backoff, ..Settings::default() };
-        let tree = Supervisor::start("etcd", settings, scratch.headroom().with(ends));
-        let end = Instant::now() + LIMIT;
-        while tree.status().state != State::Failed {
-            assert!(Instant::now() < end, "{:?}", tree.status());
-            sleep(Duration::from_millis(10)).await;
-        }
+        error_of(&start_once(scratch.headroom().with(ends))).await;
         scratch
     }
 

@@ -257,11 +257,19 @@ mod tests {
             Self { config, scratch }
         }
 
+        /// With its files.
+        fn ensured() -> (Self, Files) {
+            let disk = Self::new();
+            disk.ensure(NOW).unwrap();
+            let files = disk.files();
+            (disk, files)
+        }
+
         fn ensure(&self, now: OffsetDateTime) -> Result<Credentials, PkiError> {
             Credentials::ensure(&self.config, now)
         }
 
-        fn files(&self) -> BTreeMap<String, String> {
+        fn files(&self) -> Files {
             fs::read_dir(self.scratch.path().join("pki"))
                 .unwrap()
                 .map(|entry| entry.unwrap())
@@ -270,7 +278,7 @@ mod tests {
         }
 
         /// Names of the files that differ since `before`.
-        fn changed(&self, before: &BTreeMap<String, String>) -> Vec<String> {
+        fn changed(&self, before: &Files) -> Vec<String> {
             self.files()
                 .into_iter()
                 .filter(|(name, text)| before.get(name) != Some(text))
@@ -293,9 +301,7 @@ mod tests {
         assert!(matches!(disk.ensure(NOW), Err(PkiError::Worker)));
         assert_eq!(disk.files(), before);
 
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
+        let (disk, before) = Disk::ensured();
         assert!(matches!(Credentials::joined(&disk.config), Err(PkiError::ControlPlane)));
         let joining = Credentials::joining(&disk.config, "192.0.2.1:6443", &ca);
         assert!(matches!(joining, Err(PkiError::ControlPlane)));
@@ -318,8 +324,7 @@ mod tests {
 
     #[test]
     fn only_certificates_and_the_public_key_can_be_read_by_others() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
+        let (disk, _) = Disk::ensured();
         assert_eq!(fs::metadata(&disk.config.paths.pki).unwrap().permissions().mode() & 0o777, 0o700);
         for name in disk.files().keys() {
             let mode = fs::metadata(disk.config.paths.pki.join(name)).unwrap().permissions().mode() & 0o777;
@@ -361,7 +366,7 @@ mod tests {
 
     /// The error of a running node said to restart it, and the start replaced the CA.
     #[test]
-    fn an_ca_that_is_lost_comes_back_from_a_copy_and_is_never_replaced() {
+    fn a_ca_that_is_lost_comes_back_from_a_copy_and_is_never_replaced() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
         let (pki, before) = (&disk.config.paths.pki, disk.files());
@@ -443,13 +448,12 @@ mod tests {
 
     /// All workers know the CA by the digest of its key: with another one they were lost.
     #[test]
-    fn an_ca_at_its_end_gets_a_new_certificate_for_its_key() {
+    fn a_ca_at_its_end_gets_a_new_certificate_for_its_key() {
         let servers = ["apiserver", "etcd", "kubelet-server"];
         let of_servers = servers.iter().flat_map(|name| [format!("{name}.crt"), format!("{name}.key")]);
         let mut wanted: Vec<String> = of_servers.chain(["ca.crt".to_owned()]).collect();
         wanted.sort_unstable();
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
+        let (disk, _) = Disk::ensured();
         disk.ensure(NOW + Duration::days(3600)).unwrap();
         let before = disk.files();
         disk.ensure(NOW + Duration::days(3640)).unwrap();
@@ -468,9 +472,7 @@ mod tests {
 
     #[test]
     fn a_new_address_renews_only_the_servers_that_have_it() {
-        let mut disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
+        let (mut disk, before) = Disk::ensured();
         disk.config.address = [10, 0, 2, 99].into();
         disk.ensure(NOW).unwrap();
         assert_eq!(
@@ -481,9 +483,7 @@ mod tests {
 
     #[test]
     fn a_clock_before_the_ca_is_an_error_and_changes_nothing() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let before = disk.files();
+        let (disk, before) = Disk::ensured();
         let error = disk.ensure(time::macros::datetime!(1970-01-01 00:00 UTC)).err().unwrap();
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
         assert_eq!(disk.changed(&before), Vec::<String>::new());

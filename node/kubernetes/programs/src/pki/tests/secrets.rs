@@ -24,8 +24,7 @@ fn names(disk: &Disk) -> Vec<String> {
 /// With another key, every Secret of the cluster would be lost.
 #[test]
 fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     let (path, before) = (disk.config.paths.pki.join("secrets.key"), disk.files());
     for left in [None, Some(&b""[..]), Some(&b"c2hvcnQ="[..]), Some(&b"\xff"[..])] {
         left.map_or_else(|| fs::remove_file(&path), |left| fs::write(&path, left)).unwrap();
@@ -41,8 +40,7 @@ fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
 /// A new key was created, and all Secrets were unreadable.
 #[test]
 fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     let (pki, etcd) = (disk.config.paths.pki.clone(), disk.config.paths.etcd.clone());
     let key = fs::read(pki.join("secrets.key")).unwrap();
     for file in ["secrets.key", "encryption.json"] {
@@ -71,8 +69,7 @@ fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it()
 
 #[test]
 fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
-    let mut disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (mut disk, _) = Disk::ensured();
     let (path, own) = (disk.config.paths.pki.join("secrets.key"), disk.files());
     let other = Disk::new();
     other.ensure(NOW).unwrap();
@@ -93,8 +90,7 @@ fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
 /// A release that did not encrypt, or that did not write down which keys etcd needs.
 #[test]
 fn a_disk_of_a_former_release_gets_a_key_or_keeps_its_own() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     member(&disk);
     let key = disk.files()["secrets.key"].clone();
     let used = disk.config.paths.etcd.join("secrets-keys");
@@ -130,9 +126,7 @@ fn files_of_the_keys_are_roots_alone() {
 
 #[test]
 fn the_way_secrets_are_stored_changes_and_their_key_stays() {
-    let mut disk = Disk::new();
-    disk.ensure(NOW).unwrap();
-    let before = disk.files();
+    let (mut disk, before) = Disk::ensured();
     disk.config.settings.secret_storage = SecretStorage::Plain;
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&before), ["encryption.json"]);
