@@ -38,17 +38,3 @@ pub fn bootstrap_secret(token: &Token, node: &str, expires: OffsetDateTime) -> R
         },
     }))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_secret_says_for_whom_and_until_when() {
-        let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
-        let secret = bootstrap_secret(&token, "two", OffsetDateTime::UNIX_EPOCH).unwrap();
-        assert_eq!(secret.metadata.name.as_deref(), Some("bootstrap-token-abcdef"));
-        assert_eq!(secret.metadata.annotations.unwrap()[BOOTSTRAP_NODE_ANNOTATION], "two");
-        assert_eq!(secret.string_data.unwrap()["expiration"], "1970-01-01T00:00:00Z");
-    }
-}

@@ -215,9 +215,4 @@ mod tests {
             assert_eq!(decide(X86_64, clone, flag.cast_unsigned() | 0x11), EPERM);
         }
     }
-
-    #[test]
-    fn the_filter_is_as_short_as_the_kernel_demands() {
-        assert!(filter().len() <= usize::try_from(libc::BPF_MAXINSNS).unwrap());
-    }
 }
