@@ -53,7 +53,7 @@ pub(crate) fn set_status(target: &Target<'_>, page: &mut Page, way: Way) -> Resu
     ioctl(way, device, LOOP_SET_STATUS64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-pub(crate) fn set(target: &Target<'_>, way: Way, command: u32, value: u32) -> Result<(), Failure> {
+pub(crate) fn set(target: &Target<'_>, _: &mut Page, way: Way, command: u32, value: u32) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     ioctl(way, device, command, Argument::Value(value)).map(drop).map_err(Failure::Denied)
 }
@@ -81,7 +81,7 @@ pub(crate) fn set_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failu
 }
 
 /// `LOOP_CLR_FD`: detaches the device when its last opener closes it.
-pub(crate) fn detach(target: &Target<'_>, way: Way, flags: u32) -> Result<(), Failure> {
+pub(crate) fn detach(target: &Target<'_>, _: &mut Page, way: Way, flags: u32) -> Result<(), Failure> {
     clear(device(target, flags)?, way)
 }
 
