@@ -26,7 +26,6 @@ pub enum AddressError {
     Prefix(Ipv4Net),
 }
 
-/// Parses the address of a machine.
 pub fn host(text: &str) -> Result<Ipv4Addr, AddressError> {
     let address: Ipv4Addr = text.parse().map_err(|_| AddressError::Address(text.to_owned()))?;
     machine(address)
@@ -53,7 +52,6 @@ pub fn server(text: &str) -> Result<SocketAddrV4, AddressError> {
     }
 }
 
-/// Parses the address of a network interface with the prefix of its network.
 pub fn interface(text: &str) -> Result<Ipv4Net, AddressError> {
     let interface = with_prefix(text).filter(|interface| interface.prefix_len() > 0);
     let interface = interface.ok_or_else(|| AddressError::Interface(text.to_owned()))?;

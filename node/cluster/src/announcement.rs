@@ -29,10 +29,7 @@ pub enum Announcement {
         kubeconfig: String,
     },
     /// The node cannot continue and powers off.
-    Fatal {
-        /// The error with its causes and the remedy.
-        message: String,
-    },
+    Fatal { message: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,10 +18,9 @@ pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
 };
-pub use settings::{Addresses, PodProcesses, PodSecurity, SecretKey, SecretStorage, Static, Uplink};
+pub use settings::{Addresses, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Uplink};
 pub use token::{Token, TokenError};
 
-/// Name of the CSI driver and provisioner.
 pub const DRIVER_NAME: &str = "local.granary.dev";
 
 /// Label of nodes by which PVs and CSI topologies select one.

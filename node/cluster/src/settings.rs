@@ -6,7 +6,6 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
-/// The network interface of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
     pub addresses: Addresses,
@@ -27,8 +26,17 @@ pub enum Addresses {
 pub struct Static {
     /// The node's address with the prefix of its network.
     pub interface: Ipv4Net,
-    /// A router in the same network.
     pub gateway: Option<Ipv4Addr>,
+}
+
+/// Settings of the node's programs, which the configuration validates and the programs use. A worker ignores those of
+/// the API server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramSettings {
+    pub pod_security: PodSecurity,
+    pub secret_storage: SecretStorage,
+    pub secret_key: SecretKey,
+    pub pod_processes: PodProcesses,
 }
 
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.

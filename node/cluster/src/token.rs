@@ -20,13 +20,11 @@ pub struct Token {
 pub struct TokenError;
 
 impl Token {
-    /// A new token of random characters.
     pub fn generate() -> io::Result<Self> {
         let mut source = BufReader::new(File::open("/dev/urandom")?).bytes();
         Ok(Self { id: characters(&mut source, ID)?, secret: characters(&mut source, SECRET)? })
     }
 
-    /// The public part.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -35,7 +33,6 @@ impl Token {
         &self.secret
     }
 
-    /// The whole token.
     pub fn reveal(&self) -> String {
         format!("{}.{}", self.id, self.secret)
     }

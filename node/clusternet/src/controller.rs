@@ -36,7 +36,6 @@ pub struct Settings {
     pub client: Client,
     /// Name of the own Node, which may not exist yet.
     pub node: String,
-    /// Pod networks, without overlaps.
     pub networks: Vec<PodNetwork>,
     pub device: Arc<dyn Device>,
     pub metrics: Metrics,
@@ -57,7 +56,6 @@ pub enum RunError {
     Announce(#[source] Box<kube::Error>),
     #[error("a task for the mesh interface panicked")]
     Panicked(#[from] JoinError),
-    /// The watch stream ended, which it normally does not.
     #[error("the watch of Nodes ended")]
     WatchEnded,
 }

@@ -54,12 +54,7 @@ pub enum DeviceError {
     #[error("network interface {0} exists and is not a WireGuard interface; remove or rename it")]
     OtherKind(String),
     #[error("mesh interface {interface}: cannot {step}")]
-    Request {
-        step: &'static str,
-        interface: String,
-        #[source]
-        source: RequestError,
-    },
+    Request { step: &'static str, interface: String, source: RequestError },
     #[error("network interface {0} has no public key after the private key was set")]
     NoKey(String),
 }

@@ -130,7 +130,6 @@ mod tests {
 
     use super::*;
 
-    /// An empty directory, and the path of its key file.
     fn scratch() -> (TempDir, Dir, std::path::PathBuf) {
         let scratch = tempfile::tempdir().unwrap();
         let dir = Dir::open(scratch.path()).unwrap();

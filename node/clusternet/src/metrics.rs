@@ -10,7 +10,6 @@ use crate::member_error::MemberError;
 use crate::traffic::Scrape;
 use crate::{Change, Device, DeviceError, PeerState, PublicKey};
 
-/// A peer in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Node name. `None` for a peer of an earlier run until the Nodes are listed.

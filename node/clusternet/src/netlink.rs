@@ -42,7 +42,6 @@ impl RequestError {
 
 pub(crate) struct Netlink {
     socket: Socket,
-    /// Sequence number of the last request.
     number: u32,
 }
 

@@ -24,7 +24,6 @@ pub struct Mesh<'a> {
     pub node: &'a str,
     /// The own public key, regardless of the own Node's annotation.
     pub key: PublicKey,
-    /// Pod networks, without overlaps.
     pub networks: &'a [PodNetwork],
 }
 
@@ -63,7 +62,6 @@ fn age(member: &Member) -> (bool, Option<Timestamp>, &str) {
 
 struct Planner<'m> {
     mesh: Mesh<'m>,
-    /// Owners of keys and ranges.
     keys: BTreeMap<PublicKey, &'m str>,
     ranges: BTreeMap<IpNet, &'m str>,
     plan: MeshPlan,
@@ -166,7 +164,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ParseKeyError;
 
     fn key(number: u8) -> PublicKey {
         PublicKey::new([number; 32]).unwrap()
@@ -176,7 +173,6 @@ mod tests {
         PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 }
     }
 
-    /// Node `number`, created at that second.
     fn member(number: u8) -> Member {
         Member {
             name: format!("node-{number:03}"),
@@ -200,20 +196,6 @@ mod tests {
     }
 
     #[test]
-    fn every_other_node_is_a_peer() {
-        let found = seen([member(2), member(3)]);
-        rejects(&found, &[]);
-        let peer = |number: u8| Peer {
-            endpoint: Some(format!("192.0.2.{number}:7838").parse().unwrap()),
-            allowed: [format!("10.244.{number}.0/24").parse().unwrap()].into(),
-        };
-        assert_eq!(found.peers, [(key(2), peer(2)), (key(3), peer(3))].into());
-        assert_eq!(found.nodes[&key(3)], "node-003");
-        let own = OwnNode { ranges: ["10.244.1.0/24".parse().unwrap()].into(), is_announced: true };
-        assert_eq!(found.own, Some(own));
-    }
-
-    #[test]
     fn an_incomplete_node_is_neither_a_peer_nor_rejected() {
         let found = seen([Member { key: None, ..member(2) }, Member { networks: vec![], ..member(3) }]);
         rejects(&found, &[]);
@@ -221,56 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_own_node_is_recognized() {
-        let mesh = Mesh { node: "node-001", key: key(1), networks: &[pods()] };
-        assert_eq!(plan(mesh, &[member(2)]).own, None);
-        let new = Member { key: Some(key(9).to_string()), networks: vec![], ..member(1) };
-        let own = plan(mesh, &[new]).own;
-        assert_eq!(own, Some(OwnNode { ranges: BTreeSet::new(), is_announced: false }));
-    }
-
-    #[test]
-    fn an_invalid_key_is_rejected() {
-        let bad = |number, key: &str| Member { key: Some(key.to_owned()), ..member(number) };
-        let found = seen([bad(2, "rubbish"), bad(3, &format!("{}=", "A".repeat(43))), member(4)]);
-        rejects(
-            &found,
-            &[("node-002", MemberError::Key(ParseKeyError::Form)), ("node-003", MemberError::Key(ParseKeyError::Zero))],
-        );
-        assert_eq!(found.peers.keys().collect::<Vec<_>>(), [&key(4)]);
-    }
-
-    #[test]
-    fn the_older_of_two_nodes_with_one_key_is_the_peer() {
-        let younger = Member { key: member(2).key, ..member(3) };
-        let found = seen([younger.clone(), member(2)]);
-        rejects(&found, &[("node-003", MemberError::KeyTaken { owner: "node-002".into() })]);
-        assert_eq!(found.nodes[&key(2)], "node-002");
-        // The younger Node becomes a peer when the older one is deleted.
-        assert_eq!(seen([younger]).nodes[&key(2)], "node-003");
-    }
-
-    #[test]
     fn nodes_of_the_same_age_are_ordered_by_name() {
         let twin = Member { created: member(3).created, key: member(3).key, ..member(2) };
         let found = seen([member(3), twin]);
         rejects(&found, &[("node-003", MemberError::KeyTaken { owner: "node-002".into() })]);
-    }
-
-    #[test]
-    fn the_key_of_this_node_is_rejected_in_others() {
-        let older = Member { created: Some(Timestamp::from_second(0).unwrap()), key: member(1).key, ..member(2) };
-        let found = seen([older]);
-        rejects(&found, &[("node-002", MemberError::OwnKey)]);
-        assert_eq!(found.peers, Peers::new());
-    }
-
-    #[test]
-    fn the_older_of_two_nodes_with_one_range_keeps_it() {
-        let found = seen([Member { networks: member(2).networks, ..member(3) }, member(2)]);
-        let range = "10.244.2.0/24".parse().unwrap();
-        rejects(&found, &[("node-003", MemberError::RangeTaken { range, owner: "node-002".into() })]);
-        assert_eq!(found.peers.keys().collect::<Vec<_>>(), [&key(2)]);
     }
 
     /// Also for a Node without a key or an unreachable one, because its pods may exist.

@@ -58,7 +58,6 @@ impl Netlink {
             .collect())
     }
 
-    /// Adds an address with a full-length prefix.
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
         let mut message = address_message(index, address.into());
         // Without duplicate address detection, because an IPv6 address would be tentative first, and the kernel rejects

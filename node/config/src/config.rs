@@ -1,7 +1,7 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use cluster::{Addresses, Images, Overcommit, PodProcesses, Static, Uplink, address};
+use cluster::{Addresses, Overcommit, PodProcesses, ProgramSettings, Static, Uplink, address};
 use kmod::ModuleName;
 use proto::node;
 use proto::node::network::Addresses as AddressesMessage;
@@ -24,10 +24,9 @@ pub struct Config {
     pub time_servers: Vec<Ipv4Addr>,
     pub storage: Storage,
     pub on_failure: FailureAction,
-    pub pod_processes: PodProcesses,
+    pub programs: ProgramSettings,
     /// Modules to load in addition to those of every node. Whether the image contains them is not checked.
     pub kernel_modules: Vec<ModuleName>,
-    pub images: Images,
 }
 
 /// IPv4 requires 576 (RFC 791); the MTU of a device has 16 bits.
@@ -47,18 +46,15 @@ pub struct Storage {
     pub overcommit: Overcommit,
 }
 
-/// The data disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Disk {
     /// The one that is designated by type or serial number, otherwise the only empty disk.
     #[default]
     Any,
     Serial(String),
-    /// Name of a partition.
     Partition(String),
 }
 
-/// Action if the node cannot start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailureAction {
     #[default]
@@ -91,9 +87,12 @@ impl Check {
         let top = FieldPath::default();
         let network = self.network(message.network.as_ref(), &top.field("network"));
         let pod_processes = self.in_range(message.pod_processes, POD_PROCESSES, &top.field("podProcesses"));
+        let pod_processes = pod_processes.map(PodProcesses::new).unwrap_or_default();
+        let images = self.images(message, &top);
+        let mut programs = ProgramSettings { pod_processes, images, ..ProgramSettings::default() };
         Config {
             node: self.text(message.node_name.as_deref(), &top.field("nodeName")).unwrap_or_default(),
-            role: self.role(message.role.as_ref(), &network, &top),
+            role: self.role(message.role.as_ref(), &network, &top, &mut programs),
             network,
             time_servers: self.list(&message.time_servers, TIME_SERVERS, address::host, &top.field("timeServers")),
             storage: self.storage(message.storage.as_ref(), &top.field("storage")),
@@ -101,9 +100,8 @@ impl Check {
                 node::FailureAction::Unspecified | node::FailureAction::PowerOff => FailureAction::PowerOff,
                 node::FailureAction::Reboot => FailureAction::Reboot,
             },
-            pod_processes: pod_processes.map(PodProcesses::new).unwrap_or_default(),
+            programs,
             kernel_modules: self.list(&message.kernel_modules, KERNEL_MODULES, str::parse, &top.field("kernelModules")),
-            images: self.images(message, &top),
         }
     }
 

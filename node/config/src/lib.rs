@@ -27,4 +27,4 @@ mod role;
 pub use config::{Config, Disk, FailureAction, Storage};
 pub use name::{NameError, NodeName};
 pub use problem::{ParseError, Problem, Violation};
-pub use role::{ControlPlane, Networks, Role, Worker};
+pub use role::{Networks, Role, Worker};

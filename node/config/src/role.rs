@@ -1,7 +1,8 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use cluster::{
-    API_PORT, Addresses, CaDigest, NODE_PREFIX, PodSecurity, SecretKey, SecretStorage, Static, Token, Uplink, address,
+    API_PORT, Addresses, CaDigest, NODE_PREFIX, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Token,
+    Uplink, address,
 };
 use ipnet::Ipv4Net;
 use proto::node;
@@ -10,22 +11,20 @@ use proto::node::config::Role as RoleMessage;
 use crate::config::Check;
 use crate::problem::{FieldPath, Violation};
 
-/// Role of a node in its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    ControlPlane(ControlPlane),
+    ControlPlane(Networks),
     Worker(Worker),
 }
 
 impl Role {
     pub fn networks(&self) -> Networks {
         match self {
-            Self::ControlPlane(control_plane) => control_plane.networks,
+            Self::ControlPlane(networks) => *networks,
             Self::Worker(worker) => worker.networks,
         }
     }
 
-    /// The API server for a node with this address.
     pub fn api_server(&self, address: Ipv4Addr) -> SocketAddrV4 {
         match self {
             Self::ControlPlane(_) => SocketAddrV4::new(address, API_PORT),
@@ -33,7 +32,6 @@ impl Role {
         }
     }
 
-    /// The field of the configuration that contains this role.
     pub fn field(&self) -> &'static str {
         match self {
             Self::ControlPlane(_) => "controlPlane",
@@ -44,21 +42,12 @@ impl Role {
 
 impl Default for Role {
     fn default() -> Self {
-        Self::ControlPlane(ControlPlane::default())
+        Self::ControlPlane(Networks::default())
     }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ControlPlane {
-    pub networks: Networks,
-    pub pod_security: PodSecurity,
-    pub secret_storage: SecretStorage,
-    pub secret_key: SecretKey,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// API server of the control plane.
     pub server: SocketAddrV4,
     pub ca: CaDigest,
     /// Not needed after the first join.
@@ -88,25 +77,29 @@ impl Default for Networks {
 }
 
 impl Check {
-    pub(crate) fn role(&mut self, role: Option<&RoleMessage>, network: &Uplink, top: &FieldPath) -> Role {
+    pub(crate) fn role(
+        &mut self,
+        role: Option<&RoleMessage>,
+        network: &Uplink,
+        top: &FieldPath,
+        programs: &mut ProgramSettings,
+    ) -> Role {
         match role.unwrap_or(&RoleMessage::ControlPlane(node::ControlPlane::default())) {
             RoleMessage::ControlPlane(message) => {
                 let here = top.field("controlPlane");
                 let (pods, services) = (message.pod_network.as_deref(), message.service_network.as_deref());
                 let secret_key = self.in_range(message.secret_key, (1, u32::MAX), &here.field("secretKey"));
-                Role::ControlPlane(ControlPlane {
-                    networks: self.networks(pods, services, network, &here, top),
-                    pod_security: match message.pod_security() {
-                        node::PodSecurity::Unspecified | node::PodSecurity::Baseline => PodSecurity::Baseline,
-                        node::PodSecurity::Privileged => PodSecurity::Privileged,
-                        node::PodSecurity::Restricted => PodSecurity::Restricted,
-                    },
-                    secret_storage: match message.secret_storage() {
-                        node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
-                        node::SecretStorage::Plain => SecretStorage::Plain,
-                    },
-                    secret_key: secret_key.and_then(SecretKey::new).unwrap_or_default(),
-                })
+                programs.secret_key = secret_key.and_then(SecretKey::new).unwrap_or_default();
+                programs.pod_security = match message.pod_security() {
+                    node::PodSecurity::Unspecified | node::PodSecurity::Baseline => PodSecurity::Baseline,
+                    node::PodSecurity::Privileged => PodSecurity::Privileged,
+                    node::PodSecurity::Restricted => PodSecurity::Restricted,
+                };
+                programs.secret_storage = match message.secret_storage() {
+                    node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
+                    node::SecretStorage::Plain => SecretStorage::Plain,
+                };
+                Role::ControlPlane(self.networks(pods, services, network, &here, top))
             }
             // The problems of an invalid role are collected.
             RoleMessage::Worker(message) => self.worker(message, network, top).map_or_else(Role::default, Role::Worker),

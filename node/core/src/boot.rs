@@ -186,11 +186,6 @@ async fn serve(
     let uplink = Uplink::new(network, addressing, storage.ephemeral()).map_err(BootError::NameServers)?;
     let uplink = Arc::new(uplink);
     host.stage("network", StageState::Ready);
-    // A worker has no API server.
-    let own = match config.role {
-        Role::ControlPlane(own) => own,
-        Role::Worker(_) => config::ControlPlane::default(),
-    };
     let services = programs::Config {
         node: config.node.to_string(),
         address,
@@ -199,11 +194,7 @@ async fn serve(
         cluster_pods: cluster.pods,
         mesh: mesh::of_uplink(uplink.mtu()),
         durability: programs::Durability::Durable,
-        pod_security: own.pod_security,
-        secret_storage: own.secret_storage,
-        secret_key: own.secret_key,
-        pod_processes: config.pod_processes,
-        images: config.images.clone(),
+        settings: config.programs.clone(),
         disk: storage.disk(),
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };

@@ -3,7 +3,7 @@
 use crate::options::{Boot, Data, Options};
 use crate::spec::NodeSpec;
 use std::fs::{self, OpenOptions};
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -33,12 +33,8 @@ pub enum PreflightError {
         "the {memory} of {guests} guests and QEMU's {overhead} do not fit in {available} of free memory; end other programs, or choose fewer --nodes, or less with --memory (at least {LEAST_MEMORY}) and --worker-memory (at least {LEAST_WORKER_MEMORY})"
     )]
     ClusterMemory { guests: usize, memory: Bytes, overhead: Bytes, available: Bytes },
-    #[error("the node does not run with {memory} of memory; choose at least {LEAST_MEMORY} with --memory")]
-    LittleMemory { memory: Bytes },
-    #[error(
-        "a worker does not run with {memory} of memory; choose at least {LEAST_WORKER_MEMORY} with --worker-memory"
-    )]
-    LittleWorkerMemory { memory: Bytes },
+    #[error("{node} does not run with {memory} of memory; choose at least {least} with {option}")]
+    LittleMemory { node: &'static str, memory: Bytes, least: Bytes, option: &'static str },
     #[error(
         "cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with --port (without it, a free one is used)"
     )]
@@ -74,33 +70,17 @@ struct Machine {
     available: Bytes,
     /// The requested port, and whether it is free.
     port: Option<(u16, Result<(), io::Error>)>,
-    data: Vec<(PathBuf, DataFile)>,
+    data: Vec<(PathBuf, Result<(), DataFileError>)>,
     directories: Vec<Directory>,
 }
 
-/// A directory in which a run writes.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
-    /// Device of the file system.
     device: u64,
     need: Bytes,
     free: Bytes,
     remedy: &'static str,
-}
-
-/// State of the path of a data file.
-#[derive(Debug)]
-enum DataFile {
-    /// Absent, in a directory that exists.
-    Absent,
-    /// A symbolic link to a missing file.
-    Link(PathBuf),
-    Usable(Bytes),
-    /// Neither a file nor a block device.
-    Other,
-    SharedDevice,
-    Unusable(io::Error),
 }
 
 /// Checks that the machine can run all nodes at the same time. Creates nothing.
@@ -115,19 +95,21 @@ fn decide(memories: &[Bytes], machine: Machine) -> Result<(), PreflightError> {
     if let Some((port, Err(source))) = machine.port {
         return Err(PreflightError::Port { port, source });
     }
-    for (path, file) in machine.data {
-        check_data(path, file)?;
+    for (path, usable) in machine.data {
+        usable.map_err(|source| PreflightError::Data { path, source })?;
     }
     check_space(machine.directories)
 }
 
 fn check_memory(memories: &[Bytes], available: Bytes) -> Result<(), PreflightError> {
     let (control_plane, workers) = memories.split_at(1.min(memories.len()));
-    if let Some(memory) = control_plane.iter().copied().find(|memory| *memory < LEAST_MEMORY) {
-        return Err(PreflightError::LittleMemory { memory });
-    }
-    if let Some(memory) = workers.iter().copied().find(|memory| *memory < LEAST_WORKER_MEMORY) {
-        return Err(PreflightError::LittleWorkerMemory { memory });
+    for (memories, node, least, option) in [
+        (control_plane, "the node", LEAST_MEMORY, "--memory"),
+        (workers, "a worker", LEAST_WORKER_MEMORY, "--worker-memory"),
+    ] {
+        if let Some(&memory) = memories.iter().find(|memory| **memory < least) {
+            return Err(PreflightError::LittleMemory { node, memory, least, option });
+        }
     }
     let memory = memories.iter().fold(Bytes::ZERO, |sum, memory| sum.saturating_add(*memory));
     let mut overhead = memories.iter().fold(Bytes::ZERO, |sum, _| sum.saturating_add(OVERHEAD));
@@ -138,19 +120,6 @@ fn check_memory(memories: &[Bytes], available: Bytes) -> Result<(), PreflightErr
         _ if memory.saturating_add(overhead) <= available => Ok(()),
         1 => Err(PreflightError::Memory { memory, available }),
         guests => Err(PreflightError::ClusterMemory { guests, memory, overhead, available }),
-    }
-}
-
-fn check_data(path: PathBuf, file: DataFile) -> Result<(), PreflightError> {
-    match file {
-        DataFile::Usable(size) if size < LEAST_DATA => {
-            Err(PreflightError::Data { path, source: DataFileError::Small { size } })
-        }
-        DataFile::Absent | DataFile::Usable(_) => Ok(()),
-        DataFile::Link(target) => Err(PreflightError::Data { path, source: DataFileError::Link { target } }),
-        DataFile::Other => Err(PreflightError::Data { path, source: DataFileError::Kind }),
-        DataFile::SharedDevice => Err(PreflightError::Data { path, source: DataFileError::SharedDevice }),
-        DataFile::Unusable(source) => Err(PreflightError::Data { path, source: DataFileError::Open(source) }),
     }
 }
 
@@ -189,8 +158,10 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     });
     let data = specs.iter().filter_map(|spec| match &spec.options.data {
         Data::Temporary => None,
-        Data::File(path) if specs.len() > 1 && is_block_device(path) => Some((path.clone(), DataFile::SharedDevice)),
-        Data::File(path) => Some((path.clone(), data_file(path))),
+        Data::File(path) if specs.len() > 1 && is_block_device(path) => {
+            Some((path.clone(), Err(DataFileError::SharedDevice)))
+        }
+        Data::File(path) => Some((path.clone(), check_data(path))),
     });
     let data = data.collect();
     let directories = specs.iter().map(|spec| directories(&spec.options)).collect::<Result<Vec<_>, _>>()?;
@@ -236,35 +207,31 @@ fn allocated(path: &Path) -> Bytes {
     fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
 }
 
-fn data_file(path: &Path) -> DataFile {
+fn check_data(path: &Path) -> Result<(), DataFileError> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return absent(path),
-        Err(error) => return DataFile::Unusable(error),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return check_absent(path),
+        Err(error) => return Err(DataFileError::Open(error)),
     };
     let kind = metadata.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        return DataFile::Other;
+        return Err(DataFileError::Kind);
     }
     // The end of a block device is found by seeking: its length says 0.
-    let size = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| {
-        use io::Seek;
-        file.seek(io::SeekFrom::End(0))
-    });
-    size.map_or_else(DataFile::Unusable, |size| DataFile::Usable(Bytes::new(size)))
+    let size = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    let size = Bytes::new(size.map_err(DataFileError::Open)?);
+    if size < LEAST_DATA { Err(DataFileError::Small { size }) } else { Ok(()) }
 }
 
-fn absent(path: &Path) -> DataFile {
-    let Some(directory) = directory_of(path) else { return DataFile::Other };
+fn check_absent(path: &Path) -> Result<(), DataFileError> {
+    let Some(directory) = directory_of(path) else { return Err(DataFileError::Kind) };
     // `O_EXCL` does not create the target of a link, open(2).
     if let Ok(target) = fs::read_link(path) {
         // A relative target starts at the directory of the link, symlink(7).
-        return DataFile::Link(directory.join(target));
+        return Err(DataFileError::Link { target: directory.join(target) });
     }
-    match nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK) {
-        Ok(()) => DataFile::Absent,
-        Err(errno) => DataFile::Unusable(errno.into()),
-    }
+    let writable = nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK);
+    writable.map_err(|errno| DataFileError::Open(errno.into()))
 }
 
 fn directory_of(path: &Path) -> Option<&Path> {
@@ -282,14 +249,11 @@ mod tests {
         Machine { available: ENOUGH, port: None, data: Vec::new(), directories: Vec::new() }
     }
 
-    fn with_data(file: DataFile) -> Machine {
-        Machine { data: vec![("data.img".into(), file)], ..machine() }
-    }
-
     #[test]
     fn a_suitable_machine_is_accepted() {
         let port = Some((6443, Ok(())));
-        assert!(decide(&[Bytes::new(2 << 30)], Machine { port, ..with_data(DataFile::Absent) }).is_ok());
+        let data = vec![("data.img".into(), Ok(()))];
+        assert!(decide(&[Bytes::new(2 << 30)], Machine { port, data, ..machine() }).is_ok());
     }
 
     #[test]
@@ -304,11 +268,6 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_with_too_little_memory_is_rejected() {
-        assert!(matches!(decide(&[Bytes::new(512 << 20)], machine()), Err(PreflightError::LittleMemory { .. })));
-    }
-
-    #[test]
     fn the_memory_of_all_guests_counts() {
         let memories = [Bytes::new(2 << 30), Bytes::GIB, Bytes::GIB];
         assert!(check_memory(&memories, Bytes::new(5 << 30)).is_ok());
@@ -320,33 +279,22 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_needs_less_than_a_control_plane() {
-        let least = [LEAST_MEMORY, LEAST_WORKER_MEMORY];
-        assert!(check_memory(&least, ENOUGH).is_ok());
-        let less = [LEAST_MEMORY, Bytes::new(LEAST_WORKER_MEMORY.get() - 1)];
-        assert!(matches!(check_memory(&less, ENOUGH), Err(PreflightError::LittleWorkerMemory { .. })));
-        assert!(matches!(check_memory(&[LEAST_WORKER_MEMORY], ENOUGH), Err(PreflightError::LittleMemory { .. })));
+    fn a_worker_needs_less_memory_than_a_control_plane() {
+        let (least, less) = (LEAST_WORKER_MEMORY, Bytes::new(LEAST_WORKER_MEMORY.get() - 1));
+        assert!(check_memory(&[LEAST_MEMORY, least], ENOUGH).is_ok());
+        for (memories, option) in
+            [(&[LEAST_MEMORY, less][..], "768 MiB with --worker-memory"), (&[least], "1.25 GiB with --memory")]
+        {
+            let error = check_memory(memories, ENOUGH).unwrap_err().to_string();
+            assert!(error.ends_with(option), "{error}");
+        }
     }
 
     #[test]
-    fn a_device_cannot_be_the_disk_of_several_nodes() {
-        let error = decide(&[Bytes::new(2 << 30)], with_data(DataFile::SharedDevice));
+    fn an_unusable_data_file_is_rejected() {
+        let data = vec![("data.img".into(), Err(DataFileError::SharedDevice))];
+        let error = decide(&[Bytes::new(2 << 30)], Machine { data, ..machine() });
         assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::SharedDevice, .. })));
-    }
-
-    #[test]
-    fn a_used_port_is_rejected() {
-        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = taken.local_addr().unwrap().port();
-        let second = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop);
-        let error = decide(&[Bytes::new(2 << 30)], Machine { port: Some((port, second)), ..machine() }).unwrap_err();
-        assert!(matches!(error, PreflightError::Port { port: used, .. } if used == port), "{error}");
-    }
-
-    #[test]
-    fn a_small_data_file_is_rejected() {
-        let error = decide(&[Bytes::new(2 << 30)], with_data(DataFile::Usable(Bytes::MIB)));
-        assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::Small { .. }, .. })));
     }
 
     fn with_space(path: &str, device: u64, need: u64, free: u64) -> Directory {
@@ -391,25 +339,16 @@ mod tests {
     }
 
     #[test]
-    fn a_data_file_in_a_missing_directory_is_not_created() {
+    fn data_files_are_checked_and_not_created() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("missing/data.img");
-        assert!(matches!(data_file(&path), DataFile::Unusable(error) if error.kind() == io::ErrorKind::NotFound));
-        assert!(!path.parent().unwrap().exists());
-    }
-
-    #[test]
-    fn a_directory_is_not_a_data_file() {
-        let directory = tempfile::tempdir().unwrap();
-        assert!(matches!(data_file(directory.path()), DataFile::Other));
-    }
-
-    #[test]
-    fn the_check_creates_no_data_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("data.img");
-        assert!(matches!(data_file(&path), DataFile::Absent));
-        assert!(!path.exists());
+        let place = |name: &str| directory.path().join(name);
+        assert!(check_data(&place("data.img")).is_ok());
+        fs::write(place("small.img"), "small").unwrap();
+        assert!(matches!(check_data(&place("small.img")), Err(DataFileError::Small { size }) if size == Bytes::new(5)));
+        assert!(matches!(check_data(directory.path()), Err(DataFileError::Kind)));
+        let missing = check_data(&place("missing/data.img"));
+        assert!(matches!(missing, Err(DataFileError::Open(error)) if error.kind() == io::ErrorKind::NotFound));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]
@@ -419,11 +358,8 @@ mod tests {
         fs::create_dir(directory.path().join("disks")).unwrap();
         for written in [&*target, Path::new("disks/gone.img")] {
             std::os::unix::fs::symlink(written, &path).unwrap();
-            let error = check_data(path.clone(), data_file(&path)).unwrap_err();
-            assert_eq!(error.to_string(), format!("cannot use data file {}", path.display()));
-            let PreflightError::Data { source, .. } = error else { panic!("{error:?}") };
             assert_eq!(
-                source.to_string(),
+                check_data(&path).unwrap_err().to_string(),
                 format!(
                     "it is a symbolic link to {}, which does not exist; create that file with truncate --size=8G, or \
                      remove the link",
@@ -431,7 +367,7 @@ mod tests {
                 )
             );
             fs::File::create_new(&target).unwrap().set_len(LEAST_DATA.get()).unwrap();
-            assert!(matches!(data_file(&path), DataFile::Usable(LEAST_DATA)));
+            assert!(check_data(&path).is_ok());
             fs::remove_file(&target).unwrap();
             fs::remove_file(&path).unwrap();
         }

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::interval;
 
-/// Interval of checks of the network between the nodes.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// A control plane and its workers in one Ethernet segment, see [`Segment`]. Dropping it kills the guests.

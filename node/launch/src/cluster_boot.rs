@@ -28,7 +28,6 @@ pub struct ClusterBoot {
     host: Option<Host>,
 }
 
-/// A worker with its disk, before its start.
 struct PreparedWorker {
     spec: NodeSpec,
     machine: Machine,
@@ -43,7 +42,6 @@ struct Common<'a> {
     host: &'a Host,
 }
 
-/// The start of several nodes, before the workers.
 struct Prepared {
     started: Started,
     prepared: Vec<PreparedWorker>,

@@ -62,7 +62,6 @@ impl Configuration {
     }
 }
 
-/// Configuration of the control plane, or the text from the options.
 pub(crate) fn of_control_plane(spec: &NodeSpec) -> String {
     match &spec.options.configuration {
         Some(text) => text.clone(),

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 const LINES: usize = 25;
 
-/// The last lines of the guest's console.
 #[derive(Debug)]
 pub struct Console {
     path: PathBuf,

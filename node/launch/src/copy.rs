@@ -138,7 +138,6 @@ mod tests {
         found
     }
 
-    /// Allocated bytes, stat(2).
     fn allocated(path: &Path) -> u64 {
         path.metadata().unwrap().blocks() * 512
     }

@@ -20,20 +20,18 @@ pub struct StepError {
 
 impl StepError {
     /// For `map_err`. A cause is an error or a text.
-    pub(crate) fn of<E: Into<Cause>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
+    pub fn of<E: Into<Cause>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
         |cause| Self { step, source: cause.into() }
     }
 }
 
-/// The node did not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     #[error("the node cannot be started on this machine")]
     Preflight(#[from] PreflightError),
     #[error(transparent)]
     Step(#[from] StepError),
-    /// The node announced an error that ends it.
     #[error("the node cannot continue: {message}")]
     Fatal { message: String },
     /// The guest ended without such an announcement.
@@ -45,12 +43,10 @@ pub enum BootError {
         unfinished: Unfinished,
         console: Console,
         /// Error of the last request for the Node.
-        #[source]
         source: Option<Box<watcher::Error>>,
     },
 }
 
-/// The cluster did not become ready, or lost its network.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     #[error("node {node} did not boot")]
@@ -75,7 +71,6 @@ pub struct ClusterShutdownError {
     pub source: ShutdownError,
 }
 
-/// The guest did not power off by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ShutdownError {
     #[error("the guest did not power off in order, QEMU ended with {exit}; {console}")]

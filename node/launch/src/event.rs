@@ -96,17 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn registration_follows_the_api_server() {
+    fn registration_follows_the_api_server_until_the_node_is_ready() {
         let mut unfinished = Unfinished::default();
-        unfinished.note(&Event::Answers);
-        assert_eq!(unfinished.to_string(), "node Ready");
-    }
-
-    #[test]
-    fn a_ready_node_has_no_unfinished_stage() {
-        let mut unfinished = Unfinished::default();
-        unfinished.note(&Event::stage("images", StageState::Started));
-        unfinished.note(&Event::NodeReady);
-        assert_eq!(unfinished, Unfinished::default());
+        for (event, shown) in [
+            (Event::stage("images", StageState::Started), "images"),
+            (Event::Answers, "images, node Ready"),
+            (Event::NodeReady, ""),
+        ] {
+            unfinished.note(&event);
+            assert_eq!(unfinished.to_string(), shown, "{event}");
+        }
     }
 }

@@ -35,7 +35,6 @@ pub(crate) struct Uplink {
 /// systemd-stub (254 or newer) appends this SMBIOS string to the command line of its executable.
 const MORE_ARGUMENTS: &str = "io.systemd.stub.kernel-cmdline-extra";
 
-/// QEMU and its accelerator on this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) program: Program,
@@ -143,7 +142,6 @@ pub(crate) fn segment(host: &Host, api: u16) -> Result<Arc<Segment>, StepError> 
     segment.map(Arc::new).map_err(StepError::of("start the network between the nodes"))
 }
 
-/// The port of this machine for the API server.
 pub(crate) fn api_port(spec: &NodeSpec) -> Result<u16, StepError> {
     match spec.options.port {
         Some(port) => Ok(port.get()),

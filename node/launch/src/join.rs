@@ -13,12 +13,10 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::time::timeout;
 
-/// Time limit to join.
 const LIFETIME: time::Duration = time::Duration::hours(1);
 /// Time limit of the request; the API server's own one is 60 s.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Creates a token for the worker, and returns the configuration of the worker.
 pub(crate) async fn invite(access: &Access, worker: &NodeSpec) -> Result<String, StepError> {
     let step = format!("create a bootstrap token for node {}", worker.name);
     let ca = access.ca.ok_or("the announced kubeconfig has no CA").map_err(StepError::of(&*step))?;

@@ -27,7 +27,6 @@ pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Val
     Ok(kubeconfig)
 }
 
-/// Digest of the CA, for machines that join.
 pub(crate) fn announced_ca(kubeconfig: &serde_json::Value) -> Option<CaDigest> {
     let data = kubeconfig.pointer("/clusters/0/cluster/certificate-authority-data")?.as_str()?;
     let pem = String::from_utf8(BASE64_STANDARD.decode(data).ok()?).ok()?;

@@ -52,7 +52,6 @@ impl Node {
         &self.access.kubeconfig
     }
 
-    /// Port of 127.0.0.1 that leads to the cluster's API server.
     pub fn api_port(&self) -> u16 {
         self.access.api
     }

@@ -26,7 +26,6 @@ use tokio::time::{interval, timeout};
 
 use announcements::Announcements;
 
-/// Interval of reading the console, until the first announcement.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// From this stage on, the node writes to its data disk.
 const DATA_DISK: &str = "data-disk";
@@ -71,14 +70,12 @@ pub(crate) struct Access {
     pub(crate) client: Client,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) api: u16,
-    /// Digest of the CA, if the kubeconfig has one.
     pub(crate) ca: Option<CaDigest>,
 }
 
 pub(crate) struct Started {
     pub(crate) host: Host,
     pub(crate) guest: Guest,
-    /// Time before the start.
     pub(crate) since: Timestamp,
     pub(crate) role: Role,
 }
@@ -197,7 +194,6 @@ impl NodeBoot {
         }
     }
 
-    /// Waits until the API server answers.
     async fn enter(&mut self, api: u16, path: PathBuf, on_event: &mut impl FnMut(&Event)) -> Result<Access, BootError> {
         let announced = match &self.saved {
             Some(dir) => {

@@ -46,7 +46,6 @@ impl NodeSpec {
         self.file(&self.options.logs, "console.log")
     }
 
-    /// A file of this node in a directory of all nodes.
     pub(crate) fn file(&self, directory: &Path, name: &str) -> PathBuf {
         match self.index {
             0 => directory.join(name),

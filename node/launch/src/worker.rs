@@ -86,7 +86,6 @@ impl Worker {
         Ok(())
     }
 
-    /// See [`Node::shut_down`].
     pub async fn shut_down(&mut self, limit: Duration) -> Result<(), ShutdownError> {
         match self.node.take() {
             Some(node) => node.shut_down(limit).await,
@@ -94,7 +93,6 @@ impl Worker {
         }
     }
 
-    /// See [`Node::power_cut`].
     pub async fn power_cut(&mut self) {
         if let Some(node) = self.node.take() {
             node.power_cut().await;

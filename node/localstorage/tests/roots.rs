@@ -70,14 +70,9 @@ impl Drop for Machine {
 }
 
 fn path(data: &Data, part: Part) -> &Path {
-    match part {
-        Part::Containerd => data.containerd.path(),
-        Part::Pods => data.kubelet.pods.path(),
-        Part::Etcd => data.etcd.path(),
-        Part::Log => data.log.pods.path(),
-        Part::NodeLog => data.log.node.path(),
-        Part::Audit => data.log.audit.path(),
-    }
+    let mut found = None;
+    data.visit(&mut |entry| found = found.or((entry.part == Some(part)).then_some(entry.path)));
+    found.unwrap_or_else(|| panic!("no directory is {part:?}"))
 }
 
 fn quota(path: &Path) -> fsquota::Quota {

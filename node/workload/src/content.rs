@@ -9,7 +9,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// How much is written and read at once.
 const CHUNK: usize = 1 << 20;
 /// Zeros are skipped by so much at once.
 const BLOCK: usize = 4096;

@@ -8,12 +8,10 @@ use std::path::{Path, PathBuf};
 pub struct CheckError {
     step: &'static str,
     path: PathBuf,
-    #[source]
     source: io::Error,
 }
 
 impl CheckError {
-    /// For `map_err`.
     pub(crate) fn of<E: Into<io::Error>>(step: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
         move |error| Self { step, path: path.to_path_buf(), source: error.into() }
     }

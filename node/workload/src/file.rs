@@ -29,14 +29,12 @@ pub(crate) fn read(path: &Path) -> Result<Text, CheckError> {
     Ok(Text { text: content::beginning(path, Check::READ_LIMIT)? })
 }
 
-/// SHA-256 of a file.
 pub(crate) fn checksum(path: &Path) -> Result<String, CheckError> {
     let mut digest = Sha256::new();
     File::open(path).and_then(|mut file| io::copy(&mut file, &mut digest)).map_err(CheckError::of("read", path))?;
     Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Runs a copy of this program from the directory.
 pub(crate) fn execute(directory: &Path) -> Result<Executed, CheckError> {
     let own = std::env::current_exe().map_err(CheckError::of("find", Path::new("this program")))?;
     let copy = directory.join("program");

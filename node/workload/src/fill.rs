@@ -73,7 +73,6 @@ pub(crate) fn inodes(directory: &Path, keep: bool) -> Result<FillInodes, CheckEr
     Ok(FillInodes { before, created, errno: name(&refusal), full })
 }
 
-/// Like `ENOSPC`.
 pub(crate) fn name(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.kind().to_string(), |raw| format!("{:?}", Errno::from_raw(raw)))
 }

@@ -8,7 +8,6 @@ const REPORT: &str = "--report";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub check: Check,
-    /// Whether the finding is also written to the status of the pod.
     pub report: bool,
 }
 
@@ -35,7 +34,6 @@ impl Request {
         }
     }
 
-    /// The inverse of [`Request::parse`].
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = self.check.words();
         arguments.extend(self.report.then(|| REPORT.to_owned()));
@@ -62,13 +60,9 @@ mod tests {
     }
 
     #[test]
-    fn an_extra_word_is_rejected() {
-        let given = words(&["inspect", "/data", "now"]);
-        assert_eq!(Request::parse(given.clone()), Err(UsageError { given }));
-    }
-
-    #[test]
-    fn a_missing_path_is_rejected() {
-        assert!(Request::parse(words(&["fill", "--report"])).is_err());
+    fn missing_and_extra_words_are_rejected() {
+        for given in [words(&["inspect", "/data", "now"]), words(&["fill", "--report"]), words(&["serve", "99999"])] {
+            assert_eq!(Request::parse(given.clone()), Err(UsageError { given }));
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! `{"Ok": FINDING}` or `{"Err": TEXT}`. HTTP/1.1 without kept connections is all that the proxy needs.
 
 use crate::{Check, CheckError, Finding, file, run as run_check};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -14,13 +15,12 @@ use std::time::Duration;
 
 /// Text that shows that the program received SIGTERM or SIGINT.
 pub const FAREWELL: &str = "asked to end";
-/// The largest head of a request, in bytes.
 const HEAD: u64 = 16 << 10;
-/// Time limit of reads and writes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn target(check: &Check) -> String {
-    let words: Vec<String> = check.words().iter().map(|word| encode(word)).collect();
+    let words = check.words();
+    let words: Vec<String> = words.iter().map(|word| utf8_percent_encode(word, RESERVED).to_string()).collect();
     format!("/?{}", words.join("&"))
 }
 
@@ -108,38 +108,13 @@ fn check(line: &str) -> Option<Check> {
         return None;
     }
     let (_, query) = parts.next()?.split_once('?')?;
-    let words: Option<Vec<String>> = query.split('&').map(decode).collect();
-    let words = words?;
-    Check::parse(&words.iter().map(String::as_str).collect::<Vec<&str>>())
+    let words = query.split('&').map(|word| percent_decode_str(word).decode_utf8());
+    let words = words.collect::<Result<Vec<_>, _>>().ok()?;
+    Check::parse(&words.iter().map(|word| &**word).collect::<Vec<&str>>())
 }
 
-/// Percent-encoding of all that RFC 3986 does not call unreserved (2.3).
-fn encode(word: &str) -> String {
-    let mut encoded = String::new();
-    for byte in word.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            other => encoded.push_str(&format!("%{other:02X}")),
-        }
-    }
-    encoded
-}
-
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        if *first == b'%' {
-            let (digits, after) = after.split_at_checked(2)?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-            rest = after;
-        } else {
-            bytes.push(*first);
-            rest = after;
-        }
-    }
-    String::from_utf8(bytes).ok()
-}
+/// All that RFC 3986 does not call unreserved (2.3).
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 #[cfg(test)]
 mod tests {

@@ -6,12 +6,10 @@ use nix::sys::statvfs::{FsFlags, Statvfs, statvfs};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Size and inodes of the file system that `path` is on.
 pub(crate) fn of(path: &Path) -> Result<Space, CheckError> {
     Ok(space(&stat(path)?))
 }
 
-/// The path and the file system that it is on.
 pub(crate) fn inspect(path: &Path) -> Result<Inspect, CheckError> {
     let file_system = stat(path)?;
     let metadata = path.metadata().map_err(CheckError::of("stat", path))?;

@@ -16,7 +16,6 @@ const DEVICES: &str = "/sys/block";
 /// The file of a block volume in its directory.
 const IMAGE: &str = "image";
 
-/// Lists names, projects, loop devices and mounts.
 pub(crate) fn list(directory: &Path) -> Result<Volumes, CheckError> {
     let mut entries = Vec::new();
     walk(directory, directory, DEPTH, &mut entries)?;

@@ -9,10 +9,8 @@ use crate::table::ATTACKS;
 use crate::target::Target;
 use crate::text::Text;
 
-/// One attack. A row of [`ATTACKS`].
 #[derive(Debug)]
 pub struct Attack {
-    /// Its name in the program's output and in the test report.
     pub name: &'static str,
     pub by: By,
     /// Its result on a kernel without the protections, as the control shows.
@@ -44,7 +42,6 @@ impl By {
     }
 }
 
-/// Why an attack did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The kernel denied the call that the attack is about.
@@ -54,13 +51,11 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// For `map_err`.
     pub(crate) fn step(name: &'static str) -> impl Fn(Errno) -> Self {
         move |errno| Self::Step(name, errno)
     }
 }
 
-/// The result of an attack, as the program prints it.
 struct Outcome(Result<(), Failure>);
 
 impl fmt::Display for Outcome {

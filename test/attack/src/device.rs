@@ -37,7 +37,6 @@ pub(crate) fn open_data_disk(target: &Target<'_>, page: &mut Page) -> Result<(),
     sys::open_at(layer, NAME, sys::READ_ONLY).map(drop).map_err(Failure::Denied)
 }
 
-/// Opens a loop device that the pod does not have.
 pub(crate) fn open_other_device(target: &Target<'_>, _: &mut Page) -> Result<(), Failure> {
     const NAME: &CStr = c"loop0";
     let layer = make(target, NAME, S_IFBLK, LOOP_0)?;

@@ -13,7 +13,6 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Whether the result of an attack, as the program printed it, is the expected one.
     pub fn is(self, result: &str) -> bool {
         match self {
             Self::Succeeds => result == "succeeded",

@@ -53,7 +53,7 @@ pub(crate) fn set_status(target: &Target<'_>, page: &mut Page, way: Way) -> Resu
     ioctl(way, device, LOOP_SET_STATUS64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-pub(crate) fn set(target: &Target<'_>, way: Way, command: u32, value: u32) -> Result<(), Failure> {
+pub(crate) fn set(target: &Target<'_>, _: &mut Page, way: Way, command: u32, value: u32) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     ioctl(way, device, command, Argument::Value(value)).map(drop).map_err(Failure::Denied)
 }
@@ -74,7 +74,6 @@ pub(crate) fn configure(target: &Target<'_>, page: &mut Page) -> Result<(), Fail
     ioctl(Way::Native, device, LOOP_CONFIGURE, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_SET_FD`, likewise.
 pub(crate) fn set_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     let image = image(target, page, device)?;
@@ -82,11 +81,10 @@ pub(crate) fn set_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failu
 }
 
 /// `LOOP_CLR_FD`: detaches the device when its last opener closes it.
-pub(crate) fn detach(target: &Target<'_>, way: Way, flags: u32) -> Result<(), Failure> {
+pub(crate) fn detach(target: &Target<'_>, _: &mut Page, way: Way, flags: u32) -> Result<(), Failure> {
     clear(device(target, flags)?, way)
 }
 
-/// `LOOP_CLR_FD` on an open device.
 pub(crate) fn clear(device: File, way: Way) -> Result<(), Failure> {
     ioctl(way, device, LOOP_CLR_FD, Argument::Value(0)).map(drop).map_err(Failure::Denied)
 }

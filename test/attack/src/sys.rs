@@ -93,7 +93,6 @@ impl File {
     }
 }
 
-/// The argument of [`ioctl`].
 #[derive(Debug)]
 pub(crate) enum Argument<'a> {
     Value(u32),
@@ -231,7 +230,6 @@ impl Page {
     }
 }
 
-/// ioctl(2).
 pub(crate) fn ioctl(way: Way, file: File, command: u32, argument: Argument<'_>) -> Result<usize, Errno> {
     let (value, low) = match &argument {
         Argument::Value(value) => (*value as usize, *value),
@@ -346,41 +344,34 @@ pub(crate) fn device_of(file: File, page: &mut Page) -> Result<u64, Errno> {
     Ok(page.get_u64(0))
 }
 
-/// write(2).
 pub(crate) fn write(file: File, bytes: &[u8]) -> Result<usize, Errno> {
     // SAFETY: the kernel reads the bytes, and keeps no pointer.
     unsafe { call(number::WRITE, [file.argument(), bytes.as_ptr().expose_provenance(), bytes.len(), 0, 0, 0]) }
 }
 
-/// pread(2) of a page.
 pub(crate) fn read_page(file: File, page: &mut Page, offset: usize) -> Result<usize, Errno> {
     // SAFETY: the kernel writes at most the size of the page, and keeps no pointer.
     unsafe { call(number::PREAD, [file.argument(), page.address(), PAGE, offset, 0, 0]) }
 }
 
-/// pwrite(2) of a page.
 pub(crate) fn write_page(file: File, page: &Page, offset: usize) -> Result<usize, Errno> {
     // SAFETY: the kernel reads at most the size of the page, and keeps no pointer.
     unsafe { call(number::PWRITE, [file.argument(), page.address(), PAGE, offset, 0, 0]) }
 }
 
-/// ftruncate(2).
 pub(crate) fn truncate(file: File, size: u64) -> Result<(), Errno> {
     let size = usize::try_from(size).unwrap_or_default();
     plain(number::FTRUNCATE, [file.argument(), size, 0, 0, 0, 0]).map(drop)
 }
 
-/// fsync(2).
 pub(crate) fn sync(file: File) -> Result<(), Errno> {
     plain(number::FSYNC, [file.argument(), 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// close(2).
 pub(crate) fn close(file: File) -> Result<(), Errno> {
     plain(number::CLOSE, [file.argument(), 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// fchdir(2).
 pub(crate) fn enter(directory: File) -> Result<(), Errno> {
     plain(number::FCHDIR, [directory.argument(), 0, 0, 0, 0, 0]).map(drop)
 }
@@ -412,12 +403,10 @@ pub(crate) fn kill(child: Process) -> Result<(), Errno> {
     plain(number::KILL, [child.0, 9, 0, 0, 0, 0]).map(drop)
 }
 
-/// pause(2): waits for a signal.
 pub(crate) fn pause() {
     _ = plain(number::PAUSE, [0; 6]);
 }
 
-/// nanosleep(2).
 pub(crate) fn sleep(milliseconds: u32) {
     let time = [u64::from(milliseconds / 1000), u64::from(milliseconds % 1000) * 1_000_000];
     // SAFETY: the kernel reads one `struct timespec`, two 64-bit numbers, and keeps no pointer.

@@ -1,11 +1,15 @@
 //! The list of attacks. Those with a lasting effect come last, for the control, in which they succeed.
 
-use crate::attack::{Attack, By, Call};
+use crate::attack::By::{self, Anyone, Root, User};
+use crate::attack::{Attack, Call};
 use crate::errno::Errno;
 use crate::expected::Expected;
-use crate::project::{FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, Other, Place};
+use crate::loops::{LOOP_SET_BLOCK_SIZE, LOOP_SET_CAPACITY, LOOP_SET_DIRECT_IO};
+use crate::project::Place::{File, Layer, Volume};
+use crate::project::{FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, Other};
 use crate::quota::{Q_XQUOTAOFF, Q_XQUOTAON};
-use crate::sys::{READ_ONLY, READ_WRITE, Way};
+use crate::sys::Way::{Compat, HighBits, Native};
+use crate::sys::{READ_ONLY, READ_WRITE};
 use crate::{bpf, device, loops, processes, project, quota};
 
 const DENIED: Expected = Expected::Fails(&[Errno::EPERM]);
@@ -20,156 +24,115 @@ const fn allowed(name: &'static str, by: By, call: Call) -> Attack {
     Attack { name, by, unprotected: Expected::Succeeds, protected: Expected::Succeeds, call }
 }
 
+/// The call of a function with arguments of its own.
+macro_rules! call {
+    ($module:ident::$function:ident($($argument:expr),*)) => {
+        |target, page| $module::$function(target, page, $($argument),*)
+    };
+}
+
 pub const ATTACKS: &[Attack] = &[
     // Project quotas (isolation.md, section 2).
-    allowed("read_project", By::Anyone, project::read),
-    denied("set_project_0", By::Anyone, |target, page| {
-        project::set(target, page, Place::Volume, Way::Native, Other::None)
-    }),
-    denied("set_project_1", By::Anyone, |target, page| {
-        project::set(target, page, Place::Volume, Way::Native, Other::First)
-    }),
-    denied("set_project_next", By::Anyone, |target, page| {
-        project::set(target, page, Place::Volume, Way::Native, Other::Next)
-    }),
-    denied("set_project_high_bits", By::Anyone, |target, page| {
-        project::set(target, page, Place::Volume, Way::HighBits, Other::None)
-    }),
-    denied("set_project_compat", By::Anyone, |target, page| {
-        project::set(target, page, Place::Volume, Way::Compat, Other::None)
-    }),
-    denied("set_project_of_file", By::Anyone, |target, page| {
-        project::set(target, page, Place::File, Way::Native, Other::None)
-    }),
-    denied("set_project_of_file_compat", By::Anyone, |target, page| {
-        project::set(target, page, Place::File, Way::Compat, Other::None)
-    }),
-    denied("clear_inherit_attribute", By::Anyone, |target, page| {
-        project::clear_inherit_attribute(target, page, Way::Native)
-    }),
-    denied("clear_inherit_attribute_compat", By::Anyone, |target, page| {
-        project::clear_inherit_attribute(target, page, Way::Compat)
-    }),
-    denied("clear_inherit_flag", By::Anyone, |target, page| {
-        project::clear_inherit(target, page, Place::Volume, Way::Native, FS_IOC_SETFLAGS)
-    }),
-    denied("clear_inherit_flag_high_bits", By::Anyone, |target, page| {
-        project::clear_inherit(target, page, Place::Volume, Way::HighBits, FS_IOC_SETFLAGS)
-    }),
-    denied("clear_inherit_flag_compat", By::Anyone, |target, page| {
-        project::clear_inherit(target, page, Place::Volume, Way::Compat, FS_IOC32_SETFLAGS)
-    }),
-    denied("clear_inherit_flag_compat_long", By::Anyone, |target, page| {
-        project::clear_inherit(target, page, Place::Volume, Way::Compat, FS_IOC_SETFLAGS)
-    }),
-    allowed("change_flags_of_file", By::Anyone, project::change_flags_of_file),
+    allowed("read_project", Anyone, project::read),
+    denied("set_project_0", Anyone, call!(project::set(Volume, Native, Other::None))),
+    denied("set_project_1", Anyone, call!(project::set(Volume, Native, Other::First))),
+    denied("set_project_next", Anyone, call!(project::set(Volume, Native, Other::Next))),
+    denied("set_project_high_bits", Anyone, call!(project::set(Volume, HighBits, Other::None))),
+    denied("set_project_compat", Anyone, call!(project::set(Volume, Compat, Other::None))),
+    denied("set_project_of_file", Anyone, call!(project::set(File, Native, Other::None))),
+    denied("set_project_of_file_compat", Anyone, call!(project::set(File, Compat, Other::None))),
+    denied("clear_inherit_attribute", Anyone, call!(project::clear_inherit_attribute(Native))),
+    denied("clear_inherit_attribute_compat", Anyone, call!(project::clear_inherit_attribute(Compat))),
+    denied("clear_inherit_flag", Anyone, call!(project::clear_inherit(Volume, Native, FS_IOC_SETFLAGS))),
+    denied("clear_inherit_flag_high_bits", Anyone, call!(project::clear_inherit(Volume, HighBits, FS_IOC_SETFLAGS))),
+    denied("clear_inherit_flag_compat", Anyone, call!(project::clear_inherit(Volume, Compat, FS_IOC32_SETFLAGS))),
+    denied("clear_inherit_flag_compat_long", Anyone, call!(project::clear_inherit(Volume, Compat, FS_IOC_SETFLAGS))),
+    allowed("change_flags_of_file", Anyone, project::change_flags_of_file),
     // The node's kernel does not have the call yet.
     Attack {
         name: "file_setattr",
-        by: By::Anyone,
+        by: Anyone,
         unprotected: Expected::Fails(&[Errno::ENOSYS]),
         protected: Expected::Fails(&[Errno::EPERM, Errno::ENOSYS]),
         call: project::set_by_name,
     },
     Attack {
         name: "write_past_the_limit",
-        by: By::Anyone,
+        by: Anyone,
         unprotected: Expected::Succeeds,
         protected: Expected::Fails(&[Errno::ENOSPC, Errno::EDQUOT]),
         call: project::write_past_the_limit,
     },
     // Only root has a directory in the writable layer.
-    denied("set_project_in_layer", By::Root, |target, page| {
-        project::set(target, page, Place::Layer, Way::Native, Other::None)
-    }),
-    denied("set_project_in_layer_compat", By::Root, |target, page| {
-        project::set(target, page, Place::Layer, Way::Compat, Other::None)
-    }),
-    denied("clear_inherit_flag_in_layer", By::Root, |target, page| {
-        project::clear_inherit(target, page, Place::Layer, Way::Native, FS_IOC_SETFLAGS)
-    }),
-    denied("clear_inherit_flag_in_layer_compat", By::Root, |target, page| {
-        project::clear_inherit(target, page, Place::Layer, Way::Compat, FS_IOC32_SETFLAGS)
-    }),
-    allowed("read_limits", By::Root, quota::read),
-    allowed("sync_all_quotas", By::Root, quota::sync_all),
-    denied("set_limits", By::Root, |target, page| quota::set_by_device(target, page, Way::Native)),
-    denied("set_limits_high_bits", By::Root, |target, page| quota::set_by_device(target, page, Way::HighBits)),
-    denied("set_limits_compat", By::Root, |target, page| quota::set_by_device(target, page, Way::Compat)),
-    denied("set_limits_by_descriptor", By::Root, quota::set_by_descriptor),
-    denied("set_limits_generally", By::Root, quota::set_generally),
+    denied("set_project_in_layer", Root, call!(project::set(Layer, Native, Other::None))),
+    denied("set_project_in_layer_compat", Root, call!(project::set(Layer, Compat, Other::None))),
+    denied("clear_inherit_flag_in_layer", Root, call!(project::clear_inherit(Layer, Native, FS_IOC_SETFLAGS))),
+    denied("clear_inherit_flag_in_layer_compat", Root, call!(project::clear_inherit(Layer, Compat, FS_IOC32_SETFLAGS))),
+    allowed("read_limits", Root, quota::read),
+    allowed("sync_all_quotas", Root, quota::sync_all),
+    denied("set_limits", Root, call!(quota::set_by_device(Native))),
+    denied("set_limits_high_bits", Root, call!(quota::set_by_device(HighBits))),
+    denied("set_limits_compat", Root, call!(quota::set_by_device(Compat))),
+    denied("set_limits_by_descriptor", Root, quota::set_by_descriptor),
+    denied("set_limits_generally", Root, quota::set_generally),
     // In this order: the second one restores what the first one changes.
-    denied("disable_limits", By::Root, |target, page| quota::switch(target, page, Q_XQUOTAOFF)),
+    denied("disable_limits", Root, call!(quota::switch(Q_XQUOTAOFF))),
     // XFS rejects it if the limits are enforced, before it looks for anything else; the hook comes earlier.
-    denied("enable_limits", By::Root, |target, page| quota::switch(target, page, Q_XQUOTAON)),
+    denied("enable_limits", Root, call!(quota::switch(Q_XQUOTAON))),
     Attack {
         name: "detach_bpf_links",
-        by: By::Root,
+        by: Root,
         unprotected: Expected::Succeeds,
         // A BPF_LSM_MAC link cannot be detached.
         protected: Expected::Fails(&[Errno::EPERM, Errno::EOPNOTSUPP]),
         call: bpf::detach_links,
     },
     // Block volumes (section 1).
-    allowed("read_device_size", By::Anyone, loops::read_size),
-    allowed("read_loop_status", By::Anyone, |target, page| loops::read_status(target, page, Way::Native)),
-    allowed("read_loop_status_compat", By::Anyone, |target, page| loops::read_status(target, page, Way::Compat)),
-    denied("set_loop_status", By::Anyone, |target, page| loops::set_status(target, page, Way::Native)),
-    denied("set_loop_status_high_bits", By::Anyone, |target, page| loops::set_status(target, page, Way::HighBits)),
-    denied("set_loop_status_compat", By::Anyone, |target, page| loops::set_status(target, page, Way::Compat)),
-    denied("set_loop_direct_io", By::Anyone, |target, _| loops::set(target, Way::Native, loops::LOOP_SET_DIRECT_IO, 0)),
-    denied("set_loop_direct_io_high_bits", By::Anyone, |target, _| {
-        loops::set(target, Way::HighBits, loops::LOOP_SET_DIRECT_IO, 0)
-    }),
-    denied("set_loop_direct_io_compat", By::Anyone, |target, _| {
-        loops::set(target, Way::Compat, loops::LOOP_SET_DIRECT_IO, 0)
-    }),
-    denied("set_loop_block_size", By::Anyone, |target, _| {
-        loops::set(target, Way::Native, loops::LOOP_SET_BLOCK_SIZE, 512)
-    }),
-    denied("set_loop_block_size_high_bits", By::Anyone, |target, _| {
-        loops::set(target, Way::HighBits, loops::LOOP_SET_BLOCK_SIZE, 512)
-    }),
-    denied("set_loop_block_size_compat", By::Anyone, |target, _| {
-        loops::set(target, Way::Compat, loops::LOOP_SET_BLOCK_SIZE, 512)
-    }),
-    denied("set_loop_capacity", By::Anyone, |target, _| loops::set(target, Way::Native, loops::LOOP_SET_CAPACITY, 0)),
-    denied("set_loop_capacity_high_bits", By::Anyone, |target, _| {
-        loops::set(target, Way::HighBits, loops::LOOP_SET_CAPACITY, 0)
-    }),
-    denied("set_loop_capacity_compat", By::Anyone, |target, _| {
-        loops::set(target, Way::Compat, loops::LOOP_SET_CAPACITY, 0)
-    }),
+    allowed("read_device_size", Anyone, loops::read_size),
+    allowed("read_loop_status", Anyone, call!(loops::read_status(Native))),
+    allowed("read_loop_status_compat", Anyone, call!(loops::read_status(Compat))),
+    denied("set_loop_status", Anyone, call!(loops::set_status(Native))),
+    denied("set_loop_status_high_bits", Anyone, call!(loops::set_status(HighBits))),
+    denied("set_loop_status_compat", Anyone, call!(loops::set_status(Compat))),
+    denied("set_loop_direct_io", Anyone, call!(loops::set(Native, LOOP_SET_DIRECT_IO, 0))),
+    denied("set_loop_direct_io_high_bits", Anyone, call!(loops::set(HighBits, LOOP_SET_DIRECT_IO, 0))),
+    denied("set_loop_direct_io_compat", Anyone, call!(loops::set(Compat, LOOP_SET_DIRECT_IO, 0))),
+    denied("set_loop_block_size", Anyone, call!(loops::set(Native, LOOP_SET_BLOCK_SIZE, 512))),
+    denied("set_loop_block_size_high_bits", Anyone, call!(loops::set(HighBits, LOOP_SET_BLOCK_SIZE, 512))),
+    denied("set_loop_block_size_compat", Anyone, call!(loops::set(Compat, LOOP_SET_BLOCK_SIZE, 512))),
+    denied("set_loop_capacity", Anyone, call!(loops::set(Native, LOOP_SET_CAPACITY, 0))),
+    denied("set_loop_capacity_high_bits", Anyone, call!(loops::set(HighBits, LOOP_SET_CAPACITY, 0))),
+    denied("set_loop_capacity_compat", Anyone, call!(loops::set(Compat, LOOP_SET_CAPACITY, 0))),
     // The kernel rejects both for a device that has a file, with another error than the protection.
     Attack {
         name: "configure_loop",
-        by: By::Anyone,
+        by: Anyone,
         unprotected: Expected::Fails(&[Errno::EBUSY]),
         protected: DENIED,
         call: loops::configure,
     },
     Attack {
         name: "set_loop_file",
-        by: By::Anyone,
+        by: Anyone,
         unprotected: Expected::Fails(&[Errno::EBUSY]),
         protected: DENIED,
         call: loops::set_file,
     },
-    denied("change_loop_file", By::Anyone, |target, page| loops::change_file(target, page, Way::Native)),
-    denied("change_loop_file_high_bits", By::Anyone, |target, page| loops::change_file(target, page, Way::HighBits)),
-    denied("change_loop_file_compat", By::Anyone, |target, page| loops::change_file(target, page, Way::Compat)),
-    denied("detach_loop", By::Anyone, |target, _| loops::detach(target, Way::Native, READ_WRITE)),
-    denied("detach_loop_read_only", By::Anyone, |target, _| loops::detach(target, Way::Native, READ_ONLY)),
-    denied("detach_loop_high_bits", By::Anyone, |target, _| loops::detach(target, Way::HighBits, READ_ONLY)),
-    denied("detach_loop_compat", By::Anyone, |target, _| loops::detach(target, Way::Compat, READ_ONLY)),
-    denied("open_another_loop_device", By::Root, device::open_other_device),
-    denied("open_data_disk", By::Root, device::open_data_disk),
-    denied("create_loop_device", By::Root, |target, page| device::create_loop_device(target, page, Way::Native)),
-    denied("create_loop_device_compat", By::Root, |target, page| device::create_loop_device(target, page, Way::Compat)),
+    denied("change_loop_file", Anyone, call!(loops::change_file(Native))),
+    denied("change_loop_file_high_bits", Anyone, call!(loops::change_file(HighBits))),
+    denied("change_loop_file_compat", Anyone, call!(loops::change_file(Compat))),
+    denied("detach_loop", Anyone, call!(loops::detach(Native, READ_WRITE))),
+    denied("detach_loop_read_only", Anyone, call!(loops::detach(Native, READ_ONLY))),
+    denied("detach_loop_high_bits", Anyone, call!(loops::detach(HighBits, READ_ONLY))),
+    denied("detach_loop_compat", Anyone, call!(loops::detach(Compat, READ_ONLY))),
+    denied("open_another_loop_device", Root, device::open_other_device),
+    denied("open_data_disk", Root, device::open_data_disk),
+    denied("create_loop_device", Root, call!(device::create_loop_device(Native))),
+    denied("create_loop_device_compat", Root, call!(device::create_loop_device(Compat))),
     // The node (section 5).
     Attack {
         name: "fork_bomb",
-        by: By::User,
+        by: User,
         unprotected: Expected::Succeeds,
         protected: Expected::Fails(&[Errno::EAGAIN]),
         call: processes::fork_bomb,

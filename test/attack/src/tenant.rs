@@ -29,7 +29,6 @@ pub struct Tenant<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Its number, from 1.
     pub number: u32,
     /// Whether the device has bytes of the other tenant, or why it could not be read. `ENXIO`: it has lost its file.
     pub foreign: Result<bool, Errno>,

@@ -12,7 +12,6 @@ use tempfile::TempDir;
 
 use crate::connection::{Connection, Error, Event};
 
-/// How long it may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Lines of its error output that an error shows.
@@ -52,7 +51,6 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts it, with a profile of its own that is gone afterwards.
     pub fn start(files: &Files) -> Result<Self, Error> {
         let place = TempDir::with_prefix("browser-").map_err(Error::Start)?;
         // Fontconfig takes a relative path for one of its own directory.

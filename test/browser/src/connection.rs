@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 /// For any answer: a page is small, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The browser does not do what a test asks for.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{0} is not set; run the program by its Bazel target")]
@@ -65,7 +64,6 @@ impl Connection {
         Ok(Self { requests, messages, last: 0, events: Vec::new() })
     }
 
-    /// The answer to a request, in the name of a tab's session or of the browser.
     pub(crate) fn call(&mut self, session: Option<&str>, request: &str, parameters: Value) -> Result<Value, Error> {
         self.last += 1;
         let mut message = json!({"id": self.last, "method": request, "params": parameters});
@@ -88,7 +86,6 @@ impl Connection {
         }
     }
 
-    /// Waits until this has happened, since the events were looked at last.
     pub(crate) fn wait(&mut self, name: &str) -> Result<(), Error> {
         let deadline = Instant::now() + LIMIT;
         while !self.events.iter().any(|event| event.name == name) {

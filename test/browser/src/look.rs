@@ -7,7 +7,6 @@ use crate::colour::Colour;
 #[derive(Clone, Debug, Deserialize)]
 pub struct Look {
     pub title: String,
-    /// Of the text: `en`.
     pub language: String,
     /// Whether the browser takes the page for one of the last century.
     pub quirks: bool,

@@ -9,7 +9,6 @@ use supervisor::BoxError;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-/// A node of which only the status can be seen.
 struct FakeNode(Page);
 
 impl Source for FakeNode {

@@ -12,7 +12,6 @@ const KEYWORD: &str = "Source";
 pub struct Picture(Vec<u8>);
 
 impl Picture {
-    /// The picture in this file; `None` if it is not a complete PNG.
     pub fn new(png: Vec<u8>) -> Option<Self> {
         (png.len() >= 33 && png.starts_with(SIGNATURE) && png.ends_with(END)).then_some(Self(png))
     }

@@ -11,7 +11,6 @@ use crate::connection::Error;
 use crate::look::{LOOK, Look};
 use crate::picture::Picture;
 
-/// Setting of the browser or the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     Light,
@@ -43,7 +42,6 @@ impl Screen {
     }
 }
 
-/// A part of a page in the accessibility tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landmark {
     /// Its role: `main`, `table`.
@@ -58,7 +56,6 @@ pub struct Tab<'browser> {
 }
 
 impl<'browser> Tab<'browser> {
-    /// Opens an empty one.
     pub fn open(browser: &'browser mut Browser) -> Result<Self, Error> {
         let target = browser.call(None, "Target.createTarget", json!({"url": "about:blank"}))?;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -131,7 +128,6 @@ impl<'browser> Tab<'browser> {
         T::deserialize(value).map_err(|source| Error::Answer { request: expression.to_owned(), source })
     }
 
-    /// Presses a key and lets it go: `Tab`, `Enter`.
     pub fn press(&mut self, key: &str) -> Result<(), Error> {
         let (code, text) = if key == "Enter" { (13, "\r") } else { (9, "") };
         for kind in ["keyDown", "keyUp"] {
@@ -144,12 +140,10 @@ impl<'browser> Tab<'browser> {
         Ok(())
     }
 
-    /// Waits until the browser has loaded another page, as after a key.
     pub fn arrives(&mut self) -> Result<(), Error> {
         self.browser.wait("Page.loadEventFired")
     }
 
-    /// The accessibility tree of the page.
     pub fn landmarks(&mut self) -> Result<Vec<Landmark>, Error> {
         #[derive(Deserialize)]
         struct Tree {

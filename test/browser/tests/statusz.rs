@@ -20,7 +20,6 @@ fn smallest(media: Media) -> f64 {
     }
 }
 
-/// Runs a test with the page of a node in a new browser.
 fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &FakeServer) -> T) -> T {
     let served = FakeServer::start(page).unwrap();
     let mut browser = Browser::start(&Files::from_target().unwrap()).unwrap();

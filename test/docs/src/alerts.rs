@@ -42,7 +42,6 @@ pub struct Annotations {
     pub runbook: String,
 }
 
-/// The alerts of a file of rules, in its order.
 pub fn alerts(yaml: &str) -> Result<Vec<Alert>, serde_saphyr::Error> {
     let Rules { groups } = serde_saphyr::from_str(yaml)?;
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-/// Everything in a dashboard that asks Prometheus for something: queries of panels, and of variables.
 pub fn expressions(dashboard: &str) -> Result<Vec<String>, serde_json::Error> {
     let mut found = Vec::new();
     collect(&serde_json::from_str(dashboard)?, &mut found);

@@ -17,7 +17,6 @@ struct Row {
 }
 
 impl Described {
-    /// Those of a page like docs/metrics.md: rows of name, type, labels and description.
     pub fn parse(page: &str) -> Self {
         let rows = page.lines().filter(|line| line.starts_with("| `granary_")).filter_map(|row| {
             let mut cells = row.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', ""));
@@ -32,7 +31,6 @@ impl Described {
         self.0.is_empty()
     }
 
-    /// Metrics and labels of an expression that do not exist.
     pub fn problems(&self, expression: &str) -> Vec<String> {
         let Ok(metrics) = metrics_of(expression) else {
             return vec![format!("{expression}: a bracket or a quotation mark has no partner")];

@@ -6,9 +6,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Fragments of addresses that its headings have on GitHub.
     pub anchors: BTreeSet<String>,
-    /// Targets of links and images, as they are written.
     pub links: Vec<String>,
     pub examples: Vec<Example>,
 }

@@ -36,7 +36,6 @@ fn remedy() -> String {
     format!("To write the table: ./bazelw run {test}")
 }
 
-/// The rows of the table.
 fn table(collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> String {
     let (metrics, text) = gathered(collectors);
     let kinds: BTreeMap<_, _> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
@@ -49,7 +48,6 @@ fn table(collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> String {
     metrics.iter().map(row).collect()
 }
 
-/// Name, labels and description of each metric, and all in the text format.
 fn gathered(collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> (Vec<(String, Vec<String>, String)>, String) {
     let registry = Registry::new();
     let mut metrics = Vec::new();

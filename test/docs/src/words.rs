@@ -92,7 +92,6 @@ impl Words {
         &self.pending
     }
 
-    /// All matches of a file, in the order of its lines, its path first.
     pub fn matches(&self, path: &str, text: &str) -> Vec<Match> {
         let text = if path.ends_with(".md") { without_code(text) } else { text.to_owned() };
         let mut text = split_names(format!("{path}\n{text}").as_bytes());

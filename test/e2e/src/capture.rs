@@ -28,12 +28,10 @@ const LENGTH: usize = 8;
 
 #[derive(Debug, Default)]
 pub struct Capture {
-    /// The packets of IPv4 and IPv6.
     pub packets: Vec<Packet>,
     frames: Vec<Vec<u8>>,
 }
 
-/// A packet of IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub source: IpAddr,

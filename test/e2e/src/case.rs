@@ -70,7 +70,6 @@ impl Case {
         &self.namespace
     }
 
-    /// A name for an object without a namespace that no other case has.
     pub fn unique(&self, name: &str) -> String {
         format!("{}-{name}", self.namespace)
     }
@@ -90,12 +89,10 @@ impl Case {
         self.api::<K>().create(&PostParams::default(), &object).await.map_err(Failure::api(doing))
     }
 
-    /// The node's side of all volumes: directories, projects, loop devices, mounts.
     pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {
         observer::look(&self.client).await
     }
 
-    /// The pod that looks, which has more rights than a tenant's.
     pub fn observer(&self) -> Server {
         observer::server(&self.client)
     }
@@ -135,7 +132,6 @@ impl Case {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Objects without a namespace.
     pub fn cluster<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = kube::core::ClusterResourceScope>,
@@ -186,7 +182,6 @@ pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(
     .await
 }
 
-/// Namespace and name of each object of a kind.
 async fn present<K>(client: &Client) -> Result<Vec<(Option<String>, String)>, Failure>
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned,

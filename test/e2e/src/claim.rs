@@ -31,7 +31,6 @@ impl VolumeMode {
 }
 
 impl Claim {
-    /// A new volume of the default class with a file system.
     pub fn new(name: &'static str, size: u64) -> Self {
         Self { name, size, mode: VolumeMode::Filesystem, class: None }
     }
@@ -77,17 +76,5 @@ impl Class {
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowVolumeExpansion": true,
         }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_asked_for_is_not_sent() {
-        let spec = Claim::new("data", 4096).object().unwrap().spec.unwrap();
-        assert_eq!(spec.storage_class_name, None);
-        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "4096");
     }
 }

@@ -12,7 +12,6 @@ use workload::{Entry, Loop, Mount, Project, Volumes};
 const SYSTEM_NAMESPACE: &str = "kube-system";
 
 impl Case {
-    /// Makes a class that goes with the case; returns its name.
     pub async fn make_class(&self, class: &Class) -> Result<String, Failure> {
         let name = self.unique(class.name);
         let object = class.object(&name, &self.labels())?;
@@ -82,7 +81,6 @@ impl Case {
         self.volumes().get(&name).await.map_err(Failure::api(format!("read volume {name}")))
     }
 
-    /// The name of the volume that a claim is bound to.
     pub async fn volume_name(&self, claim: &str) -> Result<String, Failure> {
         Ok(self.volume_of(claim).await?.metadata.name.unwrap_or_default())
     }
@@ -171,7 +169,6 @@ pub fn is_ours(volume: &PersistentVolume) -> bool {
     volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()).is_some_and(|csi| csi.driver == DRIVER)
 }
 
-/// A quantity as the API server writes whole bytes.
 fn bytes(quantity: &str) -> Option<u64> {
     let digits = quantity.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match &quantity[digits.len()..] {

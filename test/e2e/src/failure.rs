@@ -20,7 +20,6 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// For `map_err`.
     pub fn api(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Api { doing, source: Box::new(source) }

@@ -34,10 +34,9 @@ pub use envtest::Seen;
 pub use failure::Failure;
 pub use part::{Part, Stopped};
 pub use pod::{Pod, Volume, WEBHOOK_PORT};
-pub use ready::ReadyError;
 pub use restored::has_the_hosts_time;
 pub use server::Server;
-pub use setting::{DATA_SIZE, KEEP_FREE, MIRRORED, MODULE, NETWORKS, PASSWORD, REGISTRY, Setting, SettingError, USER};
+pub use setting::{DATA_SIZE, KEEP_FREE, MIRRORED, MODULE, NETWORKS, PASSWORD, REGISTRY, Setting, USER};
 pub use suite::{End, Suite};
 
 use std::time::Duration;

@@ -19,9 +19,7 @@ pub struct Pod {
     volumes: Vec<Volume>,
     user: Option<u32>,
     group: Option<u32>,
-    /// Whether its container is started again when it ends.
     restarts: bool,
-    /// Whether it looks at the node, which needs rights that tenants do not have.
     of_the_node: bool,
     /// The node that it is for, the scheduler's choice if absent.
     node: Option<String>,
@@ -29,7 +27,6 @@ pub struct Pod {
     pulled: Option<(String, Option<&'static str>)>,
 }
 
-/// A volume of a pod, and where its container has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Volume {
     name: String,
@@ -64,13 +61,11 @@ impl Volume {
         }
     }
 
-    /// The claim's directory or device, read-only.
     pub fn read_only(mut self) -> Self {
         self.source["persistentVolumeClaim"]["readOnly"] = true.into();
         self
     }
 
-    /// A directory of the volume instead of its root.
     pub fn sub_path(mut self, path: &'static str) -> Self {
         self.sub_path = Some(path);
         self
@@ -86,13 +81,11 @@ impl Volume {
         Self::new(name, json!({"name": name, "emptyDir": {}}), Place::Directory(format!("/{name}")))
     }
 
-    /// The files of a Secret, at `/NAME`.
     pub fn secret(name: &str) -> Self {
         let source = json!({"name": name, "secret": {"secretName": name}});
         Self::new(name, source, Place::Directory(format!("/{name}")))
     }
 
-    /// A directory of the node, at `/NAME`.
     pub(crate) fn node(name: &str, path: &str) -> Self {
         let source = json!({"name": name, "hostPath": {"path": path, "type": "Directory"}});
         Self::new(name, source, Place::Directory(format!("/{name}")))
@@ -164,7 +157,6 @@ impl Pod {
         }))
     }
 
-    /// The specification alone, as templates of pods have it.
     pub fn spec(&self) -> Value {
         let request = Request { check: self.check.clone(), report: false };
         let mut mounts = Vec::new();
@@ -230,25 +222,5 @@ mod tests {
         let tenant = Pod::server("a").with(Volume::claim("data"));
         assert_eq!(capabilities(&tenant), None);
         assert_eq!(capabilities(&tenant.of_the_node()), Some(["SYS_ADMIN", "SYS_PTRACE"].map(str::to_owned).to_vec()));
-    }
-
-    #[test]
-    fn a_claim_at_two_paths_is_one_volume() {
-        let below = Volume::claim("data").sub_path("below").at("/below");
-        let pod = Pod::server("a").with(Volume::claim("data")).with(below).object().unwrap();
-        let spec = pod.spec.unwrap();
-        assert_eq!(spec.volumes.unwrap().len(), 1);
-        let paths = spec.containers[0].volume_mounts.iter().flatten().map(|mount| mount.mount_path.as_str());
-        assert_eq!(paths.collect::<Vec<_>>(), ["/data", "/below"]);
-    }
-
-    #[test]
-    fn a_device_is_not_a_mount() {
-        let pod = Pod::server("a").with(Volume::device("data").read_only()).object().unwrap();
-        let spec = pod.spec.unwrap();
-        assert_eq!(spec.containers[0].volume_devices.as_ref().unwrap()[0].device_path, Pod::DEVICE);
-        assert_eq!(spec.containers[0].volume_mounts, Some(vec![]));
-        let claim = spec.volumes.unwrap().remove(0).persistent_volume_claim.unwrap();
-        assert_eq!((claim.claim_name.as_str(), claim.read_only), ("data", Some(true)));
     }
 }

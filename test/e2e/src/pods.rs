@@ -8,7 +8,6 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 impl Case {
-    /// Creates a pod and does not wait.
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
         let doing = format!("create pod {}", pod.name);
         self.pods().create(&PostParams::default(), &pod.object()?).await.map_err(Failure::api(doing))?;
@@ -49,14 +48,12 @@ impl Case {
         patched.map(drop).map_err(Failure::api(format!("annotate pod {pod}")))
     }
 
-    /// Status and events of a pod, for an error.
     async fn with_events<T>(&self, pod: &str, waited: Result<T, Failure>) -> Result<T, Failure> {
         let Err(Failure::Late(mut late)) = waited else { return waited };
         late.last = format!("{}; {}", late.last, self.events(pod).await?.join("; "));
         Err(Failure::Late(late))
     }
 
-    /// Deletes a pod and waits until it is gone.
     pub async fn remove(&self, pod: &str) -> Result<(), Failure> {
         let deleted = self.pods().delete(pod, &DeleteParams::default()).await;
         deleted.map_err(Failure::api(format!("delete pod {pod}")))?;
@@ -67,7 +64,6 @@ impl Case {
         .await
     }
 
-    /// kubelet's statistics of a claim's volume in a pod, by `/stats/summary`, once it has them.
     pub async fn volume_statistics(&self, pod: &str, claim: &str) -> Result<Value, Failure> {
         eventually(PATIENCE, &format!("kubelet's statistics of claim {claim}"), async || {
             let text = self.get("/api/v1/nodes/granary/proxy/stats/summary").await?;

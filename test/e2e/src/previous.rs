@@ -2,11 +2,11 @@
 
 use crate::cost::cost;
 use crate::setting::path;
-use crate::{Case, Failure, PATIENCE, Seen, Setting, SettingError, eventually, observer};
+use crate::{Case, Failure, PATIENCE, Seen, Setting, eventually, observer};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
-use launch::{ClusterBoot, ClusterError, ClusterOptions, Event, Nodes, Options, StageState};
+use launch::{ClusterBoot, ClusterError, ClusterOptions, Event, Nodes, Options, StageState, StepError};
 use localstorage::Part;
 use serde_json::json;
 use std::cell::RefCell;
@@ -31,15 +31,17 @@ const READY: &str = "/api/v1/nodes/granary:7839/proxy/readyz";
 
 impl Setting {
     /// A copy of the disk, from the packed one in `GRANARY_PREVIOUS`.
-    pub fn previous_disk(&self) -> Result<PathBuf, SettingError> {
+    pub fn previous_disk(&self) -> Result<PathBuf, StepError> {
         let packed = path("GRANARY_PREVIOUS")?;
         let disk = self.file("previous.img");
         // Most of it is zeros, which become holes. `-f` reads through the symbolic links of a sandbox.
         let unpacked = Command::new("zstd").args(["-dqf", "--sparse", "-o"]).arg(&disk).arg(&packed).status();
         match unpacked {
             Ok(status) if status.success() => Ok(disk),
-            Ok(status) => Err(SettingError::Unpack { packed, status: status.to_string() }),
-            Err(source) => Err(SettingError::Run(source)),
+            Ok(status) => {
+                Err(StepError::of(format!("unpack {}", packed.display()))(format!("zstd ended with {status}")))
+            }
+            Err(source) => Err(StepError::of("run zstd")(source)),
         }
     }
 }

@@ -16,7 +16,6 @@ const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 const METRICS: &str = "/api/v1/nodes/granary:7839/proxy/metrics";
 const JUMPS: &str = "granary_clock_jumps_total ";
 
-/// Waits until the clock of the control plane is that of this machine.
 pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
     eventually(PATIENCE, "the node's clock to be that of this machine", async || {
         let request = http::Request::get(STATUS).body(Vec::new()).map_err(Failure::Request)?;
@@ -54,7 +53,6 @@ pub(crate) async fn kubelet_lives(client: &Client, since: Timestamp) -> Result<(
     .await
 }
 
-/// Since 1970.
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

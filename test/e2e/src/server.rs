@@ -35,28 +35,23 @@ impl Server {
         }
     }
 
-    /// See [`Check::Inspect`].
     pub async fn inspect(&self, path: impl AsRef<Path>) -> Result<Inspect, Failure> {
         self.ask(&Check::Inspect { path: path.as_ref().into() }).await
     }
 
-    /// See [`Check::Fill`].
     pub async fn fill(&self, path: impl AsRef<Path>, keep: bool) -> Result<Fill, Failure> {
         self.ask(&Check::Fill { path: path.as_ref().into(), keep }).await
     }
 
-    /// See [`Check::FillInodes`].
     pub async fn fill_inodes(&self, path: impl AsRef<Path>, keep: bool) -> Result<FillInodes, Failure> {
         self.ask(&Check::FillInodes { path: path.as_ref().into(), keep }).await
     }
 
-    /// See [`Check::Write`].
     pub async fn write(&self, path: impl AsRef<Path>, text: &str) -> Result<(), Failure> {
         let written = self.ask::<Text>(&Check::Write { path: path.as_ref().into(), text: text.to_owned() }).await;
         written.map(drop)
     }
 
-    /// See [`Check::Read`].
     pub async fn read(&self, path: impl AsRef<Path>) -> Result<String, Failure> {
         Ok(self.ask::<Text>(&Check::Read { path: path.as_ref().into() }).await?.text)
     }
@@ -66,22 +61,18 @@ impl Server {
         Ok(self.ask::<Tried>(&Check::TryWrite { path: path.as_ref().into() }).await?.errno)
     }
 
-    /// See [`Check::Paint`].
     pub async fn paint(&self, path: impl AsRef<Path>, text: &str) -> Result<Paint, Failure> {
         self.ask(&Check::Paint { path: path.as_ref().into(), text: text.to_owned() }).await
     }
 
-    /// See [`Check::Scan`].
     pub async fn scan(&self, path: impl AsRef<Path>, text: &str) -> Result<Scan, Failure> {
         self.ask(&Check::Scan { path: path.as_ref().into(), text: text.to_owned() }).await
     }
 
-    /// See [`Check::Checksum`].
     pub async fn checksum(&self, path: impl AsRef<Path>) -> Result<String, Failure> {
         Ok(self.ask::<Checksum>(&Check::Checksum { path: path.as_ref().into() }).await?.sha256)
     }
 
-    /// See [`Check::Execute`].
     pub async fn execute(&self, path: impl AsRef<Path>) -> Result<Executed, Failure> {
         self.ask(&Check::Execute { path: path.as_ref().into() }).await
     }
@@ -91,7 +82,6 @@ impl Server {
         Ok(self.ask::<Tried>(&Check::Unshare).await?.errno)
     }
 
-    /// See [`Check::Device`].
     pub async fn device(&self, path: impl AsRef<Path>) -> Result<Device, Failure> {
         self.ask(&Check::Device { path: path.as_ref().into() }).await
     }
@@ -101,12 +91,10 @@ impl Server {
         Ok(self.ask::<Tried>(&Check::Direct { path: path.as_ref().into() }).await?.errno)
     }
 
-    /// See [`Check::Fetch`].
     pub async fn fetch(&self, address: SocketAddr, target: &str) -> Result<String, Failure> {
         Ok(self.ask::<Text>(&Check::Fetch { address, target: target.to_owned() }).await?.text)
     }
 
-    /// Deletes the pod and waits until it is gone.
     pub async fn remove(self) -> Result<(), Failure> {
         self.case.remove(&self.name).await
     }

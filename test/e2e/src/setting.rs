@@ -1,9 +1,8 @@
 //! Inputs of a test from its target: the image's files, and a directory for its files.
 
-use launch::{Image, Options};
+use launch::{Image, Options, StepError};
 use serde_json::json;
 use std::env;
-use std::io;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use units::Bytes;
@@ -24,19 +23,6 @@ pub const PASSWORD: &str = "password-of-the-test-registry";
 /// The data disk of [`Setting::common_options`].
 pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 
-/// The target does not give what a test needs.
-#[derive(Debug, thiserror::Error)]
-pub enum SettingError {
-    #[error("{0} is not set; run the test by its Bazel target")]
-    Missing(&'static str),
-    #[error("cannot create a temporary directory")]
-    Directory(#[source] io::Error),
-    #[error("cannot run zstd")]
-    Run(#[source] io::Error),
-    #[error("cannot unpack {}: zstd ended with {status}", packed.display())]
-    Unpack { packed: PathBuf, status: String },
-}
-
 #[derive(Debug)]
 pub struct Setting {
     image: Image,
@@ -46,7 +32,7 @@ pub struct Setting {
 impl Setting {
     /// Reads the paths of the image's files: `GRANARY_KERNEL`, `GRANARY_INITRAMFS`, `GRANARY_SYSTEM`,
     /// `GRANARY_CMDLINE`.
-    pub fn from_target() -> Result<Self, SettingError> {
+    pub fn from_target() -> Result<Self, StepError> {
         let image = Image {
             kernel: path("GRANARY_KERNEL")?,
             initramfs: path("GRANARY_INITRAMFS")?,
@@ -55,16 +41,15 @@ impl Setting {
         };
         // Bazel removes it after the test, even one that was killed.
         let place = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
-        let directory = TempDir::with_prefix_in("e2e-", place).map_err(SettingError::Directory)?;
+        let directory =
+            TempDir::with_prefix_in("e2e-", place).map_err(StepError::of("create a temporary directory"))?;
         Ok(Self { image, directory })
     }
 
-    /// The image as a disk: the path in `GRANARY_DISK`.
-    pub fn disk(&self) -> Result<PathBuf, SettingError> {
+    pub fn disk(&self) -> Result<PathBuf, StepError> {
         path("GRANARY_DISK")
     }
 
-    /// To boot the image with a temporary data disk.
     pub fn options(&self) -> Options {
         Options::new(self.image.clone(), self.directory.path())
     }
@@ -94,12 +79,12 @@ impl Setting {
         options
     }
 
-    /// A path for a file that is gone after the test.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
 
-pub(crate) fn path(variable: &'static str) -> Result<PathBuf, SettingError> {
-    env::var_os(variable).map(PathBuf::from).ok_or(SettingError::Missing(variable))
+pub(crate) fn path(variable: &'static str) -> Result<PathBuf, StepError> {
+    let path = env::var_os(variable).map(PathBuf::from).ok_or("run the test by its Bazel target");
+    path.map_err(StepError::of(format!("find a file: {variable} is not set")))
 }

@@ -17,7 +17,6 @@ use std::time::Instant;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
-/// Lines of the console that are shown when something failed.
 const CONSOLE_LINES: usize = 400;
 
 /// signal(7).
@@ -34,7 +33,6 @@ pub struct Suite {
     alone: Vec<Planned>,
 }
 
-/// How the node is asked to power off after all cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Button,
@@ -42,14 +40,12 @@ pub enum End {
     Signal,
 }
 
-/// A part that has not begun.
 struct Planned {
     name: &'static str,
     body: Body,
 }
 
 impl Suite {
-    /// A suite without parts.
     pub fn new(name: &'static str) -> Self {
         Self { name, end: End::Button, beside: Vec::new(), alone: Vec::new() }
     }

@@ -134,7 +134,6 @@ async fn offered_when(case: &Case, class: &str, wanted: impl Fn(Offer) -> bool) 
     .await
 }
 
-/// Deletes a pod and its claims, and waits until nothing is left of them.
 async fn end(case: &Case, pod: Server, claims: &[&str]) -> Result<(), Failure> {
     let mut volumes = Vec::new();
     for claim in claims {

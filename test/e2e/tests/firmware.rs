@@ -48,7 +48,6 @@ async fn an_smbios_argument_with_another_system_stops_the_boot() {
     );
 }
 
-/// The console of a guest whose system has a flipped bit in this byte.
 async fn console_of_damaged(byte: u64) -> String {
     let setting = Setting::from_target().unwrap();
     let path = setting.file("damaged.img");
@@ -64,7 +63,6 @@ async fn console_of_damaged(byte: u64) -> String {
     console_of_stopped(&options).await
 }
 
-/// The console of a guest that ends before the node starts.
 async fn console_of_stopped(options: &Options) -> String {
     let Err(error) = Node::boot(options, |event| println!("{event}")).await else {
         panic!("the node started");

@@ -22,7 +22,6 @@ const SIZE: u64 = 16 << 20;
 const NAMESPACE: &str = "nodes";
 const CONTROL_PLANE: &str = "granary";
 const WORKER: &str = "granary-1";
-/// Of a pod of [`Pod::server`].
 const PORT: u16 = 8080;
 /// See crate `clusternet`.
 const MESH_PORT: u16 = 7838;
@@ -154,12 +153,10 @@ async fn lands_anywhere(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file that a pod writes after SIGTERM.
 fn farewell(pod: &str) -> String {
     format!("/{pod}/farewell")
 }
 
-/// Where the volume can be used.
 fn nodes_of(volume: &PersistentVolume) -> Vec<String> {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
     let terms = affinity.map(|required| required.node_selector_terms.as_slice()).unwrap_or_default();

@@ -154,7 +154,6 @@ impl Durable {
     }
 }
 
-/// Claims of both modes that come and go at once, with their pods.
 struct Burst {
     name: &'static str,
     claims: Vec<Claim>,
@@ -204,7 +203,6 @@ impl Burst {
         Ok(self.claims.len() - volumes.iter().filter(|volume| self.has(volume)).count())
     }
 
-    /// Every claim gets bound, and every pod comes back.
     async fn is_there(&self, case: &Case) -> Result<(), Failure> {
         for claim in &self.claims {
             case.volume_of(claim.name).await?;

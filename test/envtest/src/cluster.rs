@@ -8,14 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{
-    API_PORT, MESH_PORT, PodProcesses, PodSecurity, STORAGE_GROUP, STORAGE_USER_PREFIX, SecretKey, SecretStorage,
-};
-use ipnet::Ipv4Net;
+use cluster::{API_PORT, STORAGE_GROUP, STORAGE_USER_PREFIX};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use programs::{
-    Confinement, Credentials, Disk, Durability, Identity, Mesh, Paths, apiserver, controller_manager, etcd, scheduler,
+    Confinement, Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd, scheduler,
 };
 use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
@@ -97,7 +94,6 @@ impl Cluster {
         self.admin.clone()
     }
 
-    /// A client with another identity of the node [`Cluster::node`].
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
         match identity {
             // Its certificate would have to be approved first, and not every suite has an approver.
@@ -106,12 +102,10 @@ impl Cluster {
         }
     }
 
-    /// A client with the storage identity of any node, which an administrator takes on.
     pub async fn storage_of(&self, node: &str) -> Result<Client, StartError> {
         self.impersonate(&format!("{STORAGE_USER_PREFIX}{node}"), &[STORAGE_GROUP]).await
     }
 
-    /// A client with any identity, which an administrator takes on.
     pub async fn impersonate(&self, user: &str, groups: &[&str]) -> Result<Client, StartError> {
         let kubeconfig = Kubeconfig::read_from(self.credentials.kubeconfig(Identity::Admin))?;
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -168,7 +162,6 @@ impl Cluster {
         }
     }
 
-    /// Starts the controllers again. Does nothing while they run.
     pub async fn start_controllers(&self) -> Result<(), StartError> {
         let mut running = self.controllers.lock().await;
         if running.is_none() {
@@ -201,15 +194,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
         node: NODE.to_owned(),
         address: ADVERTISED,
         api_server: SocketAddrV4::new(ADVERTISED, API_PORT),
-        services: Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16),
-        cluster_pods: Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16),
-        mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
         durability: Durability::UnsafeNoFsync,
-        pod_security: PodSecurity::default(),
-        secret_storage: SecretStorage::default(),
-        secret_key: SecretKey::default(),
-        pod_processes: PodProcesses::default(),
-        images: Default::default(),
         disk: Disk {
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),
@@ -218,6 +203,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
             audit: Bytes::new(19 << 20),
         },
         paths,
+        ..programs::Config::default()
     })
 }
 

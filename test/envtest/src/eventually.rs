@@ -15,7 +15,6 @@ pub enum Seen<T> {
     NotYet(String),
 }
 
-/// It did not come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("waited {limit:?} for {what}; last seen: {last}")]
 pub struct Late {

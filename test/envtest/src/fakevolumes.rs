@@ -36,7 +36,6 @@ struct Disk {
     stuck: BTreeSet<VolumeId>,
     /// Those with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
-    strays: Strays,
     projects: u32,
 }
 
@@ -46,23 +45,19 @@ impl FakeVolumes {
         Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default() }
     }
 
-    /// Puts a volume on the disk that some earlier run made.
     pub fn put(&self, id: &VolumeId, record: Record) {
         self.disk().records.insert(id.clone(), record);
     }
 
-    /// The volumes whose data may be used.
     pub fn live(&self) -> Vec<VolumeId> {
         let disk = self.disk();
         disk.records.keys().filter(|id| !disk.trash.contains(*id)).cloned().collect()
     }
 
-    /// The record of a volume.
     pub fn record(&self, id: &VolumeId) -> Option<Record> {
         self.disk().records.get(id).cloned()
     }
 
-    /// The volumes whose data is in the trash.
     pub fn retired(&self) -> Vec<VolumeId> {
         self.disk().trash.iter().cloned().collect()
     }
@@ -111,11 +106,6 @@ impl FakeVolumes {
         self.disk().records.remove(id);
     }
 
-    /// Sets the directories without a record.
-    pub fn set_strays(&self, strays: Strays) {
-        self.disk().strays = strays;
-    }
-
     fn change<T>(
         &self,
         operation: Operation,
@@ -135,7 +125,6 @@ impl Disk {
         Space { size: self.size, reserved, reserve: Bytes::ZERO, overcommit: Overcommit::NONE }
     }
 
-    /// The record of a volume, and whether its data is in the trash.
     fn look(&self, id: &VolumeId) -> Option<(Record, bool)> {
         self.records.get(id).map(|record| (record.clone(), self.trash.contains(id)))
     }
@@ -306,7 +295,7 @@ impl Volumes for FakeVolumes {
     }
 
     fn strays(&self) -> Result<Strays, ListError> {
-        Ok(self.disk().strays.clone())
+        Ok(Strays::default())
     }
 
     fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {

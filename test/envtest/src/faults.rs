@@ -71,13 +71,11 @@ impl FaultyServer {
         Ok(Self { address, shared, serving })
     }
 
-    /// To connect to the proxy.
     pub fn config(&self) -> Config {
         let address = format!("http://{}", self.address);
         Config::new(address.parse().expect("an IP address and a port are a URI"))
     }
 
-    /// From now on.
     pub fn set(&self, fault: Fault) {
         self.shared.fault.send_replace(fault);
     }
@@ -153,7 +151,6 @@ async fn pass(part: Result<Frame<Bytes>, BoxError>, shared: Shared) -> Vec<Resul
     }
 }
 
-/// A response as the API server fails with.
 fn failure(status: StatusCode) -> Response<ResponseBody> {
     let content = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16(),

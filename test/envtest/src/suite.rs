@@ -22,7 +22,6 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// A suite without cases.
     pub fn new() -> Self {
         Self::default()
     }

@@ -122,7 +122,6 @@ impl Launched {
         self.screen.as_mut().expect("the screen is open").wait_for(text, self.patience);
     }
 
-    /// The output that was read so far.
     pub fn text(&self) -> &str {
         self.screen.as_ref().map(Screen::text).unwrap_or_default()
     }
@@ -140,7 +139,6 @@ impl Launched {
         self.machine(|kind| kind != "none")
     }
 
-    /// The process that is the network between several guests.
     pub fn network(&self) -> Process {
         self.machine(|kind| kind == "none")
     }
@@ -169,12 +167,10 @@ impl Launched {
         self.screen.as_mut().expect("the screen is open").type_ctrl_c();
     }
 
-    /// Kills one of the processes that it has started.
     pub fn kill(&self, process: &Process) {
         send(process.id, Signal::SIGKILL);
     }
 
-    /// Closes the pipe or the terminal.
     pub fn close_screen(&mut self) -> String {
         let text = self.text().to_owned();
         self.screen = None;

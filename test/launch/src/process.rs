@@ -27,7 +27,6 @@ impl Process {
     }
 }
 
-/// Another user's process is not one of them.
 fn has(id: i32, variable: &[u8]) -> bool {
     let environment = fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
     environment.split(|byte| *byte == 0).any(|found| found == variable)

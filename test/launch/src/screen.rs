@@ -54,7 +54,6 @@ impl Screen {
         self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
 
-    /// The output that was read so far.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -115,17 +114,6 @@ mod tests {
     use super::*;
 
     const SHORT: Duration = Duration::from_secs(10);
-
-    #[test]
-    fn a_text_is_waited_for_on_both_kinds() {
-        for kind in [Kind::Pipe, Kind::Terminal] {
-            let (mut screen, writer) = Screen::open(kind);
-            File::from(writer).write_all(b"first\nsecond\n").unwrap();
-            screen.wait_for("second", SHORT);
-            screen.rest(SHORT);
-            assert!(screen.text().starts_with("first"), "{:?}", screen.text());
-        }
-    }
 
     #[test]
     fn a_text_that_comes_in_pieces_is_found() {

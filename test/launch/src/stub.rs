@@ -24,7 +24,6 @@ pub enum Stub {
 impl Stub {
     const ALL: [Self; 4] = [Self::Hangs, Self::Boots, Self::IgnoresButton, Self::Ready];
 
-    /// Value of [`VARIABLE`].
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hangs => "hangs",
@@ -34,7 +33,6 @@ impl Stub {
         }
     }
 
-    /// The reverse of [`Stub::name`].
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|stub| stub.name() == name)
     }

@@ -76,7 +76,6 @@ struct FirstClaim {
     note: String,
 }
 
-/// Boots a new disk, with the output to a pipe.
 fn first_run(data: &str) -> [FirstClaim; 2] {
     let mut launched = Launched::start_whole(Kind::Pipe, &[data, "--exit-after-demo"]);
     launched.wait_for("s  the node is Ready\n");
@@ -102,7 +101,6 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
     })
 }
 
-/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }

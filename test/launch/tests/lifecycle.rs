@@ -139,55 +139,36 @@ fn a_pipe_that_is_closed_ends_the_run() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_refused_with_the_remedy() {
+fn impossible_options_are_rejected_with_the_remedy() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = format!("--port={}", taken.local_addr().unwrap().port());
-    let ended = Launched::start(Kind::Pipe, Stub::Hangs, &[&port]).end();
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    assert!(ended.text.contains("error: node granary did not boot\n"), "{}", ended.text);
-    assert!(ended.text.contains("choose another with --port"), "{}", ended.text);
-    assert!(ended.logs.is_empty(), "{:?}", ended.logs);
-}
-
-#[test]
-fn an_impossible_data_file_is_rejected_with_the_remedy() {
-    let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--data=/nowhere/data.img"]).end();
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    assert!(ended.text.contains("name a file in an existing directory"), "{}", ended.text);
-    assert!(ended.logs.is_empty(), "{:?}", ended.logs);
-}
-
-#[test]
-fn an_invalid_configuration_is_rejected_with_its_fields() {
     let directory = launch_test::directory();
     let file = directory.path().join("node.json");
     fs::write(&file, r#"{"podProcesses": 1, "registries": [{"name": "registry.example", "server": "http://a.b"}]}"#)
         .unwrap();
-    let ended = Launched::start(Kind::Pipe, Stub::Hangs, &[&format!("--config={}", file.display())]).end();
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for text in ["node.json", "podProcesses: 1 is out of range", "registries[0].server: without TLS"] {
-        assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
+    let config = format!("--config={}", file.display());
+    let invalid = ["node.json", "podProcesses: 1 is out of range", "registries[0].server: without TLS"];
+    let cases: [(_, &[&str], _, &[&str]); 5] = [
+        ("an invalid configuration", &[&config], 1, &invalid),
+        ("a taken port", &[&port], 1, &["error: node granary did not boot\n", "choose another with --port"]),
+        ("an impossible data file", &["--data=/nowhere/data.img"], 1, &["name a file in an existing directory"]),
+        ("too many nodes", &["--nodes=9"], 2, &["\"9\" is not a number of nodes; choose one from 1 to 8"]),
+        (
+            "workers that do not fit in memory",
+            &["--nodes=3", "--worker-memory=1024T"],
+            1,
+            &["of 3 guests", "choose fewer --nodes"],
+        ),
+    ];
+    for (case, options, status, texts) in cases {
+        let ended = Launched::start(Kind::Pipe, Stub::Hangs, options).end();
+        assert_eq!(ended.status.code(), Some(status), "{case}: {}", ended.text);
+        for text in texts {
+            assert!(ended.text.contains(text), "{case}: no {text:?} in {}", ended.text);
+        }
+        assert!(!ended.text.contains(STARTED), "{case}: {}", ended.text);
+        assert!(ended.logs.is_empty(), "{case}: {:?}", ended.logs);
     }
-    assert!(ended.logs.is_empty(), "{:?}", ended.logs);
-}
-
-#[test]
-fn an_invalid_number_of_nodes_is_rejected_with_the_range() {
-    let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=9"]).end();
-    assert_eq!(ended.status.code(), Some(2), "{}", ended.text);
-    assert!(ended.text.contains("\"9\" is not a number of nodes; choose one from 1 to 8"), "{}", ended.text);
-    assert!(ended.logs.is_empty(), "{:?}", ended.logs);
-}
-
-#[test]
-fn workers_that_do_not_fit_in_memory_are_rejected() {
-    let ended = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=3", "--worker-memory=1024T"]).end();
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
-    for text in ["of 3 guests", "choose fewer --nodes"] {
-        assert!(ended.text.contains(text), "no {text:?} in {}", ended.text);
-    }
-    assert!(!ended.text.contains(STARTED), "{}", ended.text);
-    assert!(ended.logs.is_empty(), "{:?}", ended.logs);
 }
 
 /// The control plane has its network through a segment from the beginning; workers come when it is ready.

@@ -5,7 +5,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use clusternet::{Change, Device, DeviceError, PeerState, Peers, Place, PublicKey, Traffic};
 
-/// State of the interface.
 pub struct FakeDevice {
     key: PublicKey,
     state: Mutex<KernelState>,
@@ -14,9 +13,7 @@ pub struct FakeDevice {
 #[derive(Clone, Default)]
 pub struct KernelState {
     pub peers: Peers,
-    /// Calls that changed peers.
     pub batches: Vec<Vec<Change>>,
-    /// Calls that set addresses.
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
     /// Key and port are correct.

@@ -9,7 +9,6 @@ use kube::Client;
 use kube::client::Body;
 use tower::service_fn;
 
-/// Whether requests pass.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<AtomicBool>);
 

@@ -11,14 +11,12 @@ use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 pub struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
 impl CapturedLog {
-    /// Writes to the captured log.
     pub fn subscriber(&self) -> Dispatch {
         let log = self.clone();
         let writer = (move || log.clone()).and(io::stderr);
         tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(writer).into()
     }
 
-    /// The warnings with this message so far.
     pub fn warnings(&self, message: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);

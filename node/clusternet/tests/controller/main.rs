@@ -39,7 +39,6 @@ fn main() -> ExitCode {
         .run()
 }
 
-/// The peer of Node `number`.
 fn peer(number: u8) -> Peer {
     let endpoint = Some(([192, 0, 2, number], cluster::MESH_PORT).into());
     Peer { endpoint, allowed: [format!("10.244.{number}.0/24").parse().expect("a network")].into() }

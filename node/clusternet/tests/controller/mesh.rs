@@ -18,10 +18,8 @@ use crate::device::{FakeDevice, KernelState};
 use crate::gate::Gate;
 use crate::log::CapturedLog;
 
-/// Name of the own Node.
 pub const OWN: &str = "one";
 
-/// Time for a controller to stop.
 const STOP: Duration = Duration::from_secs(20);
 
 pub struct Mesh {
@@ -34,7 +32,6 @@ pub struct Mesh {
     controller: Supervisor,
 }
 
-/// Public key of node `number`.
 pub fn key(number: u8) -> PublicKey {
     PublicKey::new([number; 32]).unwrap()
 }
@@ -48,7 +45,6 @@ pub fn node(name: &str, number: u8) -> Value {
     })
 }
 
-/// The own Node, new.
 pub fn own() -> Value {
     let mut own = node(OWN, 1);
     own["metadata"]["annotations"] = json!({"kept": "yes"});
@@ -120,7 +116,6 @@ impl Mesh {
         self.controller.status().state == supervisor::State::Healthy
     }
 
-    /// Waits until the kernel has exactly these peers.
     pub async fn peers(&self, wanted: impl IntoIterator<Item = (PublicKey, Peer)>) -> Result<KernelState, Failure> {
         let wanted: Peers = wanted.into_iter().collect();
         let state = eventually(PATIENCE, "the peers", async || {
@@ -132,7 +127,6 @@ impl Mesh {
         Ok(state.await?)
     }
 
-    /// Waits for values of the metrics.
     pub async fn counts<const N: usize>(&self, wanted: [&str; N]) -> Result<(), Failure> {
         eventually(PATIENCE, "the metrics", async || {
             let text = TextEncoder::new().encode_to_string(&self.registry.gather())?;
@@ -146,7 +140,6 @@ impl Mesh {
         Ok(())
     }
 
-    /// Waits until the own Node has the key.
     pub async fn published(&self) -> Result<Node, Failure> {
         let published = eventually(PATIENCE, "the public key in the own Node", async || {
             let node = self.admin.get(OWN).await?;

@@ -29,7 +29,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node on a host with a cable, without peers.
     fn new(host: Namespace, number: u8) -> Self {
         let disk = tempfile::tempdir().unwrap();
         let (device, key) = ensure(&host, &disk);
@@ -38,7 +37,6 @@ impl Node {
         node
     }
 
-    /// Pod range.
     pub fn range(&self) -> IpNet {
         range(self.number)
     }
@@ -55,7 +53,6 @@ impl Node {
         self.with(move |device| device.place(&places).unwrap());
     }
 
-    /// Calls a function with the interface.
     pub fn with<T: Send + 'static>(&self, work: impl FnOnce(&Wireguard) -> T + Send + 'static) -> T {
         let device = Arc::clone(&self.device);
         self.host.run(move || work(&device))
@@ -70,7 +67,6 @@ impl Node {
         self.with(|device| device.look().unwrap())
     }
 
-    /// Sets the kernel's peers. Returns the changes.
     pub fn peers(&self, want: Peers) -> Vec<Change> {
         self.with(move |device| {
             let have = device.look().unwrap().into_iter().map(|(key, seen)| (key, seen.peer)).collect();
@@ -87,7 +83,6 @@ impl Node {
         (self.key, Peer { endpoint, allowed: [self.range()].into() })
     }
 
-    /// A socket of a pod or of the host.
     pub fn socket(&self, address: IpAddr) -> UdpSocket {
         let socket = self.host.run(move || UdpSocket::bind((address, 0))).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -113,7 +108,6 @@ impl Node {
     }
 }
 
-/// Waits for an asynchronous action of the kernel.
 #[track_caller]
 pub fn eventually(what: &str, seen: impl Fn() -> bool) {
     let start = Instant::now();
@@ -170,7 +164,6 @@ async fn add_address(netlink: &rtnetlink::Handle, mut message: AddressMessage) -
     request.execute().await
 }
 
-/// Two nodes that are peers.
 pub fn mesh() -> (Node, Node) {
     let (one, two) = two();
     one.peers(Peers::from([two.peer("192.0.2.")]));
@@ -178,7 +171,6 @@ pub fn mesh() -> (Node, Node) {
     (one, two)
 }
 
-/// Index of the interface, to check that it was not replaced.
 pub fn index(node: &Node) -> u32 {
     node.host.run(|| nix::net::if_::if_nametoindex(INTERFACE).unwrap())
 }

@@ -25,7 +25,6 @@ pub fn traffic(host: &Namespace, interface: &'static str) -> Vec<(String, [u64; 
     dump(host, interface).into_iter().map(peer).collect()
 }
 
-/// The fields of each peer.
 fn dump(host: &Namespace, interface: &'static str) -> Vec<Vec<String>> {
     let output = host.run(move || Command::new(WG).args(["show", interface, "dump"]).output().expect("wg runs"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::role::{ControlPlane, Networks, Worker};
+use crate::role::{Networks, Worker};
 
 fn problems(text: &str) -> Vec<String> {
     match Config::parse(text) {
@@ -22,16 +22,15 @@ fn an_empty_configuration_is_a_control_plane_with_dhcp() {
     let config = Config::parse("{}").unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
-        panic!("{config:?}")
-    };
+    let Role::ControlPlane(networks) = config.role else { panic!("{config:?}") };
+    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, .. } = config.programs;
     assert_eq!(
         (networks.pods.to_string(), networks.services.to_string()),
         ("10.244.0.0/16".into(), "10.96.0.0/16".into())
     );
     assert_eq!((pod_security, secret_storage), (PodSecurity::Baseline, SecretStorage::Encrypted));
     assert_eq!(secret_key, SecretKey::default());
-    assert_eq!(config.pod_processes.get(), 1024);
+    assert_eq!(pod_processes.get(), 1024);
     assert_eq!(config.network.addresses, Addresses::Dhcp);
 }
 
@@ -59,13 +58,12 @@ fn a_full_configuration_is_read() {
     )
     .unwrap();
     assert_eq!(config.node.as_str(), "n-1");
-    let Role::ControlPlane(ControlPlane { networks, pod_security, secret_storage, secret_key }) = config.role else {
-        panic!("{config:?}")
-    };
+    let Role::ControlPlane(networks) = config.role else { panic!("{config:?}") };
+    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, .. } = config.programs;
     assert_eq!((networks.pods.prefix_len(), networks.services.prefix_len()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
     assert_eq!(Some(secret_key), SecretKey::new(2));
-    assert_eq!(config.pod_processes, PodProcesses::new(4096));
+    assert_eq!(pod_processes, PodProcesses::new(4096));
     let interface = "192.0.2.10/24".parse().unwrap();
     let gateway = Some(Ipv4Addr::new(192, 0, 2, 1));
     assert_eq!(config.network.addresses, Addresses::Static(Static { interface, gateway }));
@@ -202,18 +200,17 @@ fn a_syntax_error_has_its_line() {
     assert_eq!(error.line(), 3);
 }
 
-/// The JSON of a configuration.
 fn written(config: &Config) -> Value {
     let networks = config.role.networks();
     let mut role = json!({"podNetwork": networks.pods.to_string(), "serviceNetwork": networks.services.to_string()});
     match &config.role {
-        Role::ControlPlane(control_plane) => {
-            role["podSecurity"] = json!(control_plane.pod_security.to_string().to_uppercase());
-            role["secretStorage"] = json!(match control_plane.secret_storage {
+        Role::ControlPlane(_) => {
+            role["podSecurity"] = json!(config.programs.pod_security.to_string().to_uppercase());
+            role["secretStorage"] = json!(match config.programs.secret_storage {
                 SecretStorage::Encrypted => "ENCRYPTED",
                 SecretStorage::Plain => "PLAIN",
             });
-            role["secretKey"] = json!(control_plane.secret_key.get());
+            role["secretKey"] = json!(config.programs.secret_key.get());
         }
         Role::Worker(worker) => {
             role["server"] = json!(worker.server.to_string());
@@ -248,7 +245,7 @@ fn written(config: &Config) -> Value {
             FailureAction::PowerOff => "POWER_OFF",
             FailureAction::Reboot => "REBOOT",
         },
-        "podProcesses": config.pod_processes.get(),
+        "podProcesses": config.programs.pod_processes.get(),
         "kernelModules": config.kernel_modules.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
@@ -304,23 +301,22 @@ fn configs() -> impl Strategy<Value = Config> {
     let (level, form) = (proptest::sample::select(levels.to_vec()), proptest::sample::select(storages.to_vec()));
     let keys = (1_u32..).prop_map(|number| SecretKey::new(number).unwrap());
     let control_plane =
-        (networks(), level, form, keys).prop_map(|(networks, pod_security, secret_storage, secret_key)| ControlPlane {
-            networks,
-            pod_security,
-            secret_storage,
-            secret_key,
+        (networks(), level, form, keys).prop_map(|(networks, pod_security, secret_storage, secret_key)| {
+            let programs = ProgramSettings { pod_security, secret_storage, secret_key, ..ProgramSettings::default() };
+            (Role::ControlPlane(networks), programs)
         });
-    let cluster = prop_oneof![control_plane.prop_map(Role::ControlPlane), worker.prop_map(Role::Worker)];
+    let worker = worker.prop_map(|worker| (Role::Worker(worker), ProgramSettings::default()));
+    let cluster = prop_oneof![control_plane, worker];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
     let modules = vec("[a-zA-Z0-9_]{1,55}".prop_map(|name| name.parse().unwrap()), 0..4);
     ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes, modules)
-        .prop_map(|(name, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
-            let node = name.parse().unwrap();
-            // A test of their own covers the registries.
-            let images = Images::default();
-            Config { node, role, network, time_servers, storage, on_failure, pod_processes, kernel_modules, images }
-        })
+        .prop_map(
+            |(name, (role, programs), network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
+                let (node, programs) = (name.parse().unwrap(), ProgramSettings { pod_processes, ..programs });
+                Config { node, role, network, time_servers, storage, on_failure, programs, kernel_modules }
+            },
+        )
 }
 
 /// JSON with names of fields and other names, at any depth.

@@ -72,30 +72,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         name: NAME,
         arguments: arguments.map(|(flag, value)| format!("--{flag}={value}")).collect(),
         rights: Some(rights),
-        files: vec![(admission, admission::configuration(config.pod_security)), (policy, audit::policy())],
+        files: vec![(admission, admission::configuration(config.settings.pod_security)), (policy, audit::policy())],
         ..Program::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_file_of_its_arguments_exists() {
-        let scratch = tempfile::tempdir().unwrap();
-        let config = crate::config::example_in(scratch.path());
-        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        let pki = config.paths.pki.display().to_string();
-        let files: Vec<String> = program(&config, &credentials)
-            .arguments
-            .into_iter()
-            .filter_map(|flag| flag.split_once('=').map(|(_, value)| value.to_owned()))
-            .filter(|value| value.starts_with(&pki))
-            .collect();
-        assert_eq!(files.len(), 12);
-        for file in files {
-            assert!(std::path::Path::new(&file).exists(), "{file}");
-        }
     }
 }

@@ -115,16 +115,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn no_rule_writes_a_body() {
-        let read: Value = serde_json::from_str(&policy()).unwrap();
-        let levels: Vec<_> = read["rules"].as_array().unwrap().iter().map(|rule| rule["level"].clone()).collect();
-        assert_eq!(levels, ["None", "None", "Metadata"]);
-        let last = read["rules"][2].as_object().unwrap();
-        assert_eq!(last.len(), 1, "the last rule is for every request");
-        assert_eq!(read["omitStages"], json!(["RequestReceived"]), "what a request became is written");
-    }
-
     /// A denied request is left out as well as an allowed one.
     #[test]
     fn what_is_left_out_names_its_users_and_verbs() {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::example;
+use crate::config::with_credentials;
 use crate::pki::identity::Identity;
 use crate::{Config, Credentials, apiserver, controller_manager, etcd, kubelet, proxy, scheduler};
 
@@ -142,12 +142,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
-        let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
-        config.paths.pki = scratch.path().join("pki");
-        let credentials = Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        config.paths.etcd = etcd;
+        let (config, credentials, scratch) = with_credentials(Config::default());
         Self { config, credentials, _scratch: scratch }
     }
 
@@ -244,7 +239,6 @@ fn every_automated_item_is_checked_or_has_a_reason() {
     assert_eq!(unknown, [&""; 0]);
 }
 
-/// The page explains the items that do not pass everywhere.
 #[test]
 fn the_security_page_explains_items_that_have_a_reason_here() {
     let page = include_str!("../../../../docs/operations/security.md");

@@ -15,7 +15,6 @@ pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
 
 pub const BOOTSTRAP_TYPE: &str = "bootstrap.kubernetes.io/token";
 
-/// The name of the Secret of the token with this ID.
 pub fn bootstrap_secret_name(id: &str) -> String {
     format!("bootstrap-token-{id}")
 }
@@ -38,18 +37,4 @@ pub fn bootstrap_secret(token: &Token, node: &str, expires: OffsetDateTime) -> R
             "usage-bootstrap-authentication": "true",
         },
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_secret_says_for_whom_and_until_when() {
-        let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
-        let secret = bootstrap_secret(&token, "two", OffsetDateTime::UNIX_EPOCH).unwrap();
-        assert_eq!(secret.metadata.name.as_deref(), Some("bootstrap-token-abcdef"));
-        assert_eq!(secret.metadata.annotations.unwrap()[BOOTSTRAP_NODE_ANNOTATION], "two");
-        assert_eq!(secret.string_data.unwrap()["expiration"], "1970-01-01T00:00:00Z");
-    }
 }

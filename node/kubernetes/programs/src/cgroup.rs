@@ -102,15 +102,3 @@ fn enable_memory(root: &Path) -> io::Result<()> {
     }
     fs::write(control, "+memory")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kills_are_read_from_the_kernels_events() {
-        let events = "low 0\nhigh 0\nmax 93\noom 4\noom_kill 5\noom_group_kill 2\n";
-        assert_eq!(group_kills(events), Some(2));
-        assert_eq!(group_kills("oom_kill 5\n"), None);
-    }
-}

@@ -47,22 +47,13 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::config::example;
-
-    fn read() -> Value {
-        serde_json::from_str(&conflist(&example(), "10.244.3.0/24".parse().unwrap())).unwrap()
-    }
 
     #[test]
-    fn pods_get_addresses_of_the_nodes_own_range() {
-        let ipam = &read()["plugins"][0]["ipam"];
-        assert_eq!(ipam["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
-        assert_eq!(ipam["dataDir"], "/ephemeral/cni/host-local");
-    }
-
-    #[test]
-    fn pods_send_packets_that_fit_into_the_mesh_and_keep_their_addresses() {
-        let plugin = &read()["plugins"][0];
+    fn pods_get_addresses_of_the_nodes_own_range_and_packets_that_fit_into_the_mesh() {
+        let text = conflist(&Config::default(), "10.244.3.0/24".parse().unwrap());
+        let plugin = &serde_json::from_str::<Value>(&text).unwrap()["plugins"][0];
+        assert_eq!(plugin["ipam"]["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));
+        assert_eq!(plugin["ipam"]["dataDir"], "/ephemeral/cni/host-local");
         assert_eq!((&plugin["mtu"], &plugin["ipMasq"]), (&json!(1420), &json!(false)));
     }
 }

@@ -3,32 +3,52 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
-use cluster::{Images, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use cluster::{API_PORT, MESH_PORT, ProgramSettings};
 use ipnet::Ipv4Net;
 use units::Bytes;
 
 use crate::Confinement;
 
-/// A control plane node. Every combination of valid fields is valid.
+/// Every combination of valid fields is valid. [`Default`] is a control plane with the default settings of a node, as
+/// tests need it.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node's name, also of its Node object: a DNS label.
+    /// A DNS label.
     pub node: String,
     pub address: Ipv4Addr,
-    /// The API server: of a control plane [`address`](Self::address) with [`cluster::API_PORT`], of a worker another node's.
+    /// Of a control plane [`address`](Self::address) with [`API_PORT`], of a worker another node's.
     pub api_server: SocketAddrV4,
     pub services: Ipv4Net,
     /// Addresses of all pods of the cluster; each node has a part of [`cluster::NODE_PREFIX`] bits.
     pub cluster_pods: Ipv4Net,
     pub mesh: Mesh,
     pub durability: Durability,
-    pub pod_security: PodSecurity,
-    pub secret_storage: SecretStorage,
-    pub secret_key: SecretKey,
-    pub pod_processes: PodProcesses,
-    pub images: Images,
+    pub settings: ProgramSettings,
     pub disk: Disk,
     pub paths: Paths,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let address = Ipv4Addr::new(10, 0, 2, 15);
+        Self {
+            node: "granary".into(),
+            address,
+            api_server: SocketAddrV4::new(address, API_PORT),
+            services: Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16),
+            cluster_pods: Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16),
+            mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
+            durability: Durability::Durable,
+            settings: ProgramSettings::default(),
+            disk: Disk {
+                size: Bytes::new(8 << 30),
+                etcd: Bytes::new(480 << 20),
+                pods: Bytes::new(320 << 20),
+                audit: Bytes::new(40 << 20),
+            },
+            paths: Paths::default(),
+        }
+    }
 }
 
 impl Config {
@@ -157,36 +177,19 @@ impl Paths {
     }
 }
 
-/// With keys and database below this directory.
 #[cfg(test)]
 pub(crate) fn example_in(directory: &std::path::Path) -> Config {
     let paths = Paths { pki: directory.join("pki"), etcd: directory.join("etcd"), ..Paths::default() };
-    Config { paths, ..example() }
+    Config { paths, ..Config::default() }
 }
 
+/// With keys in a directory, which is removed on drop.
 #[cfg(test)]
-pub(crate) fn example() -> Config {
-    use cluster::{API_PORT, MESH_PORT};
-
-    Config {
-        node: "granary".into(),
-        address: Ipv4Addr::new(10, 0, 2, 15),
-        api_server: SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 15), API_PORT),
-        services: "10.96.0.0/16".parse().unwrap(),
-        cluster_pods: "10.244.0.0/16".parse().unwrap(),
-        mesh: Mesh { interface: "clusternet", port: MESH_PORT, mtu: 1420 },
-        durability: Durability::Durable,
-        pod_security: PodSecurity::Baseline,
-        secret_storage: SecretStorage::Encrypted,
-        secret_key: SecretKey::default(),
-        pod_processes: PodProcesses::default(),
-        images: Default::default(),
-        disk: Disk {
-            size: Bytes::new(8 << 30),
-            etcd: Bytes::new(480 << 20),
-            pods: Bytes::new(320 << 20),
-            audit: Bytes::new(40 << 20),
-        },
-        paths: Paths::default(),
-    }
+pub(crate) fn with_credentials(mut config: Config) -> (Config, crate::Credentials, tempfile::TempDir) {
+    let scratch = tempfile::tempdir().unwrap();
+    config.paths.pki = scratch.path().join("pki");
+    let etcd = std::mem::replace(&mut config.paths.etcd, scratch.path().join("etcd"));
+    let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
+    config.paths.etcd = etcd;
+    (config, credentials, scratch)
 }

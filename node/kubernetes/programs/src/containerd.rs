@@ -167,11 +167,10 @@ disabled_plugins = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
 
     #[test]
     fn data_is_on_the_disk_and_state_is_not() {
-        let text = toml(&example().paths, Some(SHIMS));
+        let text = toml(&Config::default().paths, Some(SHIMS));
         for line in [
             "root = \"/data/containerd\"",
             "state = \"/ephemeral/containerd\"",

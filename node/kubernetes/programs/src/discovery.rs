@@ -24,16 +24,10 @@ use x509_parser::prelude::FromDer as _;
 /// For one attempt: who waits for an API server tries again.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Why it is not known whom to trust.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     #[error("cannot reach the API server at {address}:{port}")]
-    Connect {
-        address: IpAddr,
-        port: u16,
-        #[source]
-        source: io::Error,
-    },
+    Connect { address: IpAddr, port: u16, source: io::Error },
     #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
     Silence { address: IpAddr, port: u16 },
     #[error(
@@ -42,12 +36,7 @@ pub enum DiscoveryError {
     OtherCa { address: IpAddr, port: u16, wanted: CaDigest, shown: Shown },
     /// The CA is the right one, but it did not sign this server, or not for this address, or not for today.
     #[error("the API server at {address}:{port} cannot be trusted")]
-    Server {
-        address: IpAddr,
-        port: u16,
-        #[source]
-        source: io::Error,
-    },
+    Server { address: IpAddr, port: u16, source: io::Error },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +45,6 @@ pub enum Shown {
     Key(CaDigest),
 }
 
-/// The digest of the public key of a certificate, DER. `None` if it cannot be parsed.
 fn der_digest(der: &[u8]) -> Option<CaDigest> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     Some(<[u8; 32]>::from(Sha256::digest(certificate.public_key().raw)).into())
@@ -221,48 +209,41 @@ mod tests {
         (ca, pair)
     }
 
+    /// An attempt by a machine with the digest of this CA.
+    async fn attempt(server: &Pair, signer: &Ca) -> Result<String, DiscoveryError> {
+        let (port, _task) = serve(server).await;
+        ca(LOOPBACK, port, digest(signer)).await
+    }
+
+    fn digest(ca: &Ca) -> CaDigest {
+        ca_digest(ca.certificate()).unwrap()
+    }
+
     #[tokio::test]
-    async fn an_ca_with_the_digest_is_found() {
+    async fn a_ca_with_the_digest_is_found() {
         let (signer, pair) = ca_and(LOOPBACK);
-        let (port, _task) = serve(&pair).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let found = ca(LOOPBACK, port, wanted).await.unwrap();
-        assert_eq!(ca_digest(&found), Some(wanted));
+        let found = attempt(&pair, &signer).await.unwrap();
+        assert_eq!(ca_digest(&found), Some(digest(&signer)));
     }
 
     #[tokio::test]
     async fn a_server_of_another_ca_is_rejected() {
-        let (signer, pair) = ca_and(LOOPBACK);
-        let (other, _) = ca_and(LOOPBACK);
-        let (port, _task) = serve(&pair).await;
-        let digest = |ca: &Ca| ca_digest(ca.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, digest(&other)).await.unwrap_err();
+        let [(signer, pair), (other, _)] = [ca_and(LOOPBACK), ca_and(LOOPBACK)];
+        let error = attempt(&pair, &other).await.unwrap_err();
         let DiscoveryError::OtherCa { wanted, shown, .. } = error else { panic!("{error:?}") };
         assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
     }
 
     #[tokio::test]
-    async fn a_server_that_only_shows_the_ca_is_not_trusted() {
-        let (signer, _) = ca_and(LOOPBACK);
+    async fn a_server_is_signed_for_its_address_by_the_ca_that_it_shows() {
+        let (signer, elsewhere) = ca_and([10, 0, 2, 15].into());
         let (_, mut foreign) = ca_and(LOOPBACK);
-        foreign.certificate = format!(
-            "{}{}",
-            foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap(),
-            signer.certificate()
-        );
-        let (port, _task) = serve(&foreign).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
-        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
-    }
-
-    #[tokio::test]
-    async fn a_server_under_another_address_is_not_trusted() {
-        let (signer, pair) = ca_and([10, 0, 2, 15].into());
-        let (port, _task) = serve(&pair).await;
-        let wanted = ca_digest(signer.certificate()).unwrap();
-        let error = ca(LOOPBACK, port, wanted).await.unwrap_err();
-        assert!(matches!(error, DiscoveryError::Server { .. }), "{error:?}");
+        let leaf = foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap();
+        foreign.certificate = format!("{leaf}{}", signer.certificate());
+        for (case, pair) in [("of another address", elsewhere), ("signed by another CA", foreign)] {
+            let error = attempt(&pair, &signer).await.unwrap_err();
+            assert!(matches!(error, DiscoveryError::Server { .. }), "{case}: {error:?}");
+        }
     }
 
     #[tokio::test]

@@ -127,18 +127,6 @@ mod tests {
         Key::new(SecretKey::new(number).unwrap(), [byte; SIZE])
     }
 
-    /// A release that cannot read one of the forms would lose Secrets.
-    #[test]
-    fn both_forms_are_readable_and_the_configured_one_is_written() {
-        for (storage, first, second) in
-            [(SecretStorage::Encrypted, "secretbox", "identity"), (SecretStorage::Plain, "identity", "secretbox")]
-        {
-            let read: Value = serde_json::from_str(&Keys(vec![key(1, 7)]).configuration(storage)).unwrap();
-            let providers = read["resources"][0]["providers"].as_array().unwrap();
-            assert!(providers.len() == 2 && providers[0].get(first).is_some() && providers[1].get(second).is_some());
-        }
-    }
-
     #[test]
     fn the_newest_key_writes_and_all_keys_read() {
         let mut keys = Keys(vec![key(1, 7)]);

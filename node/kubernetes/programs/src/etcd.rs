@@ -78,14 +78,13 @@ pub(crate) fn program(config: &Config) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::example;
     use crate::headroom;
 
     #[test]
     fn only_a_test_that_asks_gets_an_etcd_without_fsync() {
         let unsafe_flag = |config: &Config| program(config).arguments.iter().any(|flag| flag == "--unsafe-no-fsync");
-        assert!(!unsafe_flag(&example()));
-        assert!(unsafe_flag(&Config { durability: Durability::UnsafeNoFsync, ..example() }));
+        assert!(!unsafe_flag(&Config::default()));
+        assert!(unsafe_flag(&Config { durability: Durability::UnsafeNoFsync, ..Config::default() }));
     }
 
     #[test]
@@ -100,13 +99,13 @@ mod tests {
         assert!(database(smallest) <= smallest.saturating_sub(beside));
         assert!(LOG >= Bytes::new(4 * 64_000_000).saturating_add(headroom::SIZE));
         let expected = format!("--quota-backend-bytes={}", (480_u64 - 256) << 20);
-        assert!(program(&example()).arguments.contains(&expected));
+        assert!(program(&Config::default()).arguments.contains(&expected));
     }
 
     /// All pods in the host's network could read and write every object.
     #[test]
     fn it_listens_on_loopback_only_and_without_a_certificate_to_its_health_alone() {
-        let arguments = program(&example()).arguments;
+        let arguments = program(&Config::default()).arguments;
         let listens: Vec<&str> = arguments
             .iter()
             .filter_map(|flag| flag.strip_prefix("--listen-")?.split_once('='))

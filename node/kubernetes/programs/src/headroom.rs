@@ -22,7 +22,6 @@ use crate::program::{ProgramError, Running, Service};
 /// Enough to start, to compact and to delete: the segment of the log that is written is allocated already.
 pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 
-/// How often it is looked whether there is space for the file again.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The text that programs print for `ENOSPC`.
@@ -145,14 +144,11 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::ExitStatus;
 
-    use supervisor::{Backoff, Settings, State, Supervisor};
     use tempfile::TempDir;
-    use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::program::Tail;
-
-    const LIMIT: Duration = Duration::from_secs(30);
+    use crate::program::tests::{error_of, start_once};
 
     struct Scratch {
         directory: TempDir,
@@ -167,7 +163,6 @@ mod tests {
             Headroom::of(self.directory.path().to_owned())
         }
 
-        /// Whether the file is there, with its blocks.
         fn is_whole(&self) -> bool {
             let found = fs::metadata(self.directory.path().join("headroom"));
             found.is_ok_and(|found| found.len() == SIZE.get() && found.blocks() * 512 >= SIZE.get())
@@ -215,14 +210,7 @@ mod tests {
                 Err(ProgramError::Ended { program: "etcd", status: ExitStatus::from_raw(1 << 8), tail })
             })
         });
-        let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
-        let settings = Settings { backoff, ..Settings::default() };
-        let tree = Supervisor::start("etcd", settings, scratch.headroom().with(ends));
-        let end = Instant::now() + LIMIT;
-        while tree.status().state != State::Failed {
-            assert!(Instant::now() < end, "{:?}", tree.status());
-            sleep(Duration::from_millis(10)).await;
-        }
+        error_of(&start_once(scratch.headroom().with(ends))).await;
         scratch
     }
 

@@ -64,14 +64,14 @@ impl Keyring {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&config.paths.etcd);
         made.map_err(|source| PkiError::Directory { path: config.paths.etcd.clone(), source })?;
         let etcd = Dir::open(&config.paths.etcd)?;
-        if keys.newest().is_none_or(|newest| newest.number() < config.secret_key) {
-            let key = Key::new(config.secret_key, random()?);
-            info!(name = "secrets", number = %config.secret_key, digest = key.digest(), "encryption key made");
+        if keys.newest().is_none_or(|newest| newest.number() < config.settings.secret_key) {
+            let key = Key::new(config.settings.secret_key, random()?);
+            info!(name = "secrets", number = %config.settings.secret_key, digest = key.digest(), "encryption key made");
             keys.add(key);
             // Durable before the first Secret is encrypted with it.
             store.write(KEYS, &keys.text(), SECRET)?;
         }
-        let stored = StoredSecrets { etcd: config.paths.etcd.clone(), form: keys.form(config.secret_storage) };
+        let stored = StoredSecrets { etcd: config.paths.etcd.clone(), form: keys.form(config.settings.secret_storage) };
         if stored.is_complete()? {
             let removed = keys.remove_old();
             if !removed.is_empty() {
@@ -85,7 +85,7 @@ impl Keyring {
             etcd.write(&name_of(USED), used.as_bytes(), SECRET)?;
         }
         store.write(KEYS, &keys.text(), SECRET)?;
-        store.write(ENCRYPTION, &keys.configuration(config.secret_storage), SECRET)?;
+        store.write(ENCRYPTION, &keys.configuration(config.settings.secret_storage), SECRET)?;
         Ok(stored)
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
         "kubeReserved": reserved,
         "makeIPTablesUtilChains": false,
         "podLogsDir": paths.pod_logs,
-        "podPidsLimit": config.pod_processes.get(),
+        "podPidsLimit": config.settings.pod_processes.get(),
         "protectKernelDefaults": true,
         "rotateCertificates": true,
         "seccompDefault": true,
@@ -128,28 +128,20 @@ fn not_for_pods(disk: Disk) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use cluster::PodProcesses;
     use serde_json::Value;
 
     use super::*;
-    use crate::config::example;
+    use crate::config::with_credentials;
 
-    fn credentials(config: &mut Config) -> (tempfile::TempDir, Credentials) {
-        let scratch = tempfile::tempdir().unwrap();
-        config.paths.pki = scratch.path().join("pki");
-        config.paths.etcd = scratch.path().join("etcd");
-        let credentials = Credentials::ensure(config, time::OffsetDateTime::now_utc()).unwrap();
-        (scratch, credentials)
+    fn read(config: &Config, credentials: &Credentials) -> Value {
+        serde_json::from_str(&configuration(config, credentials)).unwrap()
     }
 
     #[test]
     fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
-        let mut config = example();
-        let (_scratch, credentials) = credentials(&mut config);
-        let text = configuration(&config, &credentials);
-        let read: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+        let (config, credentials, _scratch) = with_credentials(Config::default());
+        let read = read(&config, &credentials);
         assert_eq!(read["address"], "10.0.2.15");
         assert_eq!(read["clusterDNS"], json!(["10.96.0.10"]));
         for file in ["tlsCertFile", "tlsPrivateKeyFile"] {
@@ -160,9 +152,9 @@ mod tests {
     /// `benchmark.rs` compares the modes of authentication and authorization.
     #[test]
     fn only_clients_with_a_certificate_of_the_clusters_ca_are_accepted() {
-        let (mut config, mut other) = (example(), example());
-        let [(_scratch, own), (_other_scratch, others)] = [&mut config, &mut other].map(credentials);
-        let read: Value = serde_json::from_str(&configuration(&config, &own)).unwrap();
+        let (config, own, _scratch) = with_credentials(Config::default());
+        let (_, others, _other_scratch) = with_credentials(Config::default());
+        let read = read(&config, &own);
         let ca = std::path::Path::new(read["authentication"]["x509"]["clientCAFile"].as_str().unwrap()).to_owned();
         let certificate = |path: &std::path::Path| pem::parse(std::fs::read(path).unwrap()).unwrap().into_contents();
         let trusted = certificate(&ca);
@@ -178,10 +170,10 @@ mod tests {
 
     #[test]
     fn pods_are_offered_the_part_of_the_disk_that_is_kubelets() {
-        let mut config = example();
+        let mut config = Config::default();
         config.disk = Disk { size: Bytes::new(100 << 20), pods: Bytes::new(10 << 20), ..config.disk };
-        let (_scratch, credentials) = credentials(&mut config);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let (config, credentials, _scratch) = with_credentials(config);
+        let read = read(&config, &credentials);
         let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
         // kubelet subtracts what it keeps free itself.
         assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
@@ -190,10 +182,10 @@ mod tests {
 
     #[test]
     fn pods_cannot_have_the_memory_of_the_nodes_programs() {
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.memory = Some(Bytes::new(4 << 30));
-        let (_scratch, credentials) = credentials(&mut config);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let (config, credentials, _scratch) = with_credentials(config);
+        let read = read(&config, &credentials);
         assert_eq!(read["enforceNodeAllocatable"], json!(["pods"]));
         let reserved: u64 = read["kubeReserved"]["memory"].as_str().unwrap().parse().unwrap();
         assert_eq!(reserved >> 20, 921);
@@ -202,10 +194,10 @@ mod tests {
     /// A fork bomb ends at the limit of its pod, and all pods together leave the node what it needs.
     #[test]
     fn pods_cannot_have_the_processes_of_the_node() {
-        let mut config = example();
-        let (_scratch, credentials) = credentials(&mut config);
-        config.pod_processes = PodProcesses::new(300);
-        let read: Value = serde_json::from_str(&configuration(&config, &credentials)).unwrap();
+        let mut config = Config::default();
+        config.settings.pod_processes = PodProcesses::new(300);
+        let (config, credentials, _scratch) = with_credentials(config);
+        let read = read(&config, &credentials);
         assert_eq!(read["podPidsLimit"], 300);
         assert_eq!([&read["kubeReserved"]["pid"], &read["systemReserved"]["pid"]], ["1536", "512"]);
         assert_eq!(read["kubeReserved"].get("memory"), None, "without a known size of the memory");
@@ -214,8 +206,7 @@ mod tests {
 
     #[test]
     fn directories_of_csi_sockets_are_closed_to_others() {
-        let mut config = example();
-        let (_scratch, credentials) = credentials(&mut config);
+        let (config, credentials, _scratch) = with_credentials(Config::default());
         let directories = program(&config, &credentials).directories;
         for path in ["/data/kubelet/plugins", "/data/kubelet/plugins_registry"] {
             assert!(directories.contains(&(path.into(), 0o700)), "{path}");

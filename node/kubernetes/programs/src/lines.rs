@@ -6,7 +6,6 @@ pub(crate) const LONGEST: usize = 16 * 1024;
 /// So much more is given, to be looked at and then left out: a secret that begins before the cut is whole.
 const MORE: usize = 8 * 1024;
 
-/// Collects bytes until a line is whole.
 #[derive(Default)]
 pub(crate) struct Lines {
     begun: Vec<u8>,

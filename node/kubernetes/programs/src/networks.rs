@@ -12,7 +12,6 @@ use crate::pki::store::{PkiError, Store};
 
 const RECORD: &str = "networks.json";
 
-/// Why the cluster cannot run with these networks.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworksError {
     #[error(transparent)]
@@ -55,12 +54,11 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::config::example;
 
     #[test]
     fn a_cluster_keeps_its_networks() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.pki = scratch.path().join("pki");
         keep(&config).unwrap();
         keep(&config).unwrap();
@@ -79,7 +77,7 @@ mod tests {
     #[test]
     fn a_record_that_says_nothing_is_named() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.pki = scratch.path().to_path_buf();
         fs::write(scratch.path().join(RECORD), "{}").unwrap();
         let error = keep(&config).unwrap_err().to_string();

@@ -30,7 +30,6 @@ use crate::{Config, Paths, cni, nftables};
 /// A pod in the host's network may have changed the rules: they are loaded again after this, and count from zero.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// Why pods have no network, or go on with the one that they have.
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
     /// Another control plane's, or another configuration than the control plane has.
@@ -42,11 +41,7 @@ pub enum PodsError {
     #[error("cannot load the rules for packets of pods")]
     Rules(#[source] ProgramError),
     #[error("cannot write the network configuration of pods into {}", .directory.display())]
-    Write {
-        directory: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Write { directory: PathBuf, source: io::Error },
     #[error("writing the network configuration of pods panicked")]
     Panicked(#[from] JoinError),
     #[error("the watch of the own Node ended")]
@@ -141,7 +136,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::example;
 
     fn given(range: &str) -> Result<Option<String>, String> {
         let node = serde_json::from_value(json!({"spec": {"podCIDR": range}})).unwrap();
@@ -162,7 +156,7 @@ mod tests {
     #[test]
     fn a_configuration_that_is_right_is_not_touched() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = example();
+        let mut config = Config::default();
         config.paths.ephemeral = scratch.path().to_owned();
         fs::create_dir(scratch.path().join("config")).unwrap();
         let path = scratch.path().join("cni/net.d/10-pods.conflist");

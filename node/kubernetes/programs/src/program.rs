@@ -36,54 +36,29 @@ const STOP_DEADLINE: Duration = Duration::from_secs(7);
 /// The output of an ended program, unless a child of it keeps the pipe.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(500);
 
-/// A service, for [`Context::start`].
 pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
 
-/// One attempt of a [`Service`].
 pub type Running = Pin<Box<dyn Future<Output = Result<(), ProgramError>> + Send>>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     #[error("{program} needs {path}, which cannot be prepared")]
-    Prepare {
-        program: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Prepare { program: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot confine {program}")]
-    Confine {
-        program: &'static str,
-        #[source]
-        source: Box<SandboxError>,
-    },
+    Confine { program: &'static str, source: Box<SandboxError> },
     #[error("cannot start {path}")]
-    Start {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Start { path: PathBuf, source: io::Error },
     #[error("{program} ended with {status}; it said last: {tail}")]
     Ended { program: &'static str, status: ExitStatus, tail: Tail },
     #[error("{program} was killed: it needed more than {limit} of memory; it said last: {tail}")]
     OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
     #[error("{program} is not ready; it said last: {tail}")]
-    NotReady {
-        program: &'static str,
-        tail: Tail,
-        #[source]
-        source: Box<NotReady>,
-    },
+    NotReady { program: &'static str, tail: Tail, source: Box<NotReady> },
     #[error("cannot list the images in {path}")]
-    Images {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Images { path: PathBuf, source: io::Error },
 }
 
 impl ProgramError {
-    /// Whether one of the program's last lines has this text.
     pub(crate) fn says(&self, text: &str) -> bool {
         match self {
             Self::Ended { tail, .. } | Self::OutOfMemory { tail, .. } | Self::NotReady { tail, .. } => {
@@ -118,7 +93,6 @@ impl fmt::Display for Tail {
     }
 }
 
-/// A program, its arguments, and the files that it needs.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Its file's name, the name of its cgroup, and `service` in the log.
@@ -435,10 +409,10 @@ fn log(service: &'static str, line: &Line<'_>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::symlink;
 
-    use supervisor::{Backoff, Settings, State, Status, Supervisor};
+    use supervisor::{Backoff, Settings, State, Supervisor};
     use tempfile::TempDir;
     use tokio::time::{Instant, sleep};
 
@@ -480,20 +454,23 @@ mod tests {
                 files: vec![(greeting, "hello\n".into())],
                 ..Program::default()
             };
-            let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
-            let settings = Settings { backoff, ..Settings::default() };
-            Supervisor::start("program", settings, program.service(&self.paths, ready))
+            start_once(program.service(&self.paths, ready))
         }
     }
 
-    async fn eventually(tree: &Supervisor, wanted: impl Fn(&Status) -> bool) -> Status {
+    pub(crate) fn start_once(service: Service) -> Supervisor {
+        let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
+        Supervisor::start("program", Settings { backoff, ..Settings::default() }, service)
+    }
+
+    pub(crate) async fn error_of(tree: &Supervisor) -> String {
         let end = Instant::now() + LIMIT;
         loop {
             let status = tree.status();
-            if wanted(&status) {
-                return status;
+            if status.state == State::Failed {
+                return status.last_error.unwrap();
             }
-            assert!(Instant::now() < end, "never came: {status:#?}");
+            assert!(Instant::now() < end, "never failed: {status:#?}");
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -503,8 +480,7 @@ mod tests {
         let scratch =
             Scratch::new("read line <$1; echo \"$line\"; echo \"E0102 15:04:05.123456 7 a.go:1] no disk\" >&2; exit 3");
         let tree = scratch.start(std::future::pending);
-        let status = eventually(&tree, |status| status.state == State::Failed).await;
-        let error = status.last_error.unwrap();
+        let error = error_of(&tree).await;
         assert!(error.starts_with("program ended with exit status: 3; it said last: "), "{error}");
         // Two pipes: their order is not known.
         let (_, said) = error.split_once("last: ").unwrap();
@@ -518,8 +494,7 @@ mod tests {
              echo '-----END PRIVATE KEY-----'; exit 1",
         );
         let tree = scratch.start(std::future::pending);
-        let status = eventually(&tree, |status| status.state == State::Failed).await;
-        let error = status.last_error.unwrap();
+        let error = error_of(&tree).await;
         let (_, said) = error.split_once("last: ").unwrap();
         assert_eq!(said, "token REDACTED | REDACTED | REDACTED | REDACTED");
     }
@@ -529,7 +504,7 @@ mod tests {
         let scratch = Scratch::new("");
         fs::remove_file(scratch.paths.programs.join("program")).unwrap();
         let tree = scratch.start(std::future::pending);
-        let error = eventually(&tree, |status| status.state == State::Failed).await.last_error.unwrap();
+        let error = error_of(&tree).await;
         let path = scratch.directory.path().join("bin/program");
         assert_eq!(error, format!("cannot start {}: No such file or directory (os error 2)", path.display()));
     }
@@ -558,7 +533,7 @@ mod tests {
         let tree = scratch.start(|| async {
             Err(NotReady { limit: LIMIT, last: crate::ready::Refusal::Answer("HTTP/1.0 503".into()) })
         });
-        let error = eventually(&tree, |status| status.state == State::Failed).await.last_error.unwrap();
+        let error = error_of(&tree).await;
         assert!(error.starts_with("program is not ready; it said last: "), "{error}");
         assert!(error.ends_with("no readiness within 30 s: answer \"HTTP/1.0 503\""), "{error}");
     }

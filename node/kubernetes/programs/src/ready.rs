@@ -21,7 +21,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// For readiness. Emulated, with other work beside it, the slowest takes a minute.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// A program that is not ready in time.
 #[derive(Debug, thiserror::Error)]
 #[error("no readiness within {} s", limit.as_secs())]
 pub struct NotReady {
@@ -30,7 +29,6 @@ pub struct NotReady {
     pub last: Refusal,
 }
 
-/// Why a program does not count as ready.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("no connection")]

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use crate::user::User;
 
-/// A capability, by its number in capabilities(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// `CAP_NET_ADMIN`: rules for packets, and the table of connections.
@@ -17,7 +16,6 @@ impl Capability {
     }
 }
 
-/// Whether programs are confined to their [`Rights`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
     /// They are. A kernel without Landlock or seccomp filters fails the service.

@@ -22,11 +22,7 @@ pub enum SandboxError {
     #[error("cannot use Landlock; the node needs Linux 6.12 with landlock among the active security modules")]
     Landlock(#[from] RulesetError),
     #[error("cannot open {path}, which the program may use")]
-    Path {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Path { path: PathBuf, source: io::Error },
     #[error("the kernel has no seccomp filters")]
     Seccomp(#[source] io::Error),
 }

@@ -27,7 +27,6 @@ const DEADLINE: Duration = Duration::from_secs(90);
 /// Rejected Secrets that are named in the log at each pass.
 const NAMED: usize = 10;
 
-/// Some Secret is not stored as it should be.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
     #[error(
@@ -36,11 +35,7 @@ pub enum RewriteError {
     )]
     List(#[source] RequestError),
     #[error("cannot write Secret {secret} again")]
-    Write {
-        secret: String,
-        #[source]
-        source: RequestError,
-    },
+    Write { secret: String, source: RequestError },
     /// The API server rejected some of them. All others are written.
     #[error(
         "the API server rejects {count} Secrets that have to be written again, such as {secret} ({reason}): make the \
@@ -61,7 +56,6 @@ pub enum RequestError {
     Overdue,
 }
 
-/// Result of [`rewrite_all`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
     pub secrets: usize,
@@ -169,7 +163,6 @@ mod tests {
 
     use super::*;
 
-    /// The API server's answer to a write.
     #[derive(Clone, Copy, PartialEq)]
     enum Answer {
         Written,
@@ -213,7 +206,6 @@ mod tests {
         }
     }
 
-    /// A client of an API server with these Secrets, and how many requests it got.
     fn client(answers: Vec<Answer>) -> (Client, Arc<Mutex<usize>>) {
         let (answers, requests) = (Arc::new(answers), Arc::new(Mutex::new(0)));
         let counted = Arc::clone(&requests);
@@ -263,24 +255,5 @@ mod tests {
             Err(RewriteError::Write { secret, source: RequestError::Overdue }) => assert_eq!(secret, "n/1"),
             other => panic!("{other:?}"),
         }
-    }
-
-    #[tokio::test]
-    async fn without_the_note_all_secrets_are_written_and_with_it_none() {
-        let scratch = tempfile::tempdir().unwrap();
-        let config = crate::config::example_in(scratch.path());
-        let credentials = crate::Credentials::ensure(&config, time::OffsetDateTime::now_utc()).unwrap();
-        let stored = credentials.secrets().unwrap();
-        // As etcd does.
-        std::fs::create_dir(config.paths.etcd.join("member")).unwrap();
-
-        let (refusing, _) = client(vec![Answer::Written, Answer::Rejected]);
-        rewrite_once(&refusing, stored).await.unwrap_err();
-        assert!(!stored.is_complete().unwrap(), "a Secret has the former form");
-        let (writing, requests) = client(vec![Answer::Written; 2]);
-        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), Some(Rewritten { secrets: 2, changed: 2 }));
-        assert_eq!(*requests.lock().unwrap(), 3);
-        assert_eq!(rewrite_once(&writing, stored).await.unwrap(), None);
-        assert_eq!(*requests.lock().unwrap(), 3, "later boots send no request");
     }
 }

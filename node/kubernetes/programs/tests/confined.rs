@@ -40,7 +40,6 @@ fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
 }
 
-/// A node that has this program under the name of the scheduler.
 struct Node {
     paths: Paths,
     rights: Rights,
@@ -112,7 +111,6 @@ impl Node {
     }
 }
 
-/// Until the program has written a file.
 fn wait(tree: &Supervisor, file: &Path) {
     let end = Instant::now() + LIMIT;
     while !file.exists() {

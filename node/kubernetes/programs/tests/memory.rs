@@ -52,7 +52,6 @@ fn cgroups() -> &'static Path {
     path
 }
 
-/// A node that has this program under another name.
 struct Node {
     name: &'static str,
     paths: Paths,

@@ -20,7 +20,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns when the container runtime stops the pod.
 fn hold() -> Result<(), Errno> {
     let signals = SigSet::from_iter(TAKEN);
     signals.thread_block()?;

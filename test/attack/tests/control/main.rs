@@ -25,7 +25,6 @@ const USER: u32 = 1000;
 /// The attacks that the kernel accepts for a read-only device only.
 const READ_ONLY: &str = "change_loop_file";
 
-/// A pod's files: a volume with a limit, and a writable layer on the same disk.
 struct Pod {
     // Before the disk: unmounted first.
     layer: Overlay,
@@ -51,7 +50,6 @@ impl Pod {
         Device { path, holder }
     }
 
-    /// Runs attacks as this user, and returns what they printed.
     fn run(&self, user: u32, device: &Device, selected: impl Fn(&Attack) -> bool) -> String {
         let [volume, device, layer] = [&self.volume, &device.path, &self.layer.0].map(|path| c_string(path));
         let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &layer };
@@ -107,7 +105,6 @@ impl Drop for Device {
     }
 }
 
-/// Attaches an image to the lowest free device, and opens it.
 fn attach(image: &Path, read_only: bool) -> (PathBuf, File) {
     let image = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
     image.set_len(DEVICE).unwrap();
@@ -123,7 +120,6 @@ fn c_string(path: &Path) -> CString {
     CString::new(path.as_os_str().as_encoded_bytes()).unwrap()
 }
 
-/// Attacks of the user without the expected line.
 fn wrong(user: u32, output: &str) -> Vec<String> {
     let attacks = ATTACKS.iter().filter(|attack| attack.by.includes(user as usize));
     let result = |attack: &Attack| output.lines().find_map(|line| line.strip_prefix(attack.name)?.strip_prefix(": "));

@@ -139,7 +139,6 @@ async fn host_path(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Why the API server rejects a pod; it creates none.
 async fn rejection(case: &Case, pod: &core::Pod) -> Result<String, Failure> {
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     match case.api::<core::Pod>().create(&parameters, pod).await {
@@ -207,7 +206,6 @@ async fn turns(case: &Case, kind: &Kind) -> Result<u32, Failure> {
     Ok(u32::try_from(turns.len()).unwrap_or(u32::MAX))
 }
 
-/// Waits until a pod has taken some more turns.
 async fn goes_on(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let before = turns(case, kind).await?;
     eventually(PATIENCE, &format!("{WATCHED} more turns of pod {}", kind.name), async || {
@@ -290,7 +288,6 @@ async fn deletion_fails(case: &Case, volume: &str) -> Result<(), Failure> {
     .await
 }
 
-/// Waits for the event on the pod about its first denied call.
 async fn is_reported(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let about = ListParams::default().fields(&format!("involvedObject.kind=Pod,involvedObject.name={}", kind.name));
     let event = eventually(PATIENCE, &format!("an event VolumeCallDenied of pod {}", kind.name), async || {
@@ -308,7 +305,6 @@ async fn is_reported(case: &Case, kind: &Kind) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Both tenants have written their marks, and look for the other's.
 async fn are_apart(case: &Case, first: &Attacker, second: &Attacker) -> Result<(), Failure> {
     let numbers = [&first.device, &second.device].map(|device| device.loops.clone());
     assert!(numbers.iter().all(|loops| loops.len() == 1), "{numbers:?}");

@@ -29,7 +29,6 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The project's files with one of these endings, by their paths from the root.
 fn files(endings: &[&str]) -> BTreeMap<PathBuf, String> {
     let root = root();
     let mut found = BTreeMap::new();
@@ -54,7 +53,6 @@ fn files(endings: &[&str]) -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// Every Markdown file, by its path from the root.
 fn pages() -> BTreeMap<PathBuf, Page> {
     files(&[".md"]).into_iter().map(|(path, text)| (path, Page::parse(&text))).collect()
 }
@@ -220,7 +218,6 @@ fn lost(manifest: &Value) -> Option<String> {
     }
 }
 
-/// The fields of a manifest that `T` has.
 fn kept<T: DeserializeOwned + Serialize>(manifest: &Value) -> Result<Value, serde_json::Error> {
     serde_json::to_value(serde_json::from_value::<T>(manifest.clone())?)
 }
@@ -263,7 +260,6 @@ fn words_of(package: &str) -> BTreeSet<String> {
     words
 }
 
-/// Whether a name with `*` is this word.
 fn matches(name: &str, word: &str) -> bool {
     match name.split_once('*') {
         None => name == word,

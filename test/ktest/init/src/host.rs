@@ -30,7 +30,6 @@ struct Senders {
 }
 
 impl Host {
-    /// Opens the port and listens on it in a thread.
     pub(crate) fn connect(limit: Duration) -> io::Result<Self> {
         let path = wait::until(limit, find).ok_or(io::ErrorKind::NotFound)?;
         // A port can be open only once.
@@ -74,7 +73,6 @@ impl Host {
     }
 }
 
-/// The port's device, when its name has arrived from the host.
 fn find() -> Option<PathBuf> {
     let port = fs::read_dir("/sys/class/virtio-ports").ok()?.flatten().find(|entry| {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();

@@ -11,6 +11,7 @@ mod request;
 pub mod write_log;
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
@@ -21,16 +22,30 @@ pub use request::{Answer, BlockStats, PowerCut, Request, SOCKET};
 
 pub const PORT: &str = "dev.granary.ktest";
 
+/// A step of the guest or of its host that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}")]
+pub struct StepError {
+    step: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl StepError {
+    /// For `map_err`. A cause is an error or a text.
+    pub fn of<E: Into<Box<dyn Error + Send + Sync>>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let step = step.into();
+        |cause| Self { step, source: cause.into() }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
     /// Unpack the payload: the first order to a guest that was restored, which was saved without one.
     Unpack(Unpack),
-    /// Run the test program. Another order may follow when it has ended.
     Run(Run),
     /// To [`Word::Ask`].
     Answer(Answer),
-    /// Print the stacks of all tasks on the console.
     Dump,
     PowerOff,
 }
@@ -49,7 +64,6 @@ pub struct Unpack {
 #[serde(deny_unknown_fields)]
 pub struct Run {
     pub arguments: Vec<String>,
-    /// Its environment, besides `PATH` and the like.
     pub environment: BTreeMap<String, String>,
     pub disks: Vec<String>,
     pub tools: Vec<String>,

@@ -61,12 +61,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_request_has_the_length_that_it_says() {
-        let request = request();
-        assert_eq!(u32::from_ne_bytes(request[..4].try_into().unwrap()) as usize, request.len());
-    }
-
-    #[test]
     fn an_acknowledgement_is_an_error_of_zero() {
         let answer =
             |kind: u16, error: i32| [&[36, 0, 0, 0][..], &kind.to_ne_bytes(), &[0; 10], &error.to_ne_bytes()].concat();

@@ -12,13 +12,12 @@ mod unpack;
 mod wait;
 
 use std::error::Error;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ktest_init::{PORT, SOCKET, Unpack, Word};
+use ktest_init::{PORT, SOCKET, StepError, Unpack, Word};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::{getpid, sync};
 
@@ -32,27 +31,6 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The host orders the next thing at once, but a test that was started by hand has no host.
 const NEXT_ORDER_LIMIT: Duration = Duration::from_secs(10);
-
-/// Why the test program was not run to its end.
-#[derive(Debug, thiserror::Error)]
-enum Fault {
-    #[error("cannot prepare the guest")]
-    System(#[from] system::SetupError),
-    #[error("cannot load the kernel modules")]
-    Modules(#[from] kmod::LoadError),
-    #[error("cannot open the port {PORT} to the host")]
-    Port(#[source] io::Error),
-    #[error("cannot bring up the loopback device")]
-    Loopback(#[source] io::Error),
-    #[error("cannot listen at {SOCKET} for requests of tests")]
-    Relay(#[source] io::Error),
-    #[error("cannot unpack the payload")]
-    Unpack(#[from] unpack::UnpackError),
-    #[error("cannot run the test program")]
-    Program(#[from] program::RunError),
-    #[error("the host gave no order to run a test")]
-    NoOrder,
-}
 
 fn main() -> ExitCode {
     if getpid().as_raw() != 1 {
@@ -82,18 +60,21 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn open() -> Result<Arc<Host>, Fault> {
+fn open() -> Result<Arc<Host>, StepError> {
     system::mount_all()?;
-    Host::connect(DEVICE_LIMIT).map(Arc::new).map_err(Fault::Port)
+    let host = Host::connect(DEVICE_LIMIT).map_err(StepError::of(format!("open the port {PORT} to the host")))?;
+    Ok(Arc::new(host))
 }
 
 /// Everything that does not depend on the payload, then what the host wants. The guest may be saved between the two.
-fn work(host: &Arc<Host>) -> Result<(), Fault> {
-    loopback::bring_up().map_err(Fault::Loopback)?;
+fn work(host: &Arc<Host>) -> Result<(), StepError> {
+    loopback::bring_up().map_err(StepError::of("bring up the loopback device"))?;
     load(BASE_MODULES)?;
-    relay::start(Arc::clone(host)).map_err(Fault::Relay)?;
+    let relay = relay::start(Arc::clone(host));
+    relay.map_err(StepError::of(format!("listen at {SOCKET} for requests of tests")))?;
     host.send(&Word::Ready);
-    let mut next = Some(host.first_task().ok_or(Fault::NoOrder)?);
+    let first = host.first_task().ok_or("the host gave no order");
+    let mut next = Some(first.map_err(StepError::of("run a test"))?);
     let mut is_prepared = false;
     while let Some(task) = next {
         match task {
@@ -119,14 +100,14 @@ fn work(host: &Arc<Host>) -> Result<(), Fault> {
     Ok(())
 }
 
-fn load(directory: &str) -> Result<(), Fault> {
-    let report = kmod::load(directory)?;
+fn load(directory: &str) -> Result<(), StepError> {
+    let report = kmod::load(directory).map_err(StepError::of("load the kernel modules"))?;
     for module in &report.without_hardware {
         eprintln!("no hardware for the module {module}");
     }
     Ok(())
 }
 
-fn causes(fault: &Fault) -> Vec<String> {
+fn causes(fault: &StepError) -> Vec<String> {
     std::iter::successors(Some(fault as &dyn Error), |&error| error.source()).map(ToString::to_string).collect()
 }

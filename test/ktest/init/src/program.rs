@@ -1,11 +1,10 @@
 //! The test program and the processes that it leaves behind.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use ktest_init::{Outcome, Run, Word};
+use ktest_init::{Outcome, Run, StepError, Word};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, wait};
@@ -17,17 +16,8 @@ use crate::system::PROGRAMS;
 
 const PROGRAM: &str = "/program";
 
-/// Why the test program was not run to its end.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error("cannot start {PROGRAM}")]
-    Start(#[source] io::Error),
-    #[error("lost track of {PROGRAM}")]
-    Wait(#[source] Errno),
-}
-
 /// Runs the program. Afterwards no other process is left, and all output is sent.
-pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, RunError> {
+pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, StepError> {
     let disks: Vec<_> = disks.iter().map(|path| path.to_string_lossy()).collect();
     let mut command = Command::new(PROGRAM);
     command
@@ -40,7 +30,7 @@ pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, 
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(RunError::Start)?;
+    let mut child = command.spawn().map_err(StepError::of(format!("start {PROGRAM}")))?;
     let pid = Pid::from_raw(child.id().cast_signed());
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     thread::scope(|scope| {
@@ -54,13 +44,13 @@ pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, 
 }
 
 /// Reaps orphans too, until the program itself has ended.
-fn reap(program: Pid) -> Result<Outcome, RunError> {
+fn reap(program: Pid) -> Result<Outcome, StepError> {
     loop {
         match wait() {
             Ok(WaitStatus::Exited(pid, code)) if pid == program => return Ok(Outcome::Code(code)),
             Ok(WaitStatus::Signaled(pid, signal, _)) if pid == program => return Ok(Outcome::Signal(signal as i32)),
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(RunError::Wait(error)),
+            Err(errno) => return Err(StepError::of(format!("wait for {PROGRAM}"))(errno)),
         }
     }
 }

@@ -30,7 +30,6 @@ pub struct PowerCut {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answer {
-    /// To [`Request::Stats`].
     Stats(BlockStats),
     /// To [`Request::Cut`] and [`Request::Restore`]. A power cut has no answer.
     Done,
@@ -50,7 +49,6 @@ pub struct BlockStats {
 }
 
 impl BlockStats {
-    /// The difference to `earlier`.
     pub const fn since(self, earlier: Self) -> Self {
         Self {
             reads: self.reads.saturating_sub(earlier.reads),

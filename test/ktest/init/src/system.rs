@@ -1,11 +1,10 @@
 //! File systems, disks and tools of the test program.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
+use ktest_init::StepError;
 use nix::mount::{MsFlags, mount};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_settime};
@@ -24,50 +23,30 @@ const MOUNTS: [(&str, &str); 6] = [
     ("tmpfs", "/run"),
 ];
 
-/// Why the guest is not ready.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SetupError {
-    #[error("cannot create the directory {path}")]
-    Directory { path: &'static str, source: io::Error },
-    #[error("cannot mount {kind} on {path}")]
-    Mount { kind: &'static str, path: &'static str, source: Errno },
-    #[error("cannot set the clock")]
-    Clock(#[source] Errno),
-    #[error("no disk has the serial number {serial}; there are {present:?}")]
-    NoDisk { serial: String, present: Vec<String> },
-    #[error("there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its payload does not have it")]
-    NoTool { tool: String },
-}
-
-pub(crate) fn mount_all() -> Result<(), SetupError> {
+pub(crate) fn mount_all() -> Result<(), StepError> {
     for (kind, path) in MOUNTS {
-        fs::create_dir_all(path).map_err(|source| SetupError::Directory { path, source })?;
-        mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>).map_err(|source| SetupError::Mount {
-            kind,
-            path,
-            source,
-        })?;
+        fs::create_dir_all(path).map_err(StepError::of(format!("create the directory {path}")))?;
+        let mounted = mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>);
+        mounted.map_err(StepError::of(format!("mount {kind} on {path}")))?;
     }
     Ok(())
 }
 
 /// A restored guest has the time at which it was saved.
-pub(crate) fn set_clock(time: Duration) -> Result<(), SetupError> {
-    clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(SetupError::Clock)
+pub(crate) fn set_clock(time: Duration) -> Result<(), StepError> {
+    clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(StepError::of("set the clock"))
 }
 
-/// The devices with these serial numbers, in this order.
-pub(crate) fn disks(serials: &[String], limit: Duration) -> Result<Vec<PathBuf>, SetupError> {
+pub(crate) fn disks(serials: &[String], limit: Duration) -> Result<Vec<PathBuf>, StepError> {
     let find = |serial: &String| {
         let device = wait::until(limit, || {
             let name = present().into_iter().find(|(_, found)| found == serial)?.0;
             let device = Path::new("/dev").join(name);
             device.exists().then_some(device)
         });
-        device.ok_or_else(|| SetupError::NoDisk {
-            serial: serial.clone(),
-            present: present().into_iter().map(|(_, serial)| serial).collect(),
-        })
+        let present = || present().into_iter().map(|(_, serial)| serial).collect::<Vec<_>>();
+        let found = device.ok_or_else(|| format!("no disk has the serial number {serial}; there are {:?}", present()));
+        found.map_err(StepError::of("find a disk"))
     };
     serials.iter().map(find).collect()
 }
@@ -83,9 +62,9 @@ fn present() -> Vec<(String, String)> {
         .collect()
 }
 
-pub(crate) fn check_tools(tools: &[String]) -> Result<(), SetupError> {
-    match tools.iter().find(|tool| !Path::new(PROGRAMS).join(tool).is_file()) {
-        Some(tool) => Err(SetupError::NoTool { tool: tool.clone() }),
-        None => Ok(()),
-    }
+pub(crate) fn check_tools(tools: &[String]) -> Result<(), StepError> {
+    let Some(tool) = tools.iter().find(|tool| !Path::new(PROGRAMS).join(tool).is_file()) else { return Ok(()) };
+    Err(StepError::of("find the tools of the test")(format!(
+        "there is no program {tool} in {PROGRAMS}: `tools` of the ktest names it, its payload does not have it"
+    )))
 }

@@ -3,52 +3,40 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cpio::newc::Reader;
+use ktest_init::StepError;
 
-/// Bytes that are read from the disk at once.
 const PIECE: usize = 1 << 20;
 // Types of files in the mode of an entry, inode(7).
 const TYPE: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const LINK: u32 = 0o120_000;
 
-/// Why the payload is not in place.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UnpackError {
-    #[error("cannot read the archive on {disk}")]
-    Read { disk: PathBuf, source: io::Error },
-    #[error("cannot create {path} from the archive on {disk}")]
-    Create { path: PathBuf, disk: PathBuf, source: io::Error },
-    #[error("cannot remove the disk {disk} from the guest")]
-    Remove { disk: PathBuf, source: io::Error },
-}
-
 /// Unpacks the cpio archive on a disk below `root`, then removes the disk: tests see only the disks that they asked for.
-pub(crate) fn from_disk(disk: &Path, root: &Path) -> Result<(), UnpackError> {
-    let read = |source| UnpackError::Read { disk: disk.to_owned(), source };
-    let archive = File::open(disk).map_err(read)?;
+pub(crate) fn from_disk(disk: &Path, root: &Path) -> Result<(), StepError> {
+    let archive = File::open(disk).map_err(unread(disk))?;
     unpack(BufReader::with_capacity(PIECE, archive), disk, root)?;
-    remove(disk).map_err(|source| UnpackError::Remove { disk: disk.to_owned(), source })
+    remove(disk).map_err(StepError::of(format!("remove the disk {} from the guest", disk.display())))
 }
 
-fn unpack(mut archive: impl io::Read, disk: &Path, root: &Path) -> Result<(), UnpackError> {
-    let read = |source| UnpackError::Read { disk: disk.to_owned(), source };
+fn unpack(mut archive: impl io::Read, disk: &Path, root: &Path) -> Result<(), StepError> {
     loop {
-        let mut reader = Reader::new(archive).map_err(read)?;
+        let mut reader = Reader::new(archive).map_err(unread(disk))?;
         let entry = reader.entry();
         if entry.is_trailer() {
             return Ok(());
         }
         let path = root.join(entry.name());
-        create(&path, entry.mode(), &mut reader).map_err(|source| UnpackError::Create {
-            path,
-            disk: disk.to_owned(),
-            source,
-        })?;
-        archive = reader.finish().map_err(read)?;
+        let step = format!("create {} from the archive on {}", path.display(), disk.display());
+        create(&path, entry.mode(), &mut reader).map_err(StepError::of(step))?;
+        archive = reader.finish().map_err(unread(disk))?;
     }
+}
+
+fn unread(disk: &Path) -> impl FnOnce(io::Error) -> StepError {
+    StepError::of(format!("read the archive on {}", disk.display()))
 }
 
 fn create(path: &Path, mode: u32, content: &mut impl io::Read) -> io::Result<()> {

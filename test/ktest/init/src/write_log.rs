@@ -65,12 +65,7 @@ pub enum LogError {
     #[error("invalid log of writes: sectors of {0} bytes")]
     SectorSize(u32),
     #[error("entry {index} of {count} in the log of writes {fault}")]
-    Entry {
-        /// Counted from 0.
-        index: u64,
-        count: u64,
-        fault: Fault,
-    },
+    Entry { index: u64, count: u64, fault: Fault },
     #[error("cannot read the log of writes")]
     Read(#[from] io::Error),
 }

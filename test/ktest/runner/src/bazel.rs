@@ -6,12 +6,10 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The part of the test environment that concerns this program.
 #[derive(Debug, Default)]
 pub(crate) struct Bazel {
     pub(crate) xml: Option<PathBuf>,
     pub(crate) scratch: Option<PathBuf>,
-    /// Kept after the test (`test.outputs`).
     pub(crate) outputs: Option<PathBuf>,
     filter: Option<String>,
     timeout: Option<Duration>,
@@ -58,12 +56,5 @@ mod tests {
             assert_eq!(bazel.limit(), Duration::from_secs(limit), "of {timeout} s");
             assert!(bazel.limit() + bazel.margin() <= Duration::from_secs(timeout));
         }
-    }
-
-    #[test]
-    fn the_filter_follows_the_arguments() {
-        let bazel = Bazel { filter: Some("one two".into()), ..Bazel::default() };
-        let arguments = bazel.arguments(["--test-threads=1".to_owned()].into_iter());
-        assert_eq!(arguments, ["--test-threads=1", "one", "two"]);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::env;
 use std::fs;
-use std::io;
 use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
+use ktest_init::StepError;
 use serde::Deserialize;
 use units::{Bytes, ParseError};
 
@@ -21,7 +21,6 @@ pub(crate) struct Config {
     /// As the archives, among the run files of the workspace.
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
-    /// The program, its modules and tools.
     pub(crate) payload: PathBuf,
     pub(crate) memory: Memory,
     pub(crate) cpus: NonZeroU8,
@@ -49,30 +48,21 @@ impl TryFrom<String> for Memory {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigError {
-    #[error("{VARIABLE} is not set and this program has no name: the rules ktest and guest_program start it")]
-    Unset,
-    #[error("cannot read {path}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{path} is invalid")]
-    Parse { path: PathBuf, source: serde_json::Error },
-    #[error("the run file {file} is neither in the working directory nor where {program} is")]
-    NoFile { file: PathBuf, program: PathBuf },
-}
-
 impl Config {
     /// Reads the file that the environment names, else the one beside the program: the rules give each target a link to
     /// the runner.
-    pub(crate) fn read(program: Option<PathBuf>) -> Result<Self, ConfigError> {
+    pub(crate) fn read(program: Option<PathBuf>) -> Result<Self, StepError> {
         let named = env::var_os(VARIABLE).map(PathBuf::from);
         let beside = program.as_deref().map(|program| with_suffix(program, ".json"));
-        let path = named.or(beside).ok_or(ConfigError::Unset)?;
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(ConfigError::Read { path, source }),
-        };
-        let mut config: Self = serde_json::from_slice(&text).map_err(|source| ConfigError::Parse { path, source })?;
+        let path = named.or(beside).ok_or_else(|| {
+            let cause = format!(
+                "{VARIABLE} is not set and this program has no name: the rules ktest and guest_program start it"
+            );
+            StepError::of("find the description of the VM")(cause)
+        })?;
+        let text = fs::read(&path).map_err(StepError::of(format!("read {}", path.display())))?;
+        let config = serde_json::from_slice(&text);
+        let mut config: Self = config.map_err(StepError::of(format!("use {}", path.display())))?;
         let program = program.unwrap_or_default();
         for file in [&mut config.kernel, &mut config.initramfs, &mut config.payload] {
             *file = locate(&program, file)?;
@@ -83,11 +73,12 @@ impl Config {
 
 /// The run file: in the program's own runfiles, in those of a program that has this one as data, or in the working
 /// directory.
-fn locate(program: &Path, file: &Path) -> Result<PathBuf, ConfigError> {
+fn locate(program: &Path, file: &Path) -> Result<PathBuf, StepError> {
     let own = with_suffix(program, ".runfiles").join("_main");
     let mut places = std::iter::once(own.as_path()).chain(program.ancestors()).chain([Path::new("")]);
     let found = places.find_map(|place| Some(place.join(file)).filter(|path| path.exists()));
-    found.ok_or_else(|| ConfigError::NoFile { file: file.to_owned(), program: program.to_owned() })
+    let missing = || format!("it is neither in the working directory nor where {} is", program.display());
+    found.ok_or_else(missing).map_err(StepError::of(format!("find the run file {}", file.display())))
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

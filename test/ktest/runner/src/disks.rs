@@ -76,7 +76,6 @@ fn attach(vm: &Vm, serial: &str, old: &str, new: &str) -> Result<(), AskError> {
     Ok(())
 }
 
-/// The device that uses a node, as a path of QEMU's object model.
 fn device(list: Value, node: &str) -> Result<Option<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Entry {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use ktest_init::{Answer, Order, Outcome, PORT, PowerCut, Request, Run, Unpack, Word, receive, send};
+use ktest_init::{Answer, Order, Outcome, PORT, PowerCut, Request, Run, StepError, Unpack, Word, receive, send};
 use qemu::{Disk, Exit, Vm};
 
 use crate::{disks, verdict};
@@ -37,41 +37,6 @@ pub(crate) enum End {
     Hung,
 }
 
-/// Why the guest could not be run.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GuestError {
-    #[error("cannot create a directory for the VM's files")]
-    Directory(#[source] io::Error),
-    #[error("cannot create a scratch disk")]
-    Disk(#[source] io::Error),
-    #[error("cannot write the initramfs")]
-    Initramfs(#[source] io::Error),
-    #[error("cannot read the files that the saved guest depends on")]
-    Key(#[source] io::Error),
-    #[error(transparent)]
-    Store(#[from] Box<ktest_runner::guests::StoreError<GuestError>>),
-    #[error("cannot save the guest")]
-    Save(#[from] qemu::SaveError),
-    #[error("the guest that is to be saved is not ready: {0}")]
-    NotReady(String),
-    #[error("cannot restore the guest")]
-    Restore(#[from] qemu::RestoreError),
-    #[error("cannot attach a disk to the restored guest")]
-    Attach(#[from] qemu::AttachError),
-    #[error("cannot resume the restored guest")]
-    Resume(#[from] qemu::QmpError),
-    #[error("invalid serial number")]
-    Serial(#[from] qemu::SerialError),
-    #[error("invalid name of a port")]
-    Name(#[from] qemu::NameError),
-    #[error("the VM does not start")]
-    Start(#[from] qemu::StartError),
-    #[error("QEMU gives no connection to the guest")]
-    NoPort,
-    #[error("cannot listen to the guest")]
-    Listen(#[source] io::Error),
-}
-
 pub(crate) trait Audience {
     fn stdout(&mut self, text: &str);
     fn stderr(&mut self, text: &str);
@@ -88,22 +53,21 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn new(vm: Vm, disks: Vec<Disk>, console: PathBuf, margin: Duration) -> Result<Self, GuestError> {
-        let port = vm.take_port(PORT).ok_or(GuestError::NoPort)?;
-        let words = port.try_clone().and_then(listen).map_err(GuestError::Listen)?;
+    pub(crate) fn new(vm: Vm, disks: Vec<Disk>, console: PathBuf, margin: Duration) -> Result<Self, StepError> {
+        let port =
+            vm.take_port(PORT).ok_or("QEMU gives no connection").map_err(StepError::of("listen to the guest"))?;
+        let words = port.try_clone().and_then(listen).map_err(StepError::of("listen to the guest"))?;
         Ok(Self { vm, disks, console, margin, port, words })
     }
 
     /// Saves the guest once it waits for its first order.
-    pub(crate) fn save(self) -> Result<(), GuestError> {
-        match self.words.recv_timeout(READY_LIMIT) {
-            Ok(Word::Ready) => {
-                self.vm.save()?;
-                Ok(())
-            }
-            Ok(word) => Err(GuestError::NotReady(format!("it sends {word:?}"))),
-            Err(_) => Err(GuestError::NotReady(verdict::fault(&self.gone(), READY_LIMIT))),
-        }
+    pub(crate) fn save(self) -> Result<(), StepError> {
+        let failed = match self.words.recv_timeout(READY_LIMIT) {
+            Ok(Word::Ready) => return self.vm.save().map(drop).map_err(StepError::of("save the guest")),
+            Ok(word) => format!("it sends {word:?}"),
+            Err(_) => verdict::fault(&self.gone(), READY_LIMIT),
+        };
+        Err(StepError::of("save the guest, which is not ready")(failed))
     }
 
     /// Orders a restored guest to unpack the payload and to set its clock.

@@ -24,7 +24,6 @@ const BEGINNINGS: [&str; 2] = ["{ \"type\": \"test\"", "{ \"type\": \"suite\""];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Suite(usize),
-    /// A test that `--list` found.
     Found(String),
     Started(String),
     /// A test that runs for more than a minute.

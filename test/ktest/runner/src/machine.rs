@@ -5,14 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ktest_init::PORT;
+use ktest_init::{PORT, StepError};
 use ktest_runner::guests::{Guests, Key};
 use qemu::{Accelerator, Access, Boot, Disk, Port, PortName, Program, Saved, Sink, Vm, Wrap};
 use tempfile::TempDir;
 
 use crate::bazel::Bazel;
 use crate::config::{Config, Runs};
-use crate::guest::{Guest, GuestError};
+use crate::guest::Guest;
 use crate::scratch::Scratch;
 
 /// `oops=panic`: a kernel that continues after an oops proves nothing. `panic=-1`: a panic ends the VM.
@@ -29,10 +29,8 @@ pub(crate) struct Machine<'a> {
     accelerator: Accelerator,
     config: &'a Config,
     disks: Vec<Disk>,
-    /// Where guests are restored from, if this host keeps them.
     guests: Option<Guests>,
     starts: Starts,
-    /// The consoles, a file for each boot.
     consoles: Vec<PathBuf>,
     margin: Duration,
     dir: TempDir,
@@ -45,19 +43,19 @@ pub(crate) struct Starts {
 }
 
 impl<'a> Machine<'a> {
-    pub(crate) fn new(program: &'a Program, config: &'a Config, bazel: &Bazel) -> Result<Self, GuestError> {
+    pub(crate) fn new(program: &'a Program, config: &'a Config, bazel: &Bazel) -> Result<Self, StepError> {
         let dir = match &bazel.scratch {
             Some(scratch) => TempDir::with_prefix_in("ktest", scratch),
             None => TempDir::with_prefix("ktest"),
         };
-        let dir = dir.map_err(GuestError::Directory)?;
+        let dir = dir.map_err(StepError::of("create a directory for the VM's files"))?;
         let accelerator = Accelerator::probe(program, dir.path());
         let logs = match (config.runs, &bazel.outputs) {
             (Runs::Test, Some(outputs)) => outputs.as_path(),
             // A test may run many programs, whose logs would have one name.
             (Runs::Test, None) | (Runs::Program, _) => dir.path(),
         };
-        let disks = make_disks(&config.disks, dir.path(), logs).map_err(GuestError::Disk)?;
+        let disks = make_disks(&config.disks, dir.path(), logs).map_err(StepError::of("create a scratch disk"))?;
         let guests = Guests::of_machine().filter(|_| disks.len() < usize::from(SPARE_PORTS));
         let starts = Starts::default();
         let margin = bazel.margin();
@@ -76,8 +74,8 @@ impl<'a> Machine<'a> {
         self.disks.iter().map(|disk| disk.serial.to_string()).collect()
     }
 
-    pub(crate) fn start(&mut self) -> Result<Guest, GuestError> {
-        empty_logs(&self.disks).map_err(GuestError::Disk)?;
+    pub(crate) fn start(&mut self) -> Result<Guest, StepError> {
+        empty_logs(&self.disks).map_err(StepError::of("create a scratch disk"))?;
         if let Some(guests) = self.guests.clone()
             && let Some(guest) = self.restore(&guests)?
         {
@@ -86,48 +84,52 @@ impl<'a> Machine<'a> {
         self.boot()
     }
 
-    fn boot(&mut self) -> Result<Guest, GuestError> {
+    fn boot(&mut self) -> Result<Guest, StepError> {
         let initramfs = self.dir.path().join("initramfs.cpio");
         if !initramfs.exists() {
-            concatenate(&[&self.config.initramfs, &self.config.payload], &initramfs).map_err(GuestError::Initramfs)?;
+            let written = concatenate(&[&self.config.initramfs, &self.config.payload], &initramfs);
+            written.map_err(StepError::of("write the initramfs"))?;
         }
         let console = self.next_console();
         let mut machine = self.machine(&initramfs, console.clone())?;
         machine.disks.clone_from(&self.disks);
-        let vm = Vm::start(self.program, self.accelerator, &machine)?;
+        let vm = Vm::start(self.program, self.accelerator, &machine).map_err(StepError::of("start the VM"))?;
         self.starts.boots += 1;
         Guest::new(vm, self.disks.clone(), console, self.margin)
     }
 
     /// From the saved guest of this host, which has neither payload nor disks. `None` if there is no space for it.
-    fn restore(&mut self, guests: &Guests) -> Result<Option<Guest>, GuestError> {
-        let key = self.key().map_err(GuestError::Key)?;
-        let Some(state) = guests.get(&key, |dir| self.save(dir)).map_err(Box::new)? else { return Ok(None) };
+    fn restore(&mut self, guests: &Guests) -> Result<Option<Guest>, StepError> {
+        let key = self.key().map_err(StepError::of("read the files that the saved guest depends on"))?;
+        let state = guests.get(&key, |dir| self.save(dir)).map_err(StepError::of("use a saved guest"))?;
+        let Some(state) = state else { return Ok(None) };
         let console = self.next_console();
         let machine = self.savable(console.clone())?;
-        let saved = Saved::open(state.dir())?;
-        let vm = Vm::restore(self.program, self.accelerator, &machine, &saved)?;
-        let mut payload = Disk::new(PAYLOAD.parse()?, &self.config.payload);
+        let restored =
+            Saved::open(state.dir()).and_then(|saved| Vm::restore(self.program, self.accelerator, &machine, &saved));
+        let vm = restored.map_err(StepError::of("restore the guest"))?;
+        let serial = PAYLOAD.parse().map_err(StepError::of("name the payload's disk"))?;
+        let mut payload = Disk::new(serial, &self.config.payload);
         payload.access = Access::ReadOnly;
         for disk in std::iter::once(&payload).chain(&self.disks) {
-            vm.attach(disk)?;
+            vm.attach(disk).map_err(StepError::of("attach a disk to the restored guest"))?;
         }
-        vm.resume()?;
+        vm.resume().map_err(StepError::of("resume the restored guest"))?;
         self.starts.restores += 1;
         let guest = Guest::new(vm, self.disks.clone(), console, self.margin)?;
         guest.unpack(PAYLOAD);
         Ok(Some(guest))
     }
 
-    fn save(&mut self, dir: &Path) -> Result<(), GuestError> {
+    fn save(&mut self, dir: &Path) -> Result<(), StepError> {
         let console = self.next_console();
         let machine = self.savable(console.clone())?;
-        let vm = Vm::start_savable(self.program, self.accelerator, &machine, dir)?;
+        let vm =
+            Vm::start_savable(self.program, self.accelerator, &machine, dir).map_err(StepError::of("start the VM"))?;
         self.starts.boots += 1;
         Guest::new(vm, Vec::new(), console, self.margin)?.save()
     }
 
-    /// Everything that a saved guest depends on.
     fn key(&self) -> io::Result<Key> {
         let mut key = Key::new("ktest")?;
         key.add_file(self.program.path())?;
@@ -146,20 +148,19 @@ impl<'a> Machine<'a> {
         console
     }
 
-    /// The lines of the consoles of all boots.
     pub(crate) fn console(&self) -> io::Result<Vec<String>> {
         let boots = self.consoles.iter().map(|console| qemu::console_tail(console, usize::MAX));
         boots.collect::<io::Result<Vec<_>>>().map(|lines| lines.concat())
     }
 
-    fn savable(&self, console: PathBuf) -> Result<qemu::Config, GuestError> {
+    fn savable(&self, console: PathBuf) -> Result<qemu::Config, StepError> {
         let mut machine = self.machine(&self.config.initramfs, console)?;
         machine.spare_ports = SPARE_PORTS;
         Ok(machine)
     }
 
-    fn machine(&self, initramfs: &Path, console: PathBuf) -> Result<qemu::Config, GuestError> {
-        let name: PortName = PORT.parse()?;
+    fn machine(&self, initramfs: &Path, console: PathBuf) -> Result<qemu::Config, StepError> {
+        let name: PortName = PORT.parse().map_err(StepError::of("name the guest's port"))?;
         let mut machine = qemu::Config::new(Boot::Kernel {
             kernel: self.config.kernel.clone(),
             initrd: Some(initramfs.to_owned()),

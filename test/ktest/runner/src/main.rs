@@ -21,7 +21,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ktest_runner::report::{self, ReportError};
+use ktest_init::StepError;
+use ktest_runner::report;
 
 use crate::arguments::Arguments;
 use crate::bazel::Bazel;
@@ -32,18 +33,6 @@ use crate::verdict::Verdict;
 
 /// A program was not run to its end: the status that `env` and `timeout` have for their own failures.
 const NOT_RUN: u8 = 125;
-
-#[derive(Debug, thiserror::Error)]
-enum RunError {
-    #[error("cannot read the description of the VM")]
-    Config(#[from] config::ConfigError),
-    #[error("cannot find QEMU")]
-    Find(#[from] qemu::FindError),
-    #[error("cannot run the guest")]
-    Guest(#[from] guest::GuestError),
-    #[error("cannot write the report {path}")]
-    Report { path: PathBuf, source: ReportError },
-}
 
 fn main() -> ExitCode {
     match run() {
@@ -60,12 +49,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<ExitCode, RunError> {
+fn run() -> Result<ExitCode, StepError> {
     let start = Instant::now();
     let mut arguments = env::args_os();
     let config = Config::read(arguments.next().map(PathBuf::from))?;
     let arguments = arguments.map(|argument| argument.to_string_lossy().into_owned());
-    let program = qemu::Program::find()?;
+    let program = qemu::Program::find().map_err(StepError::of("find QEMU"))?;
     let bazel = Bazel::from_environment();
     let mut machine = Machine::new(&program, &config, &bazel)?;
     match config.runs {
@@ -92,14 +81,14 @@ fn test(
     bazel: &Bazel,
     arguments: &Arguments,
     start: Instant,
-) -> Result<ExitCode, RunError> {
+) -> Result<ExitCode, StepError> {
     let (end, mut results) = suite::run(machine, &config.tools, arguments, start + bazel.limit())?;
     let verdict = Verdict::new(&end, &results, arguments.may_match_nothing(), start.elapsed());
     results.close(&verdict.to_string(), Instant::now());
     if let Some(path) = &bazel.xml {
         let fault = (!matches!(verdict, Verdict::Passed | Verdict::Failed(_))).then(|| verdict.to_string());
         let written = report::write(path, &config.name, results.ended(), fault.as_deref(), start.elapsed());
-        written.map_err(|source| RunError::Report { path: path.clone(), source })?;
+        written.map_err(StepError::of(format!("write the report {}", path.display())))?;
     }
     println!("{}", results.summary(start.elapsed()));
     let Starts { boots, restores } = machine.starts();

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStatus, TestSuite};
 
-/// A test that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     pub name: String,
@@ -15,7 +14,6 @@ pub struct Test {
     pub time: Duration,
 }
 
-/// The result of a test, with its output or the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
     Passed(String),

@@ -14,7 +14,6 @@ use qemu::{Disk, IoError, Operation, Serial, Times, Wrap};
 use serde::Deserialize;
 use units::{Bytes, ParseError};
 
-/// A scratch disk as `ktest` describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Scratch {
@@ -98,7 +97,6 @@ fn parse_failing(text: &str) -> Option<Failing> {
 }
 
 impl Scratch {
-    /// Creates the disk's sparse file in `dir`. Its log, if it has one, is in `logs`.
     pub(crate) fn make(&self, dir: &Path, logs: &Path, serial: Serial) -> io::Result<Disk> {
         let path = dir.join(format!("{serial}.img"));
         File::create_new(&path)?.set_len(self.size.get())?;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Instant;
 
-use ktest_init::{Outcome, PowerCut};
+use ktest_init::{Outcome, PowerCut, StepError};
 
 use crate::arguments::Arguments;
-use crate::guest::{Audience, End, Guest, GuestError, order, show};
+use crate::guest::{Audience, End, Guest, order, show};
 use crate::libtest::{self, Event, Status, Test};
 use crate::machine::Machine;
 use crate::results::Results;
@@ -19,7 +19,7 @@ pub(crate) fn run(
     tools: &[String],
     arguments: &Arguments,
     deadline: Instant,
-) -> Result<(End, Results), GuestError> {
+) -> Result<(End, Results), StepError> {
     let disks = machine.disks();
     let mut guest = machine.start()?;
     let mut suite = Suite { tools, arguments, deadline, disks, listener: Listener::default() };
@@ -159,7 +159,6 @@ impl Listener {
     }
 }
 
-/// The line for an event other than a test's end.
 fn said(event: &Event) -> Option<String> {
     match event {
         Event::Suite(1) => Some("running 1 test\n".into()),

@@ -7,7 +7,6 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A run of the tests in `misbehaving.rs`.
 struct Run {
     output: Output,
     xml: String,

@@ -30,7 +30,6 @@ impl Disk {
         POOL.take().map(|path| Self { path })
     }
 
-    /// Its device, such as `/dev/vda`.
     pub fn path(&self) -> &Path {
         &self.path
     }

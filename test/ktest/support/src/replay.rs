@@ -135,7 +135,6 @@ impl Spare {
 }
 
 impl Restored<'_> {
-    /// Its device, such as `/dev/dm-0`.
     pub fn device(&self) -> &Path {
         self.snapshot.path()
     }

@@ -113,7 +113,6 @@ impl Validity {
         self.from + (self.to - self.from) * 2 / 3
     }
 
-    /// Whether it is valid, and not yet to be renewed.
     pub(crate) fn check(self, now: OffsetDateTime, renewal: OffsetDateTime) -> Result<(), Stale> {
         if now < self.from {
             Err(Stale::NotYet)
@@ -228,7 +227,6 @@ fn params_of_ca(validity: Validity) -> CertificateParams {
     params
 }
 
-/// A request for a certificate, PEM, and the new key that it is for.
 pub(crate) fn request(wanted: &Wanted) -> Result<(String, KeyPair), rcgen::Error> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
@@ -451,7 +449,7 @@ mod tests {
         assert_eq!(renewed.check(&client(), &leaf, late), Ok(()));
         assert_eq!(renewed.check(&server([10, 0, 2, 15]), &shown, late), Err(Stale::Alone), "it shows the old one");
         let leaf = renewed.issue(&client(), late).unwrap();
-        assert_eq!(ca.check(&client(), &leaf, late), Ok(()), "who has the old one accepts what the new one signs");
+        assert_eq!(ca.check(&client(), &leaf, late), Ok(()), "the old certificate verifies what the new one signs");
         let [old, new] = [&ca, &renewed].map(|ca| ca_digest(ca.certificate()));
         assert!(old.is_some() && old == new);
         let serial = |ca: &Ca| pem_of(ca.certificate()).unwrap().parse_x509().unwrap().serial.clone();

@@ -4,7 +4,6 @@ use cluster::{PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::pki::certificate::{Purpose, Wanted};
 
-/// The user of [`Identity::Admin`].
 pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

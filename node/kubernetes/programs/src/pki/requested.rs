@@ -1,5 +1,6 @@
 //! Certificates that a worker requests: approved by the cluster, stored on the data disk.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,20 +39,10 @@ pub enum IdentityError {
     Disk(#[from] PkiError),
     #[error("work on the files of certificates ended early")]
     Panicked(#[from] JoinError),
-    #[error("cannot create a key for the certificate {name}")]
-    Key {
-        name: &'static str,
-        #[source]
-        source: rcgen::Error,
-    },
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("cannot ask for the certificate {name}")]
-    Ask {
-        name: &'static str,
-        #[source]
-        source: Box<kube::Error>,
-    },
+    #[error("cannot {step}")]
+    Step { step: String, source: Box<dyn Error + Send + Sync> },
     #[error(
         "the API server does not accept the bootstrap token {id}: it has expired, was deleted, as each is when its node has \
          registered, or is another cluster's; delete the Node of this node if there is one, then create a new token, and write \
@@ -69,29 +60,14 @@ pub enum IdentityError {
          Node is deleted, and a new token is in worker.token"
     )]
     KubeletExpired { name: &'static str, at: OffsetDateTime },
-    #[error("cannot wait for the answer to the certificate signing request {request}")]
-    Wait {
-        request: String,
-        #[source]
-        source: Box<wait::Error>,
-    },
     #[error("the certificate signing request {request} was denied: {why}")]
     Denied { request: String, why: String },
-    #[error("the certificate signing request {request} was approved, but not signed: {why}")]
+    #[error("the certificate signing request {request} has no certificate: {why}")]
     NotSigned { request: String, why: String },
-    #[error("the certificate signing request {request} is gone")]
-    Gone { request: String },
-    #[error("no answer to the certificate signing request {request} for {} s; does the cluster's approver run?", LIMIT.as_secs())]
-    Silence { request: String },
     #[error("the certificate of the signing request {request} cannot be used")]
-    Unusable {
-        request: String,
-        #[source]
-        source: Stale,
-    },
+    Unusable { request: String, source: Stale },
 }
 
-/// A certificate that the node asks for, and where it is kept.
 pub struct Requested {
     pki: PathBuf,
     wanted: Wanted,
@@ -207,15 +183,21 @@ impl Requested {
         let request = request.clone();
         let answer = match timeout(LIMIT, answer(&requests, &request, &shown)).await {
             Ok(answer) => answer?,
-            Err(_) => return Err(IdentityError::Silence { request }),
+            Err(_) => {
+                let why = format!("no answer for {} s; does the cluster's approver run?", LIMIT.as_secs());
+                return Err(IdentityError::NotSigned { request, why });
+            }
         };
         let key = key.serialize_pem();
         *asked = None;
         let certificate = match answer {
             Answer::Signed(certificate) => certificate,
             Answer::Denied(why) => return Err(IdentityError::Denied { request, why }),
-            Answer::NotSigned(why) => return Err(IdentityError::NotSigned { request, why }),
-            Answer::Gone => return Err(IdentityError::Gone { request }),
+            Answer::NotSigned(why) => {
+                let why = format!("it was approved, but not signed: {why}");
+                return Err(IdentityError::NotSigned { request, why });
+            }
+            Answer::Gone => return Err(IdentityError::NotSigned { request, why: "it was deleted".to_owned() }),
         };
         let lasting = self.keep(Pair { certificate, key }, &request).await?;
         info!(name = self.wanted.name, request, "certificate kept");
@@ -276,7 +258,10 @@ impl Requested {
 
     async fn ask(&self, requests: &Api<CertificateSigningRequest>, shown: &Shown<'_>) -> Result<Asked, IdentityError> {
         let name = self.wanted.name;
-        let (text, key) = certificate::request(&self.wanted).map_err(|source| IdentityError::Key { name, source })?;
+        let (text, key) = certificate::request(&self.wanted).map_err(|error| IdentityError::Step {
+            step: format!("create a key for the certificate {name}"),
+            source: error.into(),
+        })?;
         let request = CertificateSigningRequest {
             metadata: ObjectMeta { generate_name: Some(format!("granary-{name}-")), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {
@@ -290,7 +275,10 @@ impl Requested {
         let made = requests.create(&PostParams::default(), &request).await;
         match made {
             Ok(made) => Ok(Asked { request: made.name_any(), key }),
-            Err(error) => Err(shown.refused(&error).unwrap_or(IdentityError::Ask { name, source: Box::new(error) })),
+            Err(error) => Err(shown.refused(&error).unwrap_or_else(|| IdentityError::Step {
+                step: format!("request the certificate {name}"),
+                source: error.into(),
+            })),
         }
     }
 
@@ -362,9 +350,12 @@ async fn answer(
     match await_condition(requests.clone(), request, answered).await {
         Ok(found) => Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone)),
         // A token may end while its request waits.
-        Err(source) => Err(cause(&source)
-            .and_then(|error| shown.refused(error))
-            .unwrap_or_else(|| IdentityError::Wait { request: request.to_owned(), source: Box::new(source) })),
+        Err(error) => {
+            Err(cause(&error).and_then(|error| shown.refused(error)).unwrap_or_else(|| IdentityError::Step {
+                step: format!("wait for the answer to the certificate signing request {request}"),
+                source: error.into(),
+            }))
+        }
     }
 }
 
@@ -383,7 +374,6 @@ mod tests {
     use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
 
     use super::*;
-    use crate::config::example;
     use crate::pki::certificate::Ca;
 
     fn request(condition: Option<&str>, certificate: Option<&str>) -> CertificateSigningRequest {
@@ -411,7 +401,6 @@ mod tests {
         assert_eq!(Answer::of(None), Some(Answer::Gone));
     }
 
-    /// A node with its CA, and no API server.
     struct Node {
         identity: Requested,
         ca: Ca,
@@ -457,7 +446,7 @@ mod tests {
     #[test]
     fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
         let node = Node::new();
-        let kubelet = |token| Requested::kubelet(&example(), &node.identity.credentials, token);
+        let kubelet = |token| Requested::kubelet(&Config::default(), &node.identity.credentials, token);
         let with = kubelet(Some(Token::generate().unwrap()));
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa, Stale::NotYet] {
             assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");

@@ -23,15 +23,10 @@ pub(crate) const ENCRYPTION: &str = "encryption.json";
 pub(crate) const SECRET: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) const PUBLIC: Mode = SECRET.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 
-/// Why the credentials cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     #[error("cannot make {path}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot keep certificates")]
     Disk(#[from] dir::Error),
     #[error(
@@ -45,35 +40,23 @@ pub enum PkiError {
     )]
     ControlPlane,
     /// The clock is wrong, most likely: nothing is replaced because of that.
-    #[error("the cluster's certificate authority is not valid yet at {now}; set the machine's clock")]
+    #[error("the cluster's CA is not valid yet at {now}; set the machine's clock")]
     Clock { now: OffsetDateTime },
-    /// Of a control plane: something happened to the CA since the first boot.
     #[error(
-        "cannot use the cluster's certificate authority in {pki}; bring ca.crt and ca.key back from a copy of the disk: the \
+        "cannot use the cluster's CA in {pki}; restore ca.crt and ca.key from a backup of the disk: the \
          node does not start without them, because all workers and kubeconfigs accept this CA only"
     )]
-    Ca {
-        pki: PathBuf,
-        #[source]
-        source: Stale,
-    },
-    /// Of a worker: something happened to its copy of the CA's certificate while the node runs.
+    Ca { pki: PathBuf, source: Stale },
     #[error(
         "cannot use {path}, the certificate of the cluster's CA; restart the node, which fetches it from the control \
          plane"
     )]
-    Trust {
-        path: PathBuf,
-        #[source]
-        source: Stale,
-    },
-    /// Of a control plane: something happened to the keys of the cluster's Secrets.
+    Trust { path: PathBuf, source: Stale },
     #[error(
         "cannot use {path}, the keys of the cluster's Secrets: it is missing or damaged; restore it from a backup of the disk \
          or of its directory pki: no Secret can be read without it, and the node makes no other one"
     )]
     SecretsKey { path: PathBuf },
-    /// Of a control plane: the keys are those of another cluster, or older than the Secrets.
     #[error(
         "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
          backup of the disk or of its directory pki"
@@ -81,18 +64,10 @@ pub enum PkiError {
     OtherSecretsKey { path: PathBuf, digest: String },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
-    #[error("cannot remove {path}, which the old certificate authority signed")]
-    Remove {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error("cannot remove {path}, which the old CA signed")]
+    Remove { path: PathBuf, source: io::Error },
     #[error("cannot create the certificate {name}")]
-    Certificate {
-        name: &'static str,
-        #[source]
-        source: rcgen::Error,
-    },
+    Certificate { name: &'static str, source: rcgen::Error },
 }
 
 pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
@@ -114,7 +89,6 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the directory, and makes it before if it is not there.
     pub(crate) fn create(pki: &Path) -> Result<Self, PkiError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(pki);
         made.map_err(|source| PkiError::Directory { path: pki.to_path_buf(), source })?;
@@ -160,7 +134,7 @@ impl Store {
                     Err(Stale::NotYet) => Err(PkiError::Clock { now }),
                     Err(stale) => {
                         self.write("ca.crt", &ca.renew(validity, now).map_err(unmade)?, PUBLIC)?;
-                        info!(reason = %stale, "certificate authority renewed, with its key");
+                        info!(reason = %stale, "certificate of the CA renewed with the same key");
                         Ok(())
                     }
                 };
@@ -172,7 +146,7 @@ impl Store {
             return Err(PkiError::Ca { pki: pki.to_path_buf(), source: lost });
         }
         if lost != Stale::Absent {
-            warn!(reason = %lost, "certificate authority replaced, with every certificate");
+            warn!(reason = %lost, "CA and all certificates replaced");
         }
         let (_, pair) = Ca::make(now).map_err(unmade)?;
         // First: once the new CA is on the disk, the next boot finds nothing to do.

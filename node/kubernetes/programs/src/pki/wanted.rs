@@ -56,20 +56,19 @@ pub(crate) fn kubelet_server(config: &Config) -> Wanted {
 mod tests {
     use super::*;
     use crate::Identity;
-    use crate::config::example;
 
     /// Such a certificate cannot be revoked, and no role limits it.
     #[test]
     fn only_the_administrators_certificate_is_in_the_group_of_masters() {
         let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
-        let masters = of_programs(&example()).into_iter().chain(identities);
+        let masters = of_programs(&Config::default()).into_iter().chain(identities);
         let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);
         assert_eq!(masters.collect::<Vec<_>>(), ["admin"]);
     }
 
     #[test]
     fn the_api_server_is_known_by_all_its_names() {
-        let [api, ..] = of_programs(&example());
+        let [api, ..] = of_programs(&Config::default());
         let Purpose::Server(names) = api.purpose else { panic!("a server") };
         let shown: Vec<String> = names
             .iter()

@@ -25,7 +25,6 @@ pub fn cases(suite: Suite) -> Suite {
 const PATHS: [&str; 8] =
     ["/", "/api", "/version", "/healthz", "/livez", "/readyz", "/metrics", "/api/v1/namespaces/default/configmaps"];
 
-/// A client that trusts the cluster's CA and authenticates by `user`.
 async fn client_as(cluster: &Cluster, user: AuthInfo) -> Result<Client, Failure> {
     let mut kubeconfig = Kubeconfig::read_from(cluster.credentials().kubeconfig(Identity::Admin))?;
     for named in &mut kubeconfig.auth_infos {

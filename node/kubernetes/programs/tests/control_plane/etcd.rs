@@ -67,7 +67,6 @@ pub async fn get(pki: &Path, certificate: &str, port: u16, path: &str) -> Result
     Ok(line.trim_end().to_owned())
 }
 
-/// The first line of an answer without encryption.
 async fn plain(port: u16, path: &str) -> Result<String, Failure> {
     let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await?;
@@ -76,7 +75,6 @@ async fn plain(port: u16, path: &str) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
 }
 
-/// The certificates in the node's directory, by name, without the CA's own.
 fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(pki)? {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
-use cluster::{API_PORT, SecretKey, SecretStorage};
+use cluster::{API_PORT, ProgramSettings, SecretKey, SecretStorage};
 use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use http::Request;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -53,7 +53,6 @@ fn has(directory: &Path, text: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The audit log, also files that were rotated.
 fn audited(directory: &Path) -> io::Result<Vec<Value>> {
     let mut events = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -63,7 +62,6 @@ fn audited(directory: &Path) -> io::Result<Vec<Value>> {
     Ok(events)
 }
 
-/// Events of the audit log that are about the Secret.
 fn events(directory: &Path, name: &str) -> io::Result<Vec<Value>> {
     Ok(audited(directory)?.into_iter().filter(|event| event["objectRef"]["name"] == name).collect())
 }
@@ -113,13 +111,13 @@ async fn a_request_with_a_long_uri_is_audited(cluster: Arc<Cluster>) -> Result<(
 async fn restart(cluster: &Cluster, secret_storage: SecretStorage, key: u32) -> Result<StoredSecrets, Failure> {
     cluster.stop_api_server().await;
     let secret_key = SecretKey::new(key).ok_or("no key has the number 0")?;
-    let config = programs::Config { secret_storage, secret_key, ..cluster.config().clone() };
+    let mut config = cluster.config().clone();
+    config.settings = ProgramSettings { secret_storage, secret_key, ..config.settings };
     let credentials = Credentials::ensure(&config, OffsetDateTime::now_utc())?;
     cluster.start_api_server().await?;
     Ok(credentials.secrets().cloned().ok_or("a control plane has Secrets")?)
 }
 
-/// The names of the keys that the API server has.
 fn keys(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     let read: Value = serde_json::from_slice(&fs::read(cluster.config().paths.pki.join("encryption.json"))?)?;
     let keys = read["resources"][0]["providers"][0]["secretbox"]["keys"].as_array().cloned().unwrap_or_default();

@@ -27,7 +27,6 @@ pub struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Sends it from one interface to another.
     pub fn send(self, from: (&Namespace, &'static str), to: (&Namespace, &'static str)) {
         self.send_as(mac(from.0, from.1), from, to);
     }
@@ -74,7 +73,6 @@ pub fn mac(host: &Namespace, interface: &'static str) -> Mac {
     link(host, interface).addr().unwrap()
 }
 
-/// An interface with its address, as packet(7) has it.
 fn link(host: &Namespace, interface: &'static str) -> LinkAddr {
     host.run(move || {
         let mut all = getifaddrs().unwrap().filter(|found| found.interface_name == interface);

@@ -12,7 +12,6 @@ use crate::node::{
 
 const ABSENT: Mac = [2, 0, 0, 0, 0, 9];
 
-/// The MAC address of `address` in a host's neighbour table.
 fn neighbour(host: &Namespace, address: Ipv4Addr) -> Option<String> {
     // `/proc/net` is that of the process's first thread.
     let table = host.run(|| fs::read_to_string("/proc/thread-self/net/arp").unwrap());

@@ -15,15 +15,14 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cluster::{API_PORT, PodProcesses, PodSecurity, SecretKey, SecretStorage};
+use cluster::API_PORT;
 use ktest_support::Namespace;
 use nix::net::if_::if_nametoindex;
-use programs::{Config, Disk, Durability, Mesh, Paths, pods};
+use programs::{Config, Paths, pods};
 use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::{LinkUnspec, LinkVeth, RouteMessageBuilder};
 use supervisor::{Backoff, Settings, State, Supervisor};
 use tempfile::TempDir;
-use units::Bytes;
 
 use crate::api;
 
@@ -40,7 +39,6 @@ pub const PORT: u16 = 7000;
 
 pub const TUNNEL: u16 = 7838;
 
-/// The node's ends of the pods' links.
 pub const LINKS: [&str; 2] = ["veth0", "veth1"];
 
 pub const RANGE: &str = "10.244.1.0/24";
@@ -111,22 +109,8 @@ impl Node {
         meanwhile: impl AsyncFnOnce() + Send + 'static,
     ) -> Result<(), String> {
         let paths = Paths { programs, cgroups: None, ephemeral: self.scratch.path().to_owned(), ..Paths::default() };
-        let config = Config {
-            node: "one".to_owned(),
-            address: NODE,
-            api_server: SocketAddrV4::new(NODE, API_PORT),
-            services: "10.96.0.0/16".parse().unwrap(),
-            cluster_pods: "10.244.0.0/16".parse().unwrap(),
-            mesh: Mesh { interface: "clusternet", port: TUNNEL, mtu: 1420 },
-            durability: Durability::Durable,
-            pod_security: PodSecurity::default(),
-            secret_storage: SecretStorage::default(),
-            secret_key: SecretKey::default(),
-            pod_processes: PodProcesses::default(),
-            images: Default::default(),
-            disk: Disk { size: Bytes::GIB, etcd: Bytes::MIB, pods: Bytes::MIB, audit: Bytes::MIB },
-            paths,
-        };
+        let api_server = SocketAddrV4::new(NODE, API_PORT);
+        let config = Config { node: "one".to_owned(), address: NODE, api_server, paths, ..Config::default() };
         self.host.block_on(async move || {
             let client = api::with_range(range);
             let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
@@ -220,7 +204,6 @@ impl Node {
     }
 }
 
-/// The lines of our table on this thread's host, if it is there.
 pub fn rules() -> Result<Vec<String>, String> {
     let output = Command::new("/usr/bin/nft").args(["list", "table", "inet", "granary"]).output().unwrap();
     if !output.status.success() {

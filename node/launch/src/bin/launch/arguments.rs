@@ -75,7 +75,6 @@ impl Arguments {
         self
     }
 
-    /// The options, with a directory for temporary files.
     pub(crate) fn options(&self, temporary: &Path) -> ClusterOptions {
         let image = Image {
             kernel: self.kernel.clone(),
@@ -138,38 +137,28 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_a_unit() {
-        assert_eq!(control_plane(&["--memory", "1536M"]).memory, Bytes::new(1536 << 20));
-    }
-
-    #[test]
-    fn the_default_is_one_node() {
+    fn the_default_is_one_node_without_overcommit() {
         let options = |more: &[&str]| parse(more).unwrap().options(Path::new("/"));
-        assert_eq!(options(&[]).nodes, Nodes::ONE);
-        let three = options(&["--nodes=3", "--worker-memory=768M"]);
+        assert_eq!((options(&[]).nodes, options(&[]).control_plane.overcommit), (Nodes::ONE, Overcommit::NONE));
+        let three = options(&["--nodes=3", "--memory=1536M", "--worker-memory=768M", "--overcommit=2"]);
         assert_eq!((three.nodes.get(), three.worker_memory), (3, Bytes::new(768 << 20)));
-        assert_eq!(three.control_plane.memory, Bytes::new(2 << 30));
+        assert_eq!(three.control_plane.memory, Bytes::new(1536 << 20));
+        assert_eq!(three.control_plane.overcommit, "2.0".parse::<Overcommit>().unwrap());
     }
 
     #[test]
-    fn an_invalid_number_of_nodes_is_rejected() {
-        for wrong in ["0", "9", "two"] {
-            let error = parse(&["--nodes", wrong]).unwrap_err().to_string();
-            assert!(error.contains("--nodes <COUNT>") && error.contains("choose one from 1 to 8"), "{error}");
+    fn invalid_values_are_rejected() {
+        for (option, value, shown) in [
+            ("--nodes", "0", "choose one from 1 to 8"),
+            ("--nodes", "9", "choose one from 1 to 8"),
+            ("--nodes", "two", "choose one from 1 to 8"),
+            ("--overcommit", "0.9", "--overcommit <FACTOR>"),
+            ("--cpus", "0", "--cpus <COUNT>"),
+            ("--port", "0", "--port <PORT>"),
+        ] {
+            let error = parse(&[option, value]).unwrap_err().to_string();
+            assert!(error.contains(option) && error.contains(shown), "{option} {value}: {error}");
         }
-    }
-
-    #[test]
-    fn overcommit_is_off_by_default() {
-        assert_eq!(control_plane(&[]).overcommit, Overcommit::NONE);
-        assert_eq!(control_plane(&["--overcommit", "2"]).overcommit, "2.0".parse::<Overcommit>().unwrap());
-        assert!(parse(&["--overcommit", "0.9"]).is_err());
         assert!(parse(&["--overcommit", "2", "--config=a.json"]).is_err());
-    }
-
-    #[test]
-    fn zero_cpus_and_port_zero_are_rejected() {
-        assert!(parse(&["--cpus", "0"]).is_err());
-        assert!(parse(&["--port", "0"]).is_err());
     }
 }

@@ -10,7 +10,7 @@ use kube::runtime::wait::{Condition, conditions};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
-use std::net::IpAddr;
+use std::error::Error;
 use std::time::Duration;
 use tokio::time::timeout;
 use units::Bytes;
@@ -20,7 +20,6 @@ use workload::Finding;
 const METADATA: u64 = 1 << 20;
 /// A pod takes seconds in emulation, minutes beside a build.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Time limit of a request.
 pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -39,43 +38,37 @@ pub(crate) struct ClaimResult {
 pub(crate) type Lost = Box<watcher::Error>;
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DemoError {
-    #[error("cannot {step} {object}")]
-    Api {
-        step: &'static str,
-        object: String,
-        #[source]
-        source: Box<kube::Error>,
-    },
-    #[error("namespace {NAMESPACE} had no service account after {LIMIT:?}; see the log of the controller manager")]
-    NoAccount(#[source] Option<Lost>),
-    #[error("cannot create the objects of the demonstration")]
-    Object(#[from] serde_json::Error),
-    #[error("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}")]
-    Late {
-        pod: String,
-        events: String,
-        #[source]
-        source: Option<Lost>,
-    },
-    #[error("pod {NAMESPACE}/{pod} failed: {message}")]
-    Failed { pod: String, message: String },
-    #[error("pod {NAMESPACE}/{pod} reported {message:?}")]
-    Report {
-        pod: String,
-        message: String,
-        #[source]
-        source: serde_json::Error,
-    },
-    #[error("claim {NAMESPACE}/{claim} is not bound")]
-    Unbound { claim: String },
-    #[error(
-        "the limit of claim {NAMESPACE}/{claim} does not hold: {capacity} requested, {size} available, {written} \
-         written, then {errno}"
-    )]
-    Limit { claim: String, capacity: Bytes, size: Bytes, written: Bytes, errno: String },
-    #[error("the pod of node {from} cannot reach {address} on node {to}: {last}")]
-    Unreachable { from: String, to: String, address: IpAddr, last: String },
+#[error("{message}")]
+pub(crate) struct DemoError {
+    message: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl DemoError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), source: None }
+    }
+
+    /// For `map_err`.
+    pub(crate) fn of<E: Error + Send + Sync + 'static>(message: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let message = message.into();
+        |cause| Self { message, source: Some(Box::new(cause)) }
+    }
+
+    pub(crate) fn late(pod: &str, events: &str, lost: Option<Lost>) -> Self {
+        let message = format!("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}");
+        Self { message, source: lost.map(Into::into) }
+    }
+
+    pub(crate) fn failed(pod: &str, message: &str) -> Self {
+        Self::new(format!("pod {NAMESPACE}/{pod} failed: {message}"))
+    }
+}
+
+impl From<serde_json::Error> for DemoError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::of("cannot create the objects of the demonstration")(error)
+    }
 }
 
 /// Creates missing claims, and pods that fill their volumes in parallel. Then a pod of each node sends a request to the pod of
@@ -92,7 +85,13 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
 
     // The API server rejects pods until the service account of the namespace exists.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    wait_for(&accounts, "default", conditions::is_created()).await.map_err(DemoError::NoAccount)?;
+    let account = wait_for(&accounts, "default", conditions::is_created()).await;
+    account.map_err(|lost| DemoError {
+        message: format!(
+            "namespace {NAMESPACE} had no service account after {LIMIT:?}; see the log of the controller manager"
+        ),
+        source: lost.map(Into::into),
+    })?;
     let text = format!("written at {:.0}", Timestamp::now());
     let claims =
         try_join_all(demo_claims.into_iter().map(|demo_claim| show(client.clone(), demo_claim, &text, &on_step)))
@@ -109,7 +108,6 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-/// Creates a pod that fills the volume of a claim.
 async fn show(
     client: Client,
     demo_claim: DemoClaim,
@@ -122,22 +120,23 @@ async fn show(
     pods.create(&PostParams::default(), &objects::pod(&demo_claim, text)?).await.map_err(api("create", &name))?;
     let pod = match wait_for(&pods, &name, has_ended).await {
         Ok(pod) => pod,
-        Err(source) => return Err(DemoError::Late { pod: name, events: events(client).await, source }),
+        Err(lost) => return Err(DemoError::late(&name, &events(client).await, lost)),
     };
     let message = message(pod.as_ref());
     if phase(pod.as_ref()) != "Succeeded" {
-        return Err(DemoError::Failed { pod: name, message });
+        return Err(DemoError::failed(&name, &message));
     }
     on_step(&format!("pod {NAMESPACE}/{name} has filled its volume"));
     let finding = match serde_json::from_str(&message) {
         Ok(Finding::Demo(finding)) => finding,
-        Ok(_) => return Err(DemoError::Failed { pod: name, message }),
-        Err(source) => return Err(DemoError::Report { pod: name, message, source }),
+        Ok(_) => return Err(DemoError::failed(&name, &message)),
+        Err(error) => return Err(DemoError::of(format!("pod {NAMESPACE}/{name} reported {message:?}"))(error)),
     };
     judge(&demo_claim, &finding)?;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, NAMESPACE);
     let bound = claims.get(&claim).await.map_err(api("read", &claim))?;
-    let volume = bound.spec.and_then(|spec| spec.volume_name).ok_or(DemoError::Unbound { claim })?;
+    let volume = bound.spec.and_then(|spec| spec.volume_name);
+    let volume = volume.ok_or_else(|| DemoError::new(format!("claim {NAMESPACE}/{claim} is not bound")))?;
     Ok(ClaimResult { demo_claim, volume, finding })
 }
 
@@ -151,20 +150,20 @@ fn judge(demo_claim: &DemoClaim, finding: &workload::Demo) -> Result<(), DemoErr
     if finding.errno == "ENOSPC" && finding.size == capacity && expected.contains(&finding.written) {
         return Ok(());
     }
-    Err(DemoError::Limit {
-        claim: demo_claim.claim.clone(),
-        capacity: demo_claim.capacity,
-        size: Bytes::new(finding.size),
-        written: Bytes::new(finding.written),
-        errno: finding.errno.clone(),
-    })
+    Err(DemoError::new(format!(
+        "the limit of claim {NAMESPACE}/{} does not hold: {} requested, {} available, {} written, then {}",
+        demo_claim.claim,
+        demo_claim.capacity,
+        Bytes::new(finding.size),
+        Bytes::new(finding.written),
+        finding.errno
+    )))
 }
 
 pub(crate) fn api(step: &'static str, object: &str) -> impl FnOnce(kube::Error) -> DemoError {
-    move |error| DemoError::Api { step, object: object.to_owned(), source: Box::new(error) }
+    DemoError::of(format!("cannot {step} {object}"))
 }
 
-/// Waits until an object fulfils a condition.
 pub(crate) async fn wait_for<K>(
     objects: &Api<K>,
     name: &str,
@@ -198,11 +197,7 @@ pub(crate) async fn remove(pods: &Api<Pod>, name: &str) -> Result<(), DemoError>
     let uid = pod.uid().unwrap_or_default();
     match wait_for(pods, name, conditions::is_deleted(&uid)).await {
         Ok(_) => Ok(()),
-        Err(source) => Err(DemoError::Late {
-            pod: name.to_owned(),
-            events: "the pod of an earlier run is still being deleted".to_owned(),
-            source,
-        }),
+        Err(lost) => Err(DemoError::late(name, "the pod of an earlier run is still being deleted", lost)),
     }
 }
 

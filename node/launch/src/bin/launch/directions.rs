@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
 pub(crate) struct Directions<'a> {
-    /// Names, the control plane first, with the logs of the consoles.
     pub(crate) nodes: &'a [(String, PathBuf)],
     pub(crate) kubeconfig: &'a Path,
     pub(crate) api: u16,

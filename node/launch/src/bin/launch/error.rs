@@ -12,34 +12,10 @@ const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    #[error("cannot start the threads of this program")]
-    Runtime(#[source] io::Error),
-    #[error("cannot create a temporary directory in {path}; name another place with TMPDIR")]
-    Temporary {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot create {path} for the logs; name another directory with --keep-logs")]
-    Logs {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot read the configuration {path}")]
-    ReadConfig {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error("cannot {step}")]
+    Prepare { step: String, source: io::Error },
     #[error("cannot use the configuration {path}")]
-    Config {
-        path: PathBuf,
-        #[source]
-        source: ConfigurationError,
-    },
-    #[error("cannot wait for signals")]
-    Signals(#[source] io::Error),
+    Config { path: PathBuf, source: ConfigurationError },
     #[error(transparent)]
     Boot(Box<ClusterError>),
     #[error("the demonstration failed")]
@@ -55,15 +31,16 @@ pub(crate) enum LaunchError {
 }
 
 impl LaunchError {
+    pub(crate) fn prepare(step: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let step = step.into();
+        |source| Self::Prepare { step, source }
+    }
+
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::Interrupted => INTERRUPTED,
-            Self::Runtime(_)
-            | Self::Temporary { .. }
-            | Self::Logs { .. }
-            | Self::ReadConfig { .. }
+            Self::Prepare { .. }
             | Self::Config { .. }
-            | Self::Signals(_)
             | Self::Boot(_)
             | Self::Demo(_)
             | Self::Ended(_)
@@ -102,12 +79,11 @@ mod tests {
 
     #[test]
     fn the_status_is_1_or_130_after_an_interrupt() {
-        assert_eq!(LaunchError::Demo(Box::new(DemoError::NoAccount(None))).status(), 1);
+        assert_eq!(LaunchError::Demo(Box::new(DemoError::new("no account"))).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::OutputClosed).status(), 1);
         assert_eq!(LaunchError::from(Interrupt::Interrupted).status(), 130);
     }
 
-    /// The printed text and the last error.
     fn ending(reason: LaunchError, down: LaunchError) -> (String, LaunchError) {
         let mut printed = String::new();
         let last = reason.after(down, |text| printed.push_str(text));
@@ -127,7 +103,7 @@ mod tests {
         let ended = Ended { what: "node granary".to_owned(), reason: "no etcd".to_owned() };
         [
             LaunchError::Boot(Box::new(boot)),
-            LaunchError::Demo(Box::new(DemoError::NoAccount(None))),
+            LaunchError::Demo(Box::new(DemoError::new("no account"))),
             LaunchError::Ended(ended),
         ]
     }

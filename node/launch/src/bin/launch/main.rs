@@ -56,7 +56,8 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
         Some(directory) => arguments.relative_to(Path::new(&directory)),
         None => arguments,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(LaunchError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(LaunchError::prepare("start the threads of this program"))?;
     let ended = runtime.block_on(run(&arguments, output));
     // Threads that wait for QEMU or copy a disk end with the process.
     runtime.shutdown_background();
@@ -65,13 +66,15 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
 
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
     // Before anything is created.
-    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::Signals)?;
+    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::prepare("wait for signals"))?;
     if let Some(path) = &arguments.keep_logs {
-        std::fs::create_dir_all(path).map_err(|source| LaunchError::Logs { path: path.clone(), source })?;
+        let step = format!("create {} for the logs; name another directory with --keep-logs", path.display());
+        std::fs::create_dir_all(path).map_err(LaunchError::prepare(step))?;
     }
     let configuration = arguments.config.as_deref().map(configuration).transpose()?;
-    let workspace =
-        Workspace::create().map_err(|source| LaunchError::Temporary { path: std::env::temp_dir(), source })?;
+    let place = std::env::temp_dir();
+    let step = format!("create a temporary directory in {}; name another place with TMPDIR", place.display());
+    let workspace = Workspace::create().map_err(LaunchError::prepare(step))?;
     let mut options = arguments.options(workspace.path());
     options.control_plane.configuration = configuration;
     let result = show(&options, arguments, &mut interrupts, output).await;
@@ -82,12 +85,11 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
 /// The text of a valid configuration.
 fn configuration(path: &Path) -> Result<String, LaunchError> {
     let text = std::fs::read_to_string(path);
-    let text = text.map_err(|source| LaunchError::ReadConfig { path: path.to_owned(), source })?;
+    let text = text.map_err(LaunchError::prepare(format!("read the configuration {}", path.display())))?;
     check_configuration(&text).map_err(|source| LaunchError::Config { path: path.to_owned(), source })?;
     Ok(text)
 }
 
-/// Boots, runs the demonstration, and waits for the end.
 async fn show(
     options: &ClusterOptions,
     arguments: &Arguments,

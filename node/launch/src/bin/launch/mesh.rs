@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 use workload::{Check, Text, serve};
 
-/// Time limit until the mesh connects the nodes.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Interval of requests.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -62,7 +60,6 @@ pub(crate) async fn run(
     Ok(reached)
 }
 
-/// Starts a pod, and waits until it has an address.
 async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<MeshPod, DemoError> {
     demo::remove(pods, &pod).await?;
     let object = objects::mesh_pod(node, &pod)?;
@@ -70,11 +67,11 @@ async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Res
     let is_running = |pod: Option<&Pod>| address(pod).is_some() || demo::has_ended(pod);
     let found = match demo::wait_for(pods, &pod, is_running).await {
         Ok(found) => found,
-        Err(source) => return Err(DemoError::Late { pod, events: demo::events(client.clone()).await, source }),
+        Err(lost) => return Err(DemoError::late(&pod, &demo::events(client.clone()).await, lost)),
     };
     match address(found.as_ref()) {
         Some(address) => Ok(MeshPod { node: node.to_owned(), pod, address }),
-        None => Err(DemoError::Failed { pod, message: demo::message(found.as_ref()) }),
+        None => Err(DemoError::failed(&pod, &demo::message(found.as_ref()))),
     }
 }
 
@@ -94,14 +91,14 @@ async fn reach(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<MeshResu
             Err(_) => format!("no answer within {REQUEST:?}"),
         };
         if begin.elapsed() > LIMIT {
-            let (from, to, address) = (from.node.clone(), to.node.clone(), to.address);
-            return Err(DemoError::Unreachable { from, to, address, last });
+            let MeshPod { node, address, .. } = to;
+            let message = format!("the pod of node {} cannot reach {address} on node {node}: {last}", from.node);
+            return Err(DemoError::new(message));
         }
         sleep(PAUSE).await;
     }
 }
 
-/// One pod requests the name of the other.
 async fn request(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<(), String> {
     // The host name of a container is the name of its pod.
     let target = serve::target(&Check::Read { path: "/etc/hostname".into() });
@@ -113,7 +110,6 @@ async fn request(client: &Client, from: &MeshPod, to: &MeshPod) -> Result<(), St
     is_of(&answer?.text, &to.pod)
 }
 
-/// Checks that this is the answer of the pod.
 fn is_of(answer: &str, pod: &str) -> Result<(), String> {
     let body = answer.split_once("\r\n\r\n").map_or(answer, |(_, body)| body);
     match serve::answer::<Text>(body) {

@@ -11,14 +11,12 @@ pub(crate) const NAMESPACE: &str = "demo";
 /// Port of the pods of the mesh.
 pub(crate) const PORT: u16 = 8080;
 
-/// A claim and the pod that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DemoClaim {
     pub(crate) claim: String,
     pub(crate) pod: String,
     pub(crate) node: String,
     pub(crate) mode: Mode,
-    /// Size of the request and of the volume.
     pub(crate) capacity: Bytes,
 }
 
@@ -86,7 +84,6 @@ pub(crate) fn pod(demo_claim: &DemoClaim, text: &str) -> Result<Pod, serde_json:
     serde_json::from_value(pod)
 }
 
-/// A pod that answers requests and sends requests to others.
 pub(crate) fn mesh_pod(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
     let check = Check::Serve { port: PORT, farewell: None };
     serde_json::from_value(on(node, name, &Request { check, report: false }))
@@ -129,26 +126,6 @@ mod tests {
                 ("disk-1", "granary-1", Mode::Block),
             ]
         );
-    }
-
-    #[test]
-    fn a_claim_has_mode_and_size() {
-        let spec = claim(&demo_claims(&nodes())[1]).unwrap().spec.unwrap();
-        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
-        assert_eq!(spec.resources.unwrap().requests.unwrap()["storage"].0, "33554432");
-    }
-
-    #[test]
-    fn the_volume_is_at_the_path_of_the_request() {
-        let demo_claims = demo_claims(&nodes());
-        let container = |demo_claim| pod(demo_claim, "a note").unwrap().spec.unwrap().containers.swap_remove(0);
-        let notes = container(&demo_claims[0]);
-        assert_eq!(notes.args.unwrap(), ["demo", "/data", "a note", "--report"]);
-        assert_eq!(notes.volume_mounts.unwrap()[0].mount_path, "/data");
-        let disk = container(&demo_claims[1]);
-        assert_eq!(disk.args.unwrap(), ["demo", "/dev/volume", "a note", "--report"]);
-        assert_eq!(disk.volume_devices.unwrap()[0].device_path, "/dev/volume");
-        assert_eq!(disk.volume_mounts, None);
     }
 
     #[test]

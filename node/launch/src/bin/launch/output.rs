@@ -28,7 +28,6 @@ impl Output {
         }
     }
 
-    /// Whether a line could not be written.
     pub(crate) fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
@@ -37,23 +36,5 @@ impl Output {
     pub(crate) async fn lost(&self) {
         // Cannot fail, because the sender exists.
         _ = self.lost.subscribe().wait_for(|lost| *lost).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_closed_output_is_detected() {
-        let output = Output::new();
-        output.write(&mut Vec::new(), "text");
-        assert!(!output.is_lost());
-        let (reader, mut writer) = io::pipe().unwrap();
-        drop(reader);
-        output.write(&mut writer, "text");
-        output.write(&mut writer, "text");
-        assert!(output.is_lost());
-        output.lost().await;
     }
 }

@@ -9,9 +9,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Interval of reading the last lines of logs.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Interval of drawing the elapsed time.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress<'a> {
@@ -31,7 +29,6 @@ struct Lane {
 }
 
 impl<'a> Progress<'a> {
-    /// Takes names and logs of the nodes.
     pub(crate) fn new(output: &'a Output, nodes: Vec<(String, PathBuf)>) -> Self {
         // It writes nothing if it cannot draw: `TERM` may be `dumb` or unset.
         let display = Some(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
@@ -52,7 +49,6 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Shows the current activity of all nodes.
     pub(crate) fn show(&self, text: &str) {
         for (index, lane) in self.lanes.iter().enumerate() {
             if index == 0 {

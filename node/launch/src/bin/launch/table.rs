@@ -5,7 +5,6 @@ use crate::objects::NAMESPACE;
 use std::fmt::Write;
 use units::Bytes;
 
-/// A table of the claims, their notes, and the requests between nodes.
 pub(crate) fn of(result: &DemoResult) -> String {
     let DemoResult { claims, mesh } = result;
     let mut columns = columns(claims);
@@ -55,7 +54,6 @@ fn columns(claims: &[ClaimResult]) -> Vec<Vec<String>> {
     ]
 }
 
-/// A row, padded to the widest cell of each column.
 fn line(columns: &[Vec<String>], row: usize) -> String {
     let mut text = String::new();
     for column in columns {

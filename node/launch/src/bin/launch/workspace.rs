@@ -86,13 +86,4 @@ mod tests {
             assert!(!has_prefix(Path::new(other)), "{other:?}");
         }
     }
-
-    #[test]
-    fn the_directory_is_removed_when_the_stream_ends() {
-        let directory = tempfile::tempdir().unwrap().keep();
-        fs::write(directory.join("kubeconfig"), "key").unwrap();
-        remove_after(&mut io::empty(), &directory).unwrap();
-        assert!(!directory.exists());
-        remove_after(&mut io::empty(), &directory).unwrap();
-    }
 }

@@ -151,7 +151,6 @@ impl Guests {
     }
 }
 
-/// Bytes that the files of a directory take; none if another process deletes it meanwhile.
 fn allocated(dir: &Path) -> io::Result<u64> {
     let sizes = || -> io::Result<u64> {
         fs::read_dir(dir)?.map(|entry| entry?.metadata().map(|metadata| metadata.blocks() * 512)).sum()

@@ -44,7 +44,6 @@ impl<'a> Call<'a> {
         Self { child, registers }
     }
 
-    /// Its number, such as `SYS_openat2`.
     pub const fn number(&self) -> i64 {
         self.registers.orig_rax.cast_signed()
     }

@@ -46,7 +46,6 @@ pub(crate) enum Part {
 }
 
 impl Cut {
-    /// How many entries of the log are before it.
     pub fn position(&self) -> usize {
         self.position
     }
@@ -77,7 +76,6 @@ impl Cut {
         self.durable
     }
 
-    /// The other kept writes, in order.
     pub(crate) fn kept(&self) -> &[KeptWrite] {
         &self.kept
     }

@@ -56,7 +56,6 @@ impl Mapped {
             .unwrap_or_else(|error| panic!("cannot map by {kind} {arguments}, is its module loaded? {error}"));
     }
 
-    /// Its device, such as `/dev/dm-0`.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -70,7 +70,6 @@ impl Recorder {
         Self { log_writes, written, disks }
     }
 
-    /// The recorded device, such as `/dev/dm-1`: format it, mount it, write to it.
     pub fn device(&self) -> &Path {
         self.log_writes.path()
     }

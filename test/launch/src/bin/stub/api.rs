@@ -18,7 +18,6 @@ const DEVICE: u32 = 2;
 /// The guest's clock is behind the launcher's by up to a second, and the launcher waits for a heartbeat after its start.
 const HEARTBEAT: &str = "2999-01-01T00:00:00Z";
 
-/// Starts the API server in a thread. Returns a kubeconfig for it.
 pub(crate) fn start() -> Result<String, Box<dyn Error>> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(address())?;
     let config = Arc::new(tls()?);

@@ -39,13 +39,10 @@ fn left() -> impl Strategy<Value = Left> {
     ]
 }
 
-/// The files of a node before and after its certificates were renewed, in the order of their names.
 fn renewed() -> &'static (Files, Files) {
     static RENEWED: OnceLock<(Files, Files)> = OnceLock::new();
     RENEWED.get_or_init(|| {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let former = disk.files();
+        let (disk, former) = Disk::ensured();
         disk.ensure(LATER).unwrap();
         (former, disk.files())
     })
@@ -105,9 +102,7 @@ fn a_first_boot_that_was_cut_is_finished_by_the_next() {
     let used = "../etcd/secrets-keys";
     let written = ["ca.key", "ca.crt", "sa.key", "sa.pub", "secrets.key", used, "encryption.json"];
     for cut in 0..=written.len() {
-        let disk = Disk::new();
-        disk.ensure(NOW).unwrap();
-        let whole = disk.files();
+        let (disk, whole) = Disk::ensured();
         for name in whole.keys().map(String::as_str).chain([used]).filter(|name| !written[..cut].contains(name)) {
             fs::remove_file(disk.config.paths.pki.join(name)).unwrap();
         }

@@ -24,8 +24,7 @@ fn names(disk: &Disk) -> Vec<String> {
 /// With another key, every Secret of the cluster would be lost.
 #[test]
 fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     let (path, before) = (disk.config.paths.pki.join("secrets.key"), disk.files());
     for left in [None, Some(&b""[..]), Some(&b"c2hvcnQ="[..]), Some(&b"\xff"[..])] {
         left.map_or_else(|| fs::remove_file(&path), |left| fs::write(&path, left)).unwrap();
@@ -41,8 +40,7 @@ fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
 /// A new key was created, and all Secrets were unreadable.
 #[test]
 fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     let (pki, etcd) = (disk.config.paths.pki.clone(), disk.config.paths.etcd.clone());
     let key = fs::read(pki.join("secrets.key")).unwrap();
     for file in ["secrets.key", "encryption.json"] {
@@ -71,8 +69,7 @@ fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it()
 
 #[test]
 fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
-    let mut disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (mut disk, _) = Disk::ensured();
     let (path, own) = (disk.config.paths.pki.join("secrets.key"), disk.files());
     let other = Disk::new();
     other.ensure(NOW).unwrap();
@@ -84,7 +81,7 @@ fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
 
     // The backup is from before the rotation.
     fs::write(&path, &own["secrets.key"]).unwrap();
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     disk.ensure(NOW).unwrap();
     fs::write(&path, &own["secrets.key"]).unwrap();
     assert!(matches!(disk.ensure(NOW), Err(PkiError::OtherSecretsKey { .. })));
@@ -93,8 +90,7 @@ fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
 /// A release that did not encrypt, or that did not write down which keys etcd needs.
 #[test]
 fn a_disk_of_a_former_release_gets_a_key_or_keeps_its_own() {
-    let disk = Disk::new();
-    disk.ensure(NOW).unwrap();
+    let (disk, _) = Disk::ensured();
     member(&disk);
     let key = disk.files()["secrets.key"].clone();
     let used = disk.config.paths.etcd.join("secrets-keys");
@@ -130,13 +126,11 @@ fn files_of_the_keys_are_roots_alone() {
 
 #[test]
 fn the_way_secrets_are_stored_changes_and_their_key_stays() {
-    let mut disk = Disk::new();
-    disk.ensure(NOW).unwrap();
-    let before = disk.files();
-    disk.config.secret_storage = SecretStorage::Plain;
+    let (mut disk, before) = Disk::ensured();
+    disk.config.settings.secret_storage = SecretStorage::Plain;
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&before), ["encryption.json"]);
-    disk.config.secret_storage = SecretStorage::Encrypted;
+    disk.config.settings.secret_storage = SecretStorage::Encrypted;
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&before), Vec::<String>::new());
 }
@@ -150,9 +144,9 @@ fn every_change_of_the_form_has_the_secrets_written_again() {
     assert!(!is_complete(&disk));
     complete(&disk);
     assert!(is_complete(&disk));
-    disk.config.secret_storage = SecretStorage::Plain;
+    disk.config.settings.secret_storage = SecretStorage::Plain;
     assert!(!is_complete(&disk));
-    disk.config.secret_storage = SecretStorage::Encrypted;
+    disk.config.settings.secret_storage = SecretStorage::Encrypted;
     assert!(!is_complete(&disk), "the boot in between may have written some in plain text");
     complete(&disk);
     // A snapshot of etcd was restored.
@@ -168,13 +162,13 @@ fn a_new_key_writes_and_the_old_one_reads_until_all_secrets_are_written_again() 
     complete(&disk);
     assert_eq!(names(&disk), ["key1"]);
     let former = disk.files()["secrets.key"].clone();
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     for _boot in 0..2 {
         disk.ensure(NOW).unwrap();
         assert_eq!(names(&disk), ["key2", "key1"]);
     }
     // Another one before all Secrets have the second.
-    disk.config.secret_key = SecretKey::new(7).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(7).unwrap();
     disk.ensure(NOW).unwrap();
     assert_eq!(names(&disk), ["key7", "key2", "key1"]);
     complete(&disk);
@@ -183,7 +177,7 @@ fn a_new_key_writes_and_the_old_one_reads_until_all_secrets_are_written_again() 
     assert_eq!(names(&disk), ["key7"]);
     assert!(!disk.files()["secrets.key"].contains(&former));
     let settled = disk.files();
-    disk.config.secret_key = SecretKey::default();
+    disk.config.settings.secret_key = SecretKey::default();
     disk.ensure(NOW).unwrap();
     assert_eq!(disk.changed(&settled), Vec::<String>::new(), "a smaller number changes nothing");
 }
@@ -199,7 +193,7 @@ fn a_rotation_that_was_cut_is_finished_by_the_next_boot() {
     member(&disk);
     complete(&disk);
     let first = read(&disk);
-    disk.config.secret_key = SecretKey::new(2).unwrap();
+    disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     disk.ensure(NOW).unwrap();
     let both = read(&disk);
     complete(&disk);
