@@ -1,9 +1,8 @@
 """Programs as the payload of a VM, on the node's own kernel: tests (ktest, kernel_test) and others (guest_program)."""
 
-load("@crates//:defs.bzl", "aliases", "all_crate_deps")
-load("@rules_rust//rust:defs.bzl", "rust_test")
 load("//third_party/debian:defs.bzl", "debian_tree", "kernel_modules")
 load("//tools/image:initramfs.bzl", "initramfs")
+load("//tools/rust:defs.bzl", "rust_test", "test_sources")
 
 def _guest(ctx, runs):
     config = ctx.actions.declare_file(ctx.label.name + ".json")
@@ -140,9 +139,10 @@ def ktest(
 
 def kernel_test(
         name,
-        srcs,
+        srcs = [],
         crate_root = None,
-        deps = [],
+        deps = None,
+        dev_deps = [],
         crates = None,
         data = [],
         rustc_env = {},
@@ -150,40 +150,37 @@ def kernel_test(
         **kwargs):
     """A file of tests that run in a VM: a rust_test and its ktest. A macro.
 
-    The program (NAME_program) may use all crates that the package's Cargo.toml names, for tests or not, and
+    The program (NAME_program) may use all crates from outside that the package's Cargo.toml names, for tests or not, and
     `ktest_support`.
 
     Args:
-        name: name of the test.
-        srcs: the sources.
-        crate_root: the crate's root, if there are several.
-        deps: crates of this workspace.
-        crates: the package whose Cargo.toml names the crates from outside, if it is not this one.
+        name: name of the test, STEM_ktest.
+        srcs: sources beside tests/STEM.rs and tests/STEM/; all of them if there is a `crate_root`.
+        crate_root: the crate's root; tests/STEM.rs or tests/STEM/main.rs if omitted.
+        deps: as for `rust_test`.
+        dev_deps: as for `rust_test`.
+        crates: the package with the Cargo.toml, if it is not this one.
         data: files that the sources include.
         rustc_env: as for every rust_test.
         computes: whether the program itself computes for long in emulation, and is optimized for that. Others mostly wait
             for the kernel; the crates that they test are optimized.
         **kwargs: attributes of `ktest`: disks, modules, tools, memory and so on.
     """
-    if not crate_root:
-        if len(srcs) != 1:
-            fail("{}: which of the sources is the crate_root?".format(name))
-        crate_root = srcs[0]
-    support = Label("//test/ktest/support")
+    srcs, crate_root = test_sources(name, srcs, crate_root)
     rust_test(
         name = name + "_program",
         testonly = True,
         srcs = srcs,
-        aliases = aliases(normal_dev = True, package_name = crates, proc_macro_dev = True),
         compile_data = data,
         crate_root = crate_root,
-        proc_macro_deps = all_crate_deps(package_name = crates, proc_macro = True, proc_macro_dev = True),
+        dev_deps = dev_deps + [Label("//test/ktest/support")],
+        package = crates,
         rustc_env = rustc_env,
         rustc_flags = ["-Copt-level=%s" % ("s" if computes else "0")],
         # Not on the host.
         tags = ["manual"],
         visibility = ["//visibility:private"],
-        deps = all_crate_deps(normal = True, normal_dev = True, package_name = crates) + deps + [support],
+        deps = deps,
     )
     ktest(name = name, test = ":%s_program" % name, **kwargs)
 
