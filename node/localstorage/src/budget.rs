@@ -106,12 +106,10 @@ impl Budget {
         Self { size }
     }
 
-    /// The size that is divided.
     pub const fn size(self) -> Bytes {
         self.size
     }
 
-    /// The limits of a part.
     pub fn limits(self, part: Part) -> Limits {
         part.share().of(self.size)
     }

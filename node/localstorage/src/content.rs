@@ -52,7 +52,6 @@ impl Geometry {
 pub struct Ends<'disk> {
     pub head: &'disk [u8],
     pub tail: &'disk [u8],
-    /// The size of the disk.
     pub size: Bytes,
 }
 

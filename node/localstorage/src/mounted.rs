@@ -53,7 +53,6 @@ impl<T: Tree> Mounted<T> {
         opened.map_err(|source| OpenError { path: path.to_owned(), source })
     }
 
-    /// The root of the tree.
     pub fn root(&self) -> &Dir {
         &self.root
     }

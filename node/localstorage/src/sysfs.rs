@@ -58,7 +58,6 @@ pub(crate) fn serial(disk: &Path) -> Result<Option<String>, FindError> {
     Ok(None)
 }
 
-/// The partitions that the kernel shows of a disk.
 pub(crate) fn partitions(disk: &Path) -> Result<Vec<PathBuf>, FindError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(disk).map_err(look("list", disk))? {

@@ -35,14 +35,12 @@ const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 /// Of the machine, to its processes.
 const BOUND: [&str; 5] = ["dev", "proc", "sys", "tmp", "usr"];
 
-/// A machine with one disk.
 struct Machine {
     disk: Disk,
     root: TempDir,
 }
 
 impl Machine {
-    /// Writes the image to the disk.
     fn with_image() -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         machine.install(&machine.table(), IMAGE);

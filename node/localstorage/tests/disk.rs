@@ -35,7 +35,6 @@ struct Machine {
 }
 
 impl Machine {
-    /// The disk is empty.
     fn new() -> Self {
         let machine = Self { place: tempfile::tempdir().unwrap(), disk: Disk::take() };
         fs::create_dir(machine.root().data.path()).unwrap();

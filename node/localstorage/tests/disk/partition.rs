@@ -169,7 +169,7 @@ fn sectors_of_4_kib_are_read_too() {
         PartitionTable::read(size, sector, |buffer, at| disk.read_exact_at(buffer, at)).unwrap()
     };
     let table = read(4096).unwrap();
-    let data: Vec<_> = table.data_partitions().map(|data| (data.number, data.start)).collect();
+    let data: Vec<_> = table.of_kind(DATA_PARTITION).map(|data| (data.number, data.start)).collect();
     assert_eq!((table.state, data), (TableState::Whole, vec![(2, Bytes::new(65 << 20))]));
     assert_eq!(read(512), None);
 }
