@@ -70,7 +70,6 @@ fn a_second_run_still_has_the_data_of_the_first() {
     }
 }
 
-/// A claim of the first run.
 struct FirstClaim {
     volume: String,
     note: String,
@@ -102,7 +101,6 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
     })
 }
 
-/// A port without a listener.
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }

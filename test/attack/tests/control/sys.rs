@@ -21,7 +21,6 @@ const BPF_LINK_CREATE: u32 = 28;
 /// `BPF_PROG_TYPE_CGROUP_SKB`.
 const CGROUP_SKB: u32 = 8;
 
-/// The lowest number without a file.
 pub fn free_number(control: &File) -> i32 {
     // SAFETY: the descriptor is open during the call, which takes no pointer.
     Errno::result(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) }).expect("LOOP_CTL_GET_FREE")
