@@ -11,7 +11,6 @@ pub(crate) enum Json {
     Bool(bool),
     /// A non-negative integer.
     Count(u64),
-    /// Any other number.
     Number(f64),
     Text(String),
     List(Vec<Json>),

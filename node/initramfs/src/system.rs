@@ -117,7 +117,6 @@ pub struct BlockDevice {
     pub device: PathBuf,
     /// UUID of the EROFS on it, or why it cannot be read.
     pub image: Result<Option<Uuid>, io::Error>,
-    /// Entry in the partition table, if it is a partition.
     pub partition: Option<Partition>,
 }
 
@@ -215,7 +214,6 @@ pub fn choose(
     }
 }
 
-/// Verifies the first block of a device.
 pub fn check_first(device: &Path, root: &Root) -> Result<(), CheckError> {
     let device = File::open(device).map_err(|source| CheckError::Read { place: 0, source })?;
     root.check(0, |place, block| device.read_exact_at(block, place * BLOCK as u64))

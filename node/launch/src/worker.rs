@@ -20,7 +20,6 @@ pub struct Worker {
     pub(crate) node: Option<Node>,
 }
 
-/// Everything that each start of a worker needs.
 pub(crate) struct WorkerStart {
     pub(crate) spec: NodeSpec,
     pub(crate) host: Host,
@@ -86,7 +85,6 @@ impl Worker {
         Ok(())
     }
 
-    /// See [`Node::shut_down`].
     pub async fn shut_down(&mut self, limit: Duration) -> Result<(), ShutdownError> {
         match self.node.take() {
             Some(node) => node.shut_down(limit).await,
@@ -94,7 +92,6 @@ impl Worker {
         }
     }
 
-    /// See [`Node::power_cut`].
     pub async fn power_cut(&mut self) {
         if let Some(node) = self.node.take() {
             node.power_cut().await;

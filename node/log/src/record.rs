@@ -17,7 +17,6 @@ use crate::redact::{REDACTED, is_secret, redact};
 pub(crate) const MESSAGE: usize = 16 << 10;
 /// Maximum length of a field value in bytes.
 const VALUE: usize = 4 << 10;
-/// Maximum number of fields.
 const FIELDS: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +25,6 @@ pub enum Origin {
     Module(Cow<'static, str>),
     /// Another program, by its service name.
     Program(String),
-    /// The kernel.
     Kernel,
     /// A program that wrote to `/dev/kmsg`. The kernel does not let programs use its own facility.
     Kmsg,

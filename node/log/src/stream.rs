@@ -116,7 +116,6 @@ impl Stream {
         self.0.console.get().is_none_or(|console| console.wait(limit))
     }
 
-    /// The layer for [`tracing`].
     pub fn layer(&self) -> Layer {
         Layer::new(self.clone())
     }

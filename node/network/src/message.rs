@@ -59,7 +59,6 @@ pub(crate) const LARGEST: usize = 1472;
 pub(crate) enum Purpose {
     /// Requests offers, if possible of the previous address.
     Discover { wished: Option<Ipv4Addr> },
-    /// Requests the offered address.
     Take { address: Ipv4Addr, server: Ipv4Addr },
     /// Requests an extension of the lease.
     Keep { address: Ipv4Addr },
@@ -120,7 +119,6 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
-    /// Transaction ID of the request.
     pub(crate) transaction: u32,
     pub(crate) hardware: Hardware,
     pub(crate) server: Ipv4Addr,

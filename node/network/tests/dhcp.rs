@@ -65,7 +65,6 @@ impl Cable {
     }
 }
 
-/// Captured log of a test.
 #[derive(Clone, Default)]
 struct CapturedLog(Arc<SyncMutex<Vec<u8>>>);
 

@@ -42,9 +42,7 @@ pub struct Peer {
     /// Time since the last handshake; `None` if there was none.
     #[serde(rename = "handshake_seconds_ago", serialize_with = "maybe_seconds")]
     pub handshake: Option<Duration>,
-    /// Received bytes.
     pub received: Bytes,
-    /// Sent bytes.
     pub sent: Bytes,
 }
 

@@ -36,7 +36,6 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Text on the page.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Warning => "warning",

@@ -77,7 +77,6 @@ impl Node {
         &self.volumes
     }
 
-    /// The shared connection.
     pub fn channel(&self) -> Channel {
         self.running().as_ref().expect("the plugin runs").channel.clone()
     }

@@ -35,12 +35,10 @@ impl Kind {
     }
 }
 
-/// A live volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     pub id: VolumeId,
     pub kind: Kind,
-    /// In the store.
     pub directory: PathBuf,
 }
 
@@ -58,7 +56,6 @@ impl Volume {
         mount::identity(File::open(&self.directory).expect("the volume's directory")).expect("its identity")
     }
 
-    /// The loop devices of its image.
     pub fn devices(&self) -> Vec<Attached> {
         let image = Backing::of(File::open(self.image()).expect("the volume's image")).expect("a file");
         let all = loopdev::list().expect("loop devices");

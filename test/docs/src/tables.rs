@@ -36,7 +36,6 @@ fn remedy() -> String {
     format!("To write the table: ./bazelw run {test}")
 }
 
-/// The rows of the table.
 fn table(collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> String {
     let (metrics, text) = gathered(collectors);
     let kinds: BTreeMap<_, _> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();

@@ -32,7 +32,6 @@ type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 /// Fault of requests, and of responses that are not complete yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// They pass.
     None,
     /// The API server carries requests out, and no response arrives. Open watches fall silent.
     Swallow,
@@ -77,7 +76,6 @@ impl FaultyServer {
         Config::new(address.parse().expect("an IP address and a port are a URI"))
     }
 
-    /// From now on.
     pub fn set(&self, fault: Fault) {
         self.shared.fault.send_replace(fault);
     }

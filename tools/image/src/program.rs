@@ -48,7 +48,6 @@ pub enum UnpinnedError {
          library"
     )]
     Unknown,
-    /// The library is not in the sysroot.
     #[error("library {} with SHA-256 {} does not belong to a pinned package", .0.path, .0.sha256)]
     Library(Library),
 }

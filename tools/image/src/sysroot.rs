@@ -25,7 +25,6 @@ pub fn libraries(section: &str) -> Result<Vec<Library>, ParseLibraryError> {
     lines.collect()
 }
 
-/// Packages of the libraries of the sysroot.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sysroot {
     packages: BTreeMap<Library, String>,

@@ -51,7 +51,6 @@ impl Default for Times {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub leases: Api<Lease>,
-    /// Name of the Lease.
     pub name: String,
     /// Unique among the replicas, such as the name of the pod.
     pub identity: String,

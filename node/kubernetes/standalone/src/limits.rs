@@ -60,7 +60,6 @@ pub struct Settings {
     pub pods: Option<PathBuf>,
     /// Mount point of the host's `/sys`.
     pub sys: PathBuf,
-    /// The directory of the volumes.
     pub directory: PathBuf,
     /// The kubelet's directory with links to the logs of containers.
     pub links: PathBuf,
@@ -145,7 +144,6 @@ impl Enforcer {
         Ok(())
     }
 
-    /// The cgroups of this process and of all pods.
     fn cgroups(&self) -> Result<(CgroupId, Cgroup), LimitsError> {
         let hierarchy = self.hierarchy();
         let own = own(&hierarchy)?;

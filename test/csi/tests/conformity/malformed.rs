@@ -23,7 +23,6 @@ use tonic::Code;
 
 use crate::drawn::runner;
 
-/// Batches of each kind of message.
 const BATCHES: u32 = 16;
 /// So many of them are at least accepted: else the rejected ones show nothing about the fields behind the first wrong one.
 const ACCEPTED: usize = 5;

@@ -38,7 +38,6 @@ impl Verdict {
     }
 }
 
-/// The fault of a guest that ended in this way.
 pub(crate) fn fault(end: &End, time: Duration) -> String {
     match end {
         End::Fault(causes) => causes.join(": "),

@@ -16,7 +16,6 @@ const CHART: &str = "node/kubernetes/standalone/chart";
 const MANIFESTS: &str = "node/kubernetes/standalone/manifests.yaml";
 const ALERTS: &str = "docs/operations/alerts.yaml";
 
-/// Namespace of the plain manifests.
 const NAMESPACE: &str = "kube-system";
 
 const ACCOUNTS: Accounts<'_> =

@@ -17,7 +17,6 @@ use kube::api::{
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-/// Namespace of the plain manifests.
 pub const NAMESPACE: &str = "kube-system";
 
 /// Path of the DaemonSet's container in errors.

@@ -77,7 +77,6 @@ impl Cut {
         self.durable
     }
 
-    /// The other kept writes, in order.
     pub(crate) fn kept(&self) -> &[KeptWrite] {
         &self.kept
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use image::sha256;
 
-/// Texts by SHA-256.
 #[derive(Debug, Default)]
 pub(crate) struct Texts(BTreeMap<String, Vec<u8>>);
 
