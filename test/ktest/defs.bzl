@@ -33,8 +33,8 @@ _MEMORY = "1G"
 
 _ATTRS = {
     "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
-    "disks": attr.string_list(doc = "Scratch disks, see `ktest`."),
-    "kernel": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's kernel."),
+    "disks": attr.string_list(doc = "Scratch disks by size, which may be followed by faults: \"1G,fail=flush\"."),
+    "kernel": attr.label(default = "//third_party/debian:vmlinuz", allow_single_file = True, doc = "The guest's kernel; `modules` are of the default one."),
     "memory": attr.string(default = _MEMORY, doc = "Memory of the guest."),
     "payload": attr.label(mandatory = True, allow_single_file = True, doc = "The program, its modules and tools."),
     "tools": attr.string_list(doc = "Programs that must be there."),
@@ -86,13 +86,9 @@ def _payload(name, program, modules, tools, tool_packages):
 def ktest(
         name,
         test,
-        disks = [],
-        memory = _MEMORY,
-        cpus = 2,
         modules = ["xfs"],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
-        kernel = Label("//third_party/debian:vmlinuz"),
         host_cpus = 1,
         size = "small",
         timeout = "moderate",
@@ -108,28 +104,19 @@ def ktest(
     Args:
         name: name of the test.
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
-        disks: scratch disks by size; the program finds their devices in KTEST_DISKS, in this order. A
-            size may be followed by faults: "1G,fail=flush", "1G,fail=write@2048:once", or "1G,log".
-        memory: the guest's memory.
-        cpus: the guest's CPUs.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
         tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
         tool_packages: Debian packages of the tools and of all libraries that they load.
-        kernel: the guest's kernel; `modules` are of the one in //third_party/debian.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
         host_cpus: CPUs of the host that the test keeps busy. A guest that mostly waits shares the host with another test.
         tags: as for every test.
-        **kwargs: other attributes of a test.
+        **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
     _payload(name, test, modules, tools, tool_packages)
     _guest_test(
         name = name,
         size = size,
-        cpus = cpus,
-        disks = disks,
-        kernel = kernel,
-        memory = memory,
         payload = ":%s_payload" % name,
         tags = tags + ["cpu:%d" % host_cpus],
         timeout = timeout,
@@ -187,14 +174,10 @@ def kernel_test(
 def guest_program(
         name,
         program,
-        disks = [],
-        memory = _MEMORY,
-        cpus = 2,
         modules = ["xfs"],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
-        kernel = Label("//third_party/debian:vmlinuz"),
-        visibility = None):
+        **kwargs):
     """A program that runs as root in a VM of its own, and is started like any other. A macro.
 
     Its arguments, output, error output (both as UTF-8 text) and status are those of the program in the guest. It has
@@ -204,25 +187,17 @@ def guest_program(
     Args:
         name: name of the executable target.
         program: a rust_binary, statically linked.
-        disks: as for `ktest`.
-        memory: as for `ktest`.
-        cpus: as for `ktest`.
         modules: as for `ktest`.
         tools: as for `ktest`.
         tool_packages: as for `ktest`.
-        kernel: as for `ktest`.
-        visibility: as for every target.
+        **kwargs: disks, memory, cpus and kernel of the guest, and other attributes of a target.
     """
     _payload(name, program, modules, tools, tool_packages)
     _guest_binary(
         name = name,
         testonly = True,
-        cpus = cpus,
-        disks = disks,
-        kernel = kernel,
-        memory = memory,
         payload = ":%s_payload" % name,
         tags = ["manual"],
         tools = tools,
-        visibility = visibility,
+        **kwargs
     )
