@@ -9,7 +9,6 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 pub(crate) enum Json {
     Null,
     Bool(bool),
-    /// A non-negative integer.
     Count(u64),
     Number(f64),
     Text(String),

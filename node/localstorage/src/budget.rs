@@ -77,7 +77,6 @@ impl Part {
 }
 
 impl Share {
-    /// Of a disk of this size, in whole MiB.
     fn of(self, disk: Bytes) -> Limits {
         let part = disk.get().saturating_mul(self.permille) / 1000;
         let bytes = Bytes::new(part - part % Bytes::MIB.get()).clamp(self.least, self.most);

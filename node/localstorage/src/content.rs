@@ -27,7 +27,6 @@ pub enum Content {
     Unexamined,
 }
 
-/// Numbers of an XFS superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub block: Bytes,

@@ -26,7 +26,6 @@ const DATA_SERIAL: &str = "data";
 /// Purpose of a disk. The data disk is selected from those with the greatest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// The node was started from it.
     System,
     Unnamed,
     /// The machine says, by its serial number, that it is for the data.
@@ -86,7 +85,6 @@ impl DataDisk {
         if boot_disk::change(&seen, wanted)? { Self::choose(&disks(programs)?) } else { chosen }
     }
 
-    /// The disk that [`plan`] decides for.
     pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {

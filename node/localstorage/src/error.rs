@@ -92,7 +92,6 @@ pub enum FindError {
     Malformed { path: PathBuf },
 }
 
-/// A tree could not be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The disk cannot be looked at once more. Nothing was written to it.

@@ -59,7 +59,6 @@ impl<T: Tree> Mounted<T> {
 }
 
 impl Mounted<Data> {
-    /// How the disk is divided.
     pub fn budget(&self) -> Result<Budget, MountError> {
         budget(&self.root, self.tree.path())
     }

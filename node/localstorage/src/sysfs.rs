@@ -28,7 +28,6 @@ pub(crate) fn read_number(path: &Path) -> Result<u64, FindError> {
     number(&text).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
 }
 
-/// An attribute that counts sectors.
 pub(crate) fn read_size(path: &Path) -> Result<Bytes, FindError> {
     let sectors = Bytes::new(read_number(path)?);
     sectors.checked_mul(SECTOR).ok_or_else(|| FindError::Malformed { path: path.to_owned() })

@@ -141,7 +141,6 @@ pub trait Tree: Sized {
     fn visit<'tree>(&'tree self, _see: &mut dyn FnMut(Entry<'tree>)) {}
 }
 
-/// Something in a tree, as [`Tree::visit`] shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'tree> {
     pub name: &'static str,
@@ -221,7 +220,6 @@ mod tests {
 
     #[derive(Debug, PartialEq, Eq)]
     enum Fault {
-        /// A name that is not one path component.
         Name(&'static str, NameError),
         /// Two entries of one directory have the same name.
         Siblings(PathBuf),

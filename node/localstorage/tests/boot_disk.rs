@@ -161,7 +161,6 @@ fn partition(number: u32, kind: Guid, [start, end]: [u64; 2]) -> Partition {
     Partition { number: NonZeroU32::new(number).unwrap(), kind, id: ID, first, last, name: String::new() }
 }
 
-/// Runs a tool, which must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));

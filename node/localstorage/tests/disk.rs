@@ -28,7 +28,6 @@ mod partition;
 /// The label of an incomplete file system of the node.
 const UNFINISHED: &str = "new-793a9f54";
 
-/// A machine with one disk and a place for its tree.
 struct Machine {
     place: TempDir,
     disk: Disk,
@@ -123,7 +122,6 @@ impl Drop for Machine {
     }
 }
 
-/// Runs a tool, which must succeed.
 fn run(program: &str, arguments: &[&str]) {
     let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));

@@ -172,7 +172,6 @@ impl Shared {
         }
     }
 
-    /// Logs a record regardless of the rate.
     pub(crate) fn emit(&self, record: Record) {
         let record = record.clean();
         if let Some(console) = self.console.get()

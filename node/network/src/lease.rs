@@ -9,7 +9,6 @@ use ipnet::Ipv4Net;
 pub(crate) struct Lease {
     pub(crate) interface: Ipv4Net,
     pub(crate) server: Ipv4Addr,
-    /// Router in the network of the address.
     pub(crate) gateway: Option<Ipv4Addr>,
     /// Name servers in order of preference.
     pub(crate) name_servers: Vec<Ipv4Addr>,

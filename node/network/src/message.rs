@@ -60,7 +60,6 @@ pub(crate) enum Purpose {
     /// Requests offers, if possible of the previous address.
     Discover { wished: Option<Ipv4Addr> },
     Take { address: Ipv4Addr, server: Ipv4Addr },
-    /// Requests an extension of the lease.
     Keep { address: Ipv4Addr },
 }
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Maximum number of entries.
 const MOST: usize = 100;
 
 /// Maximum length of a message in bytes.

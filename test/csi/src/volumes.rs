@@ -98,7 +98,6 @@ impl Volumes {
         &self.store
     }
 
-    /// Creates a volume without announcing it.
     pub(crate) fn stage(&self, id: &str, kind: Kind, size: Bytes) -> Volume {
         let id: VolumeId = id.parse().expect("an identifier");
         let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "claim".to_owned() };

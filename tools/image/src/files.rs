@@ -52,7 +52,6 @@ pub fn lock(path: &Path) -> Result<Vec<Package>, FileError> {
     lock::parse(&text(path)?).map_err(FileError::of("parse the lock file", path))
 }
 
-/// Reads the list of libraries of the sysroot.
 pub fn sysroot(path: &Path) -> Result<Sysroot, FileError> {
     Sysroot::parse(&text(path)?).map_err(FileError::of("parse the list of libraries", path))
 }

@@ -42,7 +42,6 @@ pub enum ReadProgramError {
 /// The program contains a library that is not pinned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnpinnedError {
-    /// The libraries are not recorded.
     #[error(
         "no section {LIBRARIES}: the program was not linked by the toolchain of @sysroot and contains the host's C \
          library"

@@ -49,7 +49,6 @@ impl Sysroot {
         Ok(Self { packages })
     }
 
-    /// The package with this path and SHA-256.
     #[must_use]
     pub fn package(&self, library: &Library) -> Option<&str> {
         self.packages.get(library).map(String::as_str)

@@ -24,12 +24,10 @@ use crate::kind::Kind;
 #[error("the API server has not answered {method} {path} within {} s", limit.as_secs_f32())]
 pub struct DeadlineError {
     pub method: Method,
-    /// The path of the request's URI.
     pub path: String,
     pub limit: Duration,
 }
 
-/// A service whose calls end.
 #[derive(Clone)]
 pub(crate) struct WithDeadlines<S> {
     inner: S,

@@ -37,7 +37,6 @@ pub struct Times {
     pub duration: Duration,
     /// Without a renewal, the holder stops acting after this.
     pub renewal: Duration,
-    /// Interval of attempts.
     pub retry: Duration,
 }
 
@@ -191,7 +190,6 @@ mod tests {
 
     use super::*;
 
-    /// Starts and ends of acting.
     type Journal = Arc<Mutex<Vec<(Instant, &'static str, bool)>>>;
 
     /// An API server with one Lease. While it is cut off, requests have no answer.

@@ -19,7 +19,6 @@ use tracing::{info, warn};
 
 use crate::arguments::Limits;
 
-/// The programs' directory in the bpffs.
 const PINS: &str = "granary";
 /// The cgroup2 mount of a container in its own cgroup namespace.
 const OWN_HIERARCHY: &str = "/sys/fs/cgroup";
@@ -65,7 +64,6 @@ pub struct Settings {
     pub links: PathBuf,
 }
 
-/// Loads or removes the programs.
 #[derive(Debug)]
 pub struct Enforcer {
     settings: Settings,

@@ -81,7 +81,6 @@ fn get(path: &str) -> Option<String> {
     request().ok()
 }
 
-/// The program in its own container.
 struct Agent(Child);
 
 impl Agent {

@@ -36,7 +36,6 @@ fn render(namespace: &str, values: &Value) -> Result<Result<String, String>, Fai
     })
 }
 
-/// The objects of the chart with these values.
 pub fn rendered(namespace: &str, values: &Value) -> Result<Vec<Value>, Failure> {
     let text = render(namespace, values)??;
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;

@@ -8,7 +8,6 @@ use image::sha256;
 pub(crate) struct Texts(BTreeMap<String, Vec<u8>>);
 
 impl Texts {
-    /// Adds a text and returns its SHA-256.
     pub(crate) fn add(&mut self, text: Vec<u8>) -> String {
         let name = sha256(&text);
         self.0.entry(name.clone()).or_insert(text);
