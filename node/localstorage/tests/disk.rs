@@ -7,7 +7,7 @@ use std::process::Command;
 
 use dir::{Mode, Name};
 use fsquota::Limits;
-use ktest_support::{Disk, unmount};
+use ktest_support::{Disk, run, unmount};
 use localstorage::{
     Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
     mount_ephemeral,
@@ -48,7 +48,7 @@ impl Machine {
         // Of block devices since Linux 4.9.
         fallocate(&disk, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, self.size().cast_signed()).unwrap();
         disk.sync_all().unwrap();
-        run("blockdev", &["--rereadpt", self.path()]);
+        run(Command::new("blockdev").args(["--rereadpt", self.path()]));
     }
 
     fn path(&self) -> &str {
@@ -93,7 +93,7 @@ impl Machine {
     }
 
     fn mkfs(&self, more: &[&str]) {
-        run("mkfs.xfs", &[&["-q", "-f", "-K"], more, &[self.path()]].concat());
+        run(Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).args(more).arg(self.path()));
     }
 
     /// Our file system with nothing in it, mounted in another way than by a node.
@@ -120,11 +120,6 @@ impl Drop for Machine {
             let _ = umount2(path, MntFlags::MNT_DETACH);
         }
     }
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// Asserts that every directory of a mounted tree is there with its mode, by which only root lists and changes it.
