@@ -58,9 +58,16 @@ pub(crate) const LARGEST: usize = 1472;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Requests offers, if possible of the previous address.
-    Discover { wished: Option<Ipv4Addr> },
-    Take { address: Ipv4Addr, server: Ipv4Addr },
-    Keep { address: Ipv4Addr },
+    Discover {
+        wished: Option<Ipv4Addr>,
+    },
+    Take {
+        address: Ipv4Addr,
+        server: Ipv4Addr,
+    },
+    Keep {
+        address: Ipv4Addr,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
