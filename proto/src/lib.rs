@@ -29,6 +29,5 @@ pub mod node {
     /// The descriptors of the file, an encoded `google.protobuf.FileDescriptorSet` without comments.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/config.bin"));
 
-    /// The same with comments.
     pub const DESCRIPTORS_WITH_COMMENTS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/config.comments.bin"));
 }

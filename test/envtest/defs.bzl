@@ -2,7 +2,7 @@
 
 load("//tools/rust:defs.bzl", "rust_test")
 
-def envtest(name, size = "medium", tags = [], data = [], env = {}, **kwargs):
+def envtest(name, size = "medium", tags = [], data = [], dev_deps = [], env = {}, **kwargs):
     """A suite of //test/envtest as a test: the control plane's programs, a network of its own. A macro.
 
     Args:
@@ -10,6 +10,7 @@ def envtest(name, size = "medium", tags = [], data = [], env = {}, **kwargs):
         size: as for every test.
         tags: as for every test.
         data: as for every test.
+        dev_deps: as for `rust_test`, beside //test/envtest.
         env: as for every test.
         **kwargs: other attributes of a rust_test.
     """
@@ -20,6 +21,7 @@ def envtest(name, size = "medium", tags = [], data = [], env = {}, **kwargs):
             Label("//third_party/kubernetes:etcd"),
             Label("//third_party/kubernetes:kube"),
         ],
+        dev_deps = dev_deps + [Label("//test/envtest")],
         env = env | {
             "ENVTEST_ETCD": "$(rootpath //third_party/kubernetes:etcd)",
             "ENVTEST_KUBE": "$(rootpath //third_party/kubernetes:kube)",

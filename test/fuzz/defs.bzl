@@ -1,7 +1,6 @@
 """fuzz_test: coverage-guided fuzzing with libFuzzer, on stable Rust, as an ordinary test."""
 
-load("@crates//:defs.bzl", "aliases", "all_crate_deps")
-load("@rules_rust//rust:defs.bzl", "rust_binary")
+load("//tools/rust:defs.bzl", "rust_binary")
 
 _FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
 _PLATFORMS = "//command_line_option:platforms"
@@ -66,7 +65,7 @@ _fuzz_test = rule(
     },
 )
 
-def fuzz_test(name, src, runs, corpus = None, finds = "", deps = [], size = "small", timeout = "moderate", **kwargs):
+def fuzz_test(name, runs, finds = "", size = "small", timeout = "moderate", **kwargs):
     """A bounded, repeatable fuzz run of one parser. A macro.
 
     It groups the program (NAME_program) and the test (NAME). The test makes `runs` inputs from the seeds,
@@ -75,32 +74,27 @@ def fuzz_test(name, src, runs, corpus = None, finds = "", deps = [], size = "sma
         bazel run //test/fuzz:NAME -- -max_total_time=600
 
     Args:
-        name: name of the test, and of the directory of its seeds.
-        src: a file with `#![no_main]` and a `libfuzzer_sys::fuzz_target!`.
+        name: name of the test, of the directory of its seeds, corpus/NAME, and of its source, targets/NAME.rs, with
+            `#![no_main]` and a `libfuzzer_sys::fuzz_target!`.
         runs: how many inputs the test makes. Choose what takes some seconds.
-        corpus: files with seeds, all in one directory; corpus/NAME/* if not given.
         finds: for a target with a bug on purpose: the message with which it has to fail.
-        deps: crates of this workspace that the target uses.
         size: as for every test.
         timeout: as for every test. A busy machine needs more than a minute.
         **kwargs: other attributes of a test.
     """
     rust_binary(
         name = name + "_program",
-        testonly = True,
-        srcs = [src],
-        aliases = aliases(),
+        srcs = ["targets/%s.rs" % name],
         crate_name = name + "_program",
-        proc_macro_deps = all_crate_deps(proc_macro = True),
         rustc_flags = ["-Copt-level=3"],
         tags = ["manual"],  # Only with instrumentation.
         visibility = ["//visibility:private"],
-        deps = all_crate_deps(normal = True) + deps,
+        deps = [":fuzz"],
     )
     _fuzz_test(
         name = name,
         size = size,
-        corpus = corpus if corpus != None else native.glob(["corpus/%s/*" % name]),
+        corpus = native.glob(["corpus/%s/*" % name]),
         finds = finds,
         program = ":%s_program" % name,
         runs = runs,

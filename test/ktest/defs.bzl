@@ -1,9 +1,8 @@
 """Programs as the payload of a VM, on the node's own kernel: tests (ktest, kernel_test) and others (guest_program)."""
 
-load("@crates//:defs.bzl", "aliases", "all_crate_deps")
-load("@rules_rust//rust:defs.bzl", "rust_test")
 load("//third_party/debian:defs.bzl", "debian_tree", "kernel_modules")
 load("//tools/image:initramfs.bzl", "initramfs")
+load("//tools/rust:defs.bzl", "rust_test", "test_sources")
 
 def _guest(ctx, runs):
     config = ctx.actions.declare_file(ctx.label.name + ".json")
@@ -34,8 +33,8 @@ _MEMORY = "1G"
 
 _ATTRS = {
     "cpus": attr.int(default = 2, doc = "CPUs of the guest."),
-    "disks": attr.string_list(doc = "Scratch disks, see `ktest`."),
-    "kernel": attr.label(mandatory = True, allow_single_file = True, doc = "The guest's kernel."),
+    "disks": attr.string_list(doc = "Scratch disks by size, which may be followed by faults: \"1G,fail=flush\"."),
+    "kernel": attr.label(default = "//third_party/debian:vmlinuz", allow_single_file = True, doc = "The guest's kernel; `modules` are of the default one."),
     "memory": attr.string(default = _MEMORY, doc = "Memory of the guest."),
     "payload": attr.label(mandatory = True, allow_single_file = True, doc = "The program, its modules and tools."),
     "tools": attr.string_list(doc = "Programs that must be there."),
@@ -87,13 +86,9 @@ def _payload(name, program, modules, tools, tool_packages):
 def ktest(
         name,
         test,
-        disks = [],
-        memory = _MEMORY,
-        cpus = 2,
         modules = ["xfs"],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
-        kernel = Label("//third_party/debian:vmlinuz"),
         host_cpus = 1,
         size = "small",
         timeout = "moderate",
@@ -109,28 +104,19 @@ def ktest(
     Args:
         name: name of the test.
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
-        disks: scratch disks by size; the program finds their devices in KTEST_DISKS, in this order. A
-            size may be followed by faults: "1G,fail=flush", "1G,fail=write@2048:once", or "1G,log".
-        memory: the guest's memory.
-        cpus: the guest's CPUs.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
         tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
         tool_packages: Debian packages of the tools and of all libraries that they load.
-        kernel: the guest's kernel; `modules` are of the one in //third_party/debian.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
         host_cpus: CPUs of the host that the test keeps busy. A guest that mostly waits shares the host with another test.
         tags: as for every test.
-        **kwargs: other attributes of a test.
+        **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
     _payload(name, test, modules, tools, tool_packages)
     _guest_test(
         name = name,
         size = size,
-        cpus = cpus,
-        disks = disks,
-        kernel = kernel,
-        memory = memory,
         payload = ":%s_payload" % name,
         tags = tags + ["cpu:%d" % host_cpus],
         timeout = timeout,
@@ -140,9 +126,10 @@ def ktest(
 
 def kernel_test(
         name,
-        srcs,
+        srcs = [],
         crate_root = None,
-        deps = [],
+        deps = None,
+        dev_deps = [],
         crates = None,
         data = [],
         rustc_env = {},
@@ -150,54 +137,47 @@ def kernel_test(
         **kwargs):
     """A file of tests that run in a VM: a rust_test and its ktest. A macro.
 
-    The program (NAME_program) may use all crates that the package's Cargo.toml names, for tests or not, and
+    The program (NAME_program) may use all crates from outside that the package's Cargo.toml names, for tests or not, and
     `ktest_support`.
 
     Args:
-        name: name of the test.
-        srcs: the sources.
-        crate_root: the crate's root, if there are several.
-        deps: crates of this workspace.
-        crates: the package whose Cargo.toml names the crates from outside, if it is not this one.
+        name: name of the test, STEM_ktest.
+        srcs: sources beside tests/STEM.rs and tests/STEM/; all of them if there is a `crate_root`.
+        crate_root: the crate's root; tests/STEM.rs or tests/STEM/main.rs if omitted.
+        deps: as for `rust_test`.
+        dev_deps: as for `rust_test`.
+        crates: the package with the Cargo.toml, if it is not this one.
         data: files that the sources include.
         rustc_env: as for every rust_test.
         computes: whether the program itself computes for long in emulation, and is optimized for that. Others mostly wait
             for the kernel; the crates that they test are optimized.
         **kwargs: attributes of `ktest`: disks, modules, tools, memory and so on.
     """
-    if not crate_root:
-        if len(srcs) != 1:
-            fail("{}: which of the sources is the crate_root?".format(name))
-        crate_root = srcs[0]
-    support = Label("//test/ktest/support")
+    srcs, crate_root = test_sources(name, srcs, crate_root)
     rust_test(
         name = name + "_program",
         testonly = True,
         srcs = srcs,
-        aliases = aliases(normal_dev = True, package_name = crates, proc_macro_dev = True),
         compile_data = data,
         crate_root = crate_root,
-        proc_macro_deps = all_crate_deps(package_name = crates, proc_macro = True, proc_macro_dev = True),
+        dev_deps = dev_deps + [Label("//test/ktest/support")],
+        package = crates,
         rustc_env = rustc_env,
         rustc_flags = ["-Copt-level=%s" % ("s" if computes else "0")],
         # Not on the host.
         tags = ["manual"],
         visibility = ["//visibility:private"],
-        deps = all_crate_deps(normal = True, normal_dev = True, package_name = crates) + deps + [support],
+        deps = deps,
     )
     ktest(name = name, test = ":%s_program" % name, **kwargs)
 
 def guest_program(
         name,
         program,
-        disks = [],
-        memory = _MEMORY,
-        cpus = 2,
         modules = ["xfs"],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
-        kernel = Label("//third_party/debian:vmlinuz"),
-        visibility = None):
+        **kwargs):
     """A program that runs as root in a VM of its own, and is started like any other. A macro.
 
     Its arguments, output, error output (both as UTF-8 text) and status are those of the program in the guest. It has
@@ -207,25 +187,17 @@ def guest_program(
     Args:
         name: name of the executable target.
         program: a rust_binary, statically linked.
-        disks: as for `ktest`.
-        memory: as for `ktest`.
-        cpus: as for `ktest`.
         modules: as for `ktest`.
         tools: as for `ktest`.
         tool_packages: as for `ktest`.
-        kernel: as for `ktest`.
-        visibility: as for every target.
+        **kwargs: disks, memory, cpus and kernel of the guest, and other attributes of a target.
     """
     _payload(name, program, modules, tools, tool_packages)
     _guest_binary(
         name = name,
         testonly = True,
-        cpus = cpus,
-        disks = disks,
-        kernel = kernel,
-        memory = memory,
         payload = ":%s_payload" % name,
         tags = ["manual"],
         tools = tools,
-        visibility = visibility,
+        **kwargs
     )

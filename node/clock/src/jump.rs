@@ -47,7 +47,6 @@ impl Difference {
     }
 }
 
-/// Offsets between the clocks of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffsets {
     /// `CLOCK_REALTIME` to RTC. `None` if the RTC cannot be read.

@@ -24,7 +24,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time for the time servers to answer after a jump, before the clock is set from the RTC.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// The kernel rejected a correction.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot correct the clock")]
 pub struct CorrectError(#[from] Errno);

@@ -65,7 +65,6 @@ pub(crate) fn question(cookie: u64) -> [u8; LENGTH] {
 }
 
 impl Answer {
-    /// Parses the answer to the request with this cookie.
     pub(crate) fn parse(bytes: &[u8], cookie: u64) -> Result<Self, AnswerError> {
         let Some(bytes) = bytes.first_chunk::<LENGTH>() else { return Err(AnswerError::Short(bytes.len())) };
         let (leap, version, mode) = (bytes[0] >> 6, bytes[0] >> 3 & 7, bytes[0] & 7);

@@ -23,7 +23,6 @@ impl Overcommit {
 
     const MOST: u32 = 100_000;
 
-    /// Bytes that may be reserved on a disk of this size.
     pub fn of(self, size: Bytes) -> Bytes {
         let reservable = u128::from(size.get()) * u128::from(self.thousandths) / 1000;
         Bytes::new(u64::try_from(reservable).unwrap_or(u64::MAX))

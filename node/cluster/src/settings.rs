@@ -6,6 +6,8 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
+use crate::Images;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
     pub addresses: Addresses,
@@ -31,12 +33,13 @@ pub struct Static {
 
 /// Settings of the node's programs, which the configuration validates and the programs use. A worker ignores those of
 /// the API server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramSettings {
     pub pod_security: PodSecurity,
     pub secret_storage: SecretStorage,
     pub secret_key: SecretKey,
     pub pod_processes: PodProcesses,
+    pub images: Images,
 }
 
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.

@@ -252,7 +252,6 @@ mod tests {
         }
     }
 
-    /// `count` peers with one range each.
     fn cluster(count: u32) -> Peers {
         let peer = |number: u32| {
             let mut bytes = [7; 32];

@@ -106,7 +106,7 @@ mod tests {
                 {"name": "192.0.2.10:5000", "server": "http://192.0.2.10:5000", "verification": "DISABLED"},
             ],
         });
-        let images = Config::parse(&config.to_string()).unwrap().images;
+        let images = Config::parse(&config.to_string()).unwrap().programs.images;
         assert_eq!(images.cas.len(), 1);
         let [hub, plain] = &*images.registries else { panic!("{images:?}") };
         assert_eq!((hub.name.as_str(), hub.mirrors[0].endpoint.as_str()), ("docker.io", "https://mirror.example"));

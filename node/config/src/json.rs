@@ -9,9 +9,7 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 pub(crate) enum Json {
     Null,
     Bool(bool),
-    /// A non-negative integer.
     Count(u64),
-    /// Any other number.
     Number(f64),
     Text(String),
     List(Vec<Json>),

@@ -12,7 +12,6 @@ pub enum ParseError {
     Syntax(#[source] serde_json::Error),
     #[error("this build of the node cannot read configurations: its descriptors are invalid; build it again")]
     Build,
-    /// All problems, one per line.
     #[error("{}", lines(.0))]
     Problems(Vec<Problem>),
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ktest_support::{Disk, Tmpfs};
+use ktest_support::{Disk, Tmpfs, run};
 use loopdev::{Backing, Config, Control, Device};
 use nix::mount::{MsFlags, mount};
 use node_core::mounts;
@@ -24,8 +24,7 @@ struct Data {
 impl Data {
     fn new() -> Self {
         let data = Self { disk: Disk::take(), place: tempfile::tempdir().unwrap() };
-        let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).arg(data.disk.path()).status().unwrap();
-        assert!(made.success());
+        run(Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).arg(data.disk.path()));
         data.mount();
         data
     }

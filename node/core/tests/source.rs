@@ -10,7 +10,7 @@ use std::process::Command;
 
 use gpt::{Guid, Partition, Table, guid, protective_mbr};
 use ktest_support::process::Child;
-use ktest_support::{Disk, unmount};
+use ktest_support::{Disk, run, unmount};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::chroot;
 use node_core::source;
@@ -49,9 +49,9 @@ impl Machine {
         }
         disk.sync_all().unwrap();
         drop(disk);
-        run("blockdev", &["--rereadpt", machine.disk.path().to_str().unwrap()]);
-        run("mke2fs", &["-q", "-F", "-t", "ext4", "-O", "^has_journal", &machine.partition(2)]);
-        run("mkfs.fat", &[&machine.partition(1)]);
+        run(Command::new("blockdev").args(["--rereadpt", machine.disk.path().to_str().unwrap()]));
+        run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-O", "^has_journal"]).arg(machine.partition(2)));
+        run(Command::new("mkfs.fat").arg(machine.partition(1)));
         let place = machine.root.path();
         let options = Some("codepage=437,iocharset=ascii");
         mount(Some(&*machine.partition(1)), place, Some("vfat"), MsFlags::empty(), options).unwrap();
@@ -100,11 +100,6 @@ impl Machine {
     fn answer(&self) -> PathBuf {
         self.root.path().with_extension("answer")
     }
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
 fn chain(error: &dyn Error) -> String {

@@ -72,7 +72,6 @@ fn entries(directory: &Path) -> BTreeSet<String> {
     found
 }
 
-/// Paths below a directory, and what is in each file.
 fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
     let read = |name: &String| fs::read(directory.join(name)).expect("a file");
     entries(directory).into_iter().map(|name| (name.clone(), read(&name))).collect()

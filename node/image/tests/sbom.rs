@@ -30,7 +30,6 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().unwrap_or_else(|| panic!("no {field}"))
 }
 
-/// The crates whose source files a program names.
 fn named_crates(program: &[u8], locked: &BTreeMap<String, String>) -> BTreeSet<String> {
     let starts = program.windows(CRATE.len()).enumerate().filter(|(_, bytes)| *bytes == CRATE.as_bytes());
     let names = starts.map(|(start, _)| {

@@ -10,7 +10,6 @@ use verity::OnCorruption;
 use crate::system::{self, BlockDevice, System};
 
 pub const VERIFIED: &str = "system";
-/// Time to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time to wait for another disk if the partition of the first one contains another system.
 const SECOND_DISK: Duration = Duration::from_secs(1);

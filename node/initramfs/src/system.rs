@@ -7,27 +7,26 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use gpt::Table;
+use gpt::{Guid, Table};
 use verity::{BLOCK, CheckError, Root, RootError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// The file system with this UUID on any block device.
-    Image(Uuid),
+    Image(Guid),
     /// The content of this partition, verified with the root.
     Partition {
         /// Partition ID (PARTUUID).
-        id: Uuid,
+        id: Guid,
         /// Number of blocks and root hash.
         root: Root,
     },
 }
 
-/// The text is not a [`System`].
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSystemError {
-    #[error(transparent)]
-    Uuid(#[from] ParseUuidError),
+    #[error("{0:?} is not a UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
+    Uuid(String),
     /// The text after the partition ID is not a root.
     #[error("the partition ID is not followed by a number of blocks and a root hash")]
     Root(#[from] RootError),
@@ -37,9 +36,10 @@ impl FromStr for System {
     type Err = ParseSystemError;
 
     fn from_str(text: &str) -> Result<Self, ParseSystemError> {
+        let uuid = |text: &str| text.parse::<Guid>().map_err(|_| ParseSystemError::Uuid(text.to_owned()));
         Ok(match text.split_once(':') {
-            None => Self::Image(text.parse()?),
-            Some((id, root)) => Self::Partition { id: id.parse()?, root: root.parse()? },
+            None => Self::Image(uuid(text)?),
+            Some((id, root)) => Self::Partition { id: uuid(id)?, root: root.parse()? },
         })
     }
 }
@@ -53,78 +53,36 @@ impl fmt::Display for System {
     }
 }
 
-/// UUID of a file system or partition, in the form `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Uuid([u8; 16]);
-
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a UUID of the form xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx")]
-pub struct ParseUuidError(String);
-
-impl FromStr for Uuid {
-    type Err = ParseUuidError;
-
-    fn from_str(text: &str) -> Result<Self, ParseUuidError> {
-        let bad = || ParseUuidError(text.to_owned());
-        let groups: Vec<usize> = text.split('-').map(str::len).collect();
-        if groups != [8, 4, 4, 4, 12] {
-            return Err(bad());
-        }
-        let digits: Vec<u32> =
-            text.chars().filter(|c| *c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>().ok_or_else(bad)?;
-        let mut bytes = [0; 16];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| bad())?;
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            if matches!(at, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// Number of bytes at the start of a device that [`erofs_uuid`] needs.
 pub const HEAD: usize = 1024 + 128;
 
 /// The UUID in an EROFS superblock (`struct erofs_super_block`, fs/erofs/erofs_fs.h: at byte 1024, with the magic first
-/// and the UUID at offset 48).
-pub fn erofs_uuid(head: &[u8]) -> Option<Uuid> {
+/// and the UUID at offset 48). A UUID is big-endian, a GUID begins with three little-endian numbers.
+pub fn erofs_uuid(head: &[u8]) -> Option<Guid> {
     const MAGIC: [u8; 4] = 0xE0F5_E1E2_u32.to_le_bytes();
     let superblock = head.get(1024..)?;
     if superblock.get(..4)? != MAGIC {
         return None;
     }
-    superblock.get(48..64)?.try_into().ok().map(Uuid)
+    let mut uuid: [u8; 16] = superblock.get(48..64)?.try_into().ok()?;
+    for number in [0..4, 4..6, 6..8] {
+        uuid[number].reverse();
+    }
+    Some(Guid::from_bytes(uuid))
 }
 
 #[derive(Debug)]
 pub struct BlockDevice {
     pub device: PathBuf,
     /// UUID of the EROFS on it, or why it cannot be read.
-    pub image: Result<Option<Uuid>, io::Error>,
-    /// Entry in the partition table, if it is a partition.
+    pub image: Result<Option<Guid>, io::Error>,
     pub partition: Option<Partition>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Partition ID (PARTUUID).
-    pub id: Uuid,
+    pub id: Guid,
     /// Name, possibly empty.
     pub name: String,
 }
@@ -158,7 +116,6 @@ impl fmt::Display for BlockDevice {
     }
 }
 
-/// Lists all block devices from `/sys/class/block`.
 pub fn look() -> io::Result<Vec<BlockDevice>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/sys/class/block")? {
@@ -185,7 +142,7 @@ fn partition(attributes: &Path) -> Option<Partition> {
 
 fn find(table: &Table, number: u32) -> Option<Partition> {
     let found = table.partitions().find(|partition| partition.number.get() == number)?;
-    Some(Partition { id: found.id.to_string().parse().ok()?, name: found.name })
+    Some(Partition { id: found.id, name: found.name })
 }
 
 /// Sector size in bytes.
@@ -215,13 +172,12 @@ pub fn choose(
     }
 }
 
-/// Verifies the first block of a device.
 pub fn check_first(device: &Path, root: &Root) -> Result<(), CheckError> {
     let device = File::open(device).map_err(|source| CheckError::Read { place: 0, source })?;
     root.check(0, |place, block| device.read_exact_at(block, place * BLOCK as u64))
 }
 
-fn read_uuid(device: &Path) -> io::Result<Option<Uuid>> {
+fn read_uuid(device: &Path) -> io::Result<Option<Guid>> {
     let mut head = [0; HEAD];
     match File::open(device)?.read_exact_at(&mut head, 0) {
         Ok(()) => Ok(erofs_uuid(&head)),
@@ -237,11 +193,6 @@ mod tests {
     const TEXT: &str = "00112233-4455-6677-8899-aabbccddeeff";
 
     #[test]
-    fn display_reverses_parsing_of_a_uuid() {
-        assert_eq!(TEXT.parse::<Uuid>().unwrap().to_string(), TEXT);
-    }
-
-    #[test]
     fn invalid_uuids_are_rejected() {
         for text in [
             "",
@@ -250,13 +201,14 @@ mod tests {
             "g0112233-4455-6677-8899-aabbccddeeff",
             "é0112233-4455-6677-8899-aabbccddeef",
         ] {
-            assert_eq!(text.parse::<Uuid>(), Err(ParseUuidError(text.to_owned())));
+            assert_eq!(text.parse::<System>(), Err(ParseSystemError::Uuid(text.to_owned())));
         }
     }
 
     #[test]
     fn both_forms_of_a_system_are_parsed() {
-        assert_eq!(TEXT.parse(), Ok(System::Image(TEXT.parse().unwrap())));
+        assert_eq!(TEXT.parse(), Ok(System::Image(gpt::guid!("00112233-4455-6677-8899-aabbccddeeff"))));
+        assert_eq!(TEXT.parse::<System>().unwrap().to_string(), format!("system image {TEXT}"));
         let root = format!("30000:{}", "5a".repeat(32));
         let partition = System::Partition { id: TEXT.parse().unwrap(), root: root.parse().unwrap() };
         assert_eq!(format!("{TEXT}:{root}").parse(), Ok(partition));
@@ -267,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_partition_is_found_by_its_id() {
-        let id: Uuid = TEXT.parse().unwrap();
+        let id: Guid = TEXT.parse().unwrap();
         let mut table = Table::new(gpt::guid!("5ad00000-0000-4000-8000-000000000000"), 512).unwrap();
         let new = gpt::Partition {
             number: 2.try_into().unwrap(),
@@ -290,7 +242,7 @@ mod tests {
     /// Regression: the first partition was selected and reported as damaged.
     #[test]
     fn the_partition_with_matching_content_is_selected() {
-        let id: Uuid = TEXT.parse().unwrap();
+        let id: Guid = TEXT.parse().unwrap();
         let wanted = System::Partition { id, root: format!("1:{}", "5a".repeat(32)).parse().unwrap() };
         let seen = |device: &str| BlockDevice {
             device: device.into(),
@@ -312,7 +264,7 @@ mod tests {
         let mut head = vec![0; HEAD];
         assert_eq!(erofs_uuid(&head), None);
         head[1024..1028].copy_from_slice(&[0xE2, 0xE1, 0xF5, 0xE0]);
-        head[1072..1088].copy_from_slice(&TEXT.parse::<Uuid>().unwrap().0);
+        head[1072..1088].copy_from_slice(&0x0011_2233_4455_6677_8899_aabb_ccdd_eeff_u128.to_be_bytes());
         assert_eq!(erofs_uuid(&head), Some(TEXT.parse().unwrap()));
         assert_eq!(erofs_uuid(&head[..1080]), None);
     }

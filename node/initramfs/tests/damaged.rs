@@ -8,7 +8,7 @@ use std::process::Command;
 use gpt::{Guid, Partition, Table, guid, protective_mbr};
 use initramfs::search::{SearchError, VERIFIED, find, verified};
 use initramfs::system::System;
-use ktest_support::Disk;
+use ktest_support::{Disk, run};
 use verity::{BLOCK, Tree};
 
 const SECTOR: u32 = 512;
@@ -41,7 +41,7 @@ impl Installed {
         }
         device.sync_all().unwrap();
         drop(device);
-        run("blockdev", &["--rereadpt", disk.path().to_str().unwrap()]);
+        run(Command::new("blockdev").args(["--rereadpt", disk.path().to_str().unwrap()]));
         Self { disk, wanted: format!("{ID}:{}", tree.root()).parse().unwrap() }
     }
 
@@ -52,7 +52,7 @@ impl Installed {
         let mut block = [0; BLOCK];
         File::open(device).unwrap().read_exact_at(&mut block, BLOCK as u64).unwrap();
         assert_eq!(block[..8], 1_usize.to_le_bytes());
-        run("dmsetup", &["remove", "--noudevsync", VERIFIED]);
+        run(Command::new("dmsetup").args(["remove", "--noudevsync", VERIFIED]));
         Ok(())
     }
 
@@ -63,11 +63,6 @@ impl Installed {
         device.write_all_at(&[found[0] ^ 0x10], START + byte).unwrap();
         device.sync_all().unwrap();
     }
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// EROFS does not use the bytes before its superblock at offset 1024. Later blocks are verified by the kernel

@@ -179,8 +179,8 @@ mod tests {
         spec.options.configuration = Some(json!({"registries": registries, "podProcesses": 128}).to_string());
         let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
         let config = Config::parse(&of_worker(&spec, ca, &"abcdef.0123456789abcdef".parse().unwrap())).unwrap();
-        assert_eq!(config.images.registries[0].name.as_str(), "registry.example");
-        assert_eq!(config.pod_processes.get(), 128);
+        assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
+        assert_eq!(config.programs.pod_processes.get(), 128);
     }
 
     #[test]

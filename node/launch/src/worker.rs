@@ -20,7 +20,6 @@ pub struct Worker {
     pub(crate) node: Option<Node>,
 }
 
-/// Everything that each start of a worker needs.
 pub(crate) struct WorkerStart {
     pub(crate) spec: NodeSpec,
     pub(crate) host: Host,

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use gpt::{Guid, ParseError, Partition, Table};
+use gpt::{Extent, Guid, ParseError, Partition, PartitionTable, Table, guid};
 use nix::errno::Errno;
 use tracing::{info, warn};
 use units::Bytes;
@@ -20,11 +20,12 @@ use units::Bytes;
 use crate::content::Ends;
 use crate::disk::{Role, Seen, root};
 use crate::error::FindError;
-use crate::gpt::{self as gpt_read, DATA_PARTITION, PartitionTable};
 use crate::plan::MINIMUM;
 use crate::{sys, sysfs};
 
-/// The name of the partition, for people.
+/// Type of the partition that holds the node's data: a random UUID, made for this purpose.
+pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
+
 const NAME: &str = "DATA";
 /// A new random UUID with each read, random(4).
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
@@ -118,7 +119,6 @@ pub(crate) fn former_data(seen: &[Seen]) -> Result<Option<String>, FindError> {
     Ok(found.map_err(disk.failed("read the partition table of"))?.then_some(disk.name))
 }
 
-/// The disk that the root is on, opened.
 struct BootDisk {
     name: String,
     path: PathBuf,
@@ -147,7 +147,6 @@ impl BootDisk {
         self.size.get() / u64::from(self.sector)
     }
 
-    /// The table, if it is one that can be changed.
     fn table(&self) -> Result<Option<Table>, BootDiskError> {
         let mut head = vec![0; Table::length(self.sector)];
         if self.size.get() < head.len() as u64 {
@@ -201,9 +200,9 @@ fn started_from(
 
 /// Partitions of the former table in the place of a new partition, or behind it. The same data partition is
 /// the exception: it is of a node whose image was written once more, or of a change that the power ended.
-fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<gpt_read::Partition> {
+fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<Extent> {
     let start = Bytes::new(new.first.saturating_mul(u64::from(sector)));
-    let is_in_the_way = |found: &&gpt_read::Partition| {
+    let is_in_the_way = |found: &&Extent| {
         let is_the_same = found.kind == DATA_PARTITION && found.start == start;
         found.start.saturating_add(found.size) > start && !is_the_same
     };
@@ -219,7 +218,7 @@ where
 {
     let last = PartitionTable::last(size, sector, &mut read)?;
     let mut starts: Vec<u64> =
-        last.iter().flat_map(|last| last.data_partitions()).map(|found| found.start.get()).collect();
+        last.iter().flat_map(|last| last.of_kind(DATA_PARTITION)).map(|found| found.start.get()).collect();
     let mut head = vec![0; Table::length(sector)];
     if size.get() >= head.len() as u64 {
         read(&mut head, 0)?;

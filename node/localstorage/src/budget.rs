@@ -77,7 +77,6 @@ impl Part {
 }
 
 impl Share {
-    /// Of a disk of this size, in whole MiB.
     fn of(self, disk: Bytes) -> Limits {
         let part = disk.get().saturating_mul(self.permille) / 1000;
         let bytes = Bytes::new(part - part % Bytes::MIB.get()).clamp(self.least, self.most);
@@ -106,12 +105,10 @@ impl Budget {
         Self { size }
     }
 
-    /// The size that is divided.
     pub const fn size(self) -> Bytes {
         self.size
     }
 
-    /// The limits of a part.
     pub fn limits(self, part: Part) -> Limits {
         part.share().of(self.size)
     }

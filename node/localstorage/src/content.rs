@@ -27,7 +27,6 @@ pub enum Content {
     Unexamined,
 }
 
-/// Numbers of an XFS superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub block: Bytes,
@@ -52,7 +51,6 @@ impl Geometry {
 pub struct Ends<'disk> {
     pub head: &'disk [u8],
     pub tail: &'disk [u8],
-    /// The size of the disk.
     pub size: Bytes,
 }
 

@@ -5,30 +5,27 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use gpt::{Extent, PartitionTable, TableState};
 use nix::errno::Errno;
 use nix::libc::dev_t;
 use tracing::warn;
 use units::Bytes;
 
-use crate::boot_disk::{self, Wanted};
+use crate::boot_disk::{self, DATA_PARTITION, Wanted};
 use crate::content::{Content, END, Ends, Geometry};
 use crate::error::{FindError, Refusal};
-use crate::gpt::{Partition, PartitionTable, TableState};
 use crate::plan::{Decision, plan};
 use crate::probe::{ProbeError, probe};
 use crate::program::Programs;
 use crate::signature::Mark;
 use crate::sysfs::{self, look};
 
-/// Serial number of the disk that the system is on.
 const SYSTEM_SERIAL: &str = "system";
-/// Serial number that designates the data disk.
 const DATA_SERIAL: &str = "data";
 
 /// Purpose of a disk. The data disk is selected from those with the greatest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// The node was started from it.
     System,
     Unnamed,
     /// The machine says, by its serial number, that it is for the data.
@@ -44,7 +41,6 @@ pub struct Seen {
     pub name: String,
     pub device: PathBuf,
     pub role: Role,
-    /// Whether it can only be read.
     pub read_only: bool,
     pub size: Bytes,
     pub content: Content,
@@ -89,7 +85,6 @@ impl DataDisk {
         if boot_disk::change(&seen, wanted)? { Self::choose(&disks(programs)?) } else { chosen }
     }
 
-    /// The disk that [`plan`] decides for.
     pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {
@@ -241,7 +236,6 @@ impl Machine<'_> {
         })
     }
 
-    /// The partitions for data of a disk, if it has a partition table.
     fn data_partitions(&self, path: &Path, disk: &Seen, medium: &File) -> Result<Vec<Seen>, FindError> {
         let sector = path.join("queue/logical_block_size");
         let sector = u32::try_from(sysfs::read_number(&sector)?).map_err(|_| FindError::Malformed { path: sector })?;
@@ -249,7 +243,7 @@ impl Machine<'_> {
         let Some(table) = table.map_err(look("read the partition table of", &disk.device))? else {
             return Ok(Vec::new());
         };
-        let wanted: Vec<_> = table.data_partitions().collect();
+        let wanted: Vec<_> = table.of_kind(DATA_PARTITION).collect();
         match table.state {
             _ if wanted.is_empty() => {}
             TableState::Whole => {}
@@ -265,7 +259,7 @@ impl Machine<'_> {
 
     /// The kernel may know an older table, or none: only a partition that it shows in the very place is
     /// the one.
-    fn data_partition(&self, disk_path: &Path, disk: &Seen, wanted: &Partition) -> Result<Seen, FindError> {
+    fn data_partition(&self, disk_path: &Path, disk: &Seen, wanted: &Extent) -> Result<Seen, FindError> {
         for path in sysfs::partitions(disk_path)? {
             let number = sysfs::read_number(&path.join("partition"))?;
             let start = sysfs::read_size(&path.join("start"))?;

@@ -4,12 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use gpt::TableState;
 use nix::errno::Errno;
 use units::Bytes;
 
 use crate::boot_disk::BootDiskError;
 use crate::content::LABEL;
-use crate::gpt::TableState;
 use crate::plan::MINIMUM;
 use crate::probe::ProbeError;
 use crate::program::RunError;
@@ -92,7 +92,6 @@ pub enum FindError {
     Malformed { path: PathBuf },
 }
 
-/// A tree could not be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The disk cannot be looked at once more. Nothing was written to it.

@@ -53,14 +53,12 @@ impl<T: Tree> Mounted<T> {
         opened.map_err(|source| OpenError { path: path.to_owned(), source })
     }
 
-    /// The root of the tree.
     pub fn root(&self) -> &Dir {
         &self.root
     }
 }
 
 impl Mounted<Data> {
-    /// How the disk is divided.
     pub fn budget(&self) -> Result<Budget, MountError> {
         budget(&self.root, self.tree.path())
     }

@@ -20,7 +20,6 @@ pub enum Decision<'seen> {
 }
 
 impl<'seen> Decision<'seen> {
-    /// The disk that it is about.
     pub fn disk(self) -> &'seen Seen {
         match self {
             Self::Use(disk) | Self::Format(disk) => disk,

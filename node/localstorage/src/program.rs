@@ -25,7 +25,6 @@ impl Default for Programs {
     }
 }
 
-/// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -115,7 +114,6 @@ impl Stream {
         Self { open: open.map(File::from), read: Vec::new() }
     }
 
-    /// Takes what is there.
     fn take(&mut self) -> io::Result<()> {
         let mut buffer = [0; 4096];
         let Some(open) = &mut self.open else { return Ok(()) };

@@ -129,7 +129,6 @@ fn is_unused(root: &Dir, path: &Path, id: ProjectId) -> Result<bool, MountError>
     Ok(quota.limits == Limits::default() && quota.used == fsquota::Usage::default())
 }
 
-/// The budget of the data disk that `root` is the root of.
 pub(crate) fn budget(root: &Dir, path: &Path) -> Result<Budget, MountError> {
     let found = fstatvfs(root).map_err(|source| MountError::Size { path: path.to_owned(), source })?;
     Ok(Budget::of(Bytes::new(found.blocks().saturating_mul(found.fragment_size()))))

@@ -28,7 +28,6 @@ pub(crate) fn read_number(path: &Path) -> Result<u64, FindError> {
     number(&text).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
 }
 
-/// An attribute that counts sectors.
 pub(crate) fn read_size(path: &Path) -> Result<Bytes, FindError> {
     let sectors = Bytes::new(read_number(path)?);
     sectors.checked_mul(SECTOR).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
@@ -58,7 +57,6 @@ pub(crate) fn serial(disk: &Path) -> Result<Option<String>, FindError> {
     Ok(None)
 }
 
-/// The partitions that the kernel shows of a disk.
 pub(crate) fn partitions(disk: &Path) -> Result<Vec<PathBuf>, FindError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(disk).map_err(look("list", disk))? {

@@ -75,7 +75,6 @@ directory! {
         containerd: Directory = "containerd" limit Containerd,
         /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
-        /// The project IDs of the parts of the disk.
         project_ids: File = "project-ids.json",
         log: Log = "log",
     }
@@ -131,7 +130,6 @@ pub trait Tree: Sized {
     /// Whether it is a directory, which exists as soon as its tree is mounted.
     const DIRECTORY: bool = true;
 
-    /// The mode of the directory.
     const MODE: Mode = PRIVATE;
 
     /// This place at a path. [`Root::at`] is the beginning.
@@ -143,15 +141,11 @@ pub trait Tree: Sized {
     fn visit<'tree>(&'tree self, _see: &mut dyn FnMut(Entry<'tree>)) {}
 }
 
-/// Something in a tree, as [`Tree::visit`] shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'tree> {
-    /// Its name in the directory above.
     pub name: &'static str,
     pub path: &'tree Path,
-    /// Whether it is a directory.
     pub directory: bool,
-    /// The mode of the directory.
     pub mode: Mode,
     /// The part of the data disk that it is, with a limit of its own. Its content has that limit too.
     pub part: Option<Part>,
@@ -226,7 +220,6 @@ mod tests {
 
     #[derive(Debug, PartialEq, Eq)]
     enum Fault {
-        /// A name that is not one path component.
         Name(&'static str, NameError),
         /// Two entries of one directory have the same name.
         Siblings(PathBuf),

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use gpt::{Guid, Partition, Table, guid, protective_mbr};
 use ktest_support::process::Child;
-use ktest_support::{Disk, unmount};
+use ktest_support::{Disk, run, unmount};
 use localstorage::{DATA_PARTITION, DataDisk, LABEL, PartitionTable, Root, TableState};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -35,14 +35,12 @@ const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 /// Of the machine, to its processes.
 const BOUND: [&str; 5] = ["dev", "proc", "sys", "tmp", "usr"];
 
-/// A machine with one disk.
 struct Machine {
     disk: Disk,
     root: TempDir,
 }
 
 impl Machine {
-    /// Writes the image to the disk.
     fn with_image() -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         machine.install(&machine.table(), IMAGE);
@@ -56,7 +54,7 @@ impl Machine {
         table.add(&partition(2, DATA_PARTITION, [IMAGE, SHORTER - 1])).unwrap();
         machine.install(&table, SHORTER);
         let data = machine.partition(2);
-        run("mkfs.xfs", &["-q", "-f", "-K", "-L", LABEL, data.to_str().unwrap()]);
+        run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-L", LABEL, data.to_str().unwrap()]));
         let place = machine.root.path();
         mount(Some(&data), place, Some("xfs"), MsFlags::empty(), None::<&str>).unwrap();
         fs::write(place.join("kept"), "kept").unwrap();
@@ -85,7 +83,7 @@ impl Machine {
         drop(disk);
         self.read_table_again();
         let system = self.partition(1);
-        run("mke2fs", &["-q", "-F", "-t", "ext4", "-O", "^has_journal", system.to_str().unwrap()]);
+        run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", system.to_str().unwrap()]));
     }
 
     /// Of what a boot writes to change the table, so many writes: then the power is gone.
@@ -103,7 +101,7 @@ impl Machine {
 
     /// As the kernel does at its start. It does not while a partition is mounted.
     fn read_table_again(&self) {
-        run("blockdev", &["--rereadpt", self.disk.path().to_str().unwrap()]);
+        run(Command::new("blockdev").args(["--rereadpt", self.disk.path().to_str().unwrap()]));
     }
 
     fn length(&self) -> u64 {
@@ -161,12 +159,6 @@ impl Machine {
 fn partition(number: u32, kind: Guid, [start, end]: [u64; 2]) -> Partition {
     let (first, last) = (start * SECTORS_OF_MIB, end * SECTORS_OF_MIB - 1);
     Partition { number: NonZeroU32::new(number).unwrap(), kind, id: ID, first, last, name: String::new() }
-}
-
-/// Runs a tool, which must succeed.
-fn run(program: &str, arguments: &[&str]) {
-    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// A machine that runs. Dropped, it is off.

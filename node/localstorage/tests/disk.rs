@@ -7,7 +7,7 @@ use std::process::Command;
 
 use dir::{Mode, Name};
 use fsquota::Limits;
-use ktest_support::{Disk, unmount};
+use ktest_support::{Disk, run, unmount};
 use localstorage::{
     Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
     mount_ephemeral,
@@ -28,14 +28,12 @@ mod partition;
 /// The label of an incomplete file system of the node.
 const UNFINISHED: &str = "new-793a9f54";
 
-/// A machine with one disk and a place for its tree.
 struct Machine {
     place: TempDir,
     disk: Disk,
 }
 
 impl Machine {
-    /// The disk is empty.
     fn new() -> Self {
         let machine = Self { place: tempfile::tempdir().unwrap(), disk: Disk::take() };
         fs::create_dir(machine.root().data.path()).unwrap();
@@ -50,7 +48,7 @@ impl Machine {
         // Of block devices since Linux 4.9.
         fallocate(&disk, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, self.size().cast_signed()).unwrap();
         disk.sync_all().unwrap();
-        run("blockdev", &["--rereadpt", self.path()]);
+        run(Command::new("blockdev").args(["--rereadpt", self.path()]));
     }
 
     fn path(&self) -> &str {
@@ -95,7 +93,7 @@ impl Machine {
     }
 
     fn mkfs(&self, more: &[&str]) {
-        run("mkfs.xfs", &[&["-q", "-f", "-K"], more, &[self.path()]].concat());
+        run(Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).args(more).arg(self.path()));
     }
 
     /// Our file system with nothing in it, mounted in another way than by a node.
@@ -122,12 +120,6 @@ impl Drop for Machine {
             let _ = umount2(path, MntFlags::MNT_DETACH);
         }
     }
-}
-
-/// Runs a tool, which must succeed.
-fn run(program: &str, arguments: &[&str]) {
-    let ended = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(ended.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// Asserts that every directory of a mounted tree is there with its mode, by which only root lists and changes it.

@@ -85,7 +85,6 @@ fn kind(content: &Content) -> &'static str {
     }
 }
 
-/// How the next boot ended.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Boot {
     /// With a node that works, from a disk of this kind.

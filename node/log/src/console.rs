@@ -75,7 +75,6 @@ impl Console {
         Ok(())
     }
 
-    /// Queues a line regardless of the capacity.
     pub(crate) fn push_always(&self, line: &str) {
         let mut state = self.state();
         state.end_gap();

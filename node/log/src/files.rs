@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use units::Bytes;
 
-/// Limits of the log on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Maximum number of files, at least 1.
@@ -209,7 +208,6 @@ mod tests {
         written.bytes
     }
 
-    /// Lines of all files, oldest first.
     fn lines(directory: &Path) -> Vec<String> {
         let numbers = numbers(directory).unwrap();
         let text = |number: u64| fs::read_to_string(directory.join(format!("{number:08}.jsonl"))).unwrap();

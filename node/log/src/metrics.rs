@@ -14,7 +14,6 @@ pub struct Metrics {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
-    /// The queue of the disk was full.
     Disk,
     /// The kernel overwrote it before it was read.
     Kernel,

@@ -17,7 +17,6 @@ use crate::redact::{REDACTED, is_secret, redact};
 pub(crate) const MESSAGE: usize = 16 << 10;
 /// Maximum length of a field value in bytes.
 const VALUE: usize = 4 << 10;
-/// Maximum number of fields.
 const FIELDS: usize = 32;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -66,7 +66,6 @@ fn replacement(found: &Captures<'_>) -> String {
     format!("{before}{REDACTED}{}", group("after_bootstrap"))
 }
 
-/// Whether the name of a field indicates a secret.
 pub(crate) fn is_secret(name: &str) -> bool {
     ["authorization", "password", "passphrase", "secret", "token"].contains(&name)
 }

@@ -116,7 +116,6 @@ impl Stream {
         self.0.console.get().is_none_or(|console| console.wait(limit))
     }
 
-    /// The layer for [`tracing`].
     pub fn layer(&self) -> Layer {
         Layer::new(self.clone())
     }
@@ -173,7 +172,6 @@ impl Shared {
         }
     }
 
-    /// Logs a record regardless of the rate.
     pub(crate) fn emit(&self, record: Record) {
         let record = record.clean();
         if let Some(console) = self.console.get()

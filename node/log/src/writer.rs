@@ -12,7 +12,6 @@ use crate::stream::Shared;
 /// Interval of writes, so that they are few and large. Failed writes are retried after it.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Runs until the stream is closed.
 pub(crate) fn run(shared: &Shared) {
     let mut writer = Writer::default();
     loop {
@@ -34,7 +33,6 @@ pub(crate) fn run(shared: &Shared) {
 struct Writer {
     /// `None` until the disk is mounted.
     files: Option<Files>,
-    /// Lines that are not written yet.
     lines: VecDeque<Vec<u8>>,
     /// Dropped lines that were not reported yet.
     missing: u64,

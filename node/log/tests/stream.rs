@@ -38,7 +38,6 @@ impl FakeSink {
     }
 }
 
-/// Calls `look` until it succeeds.
 fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -50,7 +49,6 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
-/// A stream, its records and metrics.
 struct Log {
     stream: Stream,
     kept: FakeSink,

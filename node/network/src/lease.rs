@@ -8,9 +8,7 @@ use ipnet::Ipv4Net;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) interface: Ipv4Net,
-    /// The server that gave the lease.
     pub(crate) server: Ipv4Addr,
-    /// Router in the network of the address.
     pub(crate) gateway: Option<Ipv4Addr>,
     /// Name servers in order of preference.
     pub(crate) name_servers: Vec<Ipv4Addr>,

@@ -58,11 +58,16 @@ pub(crate) const LARGEST: usize = 1472;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Requests offers, if possible of the previous address.
-    Discover { wished: Option<Ipv4Addr> },
-    /// Requests the offered address.
-    Take { address: Ipv4Addr, server: Ipv4Addr },
-    /// Requests an extension of the lease.
-    Keep { address: Ipv4Addr },
+    Discover {
+        wished: Option<Ipv4Addr>,
+    },
+    Take {
+        address: Ipv4Addr,
+        server: Ipv4Addr,
+    },
+    Keep {
+        address: Ipv4Addr,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +125,6 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
-    /// Transaction ID of the request.
     pub(crate) transaction: u32,
     pub(crate) hardware: Hardware,
     pub(crate) server: Ipv4Addr,

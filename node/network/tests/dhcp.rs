@@ -28,7 +28,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Held by each test: all devices share the client's port, and Linux would send from the address of another device.
 static SERIAL: Mutex<()> = Mutex::const_new(());
 
-/// A pair of connected devices.
 struct Cable {
     netlink: Handle,
     _driver: JoinSet<()>,
@@ -65,7 +64,6 @@ impl Cable {
     }
 }
 
-/// Captured log of a test.
 #[derive(Clone, Default)]
 struct CapturedLog(Arc<SyncMutex<Vec<u8>>>);
 
@@ -125,7 +123,6 @@ async fn serve(cable: &Cable, ignored: u32, received: &AtomicU32) {
     }
 }
 
-/// Default routes of the kernel.
 fn gateways(device: &str) -> Vec<Ipv4Addr> {
     let table = fs::read_to_string("/proc/net/route").unwrap();
     let default = table.lines().filter_map(|line| {

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Maximum number of entries.
 const MOST: usize = 100;
 
 /// Maximum length of a message in bytes.
@@ -36,7 +35,6 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Text on the page.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Warning => "warning",

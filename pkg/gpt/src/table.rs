@@ -21,7 +21,7 @@ pub(crate) const FIRST_HEADER: u64 = 1;
 const FIRST_ARRAY: u64 = 2;
 
 /// MBR partition type of a protective MBR.
-const PROTECTIVE: u8 = 0xee;
+pub(crate) const PROTECTIVE: u8 = 0xee;
 
 /// A partition table, independent of the size of its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,9 +104,7 @@ impl Table {
     /// # Errors
     /// [`ParseError::Sector`]: the sector size is not a power of two from 512 to 65536 bytes.
     pub fn new(disk: Guid, sector: u32) -> Result<Self, ParseError> {
-        let size = BlockSize::new(sector)
-            .filter(|_| sector.is_power_of_two() && (512..=1 << 16).contains(&sector))
-            .ok_or(ParseError::Sector(sector))?;
+        let size = block_size(sector).ok_or(ParseError::Sector(sector))?;
         let entries = vec![GptPartitionEntry::zeroed(); ENTRIES as usize];
         Ok(Self { disk, sector: size, entries, next: Place::First, second: None })
     }
@@ -132,7 +130,7 @@ impl Table {
         if mbr.signature != [0x55, 0xaa] || mbr.partitions.iter().all(|record| record.os_indicator != PROTECTIVE) {
             return Err(ParseError::None);
         }
-        let header = header(at(FIRST_HEADER, sector as usize).ok_or(ParseError::Short)?)?;
+        let header = header(at(FIRST_HEADER, sector as usize).ok_or(ParseError::Short)?, FIRST_HEADER)?;
         if (header.number_of_partition_entries.to_u32(), header.size_of_partition_entry.to_u32()) != (ENTRIES, ENTRY) {
             return Err(ParseError::Unusual);
         }
@@ -286,8 +284,13 @@ fn name(text: &str) -> Result<GptPartitionName, AddError> {
     Ok(name)
 }
 
-/// Parses the header of the first copy.
-fn header(sector: &[u8]) -> Result<GptHeader, ParseError> {
+/// A supported sector size: the kernel's memory limits it too.
+pub(crate) fn block_size(sector: u32) -> Option<BlockSize> {
+    BlockSize::new(sector).filter(|_| sector.is_power_of_two() && sector <= 1 << 16)
+}
+
+/// Parses the header in sector `lba`.
+pub(crate) fn header(sector: &[u8], lba: u64) -> Result<GptHeader, ParseError> {
     let found: GptHeader = pod_read_unaligned(sector.get(..size_of::<GptHeader>()).ok_or(ParseError::Short)?);
     if !found.is_signature_valid() {
         return Err(ParseError::None);
@@ -299,7 +302,7 @@ fn header(sector: &[u8]) -> Result<GptHeader, ParseError> {
     let is_right = length >= size_of::<GptHeader>()
         && { found.revision } == GptHeaderRevision::VERSION_1_0
         && checksum(&bytes) == found.header_crc32.0.to_u32()
-        && found.my_lba.to_u64() == FIRST_HEADER;
+        && found.my_lba.to_u64() == lba;
     if is_right { Ok(found) } else { Err(ParseError::Damaged) }
 }
 

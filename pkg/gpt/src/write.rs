@@ -1,5 +1,7 @@
 //! Conversion of a table to the bytes of a disk.
 
+use std::ops::RangeInclusive;
+
 use bytemuck::bytes_of;
 use gpt_disk_types::{Crc32, GptHeader, LbaLe, MasterBootRecord, U32Le};
 
@@ -37,24 +39,8 @@ impl Table {
         }
         let last = sectors - 1;
         let (array, checksum) = self.array_bytes();
-        let header = |at: u64, other: u64, array: u64| {
-            let mut header = GptHeader {
-                my_lba: LbaLe::from_u64(at),
-                alternate_lba: LbaLe::from_u64(other),
-                first_usable_lba: LbaLe::from_u64(self.first_usable()),
-                last_usable_lba: LbaLe::from_u64(last_usable),
-                disk_guid: self.disk,
-                partition_entry_lba: LbaLe::from_u64(array),
-                number_of_partition_entries: U32Le::from_u32(ENTRIES),
-                size_of_partition_entry: U32Le::from_u32(ENTRY),
-                partition_entry_array_crc32: Crc32(U32Le::from_u32(checksum)),
-                ..GptHeader::default()
-            };
-            header.update_header_crc32();
-            let mut sector = bytes_of(&header).to_vec();
-            sector.resize(self.sector.to_u32() as usize, 0);
-            sector
-        };
+        let usable = self.first_usable()..=last_usable;
+        let header = |at, other, array| self.header(at, other, array, &usable, checksum);
         let place = self.array(self.next);
         // The table fits on the disk, so the following arithmetic cannot overflow.
         let at = |lba: u64| lba * self.sector.to_u64();
@@ -65,6 +51,33 @@ impl Table {
             Write { at: at(place), bytes: array },
             Write { at: at(FIRST_HEADER), bytes: header(FIRST_HEADER, last, place) },
         ])
+    }
+
+    /// The sector `at` with a header; the header of the other copy is in the sector `other`.
+    pub(crate) fn header(
+        &self,
+        at: u64,
+        other: u64,
+        array: u64,
+        usable: &RangeInclusive<u64>,
+        checksum: u32,
+    ) -> Vec<u8> {
+        let mut header = GptHeader {
+            my_lba: LbaLe::from_u64(at),
+            alternate_lba: LbaLe::from_u64(other),
+            first_usable_lba: LbaLe::from_u64(*usable.start()),
+            last_usable_lba: LbaLe::from_u64(*usable.end()),
+            disk_guid: self.disk,
+            partition_entry_lba: LbaLe::from_u64(array),
+            number_of_partition_entries: U32Le::from_u32(ENTRIES),
+            size_of_partition_entry: U32Le::from_u32(ENTRY),
+            partition_entry_array_crc32: Crc32(U32Le::from_u32(checksum)),
+            ..GptHeader::default()
+        };
+        header.update_header_crc32();
+        let mut sector = bytes_of(&header).to_vec();
+        sector.resize(self.sector.to_u32() as usize, 0);
+        sector
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use image::{Image, MIB, Page, alone, attached, bytes, node, open, open_direct, sysfs, temporary};
-use ktest_support::{Disk, Tmpfs, XfsDisk, unmount};
+use ktest_support::{Disk, Tmpfs, XfsDisk, run, unmount};
 use loopdev::{
     AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
     Status,
@@ -289,8 +289,7 @@ fn a_file_of_an_xfs_is_known_by_its_inode() {
 #[test]
 fn a_file_of_a_btrfs_is_known_by_its_inode() {
     let (disk, target) = (Disk::take(), Path::new("/run/btrfs"));
-    let made = Command::new("mkfs.btrfs").args(["-q", "-f"]).arg(disk.path()).status().unwrap();
-    assert!(made.success());
+    run(Command::new("mkfs.btrfs").args(["-q", "-f"]).arg(disk.path()));
     fs::create_dir(target).unwrap();
     mount(Some(disk.path()), target, Some("btrfs"), MsFlags::empty(), None::<&str>).unwrap();
     known_by_inode(target);
@@ -356,8 +355,8 @@ fn losetup_shows_the_same() {
     };
     let device = image.attach(&config);
     let columns = "NAME,SIZELIMIT,OFFSET,AUTOCLEAR,RO,BACK-FILE,BACK-INO,BACK-MAJ:MIN,MAJ:MIN,DIO,LOG-SEC,PARTSCAN";
-    let shown = Command::new("losetup").args(["--list", "--json", "--output", columns]).arg(device.path()).output();
-    let mut shown: serde_json::Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
+    let shown = run(Command::new("losetup").args(["--list", "--json", "--output", columns]).arg(device.path()));
+    let mut shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     // Some columns are padded, in JSON too.
     for column in ["maj:min", "back-maj:min"] {
         let padded = &mut shown["loopdevices"][0][column];
@@ -386,13 +385,8 @@ fn losetup_shows_the_same() {
 fn what_losetup_attached_is_read() {
     let _alone = alone();
     let image = Image::new(8 * MIB);
-    let made = Command::new("losetup")
-        .args(["--find", "--show", "--read-only", "--offset", "4096", "--sector-size", "2048"])
-        .arg(&image.path)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let path = String::from_utf8(made.stdout).unwrap();
+    let options = ["--find", "--show", "--read-only", "--offset", "4096", "--sector-size", "2048"];
+    let path = run(Command::new("losetup").args(options).arg(&image.path));
     let device = Device::open(path.trim()).unwrap();
     let number: Number = path.trim().trim_start_matches("/dev/").parse().unwrap();
     assert_eq!(device.number(), number);

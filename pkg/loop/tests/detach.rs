@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::{Image, MIB, alone, attached, bytes, detached, open, sysfs, temporary};
-use ktest_support::{Tmpfs, unmount};
+use ktest_support::{Tmpfs, run, unmount};
 use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, Status, StatusError};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -23,8 +23,7 @@ struct Mounted(PathBuf);
 
 impl Mounted {
     fn new(device: &Device, kind: &str, make: &[&str]) -> Self {
-        let made = Command::new(make[0]).args(&make[1..]).arg(device.path()).output().unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        run(Command::new(make[0]).args(&make[1..]).arg(device.path()));
         let target = Path::new("/run").join(device.number().to_string());
         fs::create_dir_all(&target).unwrap();
         mount(Some(&device.path()), &target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
@@ -205,8 +204,7 @@ fn an_open_device_keeps_its_file() {
     let held = image.attach(&Config::default());
     for _ in 0..3 {
         assert_eq!(Device::open(held.path()).unwrap().detach(&image.file).unwrap(), Detach::Deferred);
-        let done = Command::new("losetup").arg("--detach").arg(held.path()).status().unwrap();
-        assert!(done.success());
+        run(Command::new("losetup").arg("--detach").arg(held.path()));
         assert_ne!(other.attach(&temporary()).number(), held.number());
         assert_eq!(held.backing().unwrap(), image.backing());
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::{Image, MIB, Page, bytes, open_direct, sysfs, temporary};
-use ktest_support::{Tmpfs, XfsDisk, unmount};
+use ktest_support::{Tmpfs, XfsDisk, run, unmount};
 use loopdev::{BlockSize, Config, Control, Device};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
@@ -61,8 +61,7 @@ impl Mount {
     }
 
     fn ext4(disk: &Path, name: &str) -> Self {
-        let made = Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(disk).status().unwrap();
-        assert!(made.success());
+        run(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(disk));
         Self::new("ext4", disk, name)
     }
 }

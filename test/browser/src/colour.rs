@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Colour([u8; 3]);
 
-/// Not a colour, or a transparent one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a colour of the form rgb(1, 2, 3)")]
 pub struct ColourError(String);

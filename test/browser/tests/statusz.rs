@@ -43,7 +43,6 @@ fn is_readable(look: &Look, screen: Screen) {
     }
 }
 
-/// All samples of the page, on all screens.
 fn every_screen_shows(page: Page) {
     with_page(page, Screen::DESK, |tab, served| {
         for screen in SCREENS {

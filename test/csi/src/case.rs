@@ -63,7 +63,6 @@ impl<'n> Case<'n> {
         volume
     }
 
-    /// A new volume, deleted in the end.
     pub fn fresh_volume(&self, kind: Kind, size: Bytes) -> Volume {
         let volume = self.staged_volume(kind, size);
         self.node.volumes().store().announce(&volume.id).expect("announce");
@@ -114,7 +113,6 @@ impl<'n> Case<'n> {
         answer(self.node.client().node_expand_volume(message).await).map(|response| response.capacity_bytes)
     }
 
-    /// A shared volume, published, with its target.
     pub async fn published(&self, kind: Kind) -> (Volume, PathBuf) {
         let volume = self.volume(kind);
         let target = self.target(&volume, "pod");

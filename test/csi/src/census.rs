@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use crate::Node;
 
-/// Resources by kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census(BTreeMap<(&'static str, String), usize>);
 

@@ -22,7 +22,6 @@ pub const NODE_NAME: &str = "node-1";
 pub const VERSION: &str = "1.2.3";
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A running node without a kubelet.
 pub struct Node {
     runtime: Runtime,
     running: Mutex<Option<Running>>,
@@ -77,7 +76,6 @@ impl Node {
         &self.volumes
     }
 
-    /// The shared connection.
     pub fn channel(&self) -> Channel {
         self.running().as_ref().expect("the plugin runs").channel.clone()
     }
@@ -90,7 +88,6 @@ impl Node {
         IdentityClient::new(self.channel())
     }
 
-    /// Over a new connection.
     pub async fn registration(&self) -> RegistrationClient<Channel> {
         RegistrationClient::new(connect(self.registration_socket()).await.expect("connect"))
     }
@@ -99,7 +96,6 @@ impl Node {
         Arc::clone(&self.running().as_ref().expect("the plugin runs").plugin)
     }
 
-    /// Ends the plugin and starts a new one.
     pub async fn restart(&self) {
         let ended = self.running().take().expect("the plugin runs");
         let Running { supervisor, plugin, channel } = ended;

@@ -35,12 +35,10 @@ impl Kind {
     }
 }
 
-/// A live volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     pub id: VolumeId,
     pub kind: Kind,
-    /// In the store.
     pub directory: PathBuf,
 }
 
@@ -58,7 +56,6 @@ impl Volume {
         mount::identity(File::open(&self.directory).expect("the volume's directory")).expect("its identity")
     }
 
-    /// The loop devices of its image.
     pub fn devices(&self) -> Vec<Attached> {
         let image = Backing::of(File::open(self.image()).expect("the volume's image")).expect("a file");
         let all = loopdev::list().expect("loop devices");
@@ -101,7 +98,6 @@ impl Volumes {
         &self.store
     }
 
-    /// Creates a volume without announcing it.
     pub(crate) fn stage(&self, id: &str, kind: Kind, size: Bytes) -> Volume {
         let id: VolumeId = id.parse().expect("an identifier");
         let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "claim".to_owned() };

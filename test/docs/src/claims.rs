@@ -57,7 +57,6 @@ impl Claims {
     }
 }
 
-/// Spans of code, each with the text before it.
 fn spans(block: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut parts = block.split('`');
     std::iter::from_fn(move || Some((parts.next()?, parts.next()?)))

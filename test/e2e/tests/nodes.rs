@@ -17,7 +17,6 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
 use workload::{Check, serve, webhook};
 
-/// Of each claim.
 const SIZE: u64 = 16 << 20;
 const NAMESPACE: &str = "nodes";
 const CONTROL_PLANE: &str = "granary";

@@ -32,7 +32,6 @@ type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 /// Fault of requests, and of responses that are not complete yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// They pass.
     None,
     /// The API server carries requests out, and no response arrives. Open watches fall silent.
     Swallow,

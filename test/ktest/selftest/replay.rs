@@ -7,6 +7,7 @@ use std::process::Command;
 
 use ktest_support::replay::write_log::Entry;
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
+use ktest_support::run;
 
 const OLD: &[u8] = &[b'o'; 6000];
 const NEW: &[u8] = &[b'n'; 9000];
@@ -198,8 +199,7 @@ fn marks_are_read_back_as_they_were_set() {
 #[test]
 fn the_making_of_a_file_system_can_be_cut_too() {
     let recorder = Recorder::on_empty_disk();
-    let made = Command::new("mkfs.xfs").arg("-q").arg(recorder.device()).status().unwrap();
-    assert!(made.success());
+    run(Command::new("mkfs.xfs").arg("-q").arg(recorder.device()));
     recorder.mark("made");
     let mut replay = recorder.finish();
     assert!(replay.entries().iter().any(|entry| matches!(entry, Entry::Discard(_))));

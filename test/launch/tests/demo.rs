@@ -70,7 +70,6 @@ fn a_second_run_still_has_the_data_of_the_first() {
     }
 }
 
-/// A claim of the first run.
 struct FirstClaim {
     volume: String,
     note: String,

@@ -44,17 +44,14 @@ pub fn text(path: &Path) -> Result<String, FileError> {
     bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Reads a JSON file.
 pub fn description<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     serde_json::from_slice(&bytes(path)?).map_err(FileError::of("parse", path))
 }
 
-/// Reads the packages of a lock file.
 pub fn lock(path: &Path) -> Result<Vec<Package>, FileError> {
     lock::parse(&text(path)?).map_err(FileError::of("parse the lock file", path))
 }
 
-/// Reads the list of libraries of the sysroot.
 pub fn sysroot(path: &Path) -> Result<Sysroot, FileError> {
     Sysroot::parse(&text(path)?).map_err(FileError::of("parse the list of libraries", path))
 }

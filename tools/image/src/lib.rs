@@ -15,7 +15,6 @@ use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-/// SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     fmt::from_fn(|f| Sha256::digest(bytes).iter().try_for_each(|byte| write!(f, "{byte:02x}"))).to_string()
 }

@@ -42,13 +42,11 @@ pub enum ReadProgramError {
 /// The program contains a library that is not pinned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnpinnedError {
-    /// The libraries are not recorded.
     #[error(
         "no section {LIBRARIES}: the program was not linked by the toolchain of @sysroot and contains the host's C \
          library"
     )]
     Unknown,
-    /// The library is not in the sysroot.
     #[error("library {} with SHA-256 {} does not belong to a pinned package", .0.path, .0.sha256)]
     Library(Library),
 }

@@ -25,7 +25,6 @@ pub fn libraries(section: &str) -> Result<Vec<Library>, ParseLibraryError> {
     lines.collect()
 }
 
-/// Packages of the libraries of the sysroot.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sysroot {
     packages: BTreeMap<Library, String>,
@@ -50,7 +49,6 @@ impl Sysroot {
         Ok(Self { packages })
     }
 
-    /// The package with this path and SHA-256.
     #[must_use]
     pub fn package(&self, library: &Library) -> Option<&str> {
         self.packages.get(library).map(String::as_str)

@@ -23,15 +23,11 @@ use crate::kind::Kind;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server has not answered {method} {path} within {} s", limit.as_secs_f32())]
 pub struct DeadlineError {
-    /// The request's method.
     pub method: Method,
-    /// The path of the request's URI.
     pub path: String,
-    /// The deadline.
     pub limit: Duration,
 }
 
-/// A service whose calls end.
 #[derive(Clone)]
 pub(crate) struct WithDeadlines<S> {
     inner: S,

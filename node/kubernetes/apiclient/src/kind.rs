@@ -2,12 +2,9 @@
 
 use http::{Method, Request, Uri, header};
 
-/// A request's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One object, read or written.
     Object,
-    /// The objects of a collection.
     List,
     /// A response without an end: a watch, a log that is followed, a connection that is upgraded.
     Stream,

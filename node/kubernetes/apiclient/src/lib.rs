@@ -12,7 +12,6 @@ mod kind;
 
 use std::time::Duration;
 
-use http::Request;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kube::client::retry::RetryPolicy;
@@ -64,7 +63,6 @@ pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client>
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .map_request(|request: Request<Body>| request)
         .service(connections);
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }

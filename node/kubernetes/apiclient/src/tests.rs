@@ -45,7 +45,6 @@ async fn server(deadlines: Deadlines) -> (TcpListener, Client) {
     (listener, client)
 }
 
-/// The deadline error among the causes of an error.
 fn deadline(error: &kube::Error) -> Option<&DeadlineError> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
     while let Some(found) = cause {

@@ -27,7 +27,6 @@ pub(crate) struct Shutdown {
     pub(crate) cut: CancellationToken,
 }
 
-/// A connection, with its permit.
 #[derive(Debug)]
 pub(crate) struct Connection<S> {
     stream: S,

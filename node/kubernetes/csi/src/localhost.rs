@@ -66,7 +66,6 @@ impl From<Malformed> for io::Error {
     }
 }
 
-/// A frame's head.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     length: usize,
@@ -100,7 +99,6 @@ enum Place {
     /// The preface, or a frame that has nothing to do with headers: so many bytes go through as they are.
     Through(usize),
     Head,
-    /// The payload of a HEADERS or CONTINUATION frame.
     Headers(Head),
 }
 

@@ -103,7 +103,6 @@ impl<C: Fn() -> Option<usize> + Send + Sync> Collector for LoopDevices<C> {
     }
 }
 
-/// The label of a code.
 pub(crate) const fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

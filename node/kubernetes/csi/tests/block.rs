@@ -69,7 +69,6 @@ fn look(host: &Linux, volume: &VolumeId, target: &Path, kubelet: &Path) -> <Linu
     host.look(LookRequest { volume, target: &target, purpose }).expect("look").0
 }
 
-/// The steps of the first publish.
 const PUBLISH_STEPS: [Step; 3] = [Step::CreateTarget(Shape::File), Step::Attach { read_only: false }, Step::Bind(NODE)];
 
 fn losetup(path: &Path) -> Device {
@@ -98,7 +97,6 @@ fn exists(device: Number) -> bool {
     Path::new("/sys/block").join(device.to_string()).exists()
 }
 
-/// The numbers of all loop devices.
 fn numbers() -> BTreeSet<u32> {
     let devices = fs::read_dir("/sys/block").expect("devices").map(|entry| entry.expect("a device").file_name());
     devices.filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect()

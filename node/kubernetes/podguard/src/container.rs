@@ -9,7 +9,6 @@ use provisioner::Pod;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Container {
-    /// UID of the pod.
     pod: String,
     id: String,
 }

@@ -19,7 +19,6 @@ const RECORDED: usize = 1024;
 pub(crate) struct Denials {
     /// The kubelet's links to the logs of containers.
     links: PathBuf,
-    /// Time of the last report.
     reported: BTreeMap<Container, Instant>,
 }
 

@@ -20,7 +20,6 @@ pub enum Enforcement {
     #[default]
     Unknown,
     Enforced,
-    /// With the reason.
     Failed(Arc<str>),
 }
 

@@ -97,7 +97,7 @@ fn program(config: &Config) -> Program {
     ];
     let files = vec![(file, toml(paths, shim_cgroup(paths)))];
     let secrets =
-        registries::files(paths, &config.images).into_iter().map(|(path, text)| (path, text.into())).collect();
+        registries::files(paths, &config.settings.images).into_iter().map(|(path, text)| (path, text.into())).collect();
     let environment = vec![("SSL_CERT_DIR", registries::cas(paths))];
     Program { name: "containerd", arguments, directories, files, secrets, environment, ..Program::default() }
 }

@@ -61,7 +61,7 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         arguments,
         directories,
         files: vec![(file, configuration(config, credentials))],
-        secrets: vec![(paths.kubelet.join("config.json"), registries::credentials(&config.images).into())],
+        secrets: vec![(paths.kubelet.join("config.json"), registries::credentials(&config.settings.images).into())],
         ..Program::default()
     }
 }

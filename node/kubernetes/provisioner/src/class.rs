@@ -10,7 +10,6 @@ const BYTES_PER_INODE: &str = "bytesPerInode";
 const BLOCK_ALLOCATION: &str = "blockAllocation";
 /// Size of an XFS inode, and therefore the smallest value of `bytesPerInode`.
 const INODE: u64 = 512;
-/// Minimum number of inodes of a volume.
 const LEAST_INODES: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -174,8 +174,7 @@ where
         .map_ok(|object| ObjectRef::from_obj(&object))
         .take_until(cx.token().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());
-    let reconcile =
-        |object, provisioner| Box::pin(cx.round(reconcile(object, provisioner), Error::is_progress));
+    let reconcile = |object, provisioner| Box::pin(cx.round(reconcile(object, provisioner), Error::is_progress));
     let passes = controller::applier(reconcile, failed, provisioner, objects.clone(), queue, config).for_each(|pass| {
         log(&cx, what, pass);
         future::ready(())

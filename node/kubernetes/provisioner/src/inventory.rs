@@ -21,7 +21,6 @@ pub(crate) struct Snapshot {
     pub(crate) space: Space,
     /// Sorted by name.
     pub(crate) volumes: Vec<VolumeUsage>,
-    /// Number of volumes in the trash.
     pub(crate) retired: usize,
 }
 

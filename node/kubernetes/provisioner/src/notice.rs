@@ -23,13 +23,11 @@ impl fmt::Display for Pod {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A call of a container was denied.
     Denied {
         pod: Pod,
         container: String,
         /// The kind of call, one word.
         operation: &'static str,
-        /// The effect of the call.
         call: &'static str,
     },
     /// Pods can leave the limits of volumes on this node.

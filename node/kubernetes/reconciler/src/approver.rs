@@ -34,7 +34,6 @@ struct Approver {
     reserved: Vec<Ipv4Net>,
 }
 
-/// The condition of a request.
 struct Decision {
     type_: &'static str,
     reason: &'static str,

@@ -18,14 +18,12 @@ use x509_parser::prelude::FromDer as _;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::removed::node_removed;
 
-/// Whether the request is approved, denied or signed.
 pub(crate) fn is_decided(request: &CertificateSigningRequest) -> bool {
     request.status.as_ref().is_some_and(|status| {
         status.certificate.is_some() || status.conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
     })
 }
 
-/// The node, if the requester is its kubelet.
 pub(crate) fn kubelet(spec: &CertificateSigningRequestSpec) -> Option<&str> {
     let in_group = spec.groups.iter().flatten().any(|group| group == KUBELETS_GROUP);
     let node = spec.username.as_deref()?.strip_prefix(KUBELET_PREFIX)?;
@@ -129,7 +127,6 @@ impl Csr {
     }
 }
 
-/// The reason for which a request is denied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denial {
     #[error("{user} has neither a bootstrap token nor a kubelet's identity")]
@@ -178,7 +175,6 @@ pub(crate) enum Denial {
 }
 
 impl Denial {
-    /// The reason of the condition.
     pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::Requester { .. } => "UnknownAsker",
@@ -200,7 +196,6 @@ impl Denial {
     }
 }
 
-/// An alternative name of a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerName {
     Dns(String),
@@ -276,7 +271,6 @@ fn only_block(text: &[u8]) -> Option<Pem> {
     parse_x509_pem(text.as_bytes()).ok().map(|(_, pem)| pem)
 }
 
-/// A part of a subject.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     Common(String),
@@ -304,7 +298,6 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A request and its requester.
     #[derive(Clone, Debug)]
     pub(crate) struct TestRequest {
         pub(crate) user: &'static str,

@@ -12,9 +12,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
 use crate::csr::{self, Csr, Denial, ServerName};
 
-/// The signer of the client certificates of kubelets.
 pub(crate) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// The signer of the serving certificates of kubelets.
 pub(crate) const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
 /// Prefix of the user of a bootstrap token; its ID follows.
@@ -28,16 +26,13 @@ const SERVING_USAGES: [&str; 2] = ["digital signature", "server auth"];
 pub(crate) enum Requester {
     /// A machine with the bootstrap token of this ID.
     Token(String),
-    /// The kubelet of this node.
     Kubelet(String),
     Other(String),
 }
 
-/// An undecided request for a certificate of a kubelet.
 pub(crate) struct KubeletRequest<'a> {
     request: &'a CertificateSigningRequest,
     csr: Csr,
-    /// The node in the subject.
     node: Option<String>,
     requester: Requester,
 }

@@ -78,7 +78,6 @@ fn fields((path, fields): (&str, &[&str])) -> [Validation; 2] {
     ]
 }
 
-/// Values of the fields of a new PV.
 fn values() -> impl Iterator<Item = Validation> {
     let finalizers = "object.metadata.?finalizers.orValue([])";
     let terms = "object.spec.nodeAffinity.required.nodeSelectorTerms";

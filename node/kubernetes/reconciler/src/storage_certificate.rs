@@ -7,7 +7,6 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 
 use crate::csr::{self, Csr, Denial, Name};
 
-/// The signer of client certificates.
 pub(crate) const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 const USAGES: [&str; 2] = ["client auth", "digital signature"];

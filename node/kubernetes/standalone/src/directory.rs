@@ -61,7 +61,6 @@ pub struct LockedDirectory {
     lock: File,
 }
 
-/// A locked directory with its volumes.
 #[derive(Debug)]
 pub struct Directory {
     store: Arc<Store>,

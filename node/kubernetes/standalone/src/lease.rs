@@ -37,7 +37,6 @@ pub struct Times {
     pub duration: Duration,
     /// Without a renewal, the holder stops acting after this.
     pub renewal: Duration,
-    /// Interval of attempts.
     pub retry: Duration,
 }
 
@@ -51,7 +50,6 @@ impl Default for Times {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub leases: Api<Lease>,
-    /// Name of the Lease.
     pub name: String,
     /// Unique among the replicas, such as the name of the pod.
     pub identity: String,
@@ -192,7 +190,6 @@ mod tests {
 
     use super::*;
 
-    /// Starts and ends of acting.
     type Journal = Arc<Mutex<Vec<(Instant, &'static str, bool)>>>;
 
     /// An API server with one Lease. While it is cut off, requests have no answer.

@@ -19,7 +19,6 @@ use tracing::{info, warn};
 
 use crate::arguments::Limits;
 
-/// The programs' directory in the bpffs.
 const PINS: &str = "granary";
 /// The cgroup2 mount of a container in its own cgroup namespace.
 const OWN_HIERARCHY: &str = "/sys/fs/cgroup";
@@ -60,13 +59,11 @@ pub struct Settings {
     pub pods: Option<PathBuf>,
     /// Mount point of the host's `/sys`.
     pub sys: PathBuf,
-    /// The directory of the volumes.
     pub directory: PathBuf,
     /// The kubelet's directory with links to the logs of containers.
     pub links: PathBuf,
 }
 
-/// Loads or removes the programs.
 #[derive(Debug)]
 pub struct Enforcer {
     settings: Settings,
@@ -145,7 +142,6 @@ impl Enforcer {
         Ok(())
     }
 
-    /// The cgroups of this process and of all pods.
     fn cgroups(&self) -> Result<(CgroupId, Cgroup), LimitsError> {
         let hierarchy = self.hierarchy();
         let own = own(&hierarchy)?;

@@ -76,7 +76,6 @@ impl VolumeCalls {
         Ok(calls)
     }
 
-    /// Makes a call.
     pub fn observe<T>(
         &self,
         operation: Operation,

@@ -68,7 +68,6 @@ impl<E: Clone> Group<E> {
     }
 }
 
-/// A directory whose syncs are shared.
 #[derive(Debug)]
 pub(crate) struct Shared {
     dir: Dir,

@@ -12,7 +12,6 @@ const MAX_LEN: usize = 130;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(Name);
 
-/// The text is no [`VolumeId`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid volume ID {text:?}: it must match [a-z][a-z0-9.-]{{0,128}}[a-z0-9]")]
 pub struct VolumeIdError {
@@ -25,7 +24,6 @@ impl VolumeId {
         &self.0
     }
 
-    /// The identifier as text.
     pub fn as_str(&self) -> &str {
         // Only `FromStr` makes one, from text.
         self.0.to_str().unwrap_or_default()

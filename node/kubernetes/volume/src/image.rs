@@ -23,7 +23,6 @@ pub(crate) const INODES: Inodes = Inodes::new(2);
 /// Only the node reads and writes images.
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// A block of the file system.
 const BLOCK: u64 = 4096;
 
 /// How long a process may have a loop device open that is only looked at, and how often it is looked whether it is closed.

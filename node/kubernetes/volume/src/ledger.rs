@@ -16,7 +16,6 @@ pub(crate) struct Ledger {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// The size of its file system.
     pub size: Bytes,
     pub reserved: Bytes,
     pub reserve: Bytes,
@@ -34,7 +33,6 @@ impl Space {
         self.largest(|size| Mode::Filesystem { inodes: fsquota::default_inodes(size) })
     }
 
-    /// The largest block volume that fits.
     pub fn largest_block(&self) -> Bytes {
         self.largest(|_| Mode::Block { allocation: Allocation::Thick })
     }
@@ -87,7 +85,6 @@ impl Ledger {
         Ok(())
     }
 
-    /// Releases the reservation.
     pub(crate) fn release(&mut self, id: &VolumeId) {
         self.total = self.total.saturating_sub(self.reservations.remove(id).unwrap_or_default());
     }
@@ -97,7 +94,6 @@ impl Ledger {
     }
 }
 
-/// The data disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Disk {
     pub(crate) size: Bytes,

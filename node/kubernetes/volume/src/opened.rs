@@ -45,7 +45,6 @@ impl Announced {
     }
 }
 
-/// How an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     ReadOnly,
@@ -62,7 +61,6 @@ impl Opened {
         self.record.size
     }
 
-    /// The project whose quota limits it.
     pub const fn project(&self) -> ProjectId {
         self.record.project
     }

@@ -9,7 +9,6 @@ use units::{Bytes, Inodes};
 
 use crate::image;
 
-/// The claim that a volume was made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// Distinguishes claims that were created one after the other with the same name.
@@ -121,11 +120,9 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub claim: Claim,
-    /// The claim's storage class.
     pub class: String,
     pub mode: Mode,
     pub size: Bytes,
-    /// The project whose quota limits it.
     pub project: ProjectId,
     pub state: State,
 }

@@ -8,7 +8,6 @@ use crate::record::{Claim, Mode, Record, State};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub claim: Claim,
-    /// The claim's storage class.
     pub class: String,
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
@@ -20,7 +19,6 @@ impl Request {
         self.mode.reserved(self.size)
     }
 
-    /// The record of a volume made for this.
     pub(crate) fn record(&self, project: ProjectId) -> Record {
         let Self { claim, class, mode, size } = self.clone();
         Record { claim, class, mode, size, project, state: State::Staged }

@@ -1,9 +1,8 @@
-use gpt::guid;
+use gpt::TableState;
 use proptest::prelude::*;
 
 use super::*;
 use crate::content::{Content, LABEL};
-use crate::gpt::TableState;
 
 const MIB: u64 = 1 << 20;
 const SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
@@ -57,7 +56,6 @@ impl Disk {
         plan(self.table(), self.sectors(), wanted, ID)
     }
 
-    /// The change, all of it or its first writes.
     fn change(&mut self, change: &Change, writes: usize) {
         let all = change.table.writes(self.sectors()).unwrap();
         self.apply(all.into_iter().take(writes));
@@ -101,7 +99,7 @@ impl Disk {
         PartitionTable::last(Bytes::new(self.size), self.sector, read).unwrap()
     }
 
-    fn former(&self) -> Option<gpt_read::Partition> {
+    fn former(&self) -> Option<Extent> {
         former(&self.last()?, &self.plan(Wanted::New)?.partition, self.sector)
     }
 
@@ -133,7 +131,7 @@ impl Disk {
     /// Start and size of the one partition for data, in MiB.
     fn data(&self) -> Option<(u64, u64)> {
         let seen = self.seen();
-        let mut data = seen.data_partitions().map(|found| (found.start.get() / MIB, found.size.get() / MIB));
+        let mut data = seen.of_kind(DATA_PARTITION).map(|found| (found.start.get() / MIB, found.size.get() / MIB));
         let found = data.next();
         assert_eq!(data.next(), None);
         found

@@ -1,11 +1,11 @@
+use std::num::NonZeroU32;
+
 use nix::sys::stat::makedev;
 use tempfile::TempDir;
 
 use super::*;
-use crate::gpt::{DATA_PARTITION, gpt_image};
 use crate::signature::{Signature, Usage};
 
-/// A machine whose disks are files.
 struct FakeMachine {
     place: TempDir,
 }
@@ -101,7 +101,7 @@ fn only_disks_to_choose_from_are_examined() {
 #[test]
 fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
     let machine = FakeMachine::new();
-    machine.add("vda", Some("system"), &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+    machine.add("vda", Some("system"), &disk_with_data());
     machine.add_partition("vda", 1, 128 * 512, 128 * 512, &our_superblock());
     machine.add("vdb", None, &our_superblock());
     machine.add("vdc", None, b"swap");
@@ -148,6 +148,19 @@ fn a_name_that_two_disks_have_names_none() {
     assert!(matches!(named(&["vdz"]), Ok(None)));
 }
 
+/// A disk of 2 MiB with a partition for data in the sectors 128 to 255.
+fn disk_with_data() -> Vec<u8> {
+    let mut table = gpt::Table::new(gpt::Guid::ZERO, 512).unwrap();
+    let (number, id, name) = (NonZeroU32::MIN, gpt::Guid::ZERO, String::new());
+    table.add(&gpt::Partition { number, kind: DATA_PARTITION, id, first: 128, last: 255, name }).unwrap();
+    let mut disk = vec![0; 4096 * 512];
+    disk[..512].copy_from_slice(&gpt::protective_mbr());
+    for write in table.writes(4096).unwrap() {
+        disk[write.at as usize..][..write.bytes.len()].copy_from_slice(&write.bytes);
+    }
+    disk
+}
+
 /// The beginning of a disk that a node formatted.
 fn our_superblock() -> Vec<u8> {
     let mut head = vec![0; 512];
@@ -159,7 +172,7 @@ fn our_superblock() -> Vec<u8> {
 #[test]
 fn a_partition_for_data_counts_even_on_the_system_disk() {
     let machine = FakeMachine::new();
-    machine.add("vda", Some("system"), &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+    machine.add("vda", Some("system"), &disk_with_data());
     machine.add_partition("vda", 1, 128 * 512, 128 * 512, b"");
     machine.add("vdb", Some("data"), b"");
     let seen = machine.disks();
@@ -179,7 +192,7 @@ fn a_partition_for_data_counts_even_on_the_system_disk() {
 fn a_partition_that_the_kernel_shows_elsewhere_is_not_the_one() {
     for (number, start, size) in [(2, 128, 128), (1, 129, 128), (1, 128, 127)] {
         let machine = FakeMachine::new();
-        machine.add("vda", None, &gpt_image(&[(DATA_PARTITION, 128, 255)]));
+        machine.add("vda", None, &disk_with_data());
         machine.add_partition("vda", number, start * 512, size * 512, b"");
         let refusal = Refusal::NotShown { disk: "vda".into(), number: 1 };
         assert!(matches!(machine.look(), Err(FindError::Refused(found)) if found == refusal));
@@ -189,7 +202,7 @@ fn a_partition_that_the_kernel_shows_elsewhere_is_not_the_one() {
 #[test]
 fn a_damaged_table_with_a_data_partition_is_rejected() {
     let machine = FakeMachine::new();
-    let mut image = gpt_image(&[(DATA_PARTITION, 128, 255)]);
+    let mut image = disk_with_data();
     image[512] = b'?';
     machine.add("vda", None, &image);
     let refusal = Refusal::Table { disk: "vda".into(), state: TableState::LastOnly };

@@ -38,14 +38,14 @@ fn what_tools_write_is_refused_by_name() {
     let machine = Machine::new();
     for (format, program, arguments) in TOOLS {
         machine.wipe();
-        run(program, &[arguments, &[machine.path()][..]].concat());
+        run(Command::new(program).args(*arguments).arg(machine.path()));
         is_refused_as(&machine, format);
     }
     machine.wipe();
     let directory = machine.place.path().join("image");
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("file"), "content").unwrap();
-    run("mkfs.cramfs", &[directory.to_str().unwrap(), machine.path()]);
+    run(Command::new("mkfs.cramfs").args([directory.to_str().unwrap(), machine.path()]));
     is_refused_as(&machine, "cramfs");
 }
 
@@ -74,8 +74,8 @@ fn members_of_a_raid_are_refused() {
     for version in ["0.90", "1.0", "1.1", "1.2"] {
         machine.wipe();
         let array = ["--create", "/dev/md0", "--run", "--level=1", "--raid-devices=2", "--metadata", version];
-        run("mdadm", &[&array[..], &[machine.path(), "missing"]].concat());
-        run("mdadm", &["--stop", "/dev/md0"]);
+        run(Command::new("mdadm").args(array).args([machine.path(), "missing"]));
+        run(Command::new("mdadm").args(["--stop", "/dev/md0"]));
         is_refused_as(&machine, "linux_raid_member");
     }
 }

@@ -29,7 +29,7 @@ impl<'machine> Elastic<'machine> {
     }
 
     fn dmsetup(&self, arguments: &[&str]) {
-        run("dmsetup", &[&["--noudevsync", "--noudevrules"], arguments].concat());
+        run(Command::new("dmsetup").args(["--noudevsync", "--noudevrules"]).args(arguments));
     }
 
     fn content(&self) -> Content {

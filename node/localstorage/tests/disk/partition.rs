@@ -75,7 +75,7 @@ fn foreign_content_in_a_partition_for_data_is_refused() {
     let machine = Machine::new();
     divide(&machine, &[], SYSTEM_AND_DATA);
     let partition = device(&machine, 2);
-    run("mke2fs", &["-q", "-F", "-t", "ext4", "-L", "home", partition.to_str().unwrap()]);
+    run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-L", "home", partition.to_str().unwrap()]));
     assert_eq!(machine.is_refused().to_string(), "a file system (ext4, label \"home\")");
 }
 
@@ -155,7 +155,7 @@ fn a_disk_with_a_table_is_read_as_sfdisk_and_the_kernel_read_it() {
 #[test]
 fn sectors_of_4_kib_are_read_too() {
     let machine = Machine::new();
-    run("losetup", &["--sector-size", "4096", "/dev/loop0", machine.path()]);
+    run(Command::new("losetup").args(["--sector-size", "4096", "/dev/loop0", machine.path()]));
     let _detach = Detach;
     let script = format!("label: gpt\nsize=64M, type=linux\ntype={DATA_PARTITION}\n");
     let file = machine.place.path().join("script");
@@ -169,7 +169,7 @@ fn sectors_of_4_kib_are_read_too() {
         PartitionTable::read(size, sector, |buffer, at| disk.read_exact_at(buffer, at)).unwrap()
     };
     let table = read(4096).unwrap();
-    let data: Vec<_> = table.data_partitions().map(|data| (data.number, data.start)).collect();
+    let data: Vec<_> = table.of_kind(DATA_PARTITION).map(|data| (data.number, data.start)).collect();
     assert_eq!((table.state, data), (TableState::Whole, vec![(2, Bytes::new(65 << 20))]));
     assert_eq!(read(512), None);
 }
@@ -178,7 +178,7 @@ struct Detach;
 
 impl Drop for Detach {
     fn drop(&mut self) {
-        run("losetup", &["--detach", "/dev/loop0"]);
+        run(Command::new("losetup").args(["--detach", "/dev/loop0"]));
     }
 }
 

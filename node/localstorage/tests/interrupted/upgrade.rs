@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
-use ktest_support::unmount;
+use ktest_support::{run, unmount};
 use localstorage::{Data, DataDisk, LABEL, Mounted, Tree};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -17,8 +17,7 @@ use crate::{Node, former, nothing, seen};
 fn upgrade(before: impl FnOnce(&Recorder)) -> Replay {
     let node = Node::new();
     let recorder = Recorder::on_empty_disk();
-    let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-L", LABEL]).arg(recorder.device()).status();
-    assert!(made.unwrap().success());
+    run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-L", LABEL]).arg(recorder.device()));
     mount_by_hand(&node, recorder.device()).unwrap();
     former::create(&node.data());
     syncfs(File::open(node.data().path()).unwrap()).unwrap();

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ktest_support::{Disk, unmount};
+use ktest_support::{Disk, run, unmount};
 use nix::mount::{MsFlags, mount};
 
 /// A mounted XFS, unmounted on drop. Close all its files before.
@@ -30,13 +30,7 @@ impl Formatted {
     }
 
     fn on(device: PathBuf, disk: Option<Disk>, make: &[&str], options: &str) -> Self {
-        let made = Command::new("mkfs.xfs")
-            .args(["-q", "-f", "-K", "-l", "size=64m"])
-            .args(make)
-            .arg(&device)
-            .output()
-            .unwrap();
-        assert!(made.status.success(), "mkfs.xfs {make:?}: {made:?}");
+        run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).args(make).arg(&device));
         let name = device.file_name().unwrap().to_str().unwrap();
         let target = std::env::temp_dir().join(format!("formatted-{name}"));
         fs::create_dir_all(&target).unwrap();

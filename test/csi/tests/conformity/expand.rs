@@ -156,7 +156,6 @@ fn a_capability_is_optional_and_has_to_fit() {
     });
 }
 
-/// The new size is that of every target.
 #[test]
 fn all_targets_grow_together() {
     hold_each(async |case, kind| {

@@ -23,7 +23,6 @@ use tonic::Code;
 
 use crate::drawn::runner;
 
-/// Batches of each kind of message.
 const BATCHES: u32 = 16;
 /// So many of them are at least accepted: else the rejected ones show nothing about the fields behind the first wrong one.
 const ACCEPTED: usize = 5;
@@ -122,13 +121,11 @@ fn places(case: &Case<'_>) -> [Place; 4] {
     })
 }
 
-/// The volumes of the places, among others.
 fn volume_id(places: &[Place]) -> impl Strategy<Value = String> + use<> {
     let known: Vec<_> = places.iter().map(|(volume, _)| volume.id.to_string()).collect();
     prop_oneof![5 => proptest::sample::select(known), 1 => Just("pvc-unknown".to_owned()), 3 => text()]
 }
 
-/// The targets of the places, among others.
 fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> + use<> {
     let known: Vec<_> = places.iter().map(|(_, target)| target.display().to_string()).collect();
     let [kubelet, pod] = [case.node().kubelet(), &case.pod("drawn")].map(|path| path.display().to_string());

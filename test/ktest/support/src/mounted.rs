@@ -12,6 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::busy;
 use crate::disk::Disk;
+use crate::tool::run;
 
 /// A new XFS on a scratch disk, mounted on a new directory. Declare it before values that have files open on it, so
 /// that it can be unmounted.
@@ -88,10 +89,7 @@ impl<'a> Mounted<'a> {
 
 pub(crate) fn format(device: &Path) {
     // Not discarded (-K): a scratch disk is a sparse file.
-    let made = Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device).output();
-    let output = made.unwrap_or_else(|error| panic!("cannot run mkfs.xfs, is it in the ktest's `tools`? {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "mkfs.xfs {} ended with {}: {said}", device.display(), output.status);
+    run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device));
 }
 
 #[derive(Debug)]

@@ -17,9 +17,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
-    /// Files of programs by path in the image.
     programs: BTreeMap<String, PathBuf>,
-    /// List of the libraries of the sysroot.
     libraries: PathBuf,
     /// Lock file of the packages of these libraries.
     lock: PathBuf,

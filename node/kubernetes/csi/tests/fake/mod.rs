@@ -15,7 +15,6 @@ use volume::VolumeId;
 
 type There = Option<(VolumeId, Attributes)>;
 
-/// A volume.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Directory(Quota),
@@ -175,7 +174,6 @@ impl FakeHost {
         self.state().panics = true;
     }
 
-    /// This step fails from now on.
     pub fn fail(&self, step: Step) {
         self.state().fails = Some(step);
     }

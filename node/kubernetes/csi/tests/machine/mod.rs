@@ -41,7 +41,6 @@ pub struct Node {
 pub struct TestDisk(XfsDisk);
 
 impl TestDisk {
-    /// A disk without anything on it.
     pub fn new() -> Self {
         Self(XfsDisk::with_project_quota())
     }
@@ -50,7 +49,6 @@ impl TestDisk {
         self.0.path()
     }
 
-    /// The loop devices on its files.
     pub fn devices(&self) -> Vec<Attached> {
         let disk = fs::metadata(self.path()).expect("the disk").dev();
         let mut found = loopdev::list().expect("devices");
@@ -156,7 +154,6 @@ impl Node {
     }
 }
 
-/// Provisions a volume.
 pub fn make(store: &Store, volume: &str, mode: volume::Mode) -> VolumeId {
     let id: VolumeId = volume.parse().expect("an identifier");
     let claim = Claim { uid: volume.to_owned(), namespace: "default".to_owned(), name: "claim".to_owned() };
@@ -166,7 +163,6 @@ pub fn make(store: &Store, volume: &str, mode: volume::Mode) -> VolumeId {
     id
 }
 
-/// The attributes of what is mounted there.
 pub fn mounted(path: &Path) -> Option<Attributes> {
     mount::at(File::open(path).expect("open")).expect("look").mounted
 }

@@ -5,7 +5,6 @@ use volume::{FINALIZER, PROVISIONED_BY};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PvPlan {
-    /// Keep the data.
     Keep,
     /// Keep the data and set these finalizers; with the driver's, also the annotation that names the provisioner.
     SetFinalizers(Vec<String>),

@@ -59,7 +59,6 @@ pub(crate) enum Step {
     Begin {
         to: Bytes,
     },
-    /// Expand the volume on the disk.
     Grow {
         to: Bytes,
     },

@@ -16,7 +16,6 @@ const CHART: &str = "node/kubernetes/standalone/chart";
 const MANIFESTS: &str = "node/kubernetes/standalone/manifests.yaml";
 const ALERTS: &str = "docs/operations/alerts.yaml";
 
-/// Namespace of the plain manifests.
 const NAMESPACE: &str = "kube-system";
 
 const ACCOUNTS: Accounts<'_> =
@@ -114,7 +113,6 @@ fn labelled() -> Vec<Value> {
     objects
 }
 
-/// The rules of the pods' metrics.
 fn alerts(source: &str) -> String {
     let group = source.split_once(GROUP).map_or("", |(_, rest)| rest);
     let group = group.split("\n  - name: ").next().unwrap_or_default();
@@ -186,7 +184,6 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// The value of a field.
 fn below(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) if items.iter().all(Value::is_string) => {

@@ -22,7 +22,6 @@ const ROLE: &str = "LIMITS_ROLE";
 const PROGRAM: &str = "program";
 const ATTACKER: &str = "attacker";
 const ONCE: &str = "once";
-/// The cgroup that the child enters.
 const CGROUP: &str = "LIMITS_CGROUP";
 const ARGUMENTS: &str = "LIMITS_ARGUMENTS";
 
@@ -82,7 +81,6 @@ fn get(path: &str) -> Option<String> {
     request().ok()
 }
 
-/// The program in its own container.
 struct Agent(Child);
 
 impl Agent {

@@ -59,8 +59,7 @@ fn other_file_systems_are_rejected_without_a_write() {
 #[test]
 fn ext4_is_rejected_although_it_has_project_quotas() {
     let disk = Disk::take();
-    let formatted = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(disk.path()).status().unwrap();
-    assert!(formatted.success());
+    execute("mke2fs", &["-q", "-F", "-t", "ext4", disk.path().to_str().unwrap()]);
     let target = tempfile::tempdir().unwrap();
     mount(Some(disk.path()), target.path(), Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
     let error = rejected(target.path(), &[]);
@@ -94,9 +93,7 @@ fn a_directory_below_a_mount_requires_shared() {
 }
 
 fn execute(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    ktest_support::run(Command::new(program).args(arguments))
 }
 
 /// Formats and mounts a device as docs/operations/other-clusters.md says, and has the program check it.

@@ -17,7 +17,6 @@ use kube::api::{
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-/// Namespace of the plain manifests.
 pub const NAMESPACE: &str = "kube-system";
 
 /// Path of the DaemonSet's container in errors.
@@ -37,7 +36,6 @@ fn render(namespace: &str, values: &Value) -> Result<Result<String, String>, Fai
     })
 }
 
-/// The objects of the chart with these values.
 pub fn rendered(namespace: &str, values: &Value) -> Result<Vec<Value>, Failure> {
     let text = render(namespace, values)??;
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;

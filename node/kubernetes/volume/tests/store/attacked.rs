@@ -30,7 +30,6 @@ enum Attack {
     Create,
     Link,
     Rename,
-    /// Moves directories from one to the other.
     Move,
 }
 

@@ -19,7 +19,6 @@ const _: () = assert!(size_of::<FsXattr>() == 28);
 nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, FsXattr);
 nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, FsXattr);
 
-/// Gives an open inode another project.
 pub fn set_project(inode: impl AsFd, project: u32) -> Result<(), Errno> {
     change(inode, |attributes| attributes.projid = project)
 }

@@ -9,7 +9,6 @@ use object::pod::{bytes_of, from_bytes_mut};
 use object::read::pe::ImageNtHeaders as _;
 use object::{U16, U32};
 
-/// The sections cannot be added to the stub.
 #[derive(Debug, thiserror::Error)]
 pub enum StubError {
     #[error("the stub is not a UEFI executable for x86-64")]

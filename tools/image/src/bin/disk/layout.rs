@@ -27,7 +27,6 @@ const ESP_TYPE: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 /// Partition type of the slots, a random UUID.
 const SYSTEM_TYPE: Guid = guid!("06f61c7e-4cc3-46ee-bc08-af7d1df69340");
 
-/// One of the two partitions for a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     A,

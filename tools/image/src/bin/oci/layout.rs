@@ -148,7 +148,6 @@ impl Layout {
         Descriptor { media_type, digest, size, platform: None, annotations: BTreeMap::new() }
     }
 
-    /// Writes the layout as a tar archive.
     pub(crate) fn write(&self, output: impl Write) -> io::Result<()> {
         let mut archive = Archive::new(output);
         archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;

@@ -22,7 +22,6 @@ pub(crate) struct Bill {
 #[error("{0} and {1} have the same identifier")]
 pub(crate) struct AmbiguousError(String, String);
 
-/// Entry of the index of licence texts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     licence: String,
@@ -31,14 +30,12 @@ pub(crate) struct Entry {
 }
 
 impl Bill {
-    /// A bill without packages and programs.
     pub(crate) fn new(image: Package) -> Self {
         let relationships = [relationship(DOCUMENT, Kind::Describes, &image.id())].into();
         let packages = [(image.id(), image.clone())].into();
         Self { image, packages, programs: BTreeMap::new(), relationships }
     }
 
-    /// Adds a package whose files are in the image.
     pub(crate) fn install(&mut self, package: Package) -> Result<(), AmbiguousError> {
         let id = self.add(package)?;
         self.relationships.insert(relationship(&self.image.id(), Kind::Contains, &id));

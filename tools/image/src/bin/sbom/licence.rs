@@ -31,7 +31,6 @@ const EXCEPTIONS: [&str; 1] = ["LLVM-exception"];
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Expression(String);
 
-/// The text is not a valid expression.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseExpressionError {
     #[error("licence `{0}` is unknown; review it and add it to KNOWN in tools/image/src/bin/sbom/licence.rs")]
@@ -132,7 +131,6 @@ pub(crate) fn identifier(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' }).collect()
 }
 
-/// Phrases that identify a licence text.
 const PHRASES: [(&str, &str); 9] = [
     ("apache license version 2.0", "Apache-2.0"),
     ("apache license, version 2.0", "Apache-2.0"),

@@ -80,7 +80,6 @@ impl Materials {
         })
     }
 
-    /// Examines the programs and builds the bill.
     pub(crate) fn bill(&mut self, described: &Description) -> Result<Bill, MaterialsError> {
         let own: Expression = OWN.parse()?;
         let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::licence::{Expression, identifier};
 
-/// A package in the image or in one of its programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) ecosystem: Ecosystem,

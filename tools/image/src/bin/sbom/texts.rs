@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use image::sha256;
 
-/// Texts by SHA-256.
 #[derive(Debug, Default)]
 pub(crate) struct Texts(BTreeMap<String, Vec<u8>>);
 
 impl Texts {
-    /// Adds a text and returns its SHA-256.
     pub(crate) fn add(&mut self, text: Vec<u8>) -> String {
         let name = sha256(&text);
         self.0.entry(name.clone()).or_insert(text);

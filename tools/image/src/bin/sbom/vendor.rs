@@ -43,7 +43,6 @@ impl Vendor {
         own.map(|(path, text)| (&**path, &**text)).collect()
     }
 
-    /// The texts in the root of the archive.
     pub(crate) fn top(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.0.iter().filter(|(path, _)| !path.contains('/')).map(|(path, text)| (&**path, &**text))
     }

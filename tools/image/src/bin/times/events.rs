@@ -16,7 +16,6 @@ pub(crate) struct Run {
     pub(crate) tests: BTreeMap<String, Test>,
 }
 
-/// A test with all its attempts and shards.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Test {
     pub(crate) time: Duration,

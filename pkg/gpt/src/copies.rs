@@ -1,57 +1,53 @@
-//! GUID partition tables, UEFI specification 2.10, section 5.3.
+//! [`PartitionTable`].
 //!
-//! Reads what the kernel reads (block/partitions/efi.c), and by the same rules: there is a protective
-//! MBR, and a header counts if it and its array of entries have the right checksums. The kernel then
-//! uses the first table; this module compares it with the second one too.
+//! Reads the tables that the kernel reads (block/partitions/efi.c), by the same rules: the disk has a protective MBR, and a
+//! header counts if it and its array of entries have correct checksums. The kernel uses the first table; this module compares
+//! it with the second one.
 
 use std::io;
 use std::ops::RangeInclusive;
 
 use bytemuck::pod_read_unaligned;
-use gpt_disk_types::crc::Crc;
-use gpt_disk_types::{
-    BlockSize, Crc32, GptHeader, GptHeaderRevision, GptPartitionEntry, GptPartitionEntryArray, Guid, Lba,
-    MasterBootRecord, MbrPartitionRecord, guid,
-};
+use gpt_disk_types::{BlockSize, GptHeader, GptPartitionEntry, GptPartitionEntryArray, Guid, Lba, MasterBootRecord};
 use units::Bytes;
 
-/// Type of the partition that holds the node's data: a random UUID, made for this purpose.
-pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
+use crate::table::{FIRST_HEADER, PROTECTIVE, block_size, header};
 
 /// The most bytes of entries that are read. A table of 128 entries has 16 KiB.
 const LARGEST_ARRAY: u64 = 1 << 20;
-/// Type of the one MBR partition that keeps others from taking the disk for an empty one.
-const PROTECTIVE: u8 = 0xee;
-/// The sector of the first table's header. The protective partition begins there.
-const FIRST_HEADER: u64 = 1;
 
-/// The partition table of a disk.
+/// Both copies of the partition table of a disk, of any number and size of entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionTable {
     /// Partitions, by number. If the two tables differ: those of both.
-    pub partitions: Vec<Partition>,
+    pub partitions: Vec<Extent>,
     /// Whether the two tables are there and the same.
     pub state: TableState,
 }
 
-/// A partition by its table.
+/// A partition in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Partition {
-    /// Its number, from 1.
+pub struct Extent {
+    /// Number, from 1.
     pub number: u32,
+    /// Partition type.
     pub kind: Guid,
+    /// Offset.
     pub start: Bytes,
+    /// Length.
     pub size: Bytes,
 }
 
+/// Which copies of a table are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableState {
+    /// Both copies are there and the same.
     Whole,
     /// Only the one at the beginning, which is enough for the kernel.
     FirstOnly,
     /// Only the one at the end: the kernel shows no partitions.
     LastOnly,
-    /// They do not say the same.
+    /// The partitions of the copies differ.
     Different,
 }
 
@@ -60,6 +56,9 @@ impl PartitionTable {
     /// with the meaning of `read_exact_at`. `None` if there is no table with right checksums.
     ///
     /// Reads at most 2 MiB and some sectors, whatever is in there.
+    ///
+    /// # Errors
+    /// Those of `read`.
     pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -77,6 +76,9 @@ impl PartitionTable {
     /// The table whose header is in the disk's last sector, whether another table refers to it or not: an image
     /// that was written over the beginning of a disk leaves it there. `None` if there is none with right
     /// checksums.
+    ///
+    /// # Errors
+    /// Those of `read`.
     pub fn last<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -98,9 +100,9 @@ impl PartitionTable {
         Some(Self { partitions, state })
     }
 
-    /// The partitions for data.
-    pub fn data_partitions(&self) -> impl Iterator<Item = &Partition> {
-        self.partitions.iter().filter(|partition| partition.kind == DATA_PARTITION)
+    /// The partitions of this type.
+    pub fn of_kind(&self, kind: Guid) -> impl Iterator<Item = &Extent> {
+        self.partitions.iter().filter(move |partition| partition.kind == kind)
     }
 }
 
@@ -108,7 +110,7 @@ impl PartitionTable {
 struct Copied {
     /// Where the other one is.
     other: u64,
-    partitions: Vec<Partition>,
+    partitions: Vec<Extent>,
 }
 
 /// A disk in its logical sectors.
@@ -120,10 +122,9 @@ struct Sectors {
 
 impl Sectors {
     fn new(size: Bytes, sector: u32) -> Option<Self> {
-        let sector = BlockSize::new(sector).filter(|sector| sector.to_u32().is_power_of_two())?;
-        let last = (size.get() / sector.to_u64()).checked_sub(1)?;
-        // A larger one would not fit into the kernel's memory either.
-        (sector.to_u32() <= 1 << 16).then_some(Self { size: sector, last })
+        let size_of_sector = block_size(sector)?;
+        let last = (size.get() / size_of_sector.to_u64()).checked_sub(1)?;
+        Some(Self { size: size_of_sector, last })
     }
 
     /// A sector of the disk, `None` if it is beyond its end.
@@ -147,10 +148,9 @@ impl Sectors {
         let Some(sector) = self.sector(0, read)? else { return Ok(false) };
         let Some(mbr) = sector.get(..size_of::<MasterBootRecord>()) else { return Ok(false) };
         let mbr: MasterBootRecord = pod_read_unaligned(mbr);
-        let protects = |record: &MbrPartitionRecord| {
-            record.os_indicator == PROTECTIVE && u64::from(record.starting_lba.to_u32()) == FIRST_HEADER
-        };
-        Ok(mbr.signature == [0x55, 0xaa] && mbr.partitions.iter().any(protects))
+        let mut protective = mbr.partitions.iter().filter(|record| record.os_indicator == PROTECTIVE);
+        Ok(mbr.signature == [0x55, 0xaa]
+            && protective.any(|record| u64::from(record.starting_lba.to_u32()) == FIRST_HEADER))
     }
 
     /// The table whose header is in this sector; `None` if something in it is wrong.
@@ -158,7 +158,7 @@ impl Sectors {
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
     {
-        let Some(header) = self.sector(lba, read)?.and_then(|sector| header(&sector, lba)) else { return Ok(None) };
+        let Some(Ok(header)) = self.sector(lba, read)?.map(|sector| header(&sector, lba)) else { return Ok(None) };
         let Some((at, length)) = self.array(&header) else { return Ok(None) };
         let mut entries = vec![0; length];
         read(&mut entries, at)?;
@@ -184,7 +184,7 @@ impl Sectors {
 
     /// The entries in use, by number. `None` if one of them is not possible: nothing of a table that
     /// contradicts itself is used.
-    fn partitions(self, header: &GptHeader, entries: &mut [u8]) -> Option<Vec<Partition>> {
+    fn partitions(self, header: &GptHeader, entries: &mut [u8]) -> Option<Vec<Extent>> {
         let layout = header.get_partition_entry_array_layout().ok()?;
         let array = GptPartitionEntryArray::new(layout, self.size, entries).ok()?;
         if array.calculate_crc32() != header.partition_entry_array_crc32 {
@@ -210,13 +210,13 @@ impl Sectors {
         entry: &GptPartitionEntry,
         usable: &RangeInclusive<u64>,
         table: &[RangeInclusive<u64>],
-    ) -> Option<Partition> {
+    ) -> Option<Extent> {
         let range = entry.lba_range()?;
         let (Lba(first), Lba(last)) = (range.start(), range.end());
         let kind = { entry.partition_type_guid }.0;
         let is_beside = |part: &RangeInclusive<u64>| last < *part.start() || first > *part.end();
         let is_possible = usable.contains(&first) && usable.contains(&last) && table.iter().all(is_beside);
-        is_possible.then(|| Partition {
+        is_possible.then(|| Extent {
             number,
             kind,
             start: Bytes::new(first * self.size.to_u64()),
@@ -225,46 +225,30 @@ impl Sectors {
     }
 }
 
-/// The header in a sector, if it is one, is meant for this sector, and has the right checksum.
-fn header(sector: &[u8], lba: u64) -> Option<GptHeader> {
-    let found: GptHeader = pod_read_unaligned(sector.get(..size_of::<GptHeader>())?);
-    let length = usize::try_from(found.header_size.to_u32()).ok()?;
-    let mut checked = sector.get(..length).filter(|checked| checked.len() >= size_of::<GptHeader>())?.to_vec();
-    // The checksum is computed with zeros in its own place.
-    checked.get_mut(16..20)?.fill(0);
-    let checksum = Crc::<u32>::new(&Crc32::ALGORITHM).checksum(&checked);
-    let is_right = found.is_signature_valid()
-        && { found.revision } == GptHeaderRevision::VERSION_1_0
-        && found.header_crc32.0.to_u32() == checksum
-        && found.my_lba.to_u64() == lba;
-    is_right.then_some(found)
-}
-
-fn overlap(partitions: &[Partition]) -> bool {
+fn overlap(partitions: &[Extent]) -> bool {
     let mut by_place = partitions.to_vec();
     by_place.sort_unstable_by_key(|partition| partition.start);
     by_place.windows(2).any(|pair| pair[0].start.saturating_add(pair[0].size) > pair[1].start)
 }
 
 #[cfg(test)]
-pub(crate) use tests::gpt_image;
-
-#[cfg(test)]
 mod tests {
     use bytemuck::bytes_of;
-    use gpt_disk_types::{GptPartitionType, LbaLe, U32Le};
+    use gpt_disk_types::{LbaLe, U32Le, guid};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::table::Table;
+    use crate::write::protective_mbr;
 
     const SECTORS: u64 = 4096;
-    const ENTRIES: u32 = 128;
+    const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
 
     fn sectors_of_array(sector: u32) -> u64 {
-        u64::from(ENTRIES * 128 / sector)
+        u64::from(128 * 128 / sector)
     }
 
-    /// A disk with a table, made of the types of the crate that reads it, by the specification.
+    /// A disk with a table at the places of the specification, of which any field can be wrong.
     struct Image {
         sector: u32,
         usable: RangeInclusive<u64>,
@@ -280,7 +264,7 @@ mod tests {
         fn with_usable(sector: u32, usable: RangeInclusive<u64>, partitions: &[(Guid, u64, u64)]) -> Self {
             let bytes = vec![0; (SECTORS * u64::from(sector)) as usize];
             let mut image = Self { sector, usable, bytes };
-            image.put(0, bytes_of(&MasterBootRecord::protective_mbr(SECTORS)));
+            image.put(0, &protective_mbr());
             image.write(1, SECTORS - 1, 2, partitions);
             image.write(SECTORS - 1, 1, SECTORS - 1 - sectors_of_array(sector), partitions);
             image
@@ -288,30 +272,15 @@ mod tests {
 
         /// One copy of a table, with right checksums.
         fn write(&mut self, lba: u64, other: u64, array: u64, partitions: &[(Guid, u64, u64)]) {
-            let mut entries = vec![0; (ENTRIES * 128) as usize];
-            for (place, (kind, first, last)) in entries.chunks_exact_mut(128).zip(partitions) {
-                let entry = GptPartitionEntry {
-                    partition_type_guid: GptPartitionType(*kind),
-                    starting_lba: LbaLe::from_u64(*first),
-                    ending_lba: LbaLe::from_u64(*last),
-                    ..GptPartitionEntry::default()
-                };
-                place.copy_from_slice(bytes_of(&entry));
+            let mut table = Table::new(Guid::ZERO, self.sector).unwrap();
+            for (entry, (kind, first, last)) in table.entries.iter_mut().zip(partitions) {
+                entry.partition_type_guid.0 = *kind;
+                entry.starting_lba = LbaLe::from_u64(*first);
+                entry.ending_lba = LbaLe::from_u64(*last);
             }
-            let checksum = Crc::<u32>::new(&Crc32::ALGORITHM).checksum(&entries);
-            let mut header = GptHeader {
-                my_lba: LbaLe::from_u64(lba),
-                alternate_lba: LbaLe::from_u64(other),
-                first_usable_lba: LbaLe::from_u64(*self.usable.start()),
-                last_usable_lba: LbaLe::from_u64(*self.usable.end()),
-                partition_entry_lba: LbaLe::from_u64(array),
-                number_of_partition_entries: U32Le::from_u32(ENTRIES),
-                partition_entry_array_crc32: Crc32(U32Le::from_u32(checksum)),
-                ..GptHeader::default()
-            };
-            header.update_header_crc32();
+            let (entries, checksum) = table.array_bytes();
             self.put(array, &entries);
-            self.put(lba, bytes_of(&header));
+            self.put(lba, &table.header(lba, other, array, &self.usable, checksum));
         }
 
         fn put(&mut self, lba: u64, bytes: &[u8]) {
@@ -327,11 +296,6 @@ mod tests {
         fn read(&self) -> Option<PartitionTable> {
             read(&self.bytes, self.sector)
         }
-    }
-
-    /// A disk of 2 MiB with a table of partitions: type, first and last sector.
-    pub(crate) fn gpt_image(partitions: &[(Guid, u64, u64)]) -> Vec<u8> {
-        Image::new(512, partitions).bytes
     }
 
     fn read(bytes: &[u8], sector: u32) -> Option<PartitionTable> {
@@ -356,8 +320,8 @@ mod tests {
         for sector in [512, 4096] {
             let table = Image::new(sector, &[(OTHER, 64, 127), (DATA_PARTITION, 128, 255)]).read().unwrap();
             let size = Bytes::new(128 * u64::from(sector));
-            let data = Partition { number: 2, kind: DATA_PARTITION, start: size, size };
-            assert_eq!(table.data_partitions().collect::<Vec<_>>(), [&data]);
+            let data = Extent { number: 2, kind: DATA_PARTITION, start: size, size };
+            assert_eq!(table.of_kind(DATA_PARTITION).collect::<Vec<_>>(), [&data]);
             assert_eq!((table.partitions.len(), table.state), (2, TableState::Whole));
         }
     }
@@ -369,7 +333,7 @@ mod tests {
 
     #[test]
     fn numbers_count_unused_entries_too() {
-        assert_eq!(image().read().unwrap().data_partitions().next().unwrap().number, 3);
+        assert_eq!(image().read().unwrap().of_kind(DATA_PARTITION).next().unwrap().number, 3);
     }
 
     #[test]
@@ -378,13 +342,13 @@ mod tests {
             let mut image = image();
             image.break_at(lba);
             let table = image.read().unwrap();
-            assert_eq!((table.data_partitions().count(), table.state), (1, TableState::FirstOnly));
+            assert_eq!((table.of_kind(DATA_PARTITION).count(), table.state), (1, TableState::FirstOnly));
         }
         for lba in [1, 2] {
             let mut image = image();
             image.break_at(lba);
             let table = image.read().unwrap();
-            assert_eq!((table.data_partitions().count(), table.state), (1, TableState::LastOnly));
+            assert_eq!((table.of_kind(DATA_PARTITION).count(), table.state), (1, TableState::LastOnly));
         }
     }
 
@@ -393,7 +357,7 @@ mod tests {
         let mut image = image();
         image.write(1, SECTORS - 1, 2, &[(OTHER, 64, 127)]);
         let table = image.read().unwrap();
-        assert_eq!((table.data_partitions().count(), table.state), (1, TableState::Different));
+        assert_eq!((table.of_kind(DATA_PARTITION).count(), table.state), (1, TableState::Different));
     }
 
     #[test]
