@@ -42,12 +42,7 @@ pub(crate) enum Wanted {
 #[derive(Debug, thiserror::Error)]
 pub enum BootDiskError {
     #[error("cannot {step} {}", path.display())]
-    Disk {
-        step: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Disk { step: &'static str, path: PathBuf, source: io::Error },
     #[error(
         "the disk {} had another partition table, by which its partition {number} has {size} from {start} on, \
          behind the system: it is left alone; {}",
@@ -55,12 +50,7 @@ pub enum BootDiskError {
     )]
     Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
     #[error("the kernel does not show partition {number} of {} as the new table has it; restart the machine", path.display())]
-    Shown {
-        path: PathBuf,
-        number: NonZeroU32,
-        #[source]
-        source: Errno,
-    },
+    Shown { path: PathBuf, number: NonZeroU32, source: Errno },
 }
 
 fn remedy(kind: Guid) -> &'static str {

@@ -75,19 +75,10 @@ pub enum FindError {
     #[error("cannot use the free space of the boot disk")]
     BootDisk(#[from] BootDiskError),
     #[error("cannot {step} {}", path.display())]
-    Look {
-        step: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Look { step: &'static str, path: PathBuf, source: io::Error },
     /// It is not known what is on a disk. Nothing is formatted then.
     #[error("cannot find out what is on {}", device.display())]
-    Probe {
-        device: PathBuf,
-        #[source]
-        source: ProbeError,
-    },
+    Probe { device: PathBuf, source: ProbeError },
     #[error("{} does not hold a number", path.display())]
     Malformed { path: PathBuf },
 }
@@ -96,108 +87,46 @@ pub enum FindError {
 pub enum MountError {
     /// The disk cannot be looked at once more. Nothing was written to it.
     #[error("cannot look at {} again before it is used", device.display())]
-    Again {
-        device: PathBuf,
-        #[source]
-        source: FindError,
-    },
+    Again { device: PathBuf, source: FindError },
     /// The disk holds something else than when it was chosen. Nothing was written to it.
     #[error("{} holds something else than when it was chosen, and was left alone; choose again", device.display())]
     Changed { device: PathBuf },
     #[error("cannot run {} to format {}", program.display(), device.display())]
-    Program {
-        program: PathBuf,
-        device: PathBuf,
-        #[source]
-        source: RunError,
-    },
+    Program { program: PathBuf, device: PathBuf, source: RunError },
     #[error("cannot format {}: {} ended with {status}: {said}", device.display(), program.display())]
     Format { program: PathBuf, device: PathBuf, status: ExitStatus, said: String },
     #[error("cannot label the new file system on {}", path.display())]
-    Label {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
+    Label { path: PathBuf, source: Errno },
     #[error("cannot sync {}", device.display())]
-    Flush {
-        device: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Flush { device: PathBuf, source: io::Error },
     #[error(transparent)]
     Mount(#[from] mount::FilesystemError),
     #[error("cannot look at the mount of {}", path.display())]
-    Look {
-        path: PathBuf,
-        #[source]
-        source: mount::LookError,
-    },
+    Look { path: PathBuf, source: mount::LookError },
     #[error("{} is not mounted with nosuid, nodev and noexec, writable", path.display())]
     Flags { path: PathBuf },
     #[error("something else is mounted on {} already", path.display())]
     Occupied { path: PathBuf },
     #[error("{} has no project quotas", path.display())]
-    Quota {
-        path: PathBuf,
-        #[source]
-        source: fsquota::FsError,
-    },
+    Quota { path: PathBuf, source: fsquota::FsError },
     #[error("cannot grow the file system on {}", path.display())]
-    Grow {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
+    Grow { path: PathBuf, source: Errno },
     #[error("cannot read the size of {}", path.display())]
-    Size {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
+    Size { path: PathBuf, source: Errno },
     #[error("cannot get random numbers for the project IDs of {}", path.display())]
-    Random {
-        path: PathBuf,
-        #[source]
-        source: getrandom::Error,
-    },
+    Random { path: PathBuf, source: getrandom::Error },
     #[error("cannot read the projects of {}", path.display())]
-    Project {
-        path: PathBuf,
-        #[source]
-        source: fsquota::FsError,
-    },
+    Project { path: PathBuf, source: fsquota::FsError },
     #[error("cannot move {} to its project; the next start continues", path.display())]
-    Transfer {
-        path: PathBuf,
-        #[source]
-        source: fsquota::TransferError,
-    },
+    Transfer { path: PathBuf, source: fsquota::TransferError },
     #[error("cannot limit {}", path.display())]
-    Limit {
-        path: PathBuf,
-        #[source]
-        source: fsquota::SetError,
-    },
+    Limit { path: PathBuf, source: fsquota::SetError },
     #[error("cannot {step} {}", path.display())]
-    Directory {
-        step: &'static str,
-        path: PathBuf,
-        #[source]
-        source: dir::Error,
-    },
+    Directory { step: &'static str, path: PathBuf, source: dir::Error },
     #[error("cannot set the mode of {}", path.display())]
-    Mode {
-        path: PathBuf,
-        #[source]
-        source: Errno,
-    },
+    Mode { path: PathBuf, source: Errno },
     #[error("{} is not a valid name for a directory", path.display())]
-    Name {
-        path: PathBuf,
-        #[source]
-        source: dir::NameError,
-    },
+    Name { path: PathBuf, source: dir::NameError },
 }
 
 /// A directory of a mounted tree could not be opened.
@@ -205,6 +134,5 @@ pub enum MountError {
 #[error("cannot open {}", path.display())]
 pub struct OpenError {
     pub path: PathBuf,
-    #[source]
     pub source: dir::Error,
 }

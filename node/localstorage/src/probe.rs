@@ -17,19 +17,11 @@ const AMBIVALENT: i32 = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("cannot ask {}", program.display())]
-    Run {
-        program: PathBuf,
-        #[source]
-        source: RunError,
-    },
+    Run { program: PathBuf, source: RunError },
     #[error("{} ended with {status}: {said:?}", program.display())]
     Failed { program: PathBuf, status: ExitStatus, said: String },
     #[error("cannot understand {}", program.display())]
-    Malformed {
-        program: PathBuf,
-        #[source]
-        source: MalformedLine,
-    },
+    Malformed { program: PathBuf, source: MalformedLine },
 }
 
 /// The marks that are on a block device; none if nothing is known. Only reads.

@@ -30,7 +30,6 @@ pub enum RequestError {
     Path {
         /// Name in csi.proto.
         field: &'static str,
-        #[source]
         source: PathError,
     },
     #[error(

@@ -22,11 +22,7 @@ pub(crate) enum Error {
     #[error("PV {id} exists and is of another volume; delete it")]
     NameTaken { id: VolumeId },
     #[error("the volume keeps {has}; request less, or free space")]
-    Infeasible {
-        has: Bytes,
-        #[source]
-        source: volume::Error,
-    },
+    Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]
     Expand(volume::Error),
     #[error(transparent)]

@@ -24,17 +24,9 @@ const PRIVATE_FILE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     #[error("cannot open {}; create it on the node, on an XFS that is mounted with prjquota", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: dir::Error,
-    },
+    Open { path: PathBuf, source: dir::Error },
     #[error("{} cannot hold volumes with limits", path.display())]
-    Quota {
-        path: PathBuf,
-        #[source]
-        source: fsquota::FsError,
-    },
+    Quota { path: PathBuf, source: fsquota::FsError },
     #[error(
         "{} is a directory of a file system that others use: mount an XFS of its own there (is the mount missing?), or use \
          --file-system=shared",
@@ -45,12 +37,7 @@ pub enum DirectoryError {
     #[error("another process uses {}; one at a time may", path.display())]
     Busy { path: PathBuf },
     #[error("cannot {what} {}", path.display())]
-    Other {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        source: BoxError,
-    },
+    Other { what: &'static str, path: PathBuf, source: BoxError },
 }
 
 /// A checked directory that no other process uses. Nothing was written to volumes.

@@ -21,11 +21,7 @@ pub enum IdentityError {
     #[error("the pod's token is of node {found}, --node is {wanted}; take the name from spec.nodeName")]
     OtherNode { found: String, wanted: NodeName },
     #[error("cannot read Node {node}")]
-    Read {
-        node: NodeName,
-        #[source]
-        source: Box<kube::Error>,
-    },
+    Read { node: NodeName, source: Box<kube::Error> },
     /// PVs name their node by this label.
     #[error("the label {TOPOLOGY_KEY} of node {node} is {found:?}; it has to be the node's name")]
     OtherHostname { node: NodeName, found: Option<String> },

@@ -7,17 +7,9 @@ use dir::Dir;
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
     #[error("cannot open the kubelet's directory {}; mount the one of its argument --root-dir", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: dir::Error,
-    },
+    Open { path: PathBuf, source: dir::Error },
     #[error("cannot determine the mount of the kubelet's directory {}", path.display())]
-    Mount {
-        path: PathBuf,
-        #[source]
-        source: mount::LookError,
-    },
+    Mount { path: PathBuf, source: mount::LookError },
     #[error("cannot read the mount table")]
     Table(#[from] mount::TableError),
     /// Pods would write to empty directories of the kubelet's disk.

@@ -40,12 +40,7 @@ enum LimitsError {
     )]
     NoPods { own: PathBuf },
     #[error("cannot {what} {}", path.display())]
-    Path {
-        what: &'static str,
-        path: PathBuf,
-        #[source]
-        source: BoxError,
-    },
+    Path { what: &'static str, path: PathBuf, source: BoxError },
     #[error("cannot read the kernel's BTF")]
     Btf(#[from] lsm::BtfError),
     #[error(transparent)]

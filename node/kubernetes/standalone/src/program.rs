@@ -40,7 +40,6 @@ const LIBRARIES: [&str; 6] = ["kube", "kube_runtime", "hyper", "h2", "tower", "r
 #[error("cannot {what}")]
 struct ProgramError {
     what: String,
-    #[source]
     source: BoxError,
 }
 

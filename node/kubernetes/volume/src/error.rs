@@ -26,30 +26,13 @@ pub enum Error {
     #[error("there is no volume {id} on this node")]
     Unknown { id: VolumeId },
     #[error("volume {id} cannot be touched")]
-    Refused {
-        id: VolumeId,
-        #[source]
-        source: VolumeRefusal,
-    },
+    Refused { id: VolumeId, source: VolumeRefusal },
     #[error("volume {id} is closed")]
-    Closed {
-        id: VolumeId,
-        #[source]
-        source: RecordError,
-    },
+    Closed { id: VolumeId, source: RecordError },
     #[error("cannot look at volume {id}")]
-    Look {
-        id: VolumeId,
-        #[source]
-        source: LookError,
-    },
+    Look { id: VolumeId, source: LookError },
     #[error("cannot finish the step {step:?} of volume {id}")]
-    Act {
-        id: VolumeId,
-        step: Step,
-        #[source]
-        source: ActError,
-    },
+    Act { id: VolumeId, step: Step, source: ActError },
     /// One pass does not remove all files of a volume in the trash. The next call continues.
     #[error(
         "volume {id} is removed in part: this pass freed {freed}, {left} are left; if passes free nothing, a process \
@@ -135,23 +118,11 @@ pub enum OpenError {
     #[error("volume {id} is not announced yet; try again")]
     NotAnnounced { id: VolumeId },
     #[error("volume {id} is closed")]
-    Record {
-        id: VolumeId,
-        #[source]
-        source: RecordError,
-    },
+    Record { id: VolumeId, source: RecordError },
     #[error("cannot open the image of volume {id}")]
-    Image {
-        id: VolumeId,
-        #[source]
-        source: dir::Error,
-    },
+    Image { id: VolumeId, source: dir::Error },
     #[error("cannot open volume {id}")]
-    Dir {
-        id: VolumeId,
-        #[source]
-        source: dir::Error,
-    },
+    Dir { id: VolumeId, source: dir::Error },
 }
 
 /// Why the volumes directory cannot be used. No single volume stops the others.

@@ -18,11 +18,7 @@ pub enum LiveVolumeError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("cannot find the loop devices of volume {id}")]
-    Look {
-        id: VolumeId,
-        #[source]
-        source: LookError,
-    },
+    Look { id: VolumeId, source: LookError },
 }
 
 impl LiveVolumeError {

@@ -61,19 +61,11 @@ pub(crate) enum Rejection {
     #[error("spec.resources.requests.storage is missing")]
     NoSize,
     #[error("spec.resources.requests.storage: {text:?} is not a valid size")]
-    Size {
-        text: String,
-        #[source]
-        source: QuantityError,
-    },
+    Size { text: String, source: QuantityError },
     #[error("spec.resources.requests.storage is zero; request at least one byte")]
     Zero,
     #[error("the storage class {class} cannot be used")]
-    Class {
-        class: String,
-        #[source]
-        source: ClassRejection,
-    },
+    Class { class: String, source: ClassRejection },
     #[error(
         "the storage class {class} allows nodes with {}, and the node {} has {}; select another node for the claim \
          ({SELECTED_NODE}), or create it again with another class", .found.allowed, .found.node, .found.found

@@ -18,17 +18,9 @@ pub enum EspError {
         "the UEFI executable of {wanted} bytes does not fit on the EFI system partition of {SIZE} bytes; remove \
          files from the initramfs or enlarge the partition"
     )]
-    Full {
-        wanted: usize,
-        #[source]
-        source: io::Error,
-    },
+    Full { wanted: usize, source: io::Error },
     #[error("cannot {step} the EFI system partition")]
-    Make {
-        step: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    Make { step: &'static str, source: io::Error },
 }
 
 /// Creates a FAT32 file system with the executable at the default path.

@@ -41,11 +41,7 @@ pub enum WriteError {
     )]
     Full { wanted: u64 },
     #[error("partition {name} does not fit into the layout")]
-    Partition {
-        name: &'static str,
-        #[source]
-        source: gpt::AddError,
-    },
+    Partition { name: &'static str, source: gpt::AddError },
     #[error("cannot create the partition table")]
     Table(#[from] gpt::ParseError),
     #[error("the partitions do not fit on the disk image")]
