@@ -1,9 +1,9 @@
-//! Registries that a node pulls images from, and the CAs that it trusts for them.
+//! Registries that a node pulls images from, and their CAs.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How a node pulls images. [`Default`] trusts the public CAs of the image, and has no other endpoints than the names of
+/// How a node pulls images. [`Default`] accepts the public CAs of the image, and has no other endpoints than the names of
 /// images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Images {
