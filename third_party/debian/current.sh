@@ -17,6 +17,6 @@ security=${GRANARY_DEBIAN_SECURITY_MIRROR:-$(sh "$mirror" security)}
 offered=$(sh "$newest" "$security" "$suite" "$pattern" 2>/dev/null | cut -d' ' -f1,2) || exit 0
 current=$(grep -v '^#' "$lock" | head -n 1 | cut -d' ' -f1,2)
 if [ -n "$offered" ] && [ "$offered" != "$current" ]; then
-    echo "$lock is $days days old: it pins $current, and $suite offers $offered. Run bazel run //third_party/debian:lock -- kernel" >&2
+    echo "$lock is $days days old: it pins $current, and $suite offers $offered. Run ./bazelw run //third_party/debian:lock -- kernel" >&2
     exit 1
 fi
