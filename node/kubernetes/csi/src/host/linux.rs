@@ -395,11 +395,15 @@ impl Host for Linux {
                 }
                 (None, None) => Err(ActError::VolumeGone),
             },
-            Step::Unmount => unmount(at.parent()?, at.target.name()),
+            Step::Unmount => {
+                unmount(at.parent()?, at.target.name())?;
+                // Only now: a mount that another one hides, or that was moved away, still counts for other targets.
+                self.directories.remove(&at.id, at.target.full());
+                Ok(())
+            }
             Step::RemoveTarget => {
                 remove(at.parent()?, at.target.name())?;
                 self.devices.remove_target(&at.id, at.target.full());
-                self.directories.remove(&at.id, at.target.full());
                 Ok(())
             }
             Step::Detach => self.detach(at),
