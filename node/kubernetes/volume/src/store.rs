@@ -511,7 +511,8 @@ impl Store {
         let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.fragment_size()));
         self.size.store(bytes(stat.blocks()).get(), Ordering::Relaxed);
         if let (Some(before), Some(after)) = (before, used()?) {
-            // Data that is written or freed meanwhile counts as that of strangers, for once, and not as free.
+            // Data that is written or freed meanwhile counts as that of strangers, for once. Data that a volume frees and writes
+            // again between the two sums does not.
             let least = before.iter().filter_map(|(project, used)| after.get(project).map(|later| *used.min(later)));
             let all = bytes(stat.blocks().saturating_sub(stat.blocks_free()));
             self.others.store(least.fold(all, Bytes::saturating_sub).get(), Ordering::Relaxed);
