@@ -11,7 +11,7 @@ security=${GRANARY_DEBIAN_SECURITY_MIRROR:-$(sh "$here/mirror.sh" security)}
 
 [ $# -gt 0 ] || set -- $(cd "$here" && ls -- *.packages)
 new=$(mktemp)
-trap 'rm -f "$new"' EXIT
+trap 'rm -f "$new" "$new.patterns" "$new.found"' EXIT
 for name do
     packages=$here/${name%.packages}.packages
     lock=${packages%.packages}.lock
@@ -24,10 +24,12 @@ for name do
         # The lines from this suite to the next.
         awk -v suite="$suite" '/^# suite: / { on = $3 == suite } /^[^#]/ && on' "$packages" >"$new.patterns"
         case $suite in
-            *-security) xargs -d '\n' sh "$here/newest.sh" "$security" "$suite" <"$new.patterns" | sed 's/ pool/ security:pool/' ;;
-            *) xargs -d '\n' sh "$here/newest.sh" "$mirror" "$suite" <"$new.patterns" ;;
-        esac >>"$new"
-        rm "$new.patterns"
+            *-security) from=$security prefix=security: ;;
+            *) from=$mirror prefix= ;;
+        esac
+        # Not a pipe, whose status would be that of sed.
+        xargs -d '\n' sh "$here/newest.sh" "$from" "$suite" <"$new.patterns" >"$new.found"
+        sed "s/ pool/ ${prefix}pool/" "$new.found" >>"$new"
     done
     cat "$new" >"$lock"
     echo "lock: $(grep -vc '^#' "$lock") packages in ${lock##*/}"
