@@ -40,9 +40,19 @@ impl Check {
         let server = self.endpoint(message.server.as_deref(), verification, &path.field("server"));
         let at_mirrors = path.field("mirrors");
         self.at_most(MIRRORS, message.mirrors.len(), &at_mirrors);
-        let each = message.mirrors.iter().enumerate();
-        let mirrors = each.filter_map(|(index, mirror)| self.mirror(mirror, verification, &at_mirrors.item(index)));
-        let mirrors = mirrors.collect();
+        let mut mirrors: Vec<Server> = Vec::new();
+        for (index, mirror) in message.mirrors.iter().enumerate() {
+            let path = at_mirrors.item(index);
+            let Some(mirror) = self.mirror(mirror, verification, &path) else { continue };
+            if mirrors.iter().any(|other| other.endpoint == mirror.endpoint) {
+                self.problem(&path.field("server"), Violation::Listed(mirror.endpoint.as_str().to_owned()));
+            }
+            // containerd sends the user of the registry to a mirror that asks for one.
+            if message.credentials.is_some() && !mirror.endpoint.has_tls() {
+                self.problem(&path.field("server"), Violation::Cleartext);
+            }
+            mirrors.push(mirror);
+        }
         let cas = self.cas(message.ca.as_deref(), path);
         let credentials = self.credentials(message.credentials.as_ref(), path);
         let name = self.text(message.name.as_deref(), &path.field("name"))?;
@@ -135,6 +145,17 @@ mod tests {
             (with("credentials", json!({"username": "a:b", "password": secret})), "registries[0].credentials"),
             (with("mirrors", json!([{}])), "registries[0].mirrors[0].server"),
             (with("mirrors", json!([{"server": "http://a.example"}])), "registries[0].mirrors[0].server"),
+            (
+                with("mirrors", json!([{"server": "https://a.example"}, {"server": "https://a.example/"}])),
+                "registries[0].mirrors[1].server",
+            ),
+            (
+                json!({"registries": [{
+                    "name": "registry.example", "verification": "DISABLED", "mirrors": [{"server": "http://a.example"}],
+                    "credentials": {"username": "user", "password": secret.trim()},
+                }]}),
+                "registries[0].mirrors[0].server",
+            ),
             (json!({"registryCas": [PEM, ""]}), "registryCas[1]"),
             (json!({"registries": [{"name": "registry.example"}, {"name": "registry.example"}]}), "registries[1].name"),
         ] {

@@ -83,6 +83,8 @@ pub enum Violation {
     Registry(#[from] RegistryError),
     #[error("{0} is listed above, too; remove one")]
     Listed(String),
+    #[error("the password of the registry would be sent without TLS; write https:, or remove the credentials")]
+    Cleartext,
     #[error(
         "without TLS, the certificate cannot be verified: write https:, or set the verification of the registry to DISABLED"
     )]

@@ -15,6 +15,8 @@ pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
 pub const MODULE: &str = "vxlan";
 /// Registry of [`Setting::common_options`], on the machine that runs the guest. Pods need a Secret to pull from it.
 pub const REGISTRY: &str = "10.0.2.2:5000";
+/// The same registry, for which the node has a user.
+pub const NODES_REGISTRY: &str = "10.0.2.2:5002";
 /// Registry that only has a mirror, which is [`REGISTRY`].
 pub const MIRRORED: &str = "mirrored.invalid";
 /// User of [`REGISTRY`].
@@ -63,6 +65,11 @@ impl Setting {
             "kernelModules": [MODULE],
             "registries": [
                 {"name": REGISTRY, "ca": include_str!("../registry/ca.pem")},
+                {
+                    "name": NODES_REGISTRY,
+                    "ca": include_str!("../registry/ca.pem"),
+                    "credentials": {"username": USER, "password": PASSWORD},
+                },
                 {
                     "name": MIRRORED,
                     "mirrors": [{

@@ -61,7 +61,11 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         arguments,
         directories,
         files: vec![(file, configuration(config, credentials))],
-        secrets: vec![(paths.kubelet.join("config.json"), registries::credentials(&config.settings.images).into())],
+        // The kubelet looks there by HOME; a reboot deletes it.
+        secrets: vec![(
+            paths.ephemeral.join(".docker/config.json"),
+            registries::credentials(&config.settings.images).into(),
+        )],
         ..Program::default()
     }
 }

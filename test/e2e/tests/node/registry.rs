@@ -4,7 +4,9 @@ use std::env;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use e2e::{Case, Failure, MIRRORED, PASSWORD, PATIENCE, Part, Pod, REGISTRY, Seen, Stopped, USER, eventually};
+use e2e::{
+    Case, Failure, MIRRORED, NODES_REGISTRY, PASSWORD, PATIENCE, Part, Pod, REGISTRY, Seen, Stopped, USER, eventually,
+};
 use k8s_openapi::api::core::v1::Secret;
 use serde_json::json;
 use tokio::task::spawn_blocking;
@@ -23,6 +25,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     part.must_show("secrets_for_pulls_are_created", secrets(case)).await?;
     tokio::join!(
         part.shows("a_pod_pulls_with_a_secret_and_a_private_ca", pulls(case, "secret", REGISTRY, Some("right"))),
+        part.shows("a_pod_pulls_as_the_user_of_the_node", pulls(case, "user", NODES_REGISTRY, None)),
         part.shows("a_pod_pulls_through_a_mirror", pulls(case, "mirror", MIRRORED, None)),
         part.shows(
             "a_wrong_password_is_an_event",
@@ -49,7 +52,7 @@ impl Registry {
                 .args([USER, PASSWORD])
                 .arg(file("GRANARY_WORKLOAD"))
                 // At the address of the guest's gateway, 10.0.2.2.
-                .args([IMAGE, "127.0.0.1:5000", "127.0.0.1:5001"])
+                .args([IMAGE, "127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"])
                 .stdout(Stdio::piped())
                 .spawn()
                 .expect("the registry starts");
