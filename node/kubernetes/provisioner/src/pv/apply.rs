@@ -44,6 +44,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
     if let Some(left) = provisioner.attempts.wait(&uid) {
         return Ok(Action::requeue(left));
     }
+    let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
     let span = info_span!("volume", volume = %id);
     match plan::plan(&pv) {
         PvPlan::Ignore => {}
@@ -53,7 +54,6 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
             provisioner.set_finalizers(&pv, finalizers).instrument(span).await?;
         }
         PvPlan::Delete => {
-            let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
                 provisioner.events.delete_failed(&pv, error.kind(), &error);
                 return Err(error);
@@ -74,11 +74,16 @@ pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<
 }
 
 impl Provisioner {
-    /// Records that the volume has a PV, if an earlier run did not.
+    /// Records that the volume has a PV, if an earlier run did not, and takes it from the trash, if a deletion that failed
+    /// has left it there. With the volume's lock: no deletion is between trash and PV.
     async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
-        match self.on_volume(id, |store, id| store.announce(id)).await? {
+        match self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id))).await? {
+            Ok(Ensured::Created(())) => {
+                info!("volume restored from the trash, its PV is kept");
+                Ok(())
+            }
             // The sweep reports a PV without a volume.
-            Ok(_) | Err(volume::Error::Unknown { .. }) => Ok(()),
+            Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => Ok(()),
             Err(error) => Err(Error::Store(error)),
         }
     }
