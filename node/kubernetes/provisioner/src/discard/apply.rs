@@ -77,13 +77,14 @@ impl Provisioner {
                 None => sleep(OCCUPIED).await,
             }
         };
+        // It may take minutes, so that an administrator can create another PV meanwhile.
+        if self.discards.begin(id) {
+            self.check_projects(id).await?;
+        }
         // An administrator may have created another PV since then. The sweep restores such a volume; one whose PV is being
         // deleted is added again.
         if self.has_pv(id, end).await? {
             return Ok(());
-        }
-        if self.discards.begin(id) {
-            self.check_projects(id).await?;
         }
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
