@@ -97,7 +97,7 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Whether a PV has the volume, on any node.
+    /// Whether a PV has the volume, on any node, except those that other nodes provision.
     async fn has_pv(&self, id: &VolumeId, end: EndOfPv) -> Result<bool, ApiError> {
         let now = Instant::now();
         let not_before = |moment| now.checked_sub(FRESH).map_or(moment, |fresh| fresh.max(moment));
@@ -112,6 +112,9 @@ impl Provisioner {
                 self.listings.since(listed, &self.pvs, &self.node).await?
             }
         };
+        if let Some(pv) = listing.elsewhere(id) {
+            warn!(volume = %id, pv, "deleted volume not removed: a PV that is not of this node alone has it");
+        }
         Ok(listing.has(id))
     }
 
