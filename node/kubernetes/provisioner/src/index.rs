@@ -34,7 +34,7 @@ struct State {
     pvs: ByVolume,
     /// The list that is being received, with the moment before its request.
     list: Option<(Instant, ByVolume)>,
-    /// The last item of the watch was an error.
+    /// The watch failed, and has shown no list or change since.
     is_broken: bool,
     /// PVs whose finalizer this node removed, by UID, with the moment before the request.
     removed: HashMap<String, (VolumeId, Instant)>,
@@ -56,9 +56,8 @@ impl PvIndex {
     /// Must see all items of the watch, in their order, before anything else acts on them.
     pub(crate) fn update(&self, item: &watcher::Result<Event<PersistentVolume>>) {
         let mut state = self.state();
-        state.is_broken = item.is_err();
         match item {
-            // The watcher requests the list after this event.
+            // The watcher requests the list after this event, also after a failure.
             Ok(Event::Init) => state.list = Some((Instant::now(), ByVolume::default())),
             Ok(Event::InitApply(pv)) => {
                 if let Some((_, list)) = &mut state.list {
@@ -66,14 +65,21 @@ impl PvIndex {
                 }
             }
             Ok(Event::InitDone) => {
+                state.is_broken = false;
                 if let Some((requested, list)) = state.list.take() {
                     state.pvs = list;
                     state.complete = state.complete.max(Some(requested));
                 }
             }
-            Ok(Event::Apply(pv)) => set(&mut state.pvs, pv, &self.node),
-            Ok(Event::Delete(pv)) => remove(&mut state.pvs, pv),
-            Err(_) => {}
+            Ok(Event::Apply(pv)) => {
+                state.is_broken = false;
+                set(&mut state.pvs, pv, &self.node);
+            }
+            Ok(Event::Delete(pv)) => {
+                state.is_broken = false;
+                remove(&mut state.pvs, pv);
+            }
+            Err(_) => state.is_broken = true,
         }
         state.advance();
         drop(state);
@@ -255,12 +261,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_watch_is_not_current_until_its_next_event() {
+    async fn a_failed_watch_is_not_current_until_its_next_change_or_list() {
         let index = PvIndex::new("granary".into());
         list(&index, &[]);
         index.update(&Err(watcher::Error::NoResourceVersion));
         assert!(!index.is_current());
         index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
+        assert!(index.is_current());
+        index.update(&Err(watcher::Error::NoResourceVersion));
+        // The server may not have answered yet.
+        index.update(&Ok(Event::Init));
+        assert!(!index.is_current());
+        index.update(&Ok(Event::InitDone));
         assert!(index.is_current());
     }
 

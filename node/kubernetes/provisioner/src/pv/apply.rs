@@ -76,7 +76,7 @@ pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<
 impl Provisioner {
     /// Records that the volume has a PV, if an earlier run did not, and takes it from the trash, if a deletion that failed
     /// has left it there. With the volume's lock: no deletion is between trash and PV.
-    async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
+    pub(crate) async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
         match self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id))).await? {
             Ok(Ensured::Created(())) => {
                 info!("volume restored from the trash, its PV is kept");
@@ -86,6 +86,15 @@ impl Provisioner {
             Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => Ok(()),
             Err(error) => Err(Error::Store(error)),
         }
+    }
+
+    /// Reads the PV again. `None` if the volume is not to be kept for it.
+    pub(crate) async fn kept_pv(&self, id: &VolumeId, name: &str) -> Result<Option<PersistentVolume>, ApiError> {
+        let found = self.pvs.get_opt(name).await.map_err(api("get a PV"))?;
+        Ok(found.filter(|pv| {
+            object::volume_of(pv, &self.node).as_ref() == Some(id)
+                && !matches!(plan::plan(pv), PvPlan::Delete | PvPlan::Ignore)
+        }))
     }
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {
