@@ -55,6 +55,11 @@ pub(crate) enum ClassRejection {
     Reclaim(String),
 }
 
+/// Whether the control plane selects the node, not the scheduler.
+pub(crate) fn binds_immediately(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref().is_none_or(|mode| mode == "Immediate")
+}
+
 /// Checks all parameters, also those that do not apply to the mode of a claim.
 pub(crate) fn parameters(class: &StorageClass) -> Result<Parameters, ClassRejection> {
     if class.mount_options.as_ref().is_some_and(|options| !options.is_empty()) {

@@ -70,9 +70,10 @@ impl Provisioner {
         watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
     }
 
-    /// Whether the claim is assigned to this node, or bound to a PV of it.
+    /// Whether the claim names this node, or is bound to a PV of it. PVs are not enough: their watch may be behind, and a
+    /// PV that arrives starts no pass of its claim.
     pub(crate) fn is_relevant(&self, claim: &PersistentVolumeClaim) -> bool {
-        plan::selected(claim, &self.node)
+        plan::names_node(claim, &self.node)
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 

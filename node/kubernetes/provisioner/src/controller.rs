@@ -73,7 +73,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         locks: VolumeLocks::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
-        index: PvIndex::default(),
+        index: PvIndex::new(node.clone()),
         listings: Listings::default(),
         watched_pvs: Mutex::default(),
         store,

@@ -20,8 +20,9 @@ use volume::VolumeId;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PvIndex {
+    node: String,
     state: Mutex<State>,
     changed: watch::Sender<()>,
 }
@@ -33,7 +34,7 @@ struct State {
     pvs: ByVolume,
     /// The list that is being received, with the moment before its request.
     list: Option<(Instant, ByVolume)>,
-    /// The last item of the watch was an error.
+    /// The watch failed, and has shown no list or change since.
     is_broken: bool,
     /// PVs whose finalizer this node removed, by UID, with the moment before the request.
     removed: HashMap<String, (VolumeId, Instant)>,
@@ -48,27 +49,37 @@ struct IndexedPv {
 }
 
 impl PvIndex {
+    pub(crate) fn new(node: String) -> Self {
+        Self { node, state: Mutex::default(), changed: watch::Sender::default() }
+    }
+
     /// Must see all items of the watch, in their order, before anything else acts on them.
     pub(crate) fn update(&self, item: &watcher::Result<Event<PersistentVolume>>) {
         let mut state = self.state();
-        state.is_broken = item.is_err();
         match item {
-            // The watcher requests the list after this event.
+            // The watcher requests the list after this event, also after a failure.
             Ok(Event::Init) => state.list = Some((Instant::now(), ByVolume::default())),
             Ok(Event::InitApply(pv)) => {
                 if let Some((_, list)) = &mut state.list {
-                    set(list, pv);
+                    set(list, pv, &self.node);
                 }
             }
             Ok(Event::InitDone) => {
+                state.is_broken = false;
                 if let Some((requested, list)) = state.list.take() {
                     state.pvs = list;
                     state.complete = state.complete.max(Some(requested));
                 }
             }
-            Ok(Event::Apply(pv)) => set(&mut state.pvs, pv),
-            Ok(Event::Delete(pv)) => remove(&mut state.pvs, pv),
-            Err(_) => {}
+            Ok(Event::Apply(pv)) => {
+                state.is_broken = false;
+                set(&mut state.pvs, pv, &self.node);
+            }
+            Ok(Event::Delete(pv)) => {
+                state.is_broken = false;
+                remove(&mut state.pvs, pv);
+            }
+            Err(_) => state.is_broken = true,
         }
         state.advance();
         drop(state);
@@ -137,14 +148,15 @@ impl State {
     }
 }
 
-/// The volume that the PV keeps. A PV that was deleted without the driver's finalizer keeps none.
-pub(crate) fn kept_volume(pv: &PersistentVolume) -> Option<VolumeId> {
-    object::handle(pv).filter(|_| plan::plan(pv) != PvPlan::Ignore)
+/// The volume whose data the PV keeps on this node. A PV that was deleted without the driver's finalizer keeps none, nor
+/// does one of another node's provisioner: that node could keep the data here otherwise.
+pub(crate) fn kept_volume(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
+    object::handle(pv).filter(|_| plan::plan(pv) != PvPlan::Ignore && !object::is_provisioned_elsewhere(pv, node))
 }
 
-fn set(pvs: &mut ByVolume, pv: &PersistentVolume) {
+fn set(pvs: &mut ByVolume, pv: &PersistentVolume, node: &str) {
     remove(pvs, pv);
-    if let Some(id) = kept_volume(pv) {
+    if let Some(id) = kept_volume(pv, node) {
         let uid = pv.uid().unwrap_or_default();
         pvs.entry(id).or_default().push(IndexedPv { name: pv.name_any(), uid });
     }
@@ -203,7 +215,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_complete_before_the_first_list_ends() {
-        let index = PvIndex::default();
+        let index = PvIndex::new("granary".into());
         let start = Instant::now();
         assert!(!index.is_current() && !is_complete_since(&index, start));
         index.update(&Ok(Event::Init));
@@ -221,7 +233,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_removal_that_arrives_completes_the_index_up_to_its_request() {
-        let index = PvIndex::default();
+        let index = PvIndex::new("granary".into());
         let own = pv("pvc-1", "pvc-1", "granary");
         list(&index, std::slice::from_ref(&own));
         advance(SECOND).await;
@@ -237,7 +249,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_removal_may_arrive_before_its_response() {
-        let index = PvIndex::default();
+        let index = PvIndex::new("granary".into());
         let own = pv("pvc-1", "pvc-1", "granary");
         list(&index, std::slice::from_ref(&own));
         advance(SECOND).await;
@@ -249,18 +261,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_watch_is_not_current_until_its_next_event() {
-        let index = PvIndex::default();
+    async fn a_failed_watch_is_not_current_until_its_next_change_or_list() {
+        let index = PvIndex::new("granary".into());
         list(&index, &[]);
         index.update(&Err(watcher::Error::NoResourceVersion));
         assert!(!index.is_current());
         index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
         assert!(index.is_current());
+        index.update(&Err(watcher::Error::NoResourceVersion));
+        // The server may not have answered yet.
+        index.update(&Ok(Event::Init));
+        assert!(!index.is_current());
+        index.update(&Ok(Event::InitDone));
+        assert!(index.is_current());
     }
 
     #[test]
     fn a_second_pv_is_found_on_all_nodes() {
-        let index = PvIndex::default();
+        let index = PvIndex::new("granary".into());
         list(&index, &[pv("pvc-1", "pvc-1", "granary")]);
         assert_eq!(index.other(&id(), Some("uid-pvc-1")), None);
         for (name, node) in [("by-hand", "granary"), ("elsewhere", "other")] {
@@ -269,6 +287,9 @@ mod tests {
             assert_eq!(index.other(&id(), Some("uid-pvc-1")).as_deref(), Some(name));
             index.update(&Ok(Event::Delete(second)));
         }
+        // Another node can create a PV of this name.
+        index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "other"))));
+        assert_eq!(index.other(&"pvc-2".parse().expect("an identifier"), Some("uid-by-hand")), None);
         // The same name again is another PV.
         assert_eq!(index.other(&id(), Some("uid-former")).as_deref(), Some("pvc-1"));
         let mut foreign = pv("foreign", "pvc-1", "granary");
@@ -279,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_new_list_replaces_the_index() {
-        let index = PvIndex::default();
+        let index = PvIndex::new("granary".into());
         list(&index, &[pv("pvc-1", "pvc-1", "granary")]);
         index.update(&Ok(Event::Init));
         assert!(has(&index));

@@ -70,7 +70,7 @@ impl Listing {
 
     fn add(&mut self, pv: &PersistentVolume, node: &str) {
         self.is_empty = false;
-        let Some(id) = index::kept_volume(pv) else { return };
+        let Some(id) = index::kept_volume(pv, node) else { return };
         if object::volume_of(pv, node).is_some() {
             let is_deleted = plan::plan(pv) == PvPlan::Delete;
             self.by_volume.entry(id).or_default().push(ListedPv { name: pv.name_any(), is_deleted });
@@ -86,12 +86,17 @@ impl Listing {
     /// The name of another PV of the volume, on any node.
     pub(crate) fn other(&self, id: &VolumeId, name: &str) -> Option<&str> {
         let here = self.of_volume(id).iter().map(|pv| pv.name.as_str());
-        here.chain(self.elsewhere.get(id).map(String::as_str)).find(|other| *other != name)
+        here.chain(self.elsewhere(id)).find(|other| *other != name)
     }
 
     /// Whether a PV has the volume, on any node.
     pub(crate) fn has(&self, id: &VolumeId) -> bool {
         self.by_volume.contains_key(id) || self.elsewhere.contains_key(id)
+    }
+
+    /// The name of a PV of the volume that is not of this node alone.
+    pub(crate) fn elsewhere(&self, id: &VolumeId) -> Option<&str> {
+        self.elsewhere.get(id).map(String::as_str)
     }
 
     /// Volumes with at least one PV.
@@ -160,12 +165,26 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_same_handle_on_another_node_is_another_volume_that_prevents_a_removal() {
-        let listing = Listing::of(&[pv("pvc-1", "pvc-1", "other")], NODE);
-        assert_eq!(listing.of_volume(&"pvc-1".parse().unwrap()), []);
-        assert_eq!(listing.other(&"pvc-1".parse().unwrap(), "pvc-2"), Some("pvc-1"));
-        assert!(listing.has(&"pvc-1".parse().unwrap()) && !listing.has(&"pvc-2".parse().unwrap()));
+    fn an_administrators_pv_on_another_node_prevents_a_removal() {
+        let id = "pvc-1".parse().unwrap();
+        let listing = Listing::of(&[pv("by-hand", "pvc-1", "other")], NODE);
+        assert_eq!(listing.of_volume(&id), []);
+        assert_eq!(listing.other(&id, "pvc-1"), Some("by-hand"));
+        assert!(listing.has(&id) && !listing.has(&"pvc-2".parse().unwrap()));
         assert!(!listing.is_empty);
         assert!(Listing::of(&[], NODE).is_empty);
+    }
+
+    #[test]
+    fn a_pv_that_another_node_can_create_prevents_no_removal() {
+        let id = "pvc-1".parse().unwrap();
+        let foreign = pv("pvc-1", "pvc-1", "other");
+        let listing = Listing::of([&foreign], NODE);
+        assert!(!listing.has(&id) && listing.other(&id, "by-hand").is_none() && !listing.is_empty);
+        let mut on_both = foreign;
+        let affinity = on_both.spec.as_mut().and_then(|spec| spec.node_affinity.as_mut()).unwrap();
+        let terms = &mut affinity.required.as_mut().unwrap().node_selector_terms;
+        terms[0].match_expressions.as_mut().unwrap()[0].values.as_mut().unwrap().push(NODE.into());
+        assert!(Listing::of([&on_both], NODE).has(&id));
     }
 }

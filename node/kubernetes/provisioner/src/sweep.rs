@@ -34,7 +34,6 @@ use crate::error::{Error, api};
 use crate::listing::Listing;
 use crate::metrics::Orphan;
 use crate::pv::object;
-use crate::pv::plan::{self, PvPlan};
 
 /// Less a random part of up to a half: nodes that started together list all PVs at different times.
 const INTERVAL: Duration = Duration::from_mins(10);
@@ -184,12 +183,7 @@ impl Provisioner {
             let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
             let Some(reason) = live.err().filter(LiveVolumeError::is_missing) else { continue };
             for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
-                let pv = self.pvs.get_opt(&listed.name).await.map_err(api("get a PV"))?;
-                let is_kept = |pv: &_| {
-                    object::volume_of(pv, &self.node).as_ref() == Some(id)
-                        && !matches!(plan::plan(pv), PvPlan::Delete | PvPlan::Ignore)
-                };
-                let Some(pv) = pv.filter(is_kept) else { continue };
+                let Some(pv) = self.kept_pv(id, &listed.name).await? else { continue };
                 // The policy became Retain during the deletion, or an administrator created another PV for the volume. With
                 // the volume's turn: no deletion is between trash and PV.
                 let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));

@@ -17,6 +17,7 @@ use volume::{Record, VolumeId};
 
 use crate::backoff::{self, Retry};
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection};
+use crate::class;
 use crate::context::{OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
@@ -64,8 +65,9 @@ pub(crate) async fn reconcile_claim(
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
     if let Err(error) = &provisioned {
         provisioner.events.provisioning_failed(&claim, error.kind(), error);
-        if matches!(error, Error::Full(_)) {
+        if provisioner.may_fit_elsewhere(error) {
             provisioner.release(&claim).await?;
+            info!(claim = %assigned.claim, "claim returned, so that another node is selected");
         }
     } else {
         provisioner.attempts.succeeded(&key);
@@ -174,7 +176,19 @@ impl Provisioner {
         }
     }
 
-    /// Lets the scheduler select another node, with enough free space.
+    /// Whether the selection may have been by old data: the free space, or the labels of the Node, which the control plane
+    /// reads every few seconds.
+    fn may_fit_elsewhere(&self, error: &Error) -> bool {
+        match error {
+            Error::Full(_) => true,
+            Error::Rejected(Rejection::Topology { class, .. }) => {
+                self.classes.get(class).is_some_and(|class| class::binds_immediately(&class))
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets the scheduler or the control plane select another node.
     async fn release(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
         let patch = serde_json::json!({ "metadata": {
             "resourceVersion": claim.resource_version(),
@@ -184,7 +198,6 @@ impl Provisioner {
             .patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map_err(api("return the claim to the scheduler"))?;
-        info!("not enough free space, claim returned to the scheduler");
         Ok(())
     }
 }

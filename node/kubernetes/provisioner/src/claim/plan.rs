@@ -1,6 +1,7 @@
 //! Which claims wait for this node, and the volumes that they request. Pure.
 
 pub(crate) use cluster::claim::SELECTED_NODE;
+use cluster::claim::status_writer;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
@@ -147,9 +148,16 @@ impl Rejection {
     }
 }
 
-pub(crate) fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
+fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
     let provisioner = annotation(claim, PROVISIONER).or_else(|| annotation(claim, OLD_PROVISIONER));
     provisioner == Some(DRIVER_NAME) && annotation(claim, SELECTED_NODE) == Some(node)
+}
+
+/// Whether this node creates or expands the claim's volume, by the claim alone.
+pub(crate) fn names_node(claim: &PersistentVolumeClaim, node: &str) -> bool {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let writer = claim.metadata.annotations.as_ref().and_then(|all| status_writer(uid, volume_name(claim), all));
+    selected(claim, node) || writer == Some(node)
 }
 
 fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
@@ -283,6 +291,15 @@ mod tests {
         assert_eq!(assigned(&unselected, NODE), None);
         let foreign = StorageClass { provisioner: "other.example.com".into(), ..class() };
         assert_eq!(checked(&claim(), &foreign), Ok(None));
+    }
+
+    #[test]
+    fn an_adopted_claim_names_the_node_that_expands_it() {
+        let mut adopted = spec(|spec| spec.volume_name = Some("by-hand".into()));
+        adopted.metadata.annotations = Some([(cluster::claim::VOLUME_NODE.to_owned(), NODE.to_owned())].into());
+        assert!(names_node(&adopted, NODE) && !names_node(&adopted, "other"));
+        adopted.metadata.annotations = None;
+        assert!(!names_node(&adopted, NODE) && names_node(&claim(), NODE));
     }
 
     #[test]

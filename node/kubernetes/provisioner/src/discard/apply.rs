@@ -7,13 +7,14 @@ use std::time::Duration;
 use supervisor::Context;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tracing::{info, warn};
+use tracing::{Instrument as _, info, info_span, warn};
 use volume::VolumeId;
 
 use crate::backoff::{MOST, Retry};
 use crate::context::{OCCUPIED, Provisioner, RunError};
 use crate::discard::queue::EndOfPv;
 use crate::error::{ApiError, Error};
+use crate::listing::Listing;
 
 /// Volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass waits behind
 /// the others.
@@ -77,13 +78,13 @@ impl Provisioner {
                 None => sleep(OCCUPIED).await,
             }
         };
-        // An administrator may have created another PV since then. The sweep restores such a volume; one whose PV is being
-        // deleted is added again.
-        if self.has_pv(id, end).await? {
-            return Ok(());
-        }
+        // It may take minutes, so that an administrator can create another PV meanwhile.
         if self.discards.begin(id) {
             self.check_projects(id).await?;
+        }
+        // An administrator may have created another PV since then. A volume whose PV is being deleted is added again.
+        if let Some(listing) = self.listing_with(id, end).await? {
+            return self.keep_listed(id, &listing).await;
         }
         match self.on_volume(id, |store, id| store.discard(id)).await? {
             Ok(_) => info!(volume = %id, "deleted volume removed"),
@@ -96,8 +97,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Whether a PV has the volume, on any node.
-    async fn has_pv(&self, id: &VolumeId, end: EndOfPv) -> Result<bool, ApiError> {
+    /// A list in which a PV has the volume, on any node, except those that other nodes provision. `None` if no PV has it.
+    async fn listing_with(&self, id: &VolumeId, end: EndOfPv) -> Result<Option<Arc<Listing>>, ApiError> {
         let now = Instant::now();
         let not_before = |moment| now.checked_sub(FRESH).map_or(moment, |fresh| fresh.max(moment));
         let (watched, listed) = (not_before(end.before), not_before(end.after));
@@ -106,12 +107,25 @@ impl Provisioner {
             None => {
                 let patience = (end.after + UNTIL_WATCHED).saturating_duration_since(now);
                 if timeout(patience, self.index.has_none(id, watched)).await.is_ok() {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 self.listings.since(listed, &self.pvs, &self.node).await?
             }
         };
-        Ok(listing.has(id))
+        Ok(Some(listing).filter(|listing| listing.has(id)))
+    }
+
+    /// Restores the volume if a PV of this node keeps it, as the next sweep would.
+    async fn keep_listed(&self, id: &VolumeId, listing: &Listing) -> Result<(), Error> {
+        if let Some(pv) = listing.elsewhere(id) {
+            warn!(volume = %id, pv, "deleted volume not removed: a PV that is not of this node alone has it");
+        }
+        for listed in listing.of_volume(id).iter().filter(|pv| !pv.is_deleted) {
+            if self.kept_pv(id, &listed.name).await?.is_some() {
+                return self.keep(id).instrument(info_span!("volume", volume = %id)).await;
+            }
+        }
+        Ok(())
     }
 
     fn discarded(&self, id: &VolumeId, result: Result<(), Error>) {

@@ -44,6 +44,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
     if let Some(left) = provisioner.attempts.wait(&uid) {
         return Ok(Action::requeue(left));
     }
+    let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
     let span = info_span!("volume", volume = %id);
     match plan::plan(&pv) {
         PvPlan::Ignore => {}
@@ -53,7 +54,6 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
             provisioner.set_finalizers(&pv, finalizers).instrument(span).await?;
         }
         PvPlan::Delete => {
-            let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
                 provisioner.events.delete_failed(&pv, error.kind(), &error);
                 return Err(error);
@@ -74,13 +74,27 @@ pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<
 }
 
 impl Provisioner {
-    /// Records that the volume has a PV, if an earlier run did not.
-    async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
-        match self.on_volume(id, |store, id| store.announce(id)).await? {
+    /// Records that the volume has a PV, if an earlier run did not, and takes it from the trash, if a deletion that failed
+    /// has left it there. With the volume's lock: no deletion is between trash and PV.
+    pub(crate) async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
+        match self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id))).await? {
+            Ok(Ensured::Created(())) => {
+                info!("volume restored from the trash, its PV is kept");
+                Ok(())
+            }
             // The sweep reports a PV without a volume.
-            Ok(_) | Err(volume::Error::Unknown { .. }) => Ok(()),
+            Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => Ok(()),
             Err(error) => Err(Error::Store(error)),
         }
+    }
+
+    /// Reads the PV again. `None` if the volume is not to be kept for it.
+    pub(crate) async fn kept_pv(&self, id: &VolumeId, name: &str) -> Result<Option<PersistentVolume>, ApiError> {
+        let found = self.pvs.get_opt(name).await.map_err(api("get a PV"))?;
+        Ok(found.filter(|pv| {
+            object::volume_of(pv, &self.node).as_ref() == Some(id)
+                && !matches!(plan::plan(pv), PvPlan::Delete | PvPlan::Ignore)
+        }))
     }
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {

@@ -90,6 +90,16 @@ pub(crate) fn is_same(found: &PersistentVolume, wanted: &PersistentVolume, node:
     volume.is_some() && volume == volume_of(wanted, node) && claim_uid(found) == claim_uid(wanted)
 }
 
+/// Whether another node's provisioner may have created the PV, for a volume of its own. The admission policy allows a
+/// node no PV with another name or affinity.
+pub(crate) fn is_provisioned_elsewhere(pv: &PersistentVolume, node: &str) -> bool {
+    let affinity = pv.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let is_elsewhere = |affinity: &VolumeNodeAffinity| {
+        hostnames(affinity).next().is_some_and(|name| name != node && *affinity == on_node(name))
+    };
+    affinity.is_some_and(is_elsewhere) && handle(pv).is_some_and(|id| pv.metadata.name.as_deref() == Some(id.as_str()))
+}
+
 fn claim_uid(pv: &PersistentVolume) -> Option<&str> {
     pv.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()
 }

@@ -50,6 +50,23 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
     node.end().await
 }
 
+/// As if a deletion ended between the trash and the PV, and could not read the PV again. The running provisioner compares
+/// disk and cluster only minutes later.
+pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "retain-trash").await?;
+    node.claim_here("data", json!({})).await?;
+    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
+    node.settled(&id).await?;
+    node.volumes.retire(&id);
+    assert_eq!(node.volumes.live(), []);
+    for policy in ["Retain", "Delete"] {
+        let policy = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": policy}}));
+        node.pvs().patch(id.as_str(), &PatchParams::default(), &policy).await?;
+        node.live(&id).await?;
+    }
+    node.end().await
+}
+
 pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "second").await?;
     node.claim_here("data", json!({})).await?;

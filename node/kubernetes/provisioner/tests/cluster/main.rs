@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         expansion::an_interrupted_expansion_is_finished,
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::retain_keeps_pv_and_data,
+        deletion::retain_restores_the_data_without_a_sweep,
         deletion::a_deletion_is_undone_when_the_policy_becomes_retain,
         deletion::a_second_pv_of_the_same_volume_keeps_its_data,
         deletion::a_pv_created_during_the_deletion_restores_the_data,

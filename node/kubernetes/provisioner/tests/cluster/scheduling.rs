@@ -184,6 +184,18 @@ pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Ar
     assert_eq!(node.volumes.record(&id), None);
     assert_eq!(node.pvs().get_opt(id.as_str()).await?, None);
 
+    // The control plane selects again.
+    let mut immediate = allow(["b", "c"]);
+    immediate["volumeBindingMode"] = "Immediate".into();
+    node.make_class(immediate).await?;
+    node.claim_here("returned", json!({})).await?;
+    let claims = node.claims();
+    until("the claim without its node", async || {
+        let found = claims.get("returned").await?;
+        Ok(found.annotations().contains_key(SELECTED_NODE).then(|| format!("{:?}", found.annotations())))
+    })
+    .await?;
+
     node.make_class(allow(["a", "b"])).await?;
     node.claim_here("here", json!({})).await?;
     node.bound("here").await?;
