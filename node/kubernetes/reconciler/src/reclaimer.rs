@@ -137,6 +137,17 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
     Ok(Action::await_change())
 }
 
+/// The class, if its claims need a node. Otherwise the next pass, at which a class that is not current is read again: it
+/// may have been created again with another binding mode, and nothing changes the claim afterwards.
+fn immediate(class: Option<&StorageClass>, is_current: bool) -> Result<&StorageClass, Action> {
+    match class {
+        Some(class) if placement::binds_immediately(class) => Ok(class),
+        _ if !is_current => Err(Action::requeue(FRESH)),
+        Some(_) => Err(Action::await_change()),
+        None => Err(Action::requeue(INTERVAL)),
+    }
+}
+
 /// A claim in log messages.
 struct Named<'a>(&'a PersistentVolumeClaim);
 
@@ -165,13 +176,11 @@ impl Reclaimer {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
         let begun = Instant::now();
         let (at, published) = self.published().await?;
-        let Some(class) = published.classes.iter().find(|found| found.name_any() == class) else {
-            let is_deleted = at >= begun;
-            return Ok(Action::requeue(if is_deleted { INTERVAL } else { FRESH }));
+        let found = published.classes.iter().find(|found| found.name_any() == class);
+        let class = match immediate(found, at >= begun) {
+            Ok(class) => class,
+            Err(action) => return Ok(action),
         };
-        if !placement::binds_immediately(class) {
-            return Ok(Action::await_change());
-        }
         let selected = {
             let (mut selections, now) = (self.selections(), Instant::now());
             // The watch will report the selection.
@@ -303,5 +312,19 @@ mod tests {
             assert_eq!(waits_for(&claim(json!({key: DRIVER_NAME}), json!({}), json!({}))), None);
         }
         assert_eq!(waits_for(&claim(json!({SELECTED_NODE: "one"}), json!({}), json!({}))), None);
+    }
+
+    #[test]
+    fn a_class_of_before_the_pass_decides_nothing_finally() {
+        let class = |mode: &str| -> StorageClass {
+            let class = json!({"provisioner": DRIVER_NAME, "volumeBindingMode": mode});
+            serde_json::from_value(class).unwrap()
+        };
+        let (later, at_once) = (class("WaitForFirstConsumer"), class("Immediate"));
+        assert_eq!(immediate(Some(&later), false), Err(Action::requeue(FRESH)));
+        assert_eq!(immediate(Some(&later), true), Err(Action::await_change()));
+        assert_eq!(immediate(None, false), Err(Action::requeue(FRESH)));
+        assert_eq!(immediate(None, true), Err(Action::requeue(INTERVAL)));
+        assert_eq!(immediate(Some(&at_once), false), Ok(&at_once));
     }
 }
