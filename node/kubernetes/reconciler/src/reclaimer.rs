@@ -207,9 +207,9 @@ impl Reclaimer {
         written.map(|_| Action::await_change())
     }
 
-    /// An event on the claim that no node can have, at most every few minutes.
+    /// An event on the claim that no node can have, at most every few minutes. An obstacle that may go by itself must last.
     async fn report(&self, claim: &PersistentVolumeClaim, none: &NoNode) {
-        if none.is_temporary() || !self.selections().report(claim, Instant::now()) {
+        if !self.selections().report(claim, none.is_temporary(), Instant::now()) {
             return;
         }
         info!(claim = %Named(claim), reason = %none, "no node for claim");

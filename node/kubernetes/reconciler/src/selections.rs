@@ -18,6 +18,9 @@ const REJECTED: Duration = Duration::from_mins(1);
 /// Published capacities include a volume after this.
 const SETTLED: Duration = Duration::from_secs(10);
 
+/// The event about an obstacle that may go by itself is emitted after this.
+const TEMPORARY: Duration = Duration::from_mins(1);
+
 /// The event about a claim without a node is repeated after this.
 const REPORTED: Duration = Duration::from_mins(5);
 
@@ -37,6 +40,8 @@ struct Waiting {
     size: Bytes,
     selected: Option<Selected>,
     rejected: BTreeMap<String, Instant>,
+    /// Since when no node can have it.
+    obstructed: Option<Instant>,
     reported: Option<Instant>,
     seen: Instant,
 }
@@ -50,6 +55,8 @@ struct Selected {
 
 #[derive(Debug)]
 struct Assigned {
+    /// UID of the claim.
+    claim: String,
     node: String,
     size: Bytes,
     at: Instant,
@@ -70,11 +77,14 @@ impl Selections {
         {
             return None;
         }
-        if let Some(Selected { node, .. }) = waiting.selected.take() {
-            waiting.rejected.insert(node, now);
-        }
+        let rejecting = waiting.selected.take();
+        let is_rejected = rejecting.is_some();
+        waiting.rejected.extend(rejecting.map(|selected| (selected.node, now)));
         waiting.rejected.retain(|_, at| now < *at + REJECTED);
         let rejected = waiting.rejected.keys().cloned().collect();
+        if is_rejected {
+            self.release(claim);
+        }
         while self.recent.front().is_some_and(|first| now >= first.at + SETTLED) {
             self.recent.pop_front();
         }
@@ -90,18 +100,31 @@ impl Selections {
     pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
         let waiting = self.waiting(claim, now);
         waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version() });
-        let assigned = Assigned { node: node.to_owned(), size: waiting.size, at: now };
+        waiting.obstructed = None;
+        let claim = claim.uid().unwrap_or_default();
+        let assigned = Assigned { claim, node: node.to_owned(), size: waiting.size, at: now };
         self.recent.push_back(assigned);
     }
 
     /// The node may not be in the claim: the write failed.
     pub(crate) fn withdraw(&mut self, claim: &PersistentVolumeClaim, now: Instant) {
         self.waiting(claim, now).selected = None;
+        self.release(claim);
     }
 
-    /// Whether the claim's owner should get the event now.
-    pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
+    /// The claim takes no space of the node.
+    fn release(&mut self, claim: &PersistentVolumeClaim) {
+        let uid = claim.uid().unwrap_or_default();
+        self.recent.retain(|assigned| assigned.claim != uid);
+    }
+
+    /// Whether the owner of the claim, which no node can have, should get the event now.
+    pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, is_temporary: bool, now: Instant) -> bool {
         let waiting = self.waiting(claim, now);
+        let since = *waiting.obstructed.get_or_insert(now);
+        if is_temporary && now < since + TEMPORARY {
+            return false;
+        }
         let due = waiting.reported.is_none_or(|at| now >= at + REPORTED);
         if due {
             waiting.reported = Some(now);
@@ -116,7 +139,8 @@ impl Selections {
             self.forgotten = Some(now);
         }
         let size = size_of(claim);
-        let new = || Waiting { size, selected: None, rejected: BTreeMap::new(), reported: None, seen: now };
+        let new =
+            || Waiting { size, selected: None, rejected: BTreeMap::new(), obstructed: None, reported: None, seen: now };
         let waiting = self.claims.entry(claim.uid().unwrap_or_default()).or_insert_with(new);
         if waiting.size != size {
             *waiting = new();
@@ -202,12 +226,39 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_a_node_does_not_have_takes_no_space_of_it() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let (a, b) = (claim("a", "1", "1Gi"), claim("b", "1", "2Gi"));
+        let assigned =
+            |selections: &mut Selections| selections.experience(&claim("c", "1", "1Gi"), now).unwrap().assigned;
+        selections.select(&a, "one", now);
+        selections.select(&b, "one", now);
+        selections.withdraw(&b, now);
+        assert_eq!(assigned(&mut selections), [("one".to_owned(), Bytes::GIB)].into());
+        selections.assigned(&claim("a", "2", "1Gi"), "one", now);
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now), names(&["one"]));
+        assert_eq!(assigned(&mut selections), BTreeMap::new());
+    }
+
+    #[test]
     fn an_event_is_repeated_after_a_while() {
         let (mut selections, now) = (Selections::default(), Instant::now());
         let claim = claim("a", "1", "1Gi");
-        assert!(selections.report(&claim, now));
-        assert!(!selections.report(&claim, now));
-        assert!(selections.report(&claim, now + REPORTED));
+        assert!(selections.report(&claim, false, now));
+        assert!(!selections.report(&claim, false, now));
+        assert!(selections.report(&claim, false, now + REPORTED));
+    }
+
+    #[test]
+    fn a_temporary_obstacle_is_reported_if_it_lasts() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        assert!(!selections.report(&claim, true, now));
+        assert!(!selections.report(&claim, true, now + TEMPORARY - Duration::from_millis(1)));
+        assert!(selections.report(&claim, true, now + TEMPORARY));
+        // A selected node ends it.
+        selections.select(&claim, "one", now + TEMPORARY);
+        assert!(!selections.report(&claim, true, now + TEMPORARY + REPORTED));
     }
 
     #[test]
