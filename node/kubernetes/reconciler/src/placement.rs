@@ -62,6 +62,11 @@ pub(crate) fn class_of(claim: &PersistentVolumeClaim) -> Option<&str> {
     class.or(old).filter(|class| !class.is_empty())
 }
 
+/// The class of this name.
+pub(crate) fn find<'a>(class: &str, published: &'a Published) -> Option<&'a StorageClass> {
+    published.classes.iter().find(|found| found.name_any() == class)
+}
+
 /// Whether claims of the class need a node that no scheduler selects.
 pub(crate) fn binds_immediately(class: &StorageClass) -> bool {
     let mode = class.volume_binding_mode.as_deref().unwrap_or("Immediate");

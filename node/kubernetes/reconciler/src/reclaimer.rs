@@ -2,7 +2,7 @@
 //!
 //! A claim whose selected node was deleted returns to the scheduler. No other component does this, and its pods would
 //! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a class
-//! with immediate binding gets a node for its new volume ([`placement`]).
+//! with immediate binding gets a node for its new volume ([`placement`]), and another one if that node does not create it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -127,14 +127,17 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
         return Ok(Action::await_change());
     }
     let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
-    reclaimer.selections().assigned(&claim, node, Instant::now());
-    if reclaimer.exists(node).await? {
-        return Ok(Action::requeue(INTERVAL));
+    let left = reclaimer.selections().assigned(&claim, node, Instant::now());
+    if !reclaimer.exists(node).await? {
+        if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
+            info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
+        }
+        return Ok(Action::await_change());
     }
-    if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
-        info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
+    if !left.is_zero() {
+        return Ok(Action::requeue(left.min(INTERVAL)));
     }
-    Ok(Action::await_change())
+    reclaimer.expire(&claim, node).await
 }
 
 /// The class, if its claims need a node. Otherwise the next pass, at which a class that is not current is read again: it
@@ -176,7 +179,7 @@ impl Reclaimer {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
         let begun = Instant::now();
         let (at, published) = self.published().await?;
-        let found = published.classes.iter().find(|found| found.name_any() == class);
+        let found = placement::find(class, &published);
         let class = match immediate(found, at >= begun) {
             Ok(class) => class,
             Err(action) => return Ok(action),
@@ -205,6 +208,19 @@ impl Reclaimer {
             self.selections().withdraw(claim, Instant::now());
         }
         written.map(|_| Action::await_change())
+    }
+
+    /// Takes a claim of a class with immediate binding from a node that does not create its volume.
+    async fn expire(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<Action, ReclaimError> {
+        let Some(class) = placement::class_of(claim) else { return Ok(Action::requeue(INTERVAL)) };
+        let (_, published) = self.published().await?;
+        if !placement::find(class, &published).is_some_and(placement::binds_immediately) {
+            return Ok(Action::requeue(INTERVAL));
+        }
+        if self.annotate(claim, SELECTED_NODE, Value::Null).await? {
+            warn!(claim = %Named(claim), node, "claim taken from its node, which has not created the volume");
+        }
+        Ok(Action::await_change())
     }
 
     /// An event on the claim that no node can have, at most every few minutes. An obstacle that may go by itself must last.

@@ -15,6 +15,9 @@ use crate::placement::Experience;
 /// A node that has rejected a claim may have space again after this.
 const REJECTED: Duration = Duration::from_mins(1);
 
+/// A node that has not created the claim's volume after this is considered to have rejected the claim.
+const UNSERVED: Duration = Duration::from_mins(5);
+
 /// Published capacities include a volume after this.
 const SETTLED: Duration = Duration::from_secs(10);
 
@@ -51,6 +54,7 @@ struct Selected {
     node: String,
     /// Resource version of the claim before the selection. `None` if another component selected the node.
     before: Option<String>,
+    since: Instant,
 }
 
 #[derive(Debug)]
@@ -63,9 +67,12 @@ struct Assigned {
 }
 
 impl Selections {
-    /// The claim has a selected node.
-    pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
-        self.waiting(claim, now).selected = Some(Selected { node: node.to_owned(), before: None });
+    /// The claim has a selected node. Returns for how much longer the node may leave it without a volume.
+    pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) -> Duration {
+        let selected = &mut self.waiting(claim, now).selected;
+        let since = selected.as_ref().filter(|earlier| earlier.node == node).map_or(now, |earlier| earlier.since);
+        *selected = Some(Selected { node: node.to_owned(), before: None, since });
+        (since + UNSERVED).saturating_duration_since(now)
     }
 
     /// The claim has no selected node. If it had one, that node has rejected the claim. `None` if the claim is older than
@@ -99,7 +106,7 @@ impl Selections {
     /// The node is about to be written into the claim.
     pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
         let waiting = self.waiting(claim, now);
-        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version() });
+        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version(), since: now });
         waiting.obstructed = None;
         let claim = claim.uid().unwrap_or_default();
         let assigned = Assigned { claim, node: node.to_owned(), size: waiting.size, at: now };
@@ -204,6 +211,23 @@ mod tests {
         let before = now + REJECTED - Duration::from_millis(1);
         assert_eq!(rejected(&mut selections, &claim("b", "2", "1Gi"), before), names(&["one"]));
         assert_eq!(rejected(&mut selections, &claim("b", "2", "1Gi"), now + REJECTED), names(&[]));
+    }
+
+    #[test]
+    fn a_node_may_leave_a_claim_without_a_volume_for_a_while() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let selected = claim("a", "2", "1Gi");
+        selections.select(&claim("a", "1", "1Gi"), "one", now);
+        let later = now + Duration::from_mins(4);
+        assert_eq!(selections.assigned(&selected, "one", later), Duration::from_mins(1));
+        assert_eq!(selections.assigned(&selected, "one", now + UNSERVED), Duration::ZERO);
+        assert_eq!(selections.assigned(&selected, "one", now + UNSERVED * 2), Duration::ZERO);
+        // Another node, or a node that was selected before the reclaimer started.
+        assert_eq!(selections.assigned(&selected, "two", now + UNSERVED), UNSERVED);
+        assert_eq!(selections.assigned(&claim("b", "2", "1Gi"), "one", later), UNSERVED);
+        // The same node again, after the claim was taken from it.
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now + UNSERVED), names(&["two"]));
+        assert_eq!(selections.assigned(&claim("a", "4", "1Gi"), "two", now + UNSERVED * 2), UNSERVED);
     }
 
     #[test]
