@@ -4,11 +4,11 @@
 //! and whose published `maximumVolumeSize` is large enough; of several, the one with the most free space.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use cluster::DRIVER_NAME;
 use cluster::quantity;
+use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -62,6 +62,11 @@ pub(crate) fn class_of(claim: &PersistentVolumeClaim) -> Option<&str> {
     class.or(old).filter(|class| !class.is_empty())
 }
 
+/// The class of this name.
+pub(crate) fn find<'a>(class: &str, published: &'a Published) -> Option<&'a StorageClass> {
+    published.classes.iter().find(|found| found.name_any() == class)
+}
+
 /// Whether claims of the class need a node that no scheduler selects.
 pub(crate) fn binds_immediately(class: &StorageClass) -> bool {
     let mode = class.volume_binding_mode.as_deref().unwrap_or("Immediate");
@@ -77,8 +82,15 @@ pub(crate) fn select(
 ) -> Result<String, NoNode> {
     let mut none = NoNode { class: class.name_any(), size, nodes: BTreeMap::new(), largest: Bytes::ZERO };
     let mut best = None;
+    let mut hosts = HashMap::<&str, Vec<&Node>>::new();
+    for node in &published.nodes {
+        if let Some(host) = node.labels().get(TOPOLOGY_KEY) {
+            hosts.entry(host).or_default().push(node);
+        }
+    }
     for capacity in published.capacities.iter().filter(|capacity| capacity.storage_class_name == none.class) {
-        for node in published.nodes.iter().filter(|node| is_of(capacity, node)) {
+        let nodes = host(capacity).and_then(|host| hosts.get(host)).into_iter().flatten();
+        for node in nodes.filter(|node| is_of(capacity, node)) {
             let name = node.name_any();
             let free = bytes(capacity.capacity.as_ref());
             let largest = capacity.maximum_volume_size.as_ref().map_or(free, |size| bytes(Some(size)));
@@ -134,12 +146,15 @@ impl fmt::Display for NoNode {
     }
 }
 
-/// Nodes publish capacities with labels only. Without them, the object is of no node.
+/// The host whose free space it is. Nodes publish capacities with labels only: without this one, the object is of no node.
+fn host(capacity: &CSIStorageCapacity) -> Option<&str> {
+    let labels = capacity.node_topology.as_ref()?.match_labels.as_ref()?;
+    labels.get(TOPOLOGY_KEY).map(String::as_str)
+}
+
 fn is_of(capacity: &CSIStorageCapacity, node: &Node) -> bool {
     let labels = capacity.node_topology.as_ref().and_then(|topology| topology.match_labels.as_ref());
-    labels.is_some_and(|labels| {
-        !labels.is_empty() && labels.iter().all(|(key, value)| node.labels().get(key) == Some(value))
-    })
+    labels.is_some_and(|labels| labels.iter().all(|(key, value)| node.labels().get(key) == Some(value)))
 }
 
 fn is_ready(node: &Node) -> bool {
@@ -173,7 +188,6 @@ fn bytes(size: Option<&Quantity>) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use cluster::TOPOLOGY_KEY;
     use serde_json::{Value, json};
 
     use super::*;
@@ -321,6 +335,21 @@ mod tests {
         assert!(none.is_temporary(), "{none}");
         let none = select(Bytes::new(99 << 30), &class, &two(), &assigned(9, 1)).unwrap_err();
         assert!(!none.is_temporary(), "{none}");
+    }
+
+    #[test]
+    fn a_capacity_is_that_of_the_nodes_with_all_of_its_labels() {
+        let class = class(json!({}));
+        for (labels, expected) in [
+            (json!({TOPOLOGY_KEY: "large", ZONE: "a"}), "large"),
+            (json!({TOPOLOGY_KEY: "large", ZONE: "b"}), "small"),
+            (json!({ZONE: "a"}), "small"),
+            (json!({}), "small"),
+        ] {
+            let mut published = two();
+            published.capacities[1].node_topology = serde_json::from_value(json!({"matchLabels": labels})).unwrap();
+            assert_eq!(selected(8, &class, &published, &Experience::default()), name(expected), "{labels}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A claim whose selected node was deleted returns to the scheduler. No other component does this, and its pods would
 //! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a class
-//! with immediate binding gets a node for its new volume ([`placement`]).
+//! with immediate binding gets a node for its new volume ([`placement`]), and another one if that node does not create it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -127,14 +127,28 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
         return Ok(Action::await_change());
     }
     let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
-    reclaimer.selections().assigned(&claim, node, Instant::now());
-    if reclaimer.exists(node).await? {
-        return Ok(Action::requeue(INTERVAL));
+    let left = reclaimer.selections().assigned(&claim, node, Instant::now());
+    if !reclaimer.exists(node).await? {
+        if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
+            info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
+        }
+        return Ok(Action::await_change());
     }
-    if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
-        info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
+    if !left.is_zero() {
+        return Ok(Action::requeue(left.min(INTERVAL)));
     }
-    Ok(Action::await_change())
+    reclaimer.expire(&claim, node).await
+}
+
+/// The class, if its claims need a node. Otherwise the next pass, at which a class that is not current is read again: it
+/// may have been created again with another binding mode, and nothing changes the claim afterwards.
+fn immediate(class: Option<&StorageClass>, is_current: bool) -> Result<&StorageClass, Action> {
+    match class {
+        Some(class) if placement::binds_immediately(class) => Ok(class),
+        _ if !is_current => Err(Action::requeue(FRESH)),
+        Some(_) => Err(Action::await_change()),
+        None => Err(Action::requeue(INTERVAL)),
+    }
 }
 
 /// A claim in log messages.
@@ -165,13 +179,11 @@ impl Reclaimer {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
         let begun = Instant::now();
         let (at, published) = self.published().await?;
-        let Some(class) = published.classes.iter().find(|found| found.name_any() == class) else {
-            let is_deleted = at >= begun;
-            return Ok(Action::requeue(if is_deleted { INTERVAL } else { FRESH }));
+        let found = placement::find(class, &published);
+        let class = match immediate(found, at >= begun) {
+            Ok(class) => class,
+            Err(action) => return Ok(action),
         };
-        if !placement::binds_immediately(class) {
-            return Ok(Action::await_change());
-        }
         let selected = {
             let (mut selections, now) = (self.selections(), Instant::now());
             // The watch will report the selection.
@@ -198,9 +210,22 @@ impl Reclaimer {
         written.map(|_| Action::await_change())
     }
 
-    /// An event on the claim that no node can have, at most every few minutes.
+    /// Takes a claim of a class with immediate binding from a node that does not create its volume.
+    async fn expire(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<Action, ReclaimError> {
+        let Some(class) = placement::class_of(claim) else { return Ok(Action::requeue(INTERVAL)) };
+        let (_, published) = self.published().await?;
+        if !placement::find(class, &published).is_some_and(placement::binds_immediately) {
+            return Ok(Action::requeue(INTERVAL));
+        }
+        if self.annotate(claim, SELECTED_NODE, Value::Null).await? {
+            warn!(claim = %Named(claim), node, "claim taken from its node, which has not created the volume");
+        }
+        Ok(Action::await_change())
+    }
+
+    /// An event on the claim that no node can have, at most every few minutes. An obstacle that may go by itself must last.
     async fn report(&self, claim: &PersistentVolumeClaim, none: &NoNode) {
-        if none.is_temporary() || !self.selections().report(claim, Instant::now()) {
+        if !self.selections().report(claim, none.is_temporary(), Instant::now()) {
             return;
         }
         info!(claim = %Named(claim), reason = %none, "no node for claim");
@@ -303,5 +328,19 @@ mod tests {
             assert_eq!(waits_for(&claim(json!({key: DRIVER_NAME}), json!({}), json!({}))), None);
         }
         assert_eq!(waits_for(&claim(json!({SELECTED_NODE: "one"}), json!({}), json!({}))), None);
+    }
+
+    #[test]
+    fn a_class_of_before_the_pass_decides_nothing_finally() {
+        let class = |mode: &str| -> StorageClass {
+            let class = json!({"provisioner": DRIVER_NAME, "volumeBindingMode": mode});
+            serde_json::from_value(class).unwrap()
+        };
+        let (later, at_once) = (class("WaitForFirstConsumer"), class("Immediate"));
+        assert_eq!(immediate(Some(&later), false), Err(Action::requeue(FRESH)));
+        assert_eq!(immediate(Some(&later), true), Err(Action::await_change()));
+        assert_eq!(immediate(None, false), Err(Action::requeue(FRESH)));
+        assert_eq!(immediate(None, true), Err(Action::requeue(INTERVAL)));
+        assert_eq!(immediate(Some(&at_once), false), Ok(&at_once));
     }
 }

@@ -15,8 +15,14 @@ use crate::placement::Experience;
 /// A node that has rejected a claim may have space again after this.
 const REJECTED: Duration = Duration::from_mins(1);
 
+/// A node that has not created the claim's volume after this is considered to have rejected the claim.
+const UNSERVED: Duration = Duration::from_mins(5);
+
 /// Published capacities include a volume after this.
 const SETTLED: Duration = Duration::from_secs(10);
+
+/// The event about an obstacle that may go by itself is emitted after this.
+const TEMPORARY: Duration = Duration::from_mins(1);
 
 /// The event about a claim without a node is repeated after this.
 const REPORTED: Duration = Duration::from_mins(5);
@@ -37,6 +43,8 @@ struct Waiting {
     size: Bytes,
     selected: Option<Selected>,
     rejected: BTreeMap<String, Instant>,
+    /// Since when no node can have it.
+    obstructed: Option<Instant>,
     reported: Option<Instant>,
     seen: Instant,
 }
@@ -46,19 +54,25 @@ struct Selected {
     node: String,
     /// Resource version of the claim before the selection. `None` if another component selected the node.
     before: Option<String>,
+    since: Instant,
 }
 
 #[derive(Debug)]
 struct Assigned {
+    /// UID of the claim.
+    claim: String,
     node: String,
     size: Bytes,
     at: Instant,
 }
 
 impl Selections {
-    /// The claim has a selected node.
-    pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
-        self.waiting(claim, now).selected = Some(Selected { node: node.to_owned(), before: None });
+    /// The claim has a selected node. Returns for how much longer the node may leave it without a volume.
+    pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) -> Duration {
+        let selected = &mut self.waiting(claim, now).selected;
+        let since = selected.as_ref().filter(|earlier| earlier.node == node).map_or(now, |earlier| earlier.since);
+        *selected = Some(Selected { node: node.to_owned(), before: None, since });
+        (since + UNSERVED).saturating_duration_since(now)
     }
 
     /// The claim has no selected node. If it had one, that node has rejected the claim. `None` if the claim is older than
@@ -70,11 +84,14 @@ impl Selections {
         {
             return None;
         }
-        if let Some(Selected { node, .. }) = waiting.selected.take() {
-            waiting.rejected.insert(node, now);
-        }
+        let rejecting = waiting.selected.take();
+        let is_rejected = rejecting.is_some();
+        waiting.rejected.extend(rejecting.map(|selected| (selected.node, now)));
         waiting.rejected.retain(|_, at| now < *at + REJECTED);
         let rejected = waiting.rejected.keys().cloned().collect();
+        if is_rejected {
+            self.release(claim);
+        }
         while self.recent.front().is_some_and(|first| now >= first.at + SETTLED) {
             self.recent.pop_front();
         }
@@ -89,19 +106,32 @@ impl Selections {
     /// The node is about to be written into the claim.
     pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
         let waiting = self.waiting(claim, now);
-        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version() });
-        let assigned = Assigned { node: node.to_owned(), size: waiting.size, at: now };
+        waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version(), since: now });
+        waiting.obstructed = None;
+        let claim = claim.uid().unwrap_or_default();
+        let assigned = Assigned { claim, node: node.to_owned(), size: waiting.size, at: now };
         self.recent.push_back(assigned);
     }
 
     /// The node may not be in the claim: the write failed.
     pub(crate) fn withdraw(&mut self, claim: &PersistentVolumeClaim, now: Instant) {
         self.waiting(claim, now).selected = None;
+        self.release(claim);
     }
 
-    /// Whether the claim's owner should get the event now.
-    pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
+    /// The claim takes no space of the node.
+    fn release(&mut self, claim: &PersistentVolumeClaim) {
+        let uid = claim.uid().unwrap_or_default();
+        self.recent.retain(|assigned| assigned.claim != uid);
+    }
+
+    /// Whether the owner of the claim, which no node can have, should get the event now.
+    pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, is_temporary: bool, now: Instant) -> bool {
         let waiting = self.waiting(claim, now);
+        let since = *waiting.obstructed.get_or_insert(now);
+        if is_temporary && now < since + TEMPORARY {
+            return false;
+        }
         let due = waiting.reported.is_none_or(|at| now >= at + REPORTED);
         if due {
             waiting.reported = Some(now);
@@ -116,7 +146,8 @@ impl Selections {
             self.forgotten = Some(now);
         }
         let size = size_of(claim);
-        let new = || Waiting { size, selected: None, rejected: BTreeMap::new(), reported: None, seen: now };
+        let new =
+            || Waiting { size, selected: None, rejected: BTreeMap::new(), obstructed: None, reported: None, seen: now };
         let waiting = self.claims.entry(claim.uid().unwrap_or_default()).or_insert_with(new);
         if waiting.size != size {
             *waiting = new();
@@ -183,6 +214,23 @@ mod tests {
     }
 
     #[test]
+    fn a_node_may_leave_a_claim_without_a_volume_for_a_while() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let selected = claim("a", "2", "1Gi");
+        selections.select(&claim("a", "1", "1Gi"), "one", now);
+        let later = now + Duration::from_mins(4);
+        assert_eq!(selections.assigned(&selected, "one", later), Duration::from_mins(1));
+        assert_eq!(selections.assigned(&selected, "one", now + UNSERVED), Duration::ZERO);
+        assert_eq!(selections.assigned(&selected, "one", now + UNSERVED * 2), Duration::ZERO);
+        // Another node, or a node that was selected before the reclaimer started.
+        assert_eq!(selections.assigned(&selected, "two", now + UNSERVED), UNSERVED);
+        assert_eq!(selections.assigned(&claim("b", "2", "1Gi"), "one", later), UNSERVED);
+        // The same node again, after the claim was taken from it.
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now + UNSERVED), names(&["two"]));
+        assert_eq!(selections.assigned(&claim("a", "4", "1Gi"), "two", now + UNSERVED * 2), UNSERVED);
+    }
+
+    #[test]
     fn a_selection_that_was_not_written_is_not_a_rejection() {
         let (mut selections, now) = (Selections::default(), Instant::now());
         selections.select(&claim("a", "1", "1Gi"), "one", now);
@@ -202,12 +250,39 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_a_node_does_not_have_takes_no_space_of_it() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let (a, b) = (claim("a", "1", "1Gi"), claim("b", "1", "2Gi"));
+        let assigned =
+            |selections: &mut Selections| selections.experience(&claim("c", "1", "1Gi"), now).unwrap().assigned;
+        selections.select(&a, "one", now);
+        selections.select(&b, "one", now);
+        selections.withdraw(&b, now);
+        assert_eq!(assigned(&mut selections), [("one".to_owned(), Bytes::GIB)].into());
+        selections.assigned(&claim("a", "2", "1Gi"), "one", now);
+        assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now), names(&["one"]));
+        assert_eq!(assigned(&mut selections), BTreeMap::new());
+    }
+
+    #[test]
     fn an_event_is_repeated_after_a_while() {
         let (mut selections, now) = (Selections::default(), Instant::now());
         let claim = claim("a", "1", "1Gi");
-        assert!(selections.report(&claim, now));
-        assert!(!selections.report(&claim, now));
-        assert!(selections.report(&claim, now + REPORTED));
+        assert!(selections.report(&claim, false, now));
+        assert!(!selections.report(&claim, false, now));
+        assert!(selections.report(&claim, false, now + REPORTED));
+    }
+
+    #[test]
+    fn a_temporary_obstacle_is_reported_if_it_lasts() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        assert!(!selections.report(&claim, true, now));
+        assert!(!selections.report(&claim, true, now + TEMPORARY - Duration::from_millis(1)));
+        assert!(selections.report(&claim, true, now + TEMPORARY));
+        // A selected node ends it.
+        selections.select(&claim, "one", now + TEMPORARY);
+        assert!(!selections.report(&claim, true, now + TEMPORARY + REPORTED));
     }
 
     #[test]
