@@ -209,6 +209,14 @@ mod tests {
         rejects(&found, &[("node-003", MemberError::KeyTaken { owner: "node-002".into() })]);
     }
 
+    #[test]
+    fn the_key_of_this_node_is_rejected_in_others() {
+        let older = Member { created: Some(Timestamp::from_second(0).unwrap()), key: member(1).key, ..member(2) };
+        let found = seen([older]);
+        rejects(&found, &[("node-002", MemberError::OwnKey)]);
+        assert_eq!(found.peers, Peers::new());
+    }
+
     /// Also for a Node without a key or an unreachable one, because its pods may exist.
     #[test]
     fn an_incomplete_node_keeps_its_range() {

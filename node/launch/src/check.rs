@@ -295,6 +295,7 @@ mod tests {
         let data = vec![("data.img".into(), Err(DataFileError::SharedDevice))];
         let error = decide(&[Bytes::new(2 << 30)], Machine { data, ..machine() });
         assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::SharedDevice, .. })));
+        assert_eq!(error.unwrap_err().to_string(), "cannot use data file data.img");
     }
 
     fn with_space(path: &str, device: u64, need: u64, free: u64) -> Directory {

@@ -70,5 +70,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
         }
+        let text = metrics(&Registry::new(), &[], []).unwrap();
+        assert!(!text.contains("granary.etcd"), "a service that is gone has no series:\n{text}");
     }
 }

@@ -91,11 +91,43 @@ fn answer(review: &[u8], message: &str) -> Option<Value> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::io::Cursor;
+
+    struct Both(Cursor<Vec<u8>>, Vec<u8>);
+
+    impl Read for Both {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+
+    impl Write for Both {
+        fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+            self.1.write(buffer)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn asked(text: &str) -> String {
+        let mut stream = Both(Cursor::new(text.as_bytes().to_vec()), Vec::new());
+        exchange(&mut stream, "no").unwrap();
+        String::from_utf8(stream.1).unwrap()
+    }
+
+    #[test]
+    fn the_body_has_the_length_in_the_head() {
+        let review = json!({"request": {"uid": "7-8"}}).to_string();
+        let found = asked(&format!("POST / HTTP/1.1\r\ncontent-length: {}\r\n\r\n{review}more", review.len()));
+        assert!(found.starts_with("HTTP/1.1 200 OK\r\n") && found.contains(r#""uid":"7-8""#), "{found}");
+    }
 
     proptest! {
         #[test]
-        fn what_is_not_a_review_has_no_answer(text in ".{0,40}") {
-            prop_assert_eq!(answer(text.as_bytes(), "no"), None);
+        fn any_input_is_answered(text in "(POST / HTTP/1.1\r\n(Content-Length: [0-9]{1,3}\r\n)?\r\n)?.{0,40}") {
+            prop_assert!(asked(&text).starts_with("HTTP/1.1 400"));
         }
     }
 }

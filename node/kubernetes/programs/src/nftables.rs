@@ -114,6 +114,13 @@ mod tests {
     }
 
     #[test]
+    fn the_port_between_nodes_is_closed_to_pods() {
+        let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
+        let rule = r#"iifname "veth*" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
+        assert!(text.contains(rule), "{text}");
+    }
+
+    #[test]
     fn a_worker_does_not_track_requests_to_the_control_planes_api_server() {
         let config = Config { api_server: "192.0.2.10:7443".parse().unwrap(), ..Config::default() };
         let text = rules(&config, "10.244.3.0/24".parse().unwrap());

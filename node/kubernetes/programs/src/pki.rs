@@ -334,6 +334,15 @@ mod tests {
     }
 
     #[test]
+    fn near_their_end_the_leaves_are_renewed_and_the_ca_stays() {
+        let (disk, before) = Disk::ensured();
+        disk.ensure(LATER).unwrap();
+        let changed = disk.changed(&before);
+        assert_eq!(changed.len(), 2 * (Identity::ALL.len() + 5), "{changed:?}");
+        assert!(!changed.iter().any(|name| name.starts_with("ca.") || name.starts_with("sa.")), "{changed:?}");
+    }
+
+    #[test]
     fn a_running_node_renews_what_is_due_and_says_when_to_look_again() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();

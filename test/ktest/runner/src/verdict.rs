@@ -109,4 +109,13 @@ mod tests {
         assert_eq!(verdict(&End::Exit(Outcome::Code(101)), &failed, &[]), Verdict::Failed(1));
         assert_eq!(verdict(&End::Exit(Outcome::Code(0)), &failed, &[]), Verdict::Failed(1));
     }
+
+    #[test]
+    fn a_guest_without_a_status_fails_and_names_running_tests() {
+        for end in [End::Silent, End::Fault(vec!["a".into()])] {
+            let verdict = verdict(&end, &[("a", PASSED)], &["b"]);
+            assert!(matches!(verdict, Verdict::Guest(..)), "{end:?}: {verdict}");
+            assert!(verdict.to_string().ends_with("; it ran b"), "{verdict}");
+        }
+    }
 }

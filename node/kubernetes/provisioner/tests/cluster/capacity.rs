@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::TextEncoder;
@@ -110,6 +111,9 @@ pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Clus
     assert_eq!(published(&node, &node.class).await?, []);
     let uid = register(&node).await?;
     let object = publishes(&node, &node.class, "100Gi").await?;
+    // A block volume: of the disk's 26214400 blocks of 4 KiB, 640 are for writes and a part of one for two inodes. Of the
+    // other 26213759, one of each 125 is for the map: 26004048 blocks, and 209711 for their map.
+    assert_eq!(object.maximum_volume_size, Some(Quantity("104016192Ki".into())));
     let whole = serde_json::to_value(&object)?;
     assert_eq!(whole["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": node.name}}));
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": uid}]);
@@ -126,7 +130,9 @@ pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Resul
     // One inode per MiB; and a rejected class, whose claims get an event with the reason.
     make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "1048576"})).await?;
     make_class(&node, "odd", "local.granary.dev", json!({"colour": "red"})).await?;
-    publishes_for(&node, "few-files", "100Gi", 1 << 20).await?;
+    let few = publishes_for(&node, "few-files", "100Gi", 1 << 20).await?;
+    // A filesystem: 512 bytes for each MiB. 102350 MiB and their inodes leave 25 KiB, and 24 KiB of that are whole blocks.
+    assert_eq!(few.maximum_volume_size, Some(Quantity("104806424Ki".into())));
     publishes(&node, "odd", "100Gi").await?;
     assert_eq!(published(&node, "foreign").await?, []);
     node.claim_here("few", json!({"storageClassName": "few-files"})).await?;
