@@ -20,7 +20,8 @@ fn main() -> ExitCode {
     Suite::new("node")
         .part("volumes", volumes::run)
         .part("stateful_set", stateful_set::run)
-        .part("registry", registry::run)
+        // Its pods start at once.
+        .alone("registry", registry::run)
         .alone("killed", killed::run)
         .alone("burst", burst::run)
         .run()
