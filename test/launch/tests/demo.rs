@@ -130,10 +130,10 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
 
 /// The output of kubectl with the arguments after [`KUBECTL`] in a printed line.
 fn kubectl(arguments: &str) -> String {
-    let program = env::var_os("GRANARY_KUBE").expect("the test is run by its Bazel target");
+    let program = env::var_os("GRANARY_KUBECTL").expect("the test is run by its Bazel target");
     let home = directory();
     // The line is for a shell.
-    let command = format!("exec \"$0\" kubectl {arguments} --request-timeout=2m");
+    let command = format!("exec \"$0\" {arguments} --request-timeout=2m");
     let mut shell = Command::new("/bin/sh");
     let output = shell.arg("-c").arg(command).arg(program).env("HOME", home.path()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -1,7 +1,8 @@
 // kube is every Kubernetes program of the node in one file: most of their code is
-// shared, so that one program of 140 MB takes the place of six that have 400 MB together.
-// It is started under the name of the program that it shall be, or with that name as
-// its first argument.
+// shared, so that one program takes the place of five that have 340 MB together. kubectl
+// is not one of them: nothing on the node starts it, and its packages read translations at
+// the start of each program. kube is started under the name of the program that it shall be,
+// or with that name as its first argument.
 package main
 
 import (
@@ -14,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
-	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -31,7 +31,6 @@ var programs = map[string]func() *cobra.Command{
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
 
