@@ -311,6 +311,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::accelerator::EMULATED;
     use crate::config::{FirmwareFile, Port};
     use crate::network::Mac;
 
@@ -342,7 +343,7 @@ mod tests {
         let all = built(&direct());
         assert_eq!(values(&all, "-machine"), ["q35"]);
         assert_eq!(values(&all, "-accel"), ["tcg,thread=multi"]);
-        assert_eq!(values(&all, "-cpu"), ["Nehalem"]);
+        assert_eq!(values(&all, "-cpu"), [EMULATED]);
         assert_eq!(values(&all, "-kernel"), ["vmlinuz"]);
         assert_eq!(values(&all, "-initrd"), ["initramfs"]);
         assert_eq!(values(&all, "-append"), ["console=ttyS0 a=b,c"]);

@@ -127,6 +127,7 @@ fn rom() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accelerator::EMULATED;
 
     #[test]
     fn no_part_of_the_rom_covers_another() {
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn the_guest_of_the_probe_answers_in_emulation() {
-        tried(&["-accel", "tcg", "-cpu", "Nehalem,enforce"]).unwrap();
+        tried(&["-accel", "tcg", "-cpu", &format!("{EMULATED},enforce")]).unwrap();
     }
 
     #[test]
