@@ -116,7 +116,7 @@ fn binding() -> Object {
     granted(ROLE, ROLE, ("Group", STORAGE_GROUP))
 }
 
-/// CoreDNS of a node reads what names are made of.
+/// CoreDNS of a node reads the objects that have names.
 fn resolver() -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRole>(&()),
