@@ -3,7 +3,11 @@
 use e2e::{Case, DOMAIN, Failure, PATIENCE, Part, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::json;
+use units::Bytes;
 use workload::Record;
+
+/// Of a cluster with few objects.
+const MOST: Bytes = Bytes::new(40_000_000);
 
 pub async fn cases(part: &Part, client: &Server, server: &Server) {
     let case = &part.case;
@@ -11,6 +15,7 @@ pub async fn cases(part: &Part, client: &Server, server: &Server) {
         part.shows("pods_resolve_names_of_services", services(case, client, server)),
         part.shows("unknown_names_do_not_exist", unknown(case, client)),
         part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(client)),
+        part.shows("coredns_needs_little_memory", memory(case)),
     );
 }
 
@@ -67,5 +72,15 @@ async fn unknown(case: &Case, client: &Server) -> Result<(), Failure> {
 async fn outside(client: &Server) -> Result<(), Failure> {
     let found = client.resolve("outside.example.", Record::A).await?;
     assert_eq!((found.code.as_str(), found.answers.len()), ("SERVFAIL", 0), "{found:?}");
+    Ok(())
+}
+
+/// Without the pages of its file, which the kernel can read again.
+async fn memory(case: &Case) -> Result<(), Failure> {
+    for process in case.signal("coredns", 0).await? {
+        let status = case.observer().read(format!("/proc/{process}/status")).await?;
+        let size = kerneltext::size(&status, "RssAnon:");
+        assert!(size.is_some_and(|size| size <= MOST), "{size:?}: {status}");
+    }
     Ok(())
 }
