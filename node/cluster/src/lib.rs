@@ -6,6 +6,7 @@ pub mod address;
 pub mod announcement;
 mod ca_digest;
 pub mod claim;
+mod domain;
 mod overcommit;
 pub mod quantity;
 mod registry;
@@ -14,6 +15,7 @@ mod token;
 
 pub use address::AddressError;
 pub use ca_digest::{CaDigest, DigestError};
+pub use domain::{ClusterDomain, DomainError};
 pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
@@ -53,6 +55,12 @@ pub const API_SERVER_USER: &str = "granary:apiserver";
 
 /// User name of the control plane's kube-proxy. On workers, kube-proxy uses the identity of the storage components.
 pub const PROXY_USER: &str = "system:kube-proxy";
+
+/// Group of the users with [`DNS_USER_PREFIX`].
+pub const DNS_GROUP: &str = "granary:dns";
+
+/// Prefix of the user name of a node's CoreDNS; the name of the node follows.
+pub const DNS_USER_PREFIX: &str = "granary:dns:";
 
 /// TCP port of the API server on a control plane.
 pub const API_PORT: u16 = 6443;

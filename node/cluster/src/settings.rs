@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
-use crate::Images;
+use crate::{ClusterDomain, Images};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
@@ -40,6 +40,7 @@ pub struct ProgramSettings {
     pub secret_key: SecretKey,
     pub pod_processes: PodProcesses,
     pub images: Images,
+    pub cluster_domain: ClusterDomain,
 }
 
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.

@@ -89,7 +89,9 @@ impl Check {
         let pod_processes = self.in_range(message.pod_processes, POD_PROCESSES, &top.field("podProcesses"));
         let pod_processes = pod_processes.map(PodProcesses::new).unwrap_or_default();
         let images = self.images(message, &top);
-        let mut programs = ProgramSettings { pod_processes, images, ..ProgramSettings::default() };
+        let cluster_domain =
+            self.text(message.cluster_domain.as_deref(), &top.field("clusterDomain")).unwrap_or_default();
+        let mut programs = ProgramSettings { pod_processes, images, cluster_domain, ..ProgramSettings::default() };
         Config {
             node: self.text(message.node_name.as_deref(), &top.field("nodeName")).unwrap_or_default(),
             role: self.role(message.role.as_ref(), &network, &top, &mut programs),

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use cluster::{AddressError, DigestError, OvercommitError, RegistryError, TokenError};
+use cluster::{AddressError, DigestError, DomainError, OvercommitError, RegistryError, TokenError};
 use ipnet::Ipv4Net;
 
 use crate::name::NameError;
@@ -53,6 +53,8 @@ pub enum Violation {
     Missing,
     #[error(transparent)]
     Name(#[from] NameError),
+    #[error(transparent)]
+    Domain(#[from] DomainError),
     #[error(transparent)]
     Module(#[from] kmod::NameError),
     #[error(transparent)]

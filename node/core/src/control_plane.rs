@@ -56,6 +56,7 @@ impl ControlPlane {
         cx.start("kube-scheduler", scheduler::service(&member.services, credentials));
         let approver = start_approver(&cx, &admin, &member.services);
         let tokens = start_tokens(&cx, &admin);
+        let dns = start_dns_service(&cx, &admin, &member.services);
         if let Some(stored) = credentials.secrets().cloned() {
             let client = admin.clone();
             cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone(), stored.clone()));
@@ -66,9 +67,9 @@ impl ControlPlane {
         reconciler.healthy().await?;
         let release = start_release(&cx, &admin);
         let identity = StorageIdentity::signed(credentials, renewals.clone());
-        member.start_network_and_storage(&cx, &identity);
+        member.start_network_and_storage(&cx, credentials, &identity, None);
         cx.healthy();
-        self.administer(&cx, renewals, seen, [approver, tokens, reconciler, release]).await
+        self.administer(&cx, renewals, seen, [approver, tokens, dns, reconciler, release]).await
     }
 
     /// Starts the services with the administrator's client again whenever its certificate was renewed.
@@ -77,7 +78,7 @@ impl ControlPlane {
         cx: &Context,
         mut renewals: watch::Receiver<CertificateStatus>,
         mut seen: u32,
-        mut services: [Handle; 4],
+        mut services: [Handle; 5],
     ) -> Result<(), BoxError> {
         loop {
             seen = tokio::select! {
@@ -93,6 +94,7 @@ impl ControlPlane {
             services = [
                 start_approver(cx, &admin, &self.member.services),
                 start_tokens(cx, &admin),
+                start_dns_service(cx, &admin, &self.member.services),
                 start_reconciler(cx, &admin),
                 start_release(cx, &admin),
             ];
@@ -125,6 +127,11 @@ fn start_approver(cx: &Context, admin: &Client, services: &programs::Config) -> 
 fn start_tokens(cx: &Context, admin: &Client) -> Handle {
     let client = admin.clone();
     cx.start("tokens", move |cx| reconciler::tokens(cx, client.clone()))
+}
+
+fn start_dns_service(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {
+    let (client, address) = (admin.clone(), services.dns_service());
+    cx.start("dns-service", move |cx| reconciler::dns(cx, client.clone(), address))
 }
 
 fn start_reconciler(cx: &Context, admin: &Client) -> Handle {

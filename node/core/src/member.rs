@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::certificates::{CertificateStatus, renewal};
+use crate::dns::Dns;
 use crate::guard::PodGuard;
 use crate::host::Host;
 use crate::mesh::Mesh;
@@ -136,9 +137,25 @@ impl Member {
             .await
     }
 
-    pub(crate) fn start_network_and_storage(self: &Arc<Self>, cx: &Context, identity: &StorageIdentity) {
+    /// `certificate` is that of CoreDNS, if the node requests it.
+    pub(crate) fn start_network_and_storage(
+        self: &Arc<Self>,
+        cx: &Context,
+        credentials: &Arc<Credentials>,
+        identity: &StorageIdentity,
+        certificate: Option<Requested>,
+    ) {
         let (member, network) = (Arc::clone(self), identity.clone());
-        cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone()));
+        let network = cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone()));
+        let dns = Arc::new(Dns {
+            services: self.services.clone(),
+            credentials: Arc::clone(credentials),
+            certificate: certificate.map(Arc::new),
+            clock: self.keeper.state(),
+            name_servers: self.uplink.name_servers(),
+            network,
+        });
+        cx.start("dns", move |cx| Arc::clone(&dns).run(cx));
         let (member, storage) = (Arc::clone(self), identity.clone());
         cx.start("provisioner", restart::on_request(move |cx| Arc::clone(&member).provision(cx, storage.clone())));
     }

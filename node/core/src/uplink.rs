@@ -20,6 +20,7 @@ pub struct Uplink {
     first: Addressing,
     /// Target of the link `/etc/resolv.conf`.
     resolv: PathBuf,
+    name_servers: watch::Sender<Vec<Ipv4Addr>>,
     moved: Notify,
 }
 
@@ -27,7 +28,12 @@ impl Uplink {
     pub fn new(network: Network, first: Addressing, ephemeral: &Path) -> io::Result<Self> {
         let resolv = ephemeral.join("etc/resolv.conf");
         fs::write(&resolv, name_servers(&first.name_servers))?;
-        Ok(Self { network, first, resolv, moved: Notify::new() })
+        let name_servers = watch::Sender::new(first.name_servers.clone());
+        Ok(Self { network, first, resolv, name_servers, moved: Notify::new() })
+    }
+
+    pub fn name_servers(&self) -> watch::Receiver<Vec<Ipv4Addr>> {
+        self.name_servers.subscribe()
     }
 
     pub fn mtu(&self) -> u32 {
@@ -43,9 +49,16 @@ impl Uplink {
     /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
     pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), NetworkError> {
         cx.healthy();
-        let renewed = |now: &Addressing| match fs::write(&self.resolv, name_servers(&now.name_servers)) {
-            Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
-            Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
+        let renewed = |now: &Addressing| {
+            match fs::write(&self.resolv, name_servers(&now.name_servers)) {
+                Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
+                Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
+            }
+            self.name_servers.send_if_modified(|servers| {
+                let has_changed = *servers != now.name_servers;
+                servers.clone_from(&now.name_servers);
+                has_changed
+            });
         };
         tokio::select! {
             () = cx.cancelled() => {}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use programs::Identity;
+use programs::{Identity, Requested};
 use supervisor::{BoxError, Context};
 use tokio::sync::watch;
 
@@ -43,7 +43,8 @@ impl Worker {
         member.start_pods(&cx, &credentials, Identity::Storage, modules, runtime).await?;
         let (node, client) = (Arc::clone(member), credentials.client(Identity::Storage).await?);
         cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
-        member.start_network_and_storage(&cx, &identity);
+        let dns = Requested::dns(&member.services, &credentials);
+        member.start_network_and_storage(&cx, &credentials, &identity, Some(dns));
         cx.healthy();
         cx.cancelled().await;
         Ok(())

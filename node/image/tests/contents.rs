@@ -9,7 +9,7 @@ use std::{env, fs};
 use serde_json::Value;
 
 /// All programs and their other names: a shell, a package manager or ssh would fail the test.
-const PROGRAMS: [&str; 22] = [
+const PROGRAMS: [&str; 23] = [
     "init",
     "opt/cni/bin/host-local",
     "opt/cni/bin/loopback",
@@ -18,6 +18,7 @@ const PROGRAMS: [&str; 22] = [
     "usr/bin/blkid",
     "usr/bin/containerd",
     "usr/bin/containerd-shim-runc-v2",
+    "usr/bin/coredns",
     "usr/bin/ctr",
     "usr/bin/etcd",
     "usr/bin/kube",

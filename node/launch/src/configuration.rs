@@ -12,7 +12,8 @@ use tempfile::NamedTempFile;
 use crate::spec::{NAME, NodeSpec};
 
 /// Fields of the control plane's configuration that apply to workers, too.
-const COMMON: [&str; 6] = ["kernelModules", "onFailure", "podProcesses", "registries", "registryCas", "timeServers"];
+const COMMON: [&str; 7] =
+    ["clusterDomain", "kernelModules", "onFailure", "podProcesses", "registries", "registryCas", "timeServers"];
 
 /// A configuration that the launcher cannot use.
 #[derive(Debug, thiserror::Error)]

@@ -37,7 +37,7 @@ use tracing::{error, warn};
 
 use crate::client::Change;
 use crate::lease::Lease;
-pub use crate::link::{Addressing, Link};
+pub use crate::link::{Addressing, Link, add_to_loopback};
 use crate::session::{CLIENT_PORT, Session};
 
 #[derive(Debug, thiserror::Error)]

@@ -131,6 +131,18 @@ fn hardware_of(link: &LinkMessage) -> Option<Hardware> {
     })
 }
 
+/// `LOOPBACK_IFINDEX` of the kernel's `include/net/flow.h`: the index of `lo` in each network namespace.
+const LOOPBACK: u32 = 1;
+
+/// Gives loopback another address. The kernel accepts packets to it from every interface, until rules drop them. Idempotent.
+pub async fn add_to_loopback(address: Ipv4Addr) -> Result<(), NetworkError> {
+    let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Netlink)?;
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let new = netlink.address().add(LOOPBACK, address.into(), 32).replace().execute();
+    new.await.map_err(step("add an address to loopback"))
+}
+
 /// Address of the device itself: `IFA_LOCAL`, rtnetlink(7).
 fn interface_of(message: &AddressMessage) -> Option<Ipv4Net> {
     message.attributes.iter().find_map(|attribute| match attribute {

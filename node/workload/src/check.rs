@@ -51,6 +51,8 @@ pub enum Check {
     Unshare,
     /// `fetch ADDRESS TARGET`: the answer of an HTTP server to `GET TARGET`.
     Fetch { address: SocketAddr, target: String },
+    /// `resolve NAME A|SRV`: the answer of the container's name server for the name in its search path.
+    Resolve { name: String, record: Record },
     /// `webhook PORT DIRECTORY`: an admission webhook that denies all requests with the name of this pod, until SIGTERM; see
     /// [`crate::webhook`]. The directory has `tls.crt` and `tls.key`.
     Webhook { port: u16, path: PathBuf },
@@ -58,6 +60,15 @@ pub enum Check {
     /// [`FAREWELL`](crate::serve::FAREWELL) to the file; see [`crate::serve`].
     Serve { port: u16, farewell: Option<PathBuf> },
 }
+
+/// Types of DNS records, with their numbers: RFC 1035, 3.2.2, and RFC 2782.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    A = 1,
+    Srv = 33,
+}
+
+const RECORDS: [(&str, Record); 2] = [("A", Record::A), ("SRV", Record::Srv)];
 
 impl Check {
     /// Maximum length of the text of [`Check::Read`]: the message of a container in the status of its pod has 4 KiB.
@@ -67,7 +78,7 @@ impl Check {
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
-         fetch ADDRESS TARGET, webhook PORT DIRECTORY, serve PORT [FILE]";
+         fetch ADDRESS TARGET, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let check = match *words {
@@ -91,6 +102,10 @@ impl Check {
             ["settings", _, ..] => Self::Settings { keys: words.iter().skip(1).map(|&word| word.to_owned()).collect() },
             ["unshare"] => Self::Unshare,
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
+            ["resolve", name, record] => {
+                let (_, record) = RECORDS.into_iter().find(|(word, _)| *word == record)?;
+                Self::Resolve { name: name.to_owned(), record }
+            }
             ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
             ["serve", port] => Self::Serve { port: port.parse().ok()?, farewell: None },
             ["serve", port, path] => Self::Serve { port: port.parse().ok()?, farewell: Some(path.into()) },
@@ -123,6 +138,10 @@ impl Check {
             Self::Settings { keys } => ("settings", keys.clone()),
             Self::Unshare => ("unshare", Vec::new()),
             Self::Fetch { address, target } => ("fetch", vec![address.to_string(), target.clone()]),
+            Self::Resolve { name, record } => {
+                let word = RECORDS.iter().find(|(_, known)| known == record).map_or("", |(word, _)| *word);
+                ("resolve", vec![name.clone(), word.to_owned()])
+            }
             Self::Webhook { port, path } => ("webhook", vec![port.to_string(), path_of(path)]),
             Self::Serve { port, farewell } => {
                 ("serve", std::iter::once(port.to_string()).chain(farewell.as_ref().map(path_of)).collect())
@@ -161,6 +180,8 @@ pub(crate) mod tests {
             Just(Check::Unshare),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
+            ("[a-z.]{1,9}", prop::sample::select(vec![Record::A, Record::Srv]))
+                .prop_map(|(name, record)| Check::Resolve { name, record }),
             (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
             (any::<u16>(), prop::option::of(path())).prop_map(|(port, farewell)| Check::Serve { port, farewell }),
         ]
@@ -168,7 +189,9 @@ pub(crate) mod tests {
 
     #[test]
     fn usage_has_all_words() {
-        for word in ["try-write", "fill-inodes", "signal", "settings", "unshare", "fetch", "webhook", "serve"] {
+        for word in
+            ["try-write", "fill-inodes", "signal", "settings", "unshare", "fetch", "resolve", "webhook", "serve"]
+        {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

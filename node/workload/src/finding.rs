@@ -25,6 +25,7 @@ pub enum Finding {
     Settings(Settings),
     Unshare(Tried),
     Fetch(Text),
+    Resolve(Resolved),
     Webhook,
     Serve,
 }
@@ -196,6 +197,18 @@ pub struct Mount {
     pub point: String,
     /// Its flags, like `ro`, `nosuid`, `nodev`.
     pub flags: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resolved {
+    /// The name that was asked for last, with its domain of the search path.
+    pub name: String,
+    /// The code of the answer, like `NOERROR`.
+    pub code: String,
+    /// Sorted: addresses, or `PORT TARGET` of SRV records.
+    pub answers: Vec<String>,
+    /// Whether the answer was too long for a datagram, and came by TCP.
+    pub truncated: bool,
 }
 
 /// Processes that were sent a signal.

@@ -24,6 +24,7 @@ mod fill;
 mod finding;
 mod namespace;
 mod request;
+mod resolve;
 pub mod serve;
 mod settings;
 mod signal;
@@ -31,11 +32,11 @@ mod space;
 mod volumes;
 pub mod webhook;
 
-pub use check::Check;
+pub use check::{Check, Record};
 pub use error::CheckError;
 pub use finding::{
     Checksum, Demo, Device, Entry, Executed, Fill, FillInodes, Finding, Image, Inspect, Loop, Mount, Paint, Project,
-    Scan, Setting, Settings, Signalled, Space, Text, Tried, Volumes,
+    Resolved, Scan, Setting, Settings, Signalled, Space, Text, Tried, Volumes,
 };
 pub use request::{Request, UsageError};
 
@@ -60,6 +61,7 @@ pub fn run(check: &Check) -> Result<Finding, CheckError> {
         Check::Settings { keys } => settings::read(keys).map(Finding::Settings),
         Check::Unshare => Ok(Finding::Unshare(namespace::unshare())),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
+        Check::Resolve { name, record } => resolve::look_up(name, *record).map(Finding::Resolve),
         Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),
         Check::Serve { port, farewell } => serve::run(*port, farewell.as_deref()).map(|()| Finding::Serve),
     }

@@ -5,7 +5,9 @@ use crate::{Case, Failure};
 use serde::de::DeserializeOwned;
 use std::net::SocketAddr;
 use std::path::Path;
-use workload::{Check, Checksum, Device, Executed, Fill, FillInodes, Inspect, Paint, Scan, Text, Tried, serve};
+use workload::{
+    Check, Checksum, Device, Executed, Fill, FillInodes, Inspect, Paint, Record, Resolved, Scan, Text, Tried, serve,
+};
 
 /// A pod of [`crate::Pod::server`] that runs.
 #[derive(Clone, Debug)]
@@ -93,6 +95,10 @@ impl Server {
 
     pub async fn fetch(&self, address: SocketAddr, target: &str) -> Result<String, Failure> {
         Ok(self.ask::<Text>(&Check::Fetch { address, target: target.to_owned() }).await?.text)
+    }
+
+    pub async fn resolve(&self, name: &str, record: Record) -> Result<Resolved, Failure> {
+        self.ask(&Check::Resolve { name: name.to_owned(), record }).await
     }
 
     pub async fn remove(self) -> Result<(), Failure> {

@@ -9,6 +9,10 @@ use units::Bytes;
 
 /// The cluster's networks of [`Setting::common_options`]: of pods, and of Services.
 pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
+/// Name server of [`Setting::common_options`], an address without a machine (RFC 5737).
+pub const NAME_SERVER: &str = "192.0.2.53";
+/// The cluster's domain of [`Setting::common_options`].
+pub const DOMAIN: &str = "k8s.test";
 /// Space that is not for volumes on the disk of [`Setting::common_options`].
 pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
 /// A kernel module that the configuration of [`Setting::common_options`] names.
@@ -61,6 +65,8 @@ impl Setting {
         let [pods, services] = NETWORKS;
         let configuration = json!({
             "controlPlane": {"podNetwork": pods, "serviceNetwork": services},
+            "network": {"nameServers": [NAME_SERVER]},
+            "clusterDomain": DOMAIN,
             "storage": {"serial": "data", "keepFree": KEEP_FREE.get().to_string()},
             "kernelModules": [MODULE],
             "registries": [

@@ -23,7 +23,9 @@ fn an_empty_configuration_is_a_control_plane_with_dhcp() {
     assert_eq!(config, Config::default());
     assert_eq!(config.node.as_str(), "granary");
     let Role::ControlPlane(networks) = config.role else { panic!("{config:?}") };
-    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, .. } = config.programs;
+    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, cluster_domain, .. } =
+        config.programs;
+    assert_eq!(cluster_domain.as_str(), "cluster.local");
     assert_eq!(
         (networks.pods.to_string(), networks.services.to_string()),
         ("10.244.0.0/16".into(), "10.96.0.0/16".into())
@@ -53,13 +55,16 @@ fn a_full_configuration_is_read() {
             "storage": {"serial": "WD-1", "keepFree": "10GiB", "overcommit": "1.5"},
             "onFailure": "REBOOT",
             "podProcesses": 4096,
-            "kernelModules": ["xt_MASQUERADE", "br-netfilter"]
+            "kernelModules": ["xt_MASQUERADE", "br-netfilter"],
+            "clusterDomain": "k8s.example.org"
         }"#,
     )
     .unwrap();
     assert_eq!(config.node.as_str(), "n-1");
     let Role::ControlPlane(networks) = config.role else { panic!("{config:?}") };
-    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, .. } = config.programs;
+    let ProgramSettings { pod_security, secret_storage, secret_key, pod_processes, cluster_domain, .. } =
+        config.programs;
+    assert_eq!(cluster_domain.as_str(), "k8s.example.org");
     assert_eq!((networks.pods.prefix_len(), networks.services.prefix_len()), (16, 20));
     assert_eq!((pod_security, secret_storage), (PodSecurity::Restricted, SecretStorage::Plain));
     assert_eq!(Some(secret_key), SecretKey::new(2));
@@ -93,7 +98,7 @@ fn all_problems_are_reported_with_their_remedies() {
         found,
         [
             "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure, podProcesses, kernelModules, registryCas, registries",
+             storage, onFailure, podProcesses, kernelModules, registryCas, registries, clusterDomain",
             "network.static.adress: there is no such field here; there are address, gateway",
             "network.dhcp: only one of this field and static can be set; remove one",
             "network.mtu: must be an integer from 0 to 4294967295, not a string",
@@ -125,6 +130,7 @@ fn invalid_values_and_conflicts_are_rejected() {
         (r#"{"kernelModules": ["vxlan", "../vxlan"]}"#, "kernelModules[1]"),
         (r#"{"kernelModules": ["vxlan.ko"]}"#, "kernelModules[0]"),
         (r#"{"kernelModules": "vxlan"}"#, "kernelModules"),
+        (r#"{"clusterDomain": "cluster.local."}"#, "clusterDomain"),
         (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
         (r#"{"controlPlane": {"secretKey": 0}}"#, "controlPlane.secretKey"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
@@ -247,6 +253,7 @@ fn written(config: &Config) -> Value {
         },
         "podProcesses": config.programs.pod_processes.get(),
         "kernelModules": config.kernel_modules.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "clusterDomain": config.programs.cluster_domain.as_str(),
     })
 }
 
@@ -309,14 +316,16 @@ fn configs() -> impl Strategy<Value = Config> {
     let cluster = prop_oneof![control_plane, worker];
     let action = prop_oneof![Just(FailureAction::PowerOff), Just(FailureAction::Reboot)];
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
+    let domain = "[a-z]{1,20}(\\.[a-z0-9]{1,20}){0,2}".prop_map(|text| text.parse().unwrap());
     let modules = vec("[a-zA-Z0-9_]{1,55}".prop_map(|name| name.parse().unwrap()), 0..4);
-    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, processes, modules)
-        .prop_map(
-            |(name, (role, programs), network, time_servers, storage, on_failure, pod_processes, kernel_modules)| {
-                let (node, programs) = (name.parse().unwrap(), ProgramSettings { pod_processes, ..programs });
-                Config { node, role, network, time_servers, storage, on_failure, programs, kernel_modules }
-            },
-        )
+    let all_roles = (processes, domain);
+    ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, all_roles, modules)
+        .prop_map(|(name, (role, programs), network, time_servers, storage, on_failure, all_roles, kernel_modules)| {
+            let (pod_processes, cluster_domain) = all_roles;
+            let programs = ProgramSettings { pod_processes, cluster_domain, ..programs };
+            let node = name.parse().unwrap();
+            Config { node, role, network, time_servers, storage, on_failure, programs, kernel_modules }
+        })
 }
 
 /// JSON with names of fields and other names, at any depth.

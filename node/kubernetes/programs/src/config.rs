@@ -57,8 +57,10 @@ impl Config {
         self.services.hosts().next()
     }
 
-    pub(crate) fn dns_service(&self) -> Option<Ipv4Addr> {
-        self.services.hosts().nth(9)
+    /// The Service `kube-system/kube-dns`: the tenth address of its network, at which each node answers its own pods.
+    pub fn dns_service(&self) -> Ipv4Addr {
+        // The network has a prefix of at most 27 bits.
+        Ipv4Addr::from_bits(self.services.network().to_bits() | 10)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Parses the programs' log lines: klog (Kubernetes), JSON (etcd), logfmt (containerd).
+//! Parses the programs' log lines: klog (Kubernetes), JSON (etcd), logfmt (containerd), `[LEVEL]` (CoreDNS).
 
 use std::borrow::Cow;
 
@@ -24,7 +24,7 @@ pub(crate) struct Line<'a> {
 impl<'a> Line<'a> {
     /// Reads any line. A line in none of the known forms is text of level [`Level::Info`].
     pub(crate) fn parse(line: &'a str) -> Self {
-        klog(line).or_else(|| json(line)).or_else(|| logfmt(line)).unwrap_or_else(|| Self {
+        klog(line).or_else(|| json(line)).or_else(|| logfmt(line)).or_else(|| bracketed(line)).unwrap_or_else(|| Self {
             level: if is_panic(line) { Level::Error } else { Level::Info },
             caller: None,
             text: line.into(),
@@ -87,6 +87,16 @@ fn logfmt(line: &str) -> Option<Line<'_>> {
     let message = text.strip_prefix("msg=\"").and_then(|text| text.strip_suffix('"'));
     let text = message.filter(|text| !text.contains(['"', '\\'])).unwrap_or(text);
     Some(Line { level: word(level)?, caller: None, text: text.into() })
+}
+
+/// `[LEVEL] plugin/NAME: …`, of CoreDNS.
+fn bracketed(line: &str) -> Option<Line<'_>> {
+    let (level, text) = line.strip_prefix('[')?.split_once("] ")?;
+    let (caller, text) = match text.strip_prefix("plugin/").and_then(|rest| rest.split_once(": ")) {
+        Some((plugin, text)) => (Some(plugin.into()), text),
+        None => (None, text),
+    };
+    Some(Line { level: word(&level.to_ascii_lowercase())?, caller, text: text.into() })
 }
 
 fn word(level: &str) -> Option<Level> {
@@ -152,6 +162,18 @@ mod tests {
     fn containerds_json_becomes_level_and_text() {
         let text = r#"{"level":"warning","msg":"slow","time":"2026-01-02T15:04:05.1Z","id":"a"}"#;
         assert_eq!(Line::parse(text), line(Level::Warning, None, r#"slow {"id":"a"}"#));
+    }
+
+    #[test]
+    fn the_words_of_coredns_become_level_and_caller() {
+        assert_eq!(
+            Line::parse("[ERROR] plugin/errors: 2 example.org. A: read udp 10.0.2.15:1->192.0.2.1:53: i/o timeout"),
+            line(Level::Error, Some("errors"), "2 example.org. A: read udp 10.0.2.15:1->192.0.2.1:53: i/o timeout")
+        );
+        assert_eq!(Line::parse("[WARNING] No files"), line(Level::Warning, None, "No files"));
+        for text in ["[a] b", "[INFO]", "[::1] c"] {
+            assert_eq!(Line::parse(text), line(Level::Info, None, text));
+        }
     }
 
     #[test]

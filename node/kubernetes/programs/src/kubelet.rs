@@ -93,8 +93,8 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
         "tlsPrivateKeyFile": credentials.key("kubelet-server"),
         "cgroupDriver": "cgroupfs",
         "containerRuntimeEndpoint": format!("unix://{}", paths.containerd_socket().display()),
-        "clusterDomain": "cluster.local",
-        "clusterDNS": config.dns_service().into_iter().collect::<Vec<_>>(),
+        "clusterDomain": config.settings.cluster_domain.as_str(),
+        "clusterDNS": [config.dns_service()],
         "resolvConf": paths.resolv_conf,
         "enforceNodeAllocatable": ["pods"],
         "evictionHard": {
@@ -148,6 +148,7 @@ mod tests {
         let read = read(&config, &credentials);
         assert_eq!(read["address"], "10.0.2.15");
         assert_eq!(read["clusterDNS"], json!(["10.96.0.10"]));
+        assert_eq!(read["clusterDomain"], "cluster.local");
         for file in ["tlsCertFile", "tlsPrivateKeyFile"] {
             assert!(std::path::Path::new(read[file].as_str().unwrap()).exists(), "{file}");
         }

@@ -12,6 +12,7 @@
 //! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
 //! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
 //! | [`pods`] | the storage identity has its certificate |
+//! | [`dns`] | `pods`, whose rules close its address to other machines |
 //!
 //! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
 //! whatever their arguments are: containerd's shims have their sockets and runc's state there.
@@ -41,6 +42,7 @@ mod config;
 pub mod containerd;
 pub mod controller_manager;
 pub mod discovery;
+pub mod dns;
 mod encryption;
 pub mod etcd;
 pub mod first_range;

@@ -15,10 +15,10 @@ struct Share {
 /// kubelet 47 of these.
 ///
 /// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
-/// what they watch; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
+/// what they watch, CoreDNS the names in it; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
 /// pods. `ctr` reads an archive while the node starts.
 #[rustfmt::skip]
-const SHARES: [Share; 8] = [
+const SHARES: [Share; 9] = [
     Share { program: "kube-apiserver",          percent: 50, least: mib(640), most: mib(32 << 10) },
     Share { program: "kube-controller-manager", percent: 20, least: mib(256), most: mib(4 << 10) },
     Share { program: "kube-scheduler",          percent: 15, least: mib(192), most: mib(2 << 10) },
@@ -26,6 +26,7 @@ const SHARES: [Share; 8] = [
     Share { program: "kubelet",                 percent: 15, least: mib(256), most: mib(4 << 10) },
     Share { program: "containerd",              percent: 20, least: mib(256), most: mib(4 << 10) },
     Share { program: "kube-proxy",              percent: 10, least: mib(128), most: mib(1 << 10) },
+    Share { program: "coredns",                 percent:  5, least: mib( 96), most: mib( 512) },
     Share { program: "ctr",                     percent: 10, least: mib(128), most: mib(1 << 10) },
 ];
 

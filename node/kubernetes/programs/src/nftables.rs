@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use cluster::{API_PORT, STATUS_PORT};
 use ipnet::Ipv4Net;
 
-use crate::Config;
 use crate::cni::LINKS;
+use crate::{Config, dns};
 
 /// The name of our own table: kube-proxy and the CNI plugins have theirs.
 const TABLE: &str = "granary";
@@ -36,7 +36,9 @@ const TABLE: &str = "granary";
 /// A Service may claim any address (external IPs, the status of a load balancer). Requests to the API server, packets of the
 /// mesh and the node's questions for the time are not tracked, so that no rule of kube-proxy applies to them: untracked
 /// packets pass no chain of type `nat`, and kube-proxy's filters look at `ct state new` only. (`accept` would end this chain
-/// alone.) The same holds for what the node's programs ask each other by loopback, which a pod's host port could take. Answers of the API server are tracked, because those to a connection by its Service are translated back;
+/// alone.) The same holds for what the node's programs ask each other by loopback, which a pod's host port could take, and for
+/// queries of pods to the node's CoreDNS: kube-proxy neither translates nor rejects them, and a host port 53 does not take
+/// them. Answers of the API server are tracked, because those to a connection by its Service are translated back;
 /// without `nf_conntrack_tcp_loose` the kernel takes none of them for a new connection.
 ///
 /// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
@@ -46,6 +48,7 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let (first, last) = addresses(pods);
     let (node, tunnel) = (config.address, config.mesh.port);
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
+    let dns = config.dns_service();
     let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
     format!(
         r#"# Declared first, so that there is one to delete.
@@ -64,12 +67,15 @@ table inet {TABLE} {{
         iifname != "{LINKS}" iifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "past the mesh"
         iifname != "{LINKS}" ip daddr {api} tcp dport {api_port} notrack comment "API server"
         ip daddr {node} udp dport {tunnel} notrack comment "mesh"
+        iifname "{LINKS}" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
     }}
     chain starting {{
         type filter hook output priority raw; policy accept;
         ip daddr {api} tcp dport {api_port} notrack comment "API server"
         oifname "lo" ip daddr 127.0.0.1 tcp dport {{ {own} }} notrack comment "the node's programs"
         udp sport {tunnel} notrack comment "mesh"
+        oifname "lo" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
+        ip saddr {dns} meta l4proto {{ tcp, udp }} th sport {DNS_PORT} notrack comment "cluster DNS"
         ip daddr != {services} udp dport {NTP} notrack comment "time"
     }}
     chain passing {{
@@ -92,10 +98,11 @@ table inet {TABLE} {{
 }
 
 /// Where the node's programs listen on loopback: API server; etcd for clients, members and metrics; kubelet's health,
-/// kube-proxy's metrics and health. A pod's host port would take connections to any of them.
-const OWN_PORTS: [u16; 7] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256];
+/// kube-proxy's metrics and health; CoreDNS' readiness and metrics. A pod's host port would take connections to any of them.
+const OWN_PORTS: [u16; 9] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256, dns::READINESS_PORT, dns::METRICS_PORT];
 
 const NTP: u16 = 123;
+const DNS_PORT: u16 = 53;
 
 /// The first and the last address that a pod can have: the node has the first one of the range.
 fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
@@ -118,6 +125,19 @@ mod tests {
         let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
         let rule = r#"iifname "veth*" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
         assert!(text.contains(rule), "{text}");
+    }
+
+    #[test]
+    fn queries_to_the_nodes_dns_are_not_translated() {
+        let config = Config { services: "10.97.0.0/24".parse().unwrap(), ..Config::default() };
+        let text = rules(&config, "10.244.3.0/24".parse().unwrap());
+        for rule in [
+            r#"iifname "veth*" ip daddr 10.97.0.10 meta l4proto { tcp, udp } th dport 53 notrack"#,
+            r#"oifname "lo" ip daddr 10.97.0.10 meta l4proto { tcp, udp } th dport 53 notrack"#,
+            "ip saddr 10.97.0.10 meta l4proto { tcp, udp } th sport 53 notrack",
+        ] {
+            assert!(text.contains(rule), "{rule}: {text}");
+        }
     }
 
     #[test]

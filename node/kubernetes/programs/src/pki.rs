@@ -76,7 +76,7 @@ impl Credentials {
         store.is_not_a_control_planes()?;
         store.write("ca.crt", ca, PUBLIC)?;
         let server = format!("https://{server}");
-        store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage])?;
+        store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage, Identity::Dns])?;
         let (admin, requested) = (Mutex::default(), Expiries::default());
         Ok(Self { pki, wanted: Vec::new(), server, admin, requested, secrets: None })
     }

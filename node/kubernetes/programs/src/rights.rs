@@ -6,6 +6,8 @@ use crate::user::User;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
+    /// `CAP_NET_BIND_SERVICE`: ports below 1024.
+    NetBindService = 10,
     /// `CAP_NET_ADMIN`: rules for packets, and the table of connections.
     NetAdmin = 12,
 }

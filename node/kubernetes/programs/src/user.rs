@@ -14,10 +14,12 @@ pub enum User {
     ControllerManager,
     Scheduler,
     Proxy,
+    Dns,
 }
 
 impl User {
-    pub const ALL: [Self; 5] = [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy];
+    pub const ALL: [Self; 6] =
+        [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy, Self::Dns];
 
     /// On the data disk and in the kernel: a number never changes.
     pub const fn id(self) -> u32 {
@@ -28,6 +30,7 @@ impl User {
                 Self::ControllerManager => 3,
                 Self::Scheduler => 4,
                 Self::Proxy => 5,
+                Self::Dns => 6,
             }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cluster::{BOOTSTRAP_NODE_ANNOTATION, STORAGE_USER_PREFIX};
+use cluster::BOOTSTRAP_NODE_ANNOTATION;
 use ipnet::Ipv4Net;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Secret};
@@ -40,7 +40,7 @@ struct Decision {
     message: String,
 }
 
-/// Decides on requests for kubelet certificates and storage identities until it is cancelled, and ignores all others.
+/// Decides on requests for kubelet certificates, storage and DNS identities until it is cancelled, and ignores all others.
 /// Denies serving certificates with addresses of the `reserved` networks (Services and pods). Healthy when it has listed
 /// the requests. Waits for an API server that is not reachable.
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
@@ -94,7 +94,7 @@ impl Approver {
             Some(request.judge(&facts, &self.reserved).map(|node| format!("the kubelet of {node}")))
         } else {
             let decision = storage_certificate::judge(request, &removed);
-            decision.map(|node| node.map(|node| format!("{STORAGE_USER_PREFIX}{node}, requested by that node")))
+            decision.map(|node| node.map(|node| format!("a client of {node}, requested by that node")))
         };
         Ok(decision.map(|decision| match decision {
             Ok(message) => Decision { type_: "Approved", reason: "OwnNode", message },

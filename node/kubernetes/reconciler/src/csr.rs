@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cluster::{BOOTSTRAP_NODE_ANNOTATION, STORAGE_GROUP, STORAGE_USER_PREFIX};
+use cluster::{BOOTSTRAP_NODE_ANNOTATION, DNS_USER_PREFIX, STORAGE_USER_PREFIX};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
@@ -17,6 +17,7 @@ use x509_parser::prelude::FromDer as _;
 
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::removed::node_removed;
+use crate::storage_certificate::NodeUsers;
 
 pub(crate) fn is_decided(request: &CertificateSigningRequest) -> bool {
     request.status.as_ref().is_some_and(|status| {
@@ -132,16 +133,17 @@ pub(crate) enum Denial {
     #[error("{user} has neither a bootstrap token nor a kubelet's identity")]
     Requester { user: String },
     #[error(
-        "{user} is not a kubelet: system:node:NAME in the group {KUBELETS_GROUP} may request {STORAGE_USER_PREFIX}NAME"
+        "{user} is not a kubelet: system:node:NAME in the group {KUBELETS_GROUP} may request {STORAGE_USER_PREFIX}NAME and \
+         {DNS_USER_PREFIX}NAME"
     )]
     NoKubelet { user: String },
     #[error("the subject must be CN={KUBELET_PREFIX}NAME, O={KUBELETS_GROUP} and nothing else")]
     Subject,
     #[error(
-        "the subject must be CN={STORAGE_USER_PREFIX}{node}, O={STORAGE_GROUP} and nothing else: the requester is the \
-         kubelet of {node}"
+        "the subject must be CN={}{node}, O={} and nothing else: the requester is the kubelet of {node}",
+        .users.prefix, .users.group
     )]
-    StorageSubject { node: String },
+    UserSubject { node: String, users: NodeUsers },
     #[error(
         "the bootstrap token {id} was deleted or is not for a node: its Secret needs the annotation \
          {BOOTSTRAP_NODE_ANNOTATION} with the node's name"
@@ -179,7 +181,7 @@ impl Denial {
         match self {
             Self::Requester { .. } => "UnknownAsker",
             Self::NoKubelet { .. } => "NoKubelet",
-            Self::Subject | Self::StorageSubject { .. } => "OtherSubject",
+            Self::Subject | Self::UserSubject { .. } => "OtherSubject",
             Self::FreeToken { .. } => "TokenWithoutNode",
             Self::OtherName { .. } => "TokenOfOtherNode",
             Self::NameTaken { .. } => "NameTaken",

@@ -5,9 +5,10 @@
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
-//! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does.
+//! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does, [`dns()`] keeps the
+//! Service of the cluster's DNS.
 //!
-//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`] and [`reclaim`] are services of a
+//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`], [`dns()`] and [`reclaim`] are services of a
 //! supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ mod approver;
 mod bound;
 mod control;
 mod csr;
+mod dns;
 mod identity;
 mod kubelet_certificate;
 mod object;
@@ -33,6 +35,7 @@ mod tokens;
 
 pub use approver::approve;
 pub use control::WatchEnded;
+pub use dns::dns;
 pub use object::REVISION;
 pub use objects::CLASS;
 pub use reclaimer::reclaim;

@@ -1,6 +1,6 @@
 //! The objects that the reconciler maintains, as data.
 
-use cluster::{API_SERVER_USER, DRIVER_NAME, PROXY_USER, STORAGE_GROUP};
+use cluster::{API_SERVER_USER, DNS_GROUP, DRIVER_NAME, PROXY_USER, STORAGE_GROUP};
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
@@ -19,7 +19,10 @@ pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 pub(crate) fn waves() -> [Vec<Object>; 2] {
     // Policies before roles.
     let policies = admission::all().into_iter().chain(removed::objects()).collect();
-    [policies, vec![role(), binding(), proxies(), joining(), kubelets(), flows(), driver(), class()]]
+    [
+        policies,
+        vec![role(), binding(), resolver(), resolvers(), proxies(), joining(), kubelets(), flows(), driver(), class()],
+    ]
 }
 
 fn driver() -> Object {
@@ -113,6 +116,29 @@ fn binding() -> Object {
     granted(ROLE, ROLE, ("Group", STORAGE_GROUP))
 }
 
+/// CoreDNS of a node reads the objects that have names.
+fn resolver() -> Object {
+    Object {
+        resource: ApiResource::erase::<ClusterRole>(&()),
+        name: DNS_GROUP,
+        want: json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": metadata(DNS_GROUP),
+            "rules": [
+                may("", "namespaces", &["list", "watch"]),
+                may("", "services", &["list", "watch"]),
+                may("discovery.k8s.io", "endpointslices", &["list", "watch"]),
+            ],
+        }),
+        immutable: &[],
+    }
+}
+
+fn resolvers() -> Object {
+    granted(DNS_GROUP, DNS_GROUP, ("Group", DNS_GROUP))
+}
+
 /// kube-proxy of a worker uses the node's storage identity.
 fn proxies() -> Object {
     granted("granary:proxies", "system:node-proxier", ("Group", STORAGE_GROUP))
@@ -128,7 +154,7 @@ fn kubelets() -> Object {
     granted("granary:kubelets", "system:kubelet-api-admin", ("User", API_SERVER_USER))
 }
 
-/// Gives requests of the nodes' storage and kube-proxy the priority level of kubelets. Requests of administrators and the
+/// Gives requests of the nodes' storage, CoreDNS and kube-proxy the priority level of kubelets. Requests of administrators and the
 /// reconciler are exempt.
 fn flows() -> Object {
     let name = "granary-nodes";
@@ -146,6 +172,7 @@ fn flows() -> Object {
                 "rules": [{
                     "subjects": [
                         {"kind": "Group", "group": {"name": STORAGE_GROUP}},
+                        {"kind": "Group", "group": {"name": DNS_GROUP}},
                         {"kind": "User", "user": {"name": PROXY_USER}},
                     ],
                     "resourceRules": [{
@@ -198,6 +225,8 @@ mod tests {
         has_only_fields_of::<StorageClass>(class());
         has_only_fields_of::<ClusterRole>(role());
         has_only_fields_of::<ClusterRoleBinding>(binding());
+        has_only_fields_of::<ClusterRole>(resolver());
+        has_only_fields_of::<ClusterRoleBinding>(resolvers());
         has_only_fields_of::<ClusterRoleBinding>(kubelets());
         has_only_fields_of::<FlowSchema>(flows());
         let [policies, _] = waves();

@@ -14,7 +14,7 @@ use crate::object::{Object, REVISION};
 use crate::objects::waves;
 use crate::plan::{Step, plan};
 
-const FIELD_MANAGER: &str = "granary";
+pub(crate) const FIELD_MANAGER: &str = "granary";
 
 /// A watch may miss a change.
 const INTERVAL: Duration = Duration::from_mins(5);
@@ -157,8 +157,8 @@ mod tests {
             [
                 ("ValidatingAdmissionPolicy", 8),
                 ("ValidatingAdmissionPolicyBinding", 8),
-                ("ClusterRole", 1),
-                ("ClusterRoleBinding", 4),
+                ("ClusterRole", 2),
+                ("ClusterRoleBinding", 5),
                 ("FlowSchema", 1),
                 ("CSIDriver", 1),
                 ("StorageClass", 1),

@@ -1,8 +1,8 @@
-//! Decides which nodes get a storage identity. Pure.
+//! Decides which nodes get the client identities of their storage and their CoreDNS. Pure.
 
 use std::collections::BTreeSet;
 
-use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
+use cluster::{DNS_GROUP, DNS_USER_PREFIX, STORAGE_GROUP, STORAGE_USER_PREFIX};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 
 use crate::csr::{self, Csr, Denial, Name};
@@ -11,32 +11,52 @@ pub(crate) const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 const USAGES: [&str; 2] = ["client auth", "digital signature"];
 
+/// The users of one purpose: one for each node, all in one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeUsers {
+    pub(crate) group: &'static str,
+    /// The node's name follows.
+    pub(crate) prefix: &'static str,
+}
+
+const STORAGE: NodeUsers = NodeUsers { group: STORAGE_GROUP, prefix: STORAGE_USER_PREFIX };
+const DNS: NodeUsers = NodeUsers { group: DNS_GROUP, prefix: DNS_USER_PREFIX };
+
+impl NodeUsers {
+    fn include(self, name: &Name) -> bool {
+        match name {
+            Name::Common(name) => name.starts_with(self.prefix),
+            Name::Organization(name) => name == self.group,
+            Name::Other => false,
+        }
+    }
+}
+
 /// Returns the node that gets the certificate. `None` if the request is decided, or does not contain a name of the
-/// storage identities.
+/// identities.
 pub(crate) fn judge(request: &CertificateSigningRequest, removed: &BTreeSet<String>) -> Option<Result<String, Denial>> {
     let spec = &request.spec;
     if csr::is_decided(request) || spec.signer_name != SIGNER {
         return None;
     }
     let csr = Csr::read(&spec.request.0)?;
-    csr.subject().iter().any(is_storage_name).then(|| check(spec, &csr, removed))
+    let subject = csr.subject();
+    let users = [STORAGE, DNS].into_iter().find(|users| subject.iter().any(|name| users.include(name)))?;
+    Some(check(spec, &csr, users, removed))
 }
 
-fn is_storage_name(name: &Name) -> bool {
-    match name {
-        Name::Common(name) => name.starts_with(STORAGE_USER_PREFIX),
-        Name::Organization(name) => name == STORAGE_GROUP,
-        Name::Other => false,
-    }
-}
-
-fn check(spec: &CertificateSigningRequestSpec, csr: &Csr, removed: &BTreeSet<String>) -> Result<String, Denial> {
+fn check(
+    spec: &CertificateSigningRequestSpec,
+    csr: &Csr,
+    users: NodeUsers,
+    removed: &BTreeSet<String>,
+) -> Result<String, Denial> {
     let Some(node) = csr::kubelet(spec) else {
         return Err(Denial::NoKubelet { user: spec.username.clone().unwrap_or_default() });
     };
-    let wanted = [Name::Organization(STORAGE_GROUP.to_owned()), Name::Common(format!("{STORAGE_USER_PREFIX}{node}"))];
-    if !csr.has_subject(wanted) {
-        return Err(Denial::StorageSubject { node: node.to_owned() });
+    let NodeUsers { group, prefix } = users;
+    if !csr.has_subject([Name::Organization(group.to_owned()), Name::Common(format!("{prefix}{node}"))]) {
+        return Err(Denial::UserSubject { node: node.to_owned(), users });
     }
     if removed.contains(node) {
         return Err(Denial::Removed { node: node.to_owned() });
@@ -87,13 +107,15 @@ mod tests {
         asked.subject.reverse();
         asked.usages.reverse();
         assert_eq!(judged(&asked.request()), Some(Ok("one".into())));
+        asked.subject = vec![(DnType::OrganizationName, "granary:dns"), (DnType::CommonName, "granary:dns:one")];
+        assert_eq!(judged(&asked.request()), Some(Ok("one".into())));
     }
 
     #[test]
     fn a_denial_has_its_reason() {
         let good = node_one();
         let other = TestRequest { user: "system:node:two", ..good.clone() };
-        assert_eq!(denied(&other), Denial::StorageSubject { node: "two".into() });
+        assert_eq!(denied(&other), Denial::UserSubject { node: "two".into(), users: STORAGE });
         let admin = TestRequest { user: "granary:admin", groups: vec!["system:masters"], ..good.clone() };
         assert_eq!(denied(&admin), Denial::NoKubelet { user: "granary:admin".into() });
         let outside = TestRequest { groups: vec!["system:authenticated"], ..good.clone() };
@@ -106,7 +128,7 @@ mod tests {
         assert_eq!(denied(&key), Denial::Key);
         let mut masters = good.clone();
         masters.subject.push((DnType::OrganizationalUnitName, "system:masters"));
-        assert_eq!(denied(&masters), Denial::StorageSubject { node: "one".into() });
+        assert_eq!(denied(&masters), Denial::UserSubject { node: "one".into(), users: STORAGE });
     }
 
     #[test]
@@ -139,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_storage_names_are_ignored() {
+    fn requests_without_names_of_nodes_are_ignored() {
         let good = node_one();
         let user = TestRequest {
             subject: vec![(DnType::CommonName, "jane"), (DnType::OrganizationName, "dev")],
@@ -175,8 +197,11 @@ mod tests {
     }
 
     fn any_request() -> impl Strategy<Value = TestRequest> {
-        let name = || prop::sample::select(vec!["granary:node:one", "granary:node:two", "granary:node:", "jane"]);
-        let group = || prop::sample::select(vec!["granary:nodes", "system:masters", "granary:nodes "]);
+        let names =
+            ["granary:node:one", "granary:node:two", "granary:node:", "granary:dns:one", "granary:dns:two", "jane"];
+        let name = move || prop::sample::select(names.to_vec());
+        let groups = ["granary:nodes", "granary:dns", "system:masters", "granary:nodes "];
+        let group = move || prop::sample::select(groups.to_vec());
         let part = || {
             prop_oneof![
                 3 => name().prop_map(|name| (DnType::CommonName, name)),
@@ -221,14 +246,14 @@ mod tests {
     fn is_allowed(asked: &TestRequest) -> bool {
         let only = |kind: DnType| asked.subject.iter().rev().find(|(found, _)| *found == kind).map(|(_, value)| *value);
         let own = match asked.user {
-            "system:node:one" => "granary:node:one",
-            "system:node:two" => "granary:node:two",
+            "system:node:one" => [("granary:node:one", "granary:nodes"), ("granary:dns:one", "granary:dns")],
+            "system:node:two" => [("granary:node:two", "granary:nodes"), ("granary:dns:two", "granary:dns")],
             _ => return false,
         };
+        let subject = (only(DnType::CommonName), only(DnType::OrganizationName));
         let usages = [vec!["client auth", "digital signature"], vec!["digital signature", "client auth"]];
         asked.groups.contains(&"system:nodes")
-            && only(DnType::CommonName) == Some(own)
-            && only(DnType::OrganizationName) == Some("granary:nodes")
+            && own.into_iter().any(|(name, group)| subject == (Some(name), Some(group)))
             && only(DnType::OrganizationalUnitName).is_none()
             && asked.names.is_empty()
             && usages.contains(&asked.usages)
@@ -247,10 +272,12 @@ mod tests {
         }
 
         #[test]
-        fn only_requests_with_storage_names_are_denied(asked in any_request()) {
+        fn only_requests_with_names_of_nodes_are_denied(asked in any_request()) {
             if matches!(judged(&asked.request()), Some(Err(_))) {
-                let is_storage = |(_, value): &(DnType, &str)| value.starts_with("granary:node");
-                prop_assert!(asked.subject.iter().any(is_storage));
+                let is_nodes = |(_, value): &(DnType, &str)| {
+                    value.starts_with("granary:node") || value.starts_with("granary:dns")
+                };
+                prop_assert!(asked.subject.iter().any(is_nodes));
                 prop_assert_eq!(asked.signer, SIGNER);
             }
         }

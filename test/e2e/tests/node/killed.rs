@@ -3,12 +3,14 @@
 use crate::status::all_services_are_ready;
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use std::collections::BTreeSet;
+use workload::Record;
 
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
-/// And what brings its Services to the node. The API server passes signals on: it is the last to get one.
-const CONTROL_PLANE: [&str; 5] = ["kube-proxy", "kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"];
+/// And what brings its Services and their names to the node. The API server passes signals on: it is the last to get one.
+const CONTROL_PLANE: [&str; 6] =
+    ["kube-proxy", "coredns", "kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
@@ -78,8 +80,8 @@ impl Before {
         }
         // The answers may come too late, and etcd may be away when the API server is to pass a signal on.
         let signals = CONTROL_PLANE.map(|program| case.signal(program, SIGKILL));
-        let [proxy, scheduler, controller_manager, etcd, api_server] = signals;
-        _ = tokio::join!(proxy, scheduler, controller_manager);
+        let [proxy, dns, scheduler, controller_manager, etcd, api_server] = signals;
+        _ = tokio::join!(proxy, dns, scheduler, controller_manager);
         _ = tokio::join!(etcd, api_server);
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {
@@ -93,6 +95,8 @@ impl Before {
             .await?;
         }
         all_services_are_ready(case).await?;
+        let own = self.pod.resolve("kubernetes.default", Record::A).await?;
+        assert_eq!((own.code.as_str(), own.answers.len()), ("NOERROR", 1), "{own:?}");
         // It has run all the time: nothing starts it again.
         assert_eq!(self.pod.read("/data/note").await?, "before");
         case.claim(&Claim::new("new", 16 * MIB)).await?;

@@ -4,6 +4,7 @@ mod burst;
 mod confinement;
 mod device;
 mod directory;
+mod dns;
 mod kernel;
 mod killed;
 mod network;

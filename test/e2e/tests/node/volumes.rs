@@ -1,6 +1,6 @@
 //! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
 
-use crate::{confinement, device, directory, kernel, network, privileges, status};
+use crate::{confinement, device, directory, dns, kernel, network, privileges, status};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -44,6 +44,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("a_pod_that_is_not_root_has_its_device", device::of_a_user(tenant)),
         part.shows("the_status_page_shows_the_volume", status::page(case)),
         network::cases(&part, &first, second),
+        dns::cases(&part, &first, second),
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 

@@ -1,6 +1,6 @@
 //! Identities of the API server's clients, and their names.
 
-use cluster::{PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+use cluster::{DNS_GROUP, DNS_USER_PREFIX, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::pki::certificate::{Purpose, Wanted};
 
@@ -21,11 +21,13 @@ pub enum Identity {
     /// The node's storage: `granary:node:NAME` in the group `granary:nodes`. A control plane signs the certificate, a
     /// worker requests it ([`Requested`](crate::Requested)).
     Storage,
+    /// The node's CoreDNS: `granary:dns:NAME` in the group `granary:dns`, by a certificate as that of [`Self::Storage`].
+    Dns,
 }
 
 impl Identity {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage, Self::Dns];
 
     /// The name of its certificate: the file's, without extension.
     pub const fn name(self) -> &'static str {
@@ -36,6 +38,7 @@ impl Identity {
             Self::Kubelet => "kubelet",
             Self::Proxy => "proxy",
             Self::Storage => "storage",
+            Self::Dns => "dns",
         }
     }
 
@@ -47,10 +50,13 @@ impl Identity {
             Self::Kubelet => (format!("system:node:{node}"), Some("system:nodes")),
             Self::Proxy => (PROXY_USER.to_owned(), None),
             Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
+            Self::Dns => (format!("{DNS_USER_PREFIX}{node}"), Some(DNS_GROUP)),
         };
         let purpose = match self {
             Self::Admin => Purpose::EtcdClient,
-            Self::ControllerManager | Self::Scheduler | Self::Kubelet | Self::Proxy | Self::Storage => Purpose::Client,
+            Self::ControllerManager | Self::Scheduler | Self::Kubelet | Self::Proxy | Self::Storage | Self::Dns => {
+                Purpose::Client
+            }
         };
         Wanted { name: self.name(), common_name, organization, purpose }
     }
@@ -72,5 +78,6 @@ mod tests {
         assert_eq!(named(Identity::Proxy), ("system:kube-proxy".into(), None));
         assert_eq!(named(Identity::Kubelet), ("system:node:n1".into(), Some("system:nodes")));
         assert_eq!(named(Identity::Storage), ("granary:node:n1".into(), Some("granary:nodes")));
+        assert_eq!(named(Identity::Dns), ("granary:dns:n1".into(), Some("granary:dns")));
     }
 }

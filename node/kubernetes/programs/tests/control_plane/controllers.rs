@@ -1,8 +1,10 @@
 //! Behavior of the controller manager.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -13,6 +15,7 @@ pub fn cases(suite: Suite) -> Suite {
     suite
         .case("the_controllers_bind_a_claim_to_a_volume", the_controllers_bind_a_claim_to_a_volume)
         .case("a_claim_of_a_missing_class_gets_an_event", a_claim_of_a_missing_class_gets_an_event)
+        .case("a_cron_job_names_a_time_zone", a_cron_job_names_a_time_zone)
 }
 
 fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
@@ -64,5 +67,29 @@ async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Resu
     let phase = claims.get("missing").await?.status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Pending"));
     claims.delete("missing", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// The program has the time zones. Neither the image nor the machine of the test has files of them.
+async fn a_cron_job_names_a_time_zone(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    assert!(!Path::new("/usr/share/zoneinfo").exists(), "the API server would find time zones in files");
+    let jobs = Api::<CronJob>::default_namespaced(cluster.admin());
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let in_zone = |zone: &str| {
+        let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "granary.invalid/none"}]});
+        let job = json!({
+            "metadata": {"name": "nightly"},
+            "spec": {
+                "schedule": "0 3 * * *", "timeZone": zone,
+                "jobTemplate": {"spec": {"template": {"spec": pod}}},
+            },
+        });
+        serde_json::from_value(job)
+    };
+    let created = jobs.create(&dry, &in_zone("Europe/Berlin")?).await?;
+    assert_eq!(created.spec.and_then(|spec| spec.time_zone).as_deref(), Some("Europe/Berlin"));
+    let rejected = jobs.create(&dry, &in_zone("Europe/Nowhere")?).await;
+    let unknown = matches!(&rejected, Err(kube::Error::Api(status)) if status.message.contains("unknown time zone"));
+    assert!(unknown, "{rejected:?}");
     Ok(())
 }

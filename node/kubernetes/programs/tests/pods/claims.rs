@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use cluster::API_PORT;
 use ktest_support::Namespace;
 
-use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
+use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 
 const NTP: u16 = 123;
 
@@ -69,6 +69,26 @@ table ip cluster_service {
     }
 }
 ";
+
+/// kube-proxy's rules for the Service of the DNS with a pod as its endpoint, which are portmap's for a host port 53, too.
+const DNS_CLAIM: &str = "
+table ip dns_claim {
+    chain translate {
+        ip daddr 10.96.0.10 udp dport 53 dnat to 10.244.1.5:7000
+    }
+    chain to {
+        type nat hook prerouting priority dstnat;
+        jump translate
+    }
+    chain from_host {
+        type nat hook output priority -100;
+        jump translate
+    }
+}
+";
+
+const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+const DNS_PORT: u16 = 53;
 
 #[derive(Debug, PartialEq, Eq)]
 enum End {
@@ -175,4 +195,34 @@ fn a_service_cannot_claim_a_time_server() {
     let by = (Ipv4Addr::new(10, 96, 0, 3), NTP);
     let sent = || assert_eq!(node::socket(&node.host, GATEWAY, 0).send_to(b"?", by).unwrap(), 1);
     assert_eq!(node::receives((&node.pods[0], PODS[0]), sent), GATEWAY);
+}
+
+#[test]
+fn queries_reach_the_nodes_own_dns() {
+    let node = Node::claimed();
+    node::addresses(&node.host, "lo", &[(DNS, 32)]);
+    node.load(DNS_CLAIM);
+    let by_pod = || node.datagram(&node.pods[1], (PODS[1], 0), (&node.host, DNS, DNS_PORT));
+    let by_host = || node.datagram(&node.host, (Ipv4Addr::UNSPECIFIED, 0), (&node.host, DNS, DNS_PORT));
+    assert_eq!((by_pod(), by_host()), (End::Service, End::Service));
+    node.network(RANGE).unwrap();
+    assert_eq!((by_pod(), by_host()), (End::Destination, End::Destination));
+    let server = node::socket(&node.host, DNS, DNS_PORT);
+    for (from, source) in [(&node.pods[1], PODS[1]), (&node.host, Ipv4Addr::UNSPECIFIED)] {
+        let client = node::socket(from, source, 0);
+        client.connect((DNS, DNS_PORT)).unwrap();
+        client.send(b"?").unwrap();
+        let (_, sender) = server.recv_from(&mut [0; 8]).unwrap();
+        server.send_to(b"!", sender).unwrap();
+        assert_eq!(client.recv(&mut [0; 8]).unwrap(), 1, "{source}");
+    }
+}
+
+#[test]
+fn no_other_machine_reaches_the_nodes_dns() {
+    let node = Node::new();
+    node.route_loopback();
+    node::addresses(&node.host, "lo", &[(DNS, 32)]);
+    node.loses("past the mesh", (&node.outside, OUTSIDE), (&node.host, DNS));
+    node.loses("the node routes for pods only", (&node.other, OTHER), (&node.host, DNS));
 }

@@ -2,6 +2,7 @@
 
 mod capacity;
 mod certificate;
+mod dns;
 mod immediate;
 mod joining;
 mod kubelet;
@@ -71,6 +72,8 @@ fn main() -> ExitCode {
         capacity::a_capacity_with_other_fields_is_denied,
         node::a_node_writes_only_its_own_annotations,
         node::a_node_reads_its_csinode_object,
+        dns::coredns_reads_the_objects_of_names_and_no_others,
+        dns::the_service_has_an_endpoint_on_each_node,
         joining::a_token_admits_one_node_and_no_other,
         joining::a_registered_name_is_denied,
         joining::a_token_ends_when_it_expires_or_is_deleted,

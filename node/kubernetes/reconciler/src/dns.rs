@@ -1,0 +1,132 @@
+//! The Service of the cluster's DNS, by which tools find it.
+//!
+//! Each node answers its own pods at the Service's address without kube-proxy (`programs::dns`). The endpoints say the same
+//! to those who read them: one for each Node, local to it (`internalTrafficPolicy`), with the address that only the node
+//! itself reaches.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::watcher;
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use supervisor::Context;
+
+use crate::control::{WatchEnded, control};
+use crate::run::FIELD_MANAGER;
+
+const NAMESPACE: &str = "kube-system";
+const NAME: &str = "kube-dns";
+
+/// Changes of the Service and the endpoints are not watched.
+const INTERVAL: Duration = Duration::from_mins(5);
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot apply {what} of the cluster's DNS")]
+struct ApplyError {
+    what: &'static str,
+    source: Box<kube::Error>,
+}
+
+struct Objects {
+    services: Api<Service>,
+    endpoints: Api<EndpointSlice>,
+    address: Ipv4Addr,
+}
+
+/// Keeps the Service with this address, and an endpoint for each Node, until it is cancelled. Healthy when it has listed the
+/// Nodes. Waits for an API server that is not reachable.
+pub async fn dns(cx: Context, client: Client, address: Ipv4Addr) -> Result<(), WatchEnded> {
+    let controller = Controller::new(Api::<Node>::all(client.clone()), watcher::Config::default());
+    let services = Api::namespaced(client.clone(), NAMESPACE);
+    let objects = Objects { services, endpoints: Api::namespaced(client, NAMESPACE), address };
+    control(cx, "endpoints of the DNS", controller, pass, Arc::new(objects)).await
+}
+
+async fn pass(node: Arc<Node>, objects: Arc<Objects>) -> Result<Action, ApplyError> {
+    let failed = |what| move |error| ApplyError { what, source: Box::new(error) };
+    let Objects { services, endpoints, address } = &*objects;
+    let params = PatchParams::apply(FIELD_MANAGER).force();
+    let wanted = Patch::Apply(service(*address));
+    services.patch(NAME, &params, &wanted).await.map_err(failed("the Service"))?;
+    // A Node that is being deleted takes its endpoint with it.
+    if node.metadata.deletion_timestamp.is_none() {
+        let (name, wanted) = endpoint(&node, *address);
+        endpoints.patch(&name, &params, &Patch::Apply(wanted)).await.map_err(failed("an EndpointSlice"))?;
+    }
+    Ok(Action::requeue(INTERVAL))
+}
+
+fn ports() -> Value {
+    json!([
+        {"name": "dns", "port": 53, "protocol": "UDP"},
+        {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+    ])
+}
+
+fn service(address: Ipv4Addr) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": NAME,
+            "namespace": NAMESPACE,
+            // As upstream's own deployment.
+            "labels": {"k8s-app": NAME, "kubernetes.io/name": "CoreDNS"},
+        },
+        "spec": {"clusterIP": address, "internalTrafficPolicy": "Local", "ports": ports()},
+    })
+}
+
+fn endpoint(node: &Node, address: Ipv4Addr) -> (String, Value) {
+    let node_name = node.name_any();
+    let name = format!("{NAME}-{node_name}");
+    let wanted = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {
+                "kubernetes.io/service-name": NAME,
+                "endpointslice.kubernetes.io/managed-by": "granary.dev",
+            },
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node.uid()}],
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "nodeName": node_name, "conditions": {"ready": true}}],
+        "ports": ports(),
+    });
+    (name, wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+
+    /// The type must have each field, because the API server ignores others silently.
+    #[test]
+    fn the_objects_have_only_fields_of_the_api() {
+        let wanted = service(ADDRESS);
+        let typed: Service = serde_json::from_value(wanted.clone()).unwrap();
+        assert_eq!(serde_json::to_value(typed).unwrap(), wanted);
+        let metadata = json!({"metadata": {"name": "one", "uid": "u"}});
+        let (name, wanted) = endpoint(&serde_json::from_value(metadata).unwrap(), ADDRESS);
+        assert_eq!(name, "kube-dns-one");
+        let typed: EndpointSlice = serde_json::from_value(wanted.clone()).unwrap();
+        assert_eq!(serde_json::to_value(typed).unwrap(), wanted);
+    }
+
+    /// Another controller would write the endpoints.
+    #[test]
+    fn the_service_selects_no_pods() {
+        assert_eq!(service(ADDRESS)["spec"].get("selector"), None);
+    }
+}

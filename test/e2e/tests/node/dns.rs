@@ -1,0 +1,86 @@
+//! Pods resolve names with the node's DNS.
+
+use e2e::{Case, DOMAIN, Failure, PATIENCE, Part, Seen, Server, eventually};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use serde_json::json;
+use units::Bytes;
+use workload::Record;
+
+/// Of a cluster with few objects.
+const MOST: Bytes = Bytes::new(40_000_000);
+
+pub async fn cases(part: &Part, client: &Server, server: &Server) {
+    let case = &part.case;
+    tokio::join!(
+        part.shows("pods_resolve_names_of_services", services(case, client, server)),
+        part.shows("unknown_names_do_not_exist", unknown(case, client)),
+        part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(client)),
+        part.shows("coredns_needs_little_memory", memory(case)),
+    );
+}
+
+async fn services(case: &Case, client: &Server, server: &Server) -> Result<(), Failure> {
+    let pod = case.api::<Pod>().get(server.name()).await.map_err(Failure::api("read a pod"))?;
+    let address = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    let ports = json!([{"name": "http", "port": 80, "targetPort": 8080}]);
+    let selector = json!({"pod": server.name()});
+    let with_address: Service =
+        case.create(json!({"metadata": {"name": "named"}, "spec": {"selector": selector, "ports": ports}})).await?;
+    let cluster_ip = with_address.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
+    let _: Service = case
+        .create(json!({
+            "metadata": {"name": "headless"},
+            "spec": {"selector": selector, "clusterIP": "None", "ports": [{"name": "http", "port": 8080}]},
+        }))
+        .await?;
+    let _: Service = case
+        .create(json!({
+            "metadata": {"name": "alias"},
+            "spec": {"type": "ExternalName", "externalName": format!("named.{}.svc.{DOMAIN}", case.namespace())},
+        }))
+        .await?;
+    let suffix = format!("{}.svc.{DOMAIN}", case.namespace());
+    for (name, record, wanted) in [
+        // By the search path.
+        ("named", Record::A, cluster_ip.clone()),
+        (format!("named.{}", case.namespace()).as_str(), Record::A, cluster_ip.clone()),
+        ("headless", Record::A, address),
+        ("alias", Record::A, cluster_ip),
+        ("_http._tcp.named", Record::Srv, format!("80 named.{suffix}")),
+    ] {
+        // CoreDNS watches the objects.
+        let found = eventually(PATIENCE, name, async || {
+            Ok(match client.resolve(name, record).await {
+                Ok(found) if found.answers == [wanted.clone()] => Seen::Done(found),
+                other => Seen::NotYet(format!("{other:?}")),
+            })
+        })
+        .await?;
+        assert!(found.name.ends_with(&suffix), "{found:?}");
+    }
+    Ok(())
+}
+
+async fn unknown(case: &Case, client: &Server) -> Result<(), Failure> {
+    let absolute = format!("missing.{}.svc.{DOMAIN}.", case.namespace());
+    let found = client.resolve(&absolute, Record::A).await?;
+    assert_eq!((found.code.as_str(), found.answers.len()), ("NXDOMAIN", 0), "{found:?}");
+    Ok(())
+}
+
+/// The cluster's names need no name server, and the others fail before the query's client gives up.
+async fn outside(client: &Server) -> Result<(), Failure> {
+    let found = client.resolve("outside.example.", Record::A).await?;
+    assert_eq!((found.code.as_str(), found.answers.len()), ("SERVFAIL", 0), "{found:?}");
+    Ok(())
+}
+
+/// Without the pages of its file, which the kernel can read again.
+async fn memory(case: &Case) -> Result<(), Failure> {
+    for process in case.signal("coredns", 0).await? {
+        let status = case.observer().read(format!("/proc/{process}/status")).await?;
+        let size = kerneltext::size(&status, "RssAnon:");
+        assert!(size.is_some_and(|size| size <= MOST), "{size:?}: {status}");
+    }
+    Ok(())
+}
