@@ -132,15 +132,15 @@ impl Lasting {
 impl Requested {
     /// Of the storage of the configuration's node: what [`Identity::Storage`] works with.
     pub fn storage(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        Self::client(config, credentials, Identity::Storage)
+        Self::of_client(config, credentials, Identity::Storage)
     }
 
     /// Of the CoreDNS of the configuration's node: what [`Identity::Dns`] works with.
     pub fn dns(config: &Config, credentials: &Arc<Credentials>) -> Self {
-        Self::client(config, credentials, Identity::Dns)
+        Self::of_client(config, credentials, Identity::Dns)
     }
 
-    fn client(config: &Config, credentials: &Arc<Credentials>, identity: Identity) -> Self {
+    fn of_client(config: &Config, credentials: &Arc<Credentials>, identity: Identity) -> Self {
         let wanted = identity.wanted(&config.node);
         Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Asker::Kubelet)
     }
