@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ::clock::Keeper;
 use config::NodeName;
 use futures::future::BoxFuture;
+use imagegc::ImageGc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
@@ -38,6 +39,7 @@ pub(crate) struct Member {
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
     pub(crate) modules: Option<Arc<Modules>>,
+    pub(crate) image_gc: Arc<ImageGc>,
     pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
     pub(crate) facts: Facts,
@@ -85,7 +87,8 @@ impl Member {
         Ok([images, csi])
     }
 
-    /// Starts kube-proxy with this identity, and the kubelet. The certificates of both have to exist.
+    /// Starts kube-proxy with this identity, the removal of unused images, and the kubelet. The certificates of both programs
+    /// have to exist.
     pub(crate) async fn start_pods(
         &self,
         cx: &Context,
@@ -99,6 +102,8 @@ impl Member {
         for handle in runtime {
             handle.healthy().await?;
         }
+        let gc = Arc::clone(&self.image_gc);
+        cx.start("image-gc", move |cx| Arc::clone(&gc).run(cx));
         cx.start("kubelet", self.guard.while_restricted(kubelet::service(&self.services, credentials)));
         Ok(())
     }
