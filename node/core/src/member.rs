@@ -16,6 +16,7 @@ use programs::{Credentials, Identity, Requested, Stale, containerd, kubelet, pod
 use provisioner::{NoticeQueue, csinode};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tracing::info;
 
 use crate::certificates::{CertificateStatus, renewal};
@@ -26,7 +27,7 @@ use crate::modules::Modules;
 use crate::status::Facts;
 use crate::storage::Storage;
 use crate::uplink::Uplink;
-use crate::{orphans, restart, status, system};
+use crate::{disk, orphans, restart, status, system};
 
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 
@@ -81,7 +82,8 @@ impl Member {
     pub(crate) async fn start_runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
         guard.healthy().await?;
         cx.start("containerd", containerd::service(&self.services)).healthy().await?;
-        let images = cx.start("images", containerd::images(&self.services));
+        let given = spawn_blocking(disk::image_archives).await??;
+        let images = cx.start("images", containerd::images(&self.services, given));
         let plugin = Arc::clone(&self.plugin);
         let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
         Ok([images, csi])
@@ -276,7 +278,7 @@ async fn jump(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32) {
 }
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {
-    let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
+    let report = spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
     system::prepare_connections()?;
     info!(loaded = report.loaded.len(), "network modules loaded");
     cx.done();
