@@ -1,4 +1,4 @@
-//! Compiles the protocol files. Bazel names them in `CSI_PROTO`, `REGISTRATION_PROTO` and `CONFIG_PROTO`; Cargo
+//! Compiles the protocol files. Bazel names them in `CSI_PROTO`, `REGISTRATION_PROTO`, `CRI_PROTO` and `CONFIG_PROTO`; Cargo
 //! alone takes those of others from the Go modules that third_party/kubernetes/go.mod pins.
 
 use std::error::Error;
@@ -20,7 +20,7 @@ struct Protocol {
     descriptors: Option<[&'static str; 2]>,
 }
 
-const PROTOCOLS: [Protocol; 3] = [
+const PROTOCOLS: [Protocol; 4] = [
     Protocol {
         name: "csi.proto",
         variable: "CSI_PROTO",
@@ -35,6 +35,7 @@ const PROTOCOLS: [Protocol; 3] = [
         path: "pkg/apis/pluginregistration/v1/api.proto",
         descriptors: None,
     },
+    Protocol { name: "cri.proto", variable: "CRI_PROTO", module: None, path: "cri/cri.proto", descriptors: None },
     Protocol {
         name: "config.proto",
         variable: "CONFIG_PROTO",

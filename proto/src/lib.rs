@@ -1,8 +1,8 @@
 //! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in `third_party/kubernetes/go.mod`), and the configuration of a node, from
-//! `node/v1/config.proto`.
+//! their official files (pinned in `third_party/kubernetes/go.mod`), the few calls of the Container Runtime Interface that the
+//! node makes itself, from `cri/cri.proto`, and the configuration of a node, from `node/v1/config.proto`.
 //!
-//! That file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
+//! The last file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
 //! `bazel run //proto:reference` writes docs/configuration.md from its comments.
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,12 @@ pub mod csi {
 pub mod registration {
     #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
     tonic::include_proto!("pluginregistration");
+}
+
+/// The Container Runtime Interface, as far as the node calls it.
+pub mod cri {
+    #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+    tonic::include_proto!("runtime.v1");
 }
 
 /// The configuration of a node, `node/v1/config.proto`.

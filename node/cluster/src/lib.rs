@@ -72,5 +72,8 @@ pub const MESH_PORT: u16 = 7838;
 /// not be able to use.
 pub const STATUS_PORT: u16 = 7839;
 
+/// Prefix of the serial number of a disk, or of the name of a partition, whose content is an archive of images.
+pub const IMAGE_ARCHIVE_PREFIX: &str = "image-";
+
 /// Prefix length of the part of the pod network that a node gets.
 pub const NODE_PREFIX: u8 = 24;

@@ -162,6 +162,12 @@ impl Check {
         None
     }
 
+    pub(crate) fn at_most(&mut self, most: usize, found: usize, path: &FieldPath) {
+        if found > most {
+            self.problem(path, Violation::Many { found, most });
+        }
+    }
+
     pub(crate) fn list<T, E: Into<Violation>>(
         &mut self,
         texts: &[String],
@@ -169,9 +175,7 @@ impl Check {
         parse: impl Fn(&str) -> Result<T, E>,
         path: &FieldPath,
     ) -> Vec<T> {
-        if texts.len() > most {
-            self.problem(path, Violation::Many { found: texts.len(), most });
-        }
+        self.at_most(most, texts.len(), path);
         let each = texts.iter().enumerate();
         each.filter_map(|(index, text)| self.parse(Some(text), &parse, &path.item(index))).collect()
     }

@@ -88,12 +88,6 @@ impl Check {
         let (username, password) = (message.username.as_deref()?, message.password.as_deref()?);
         Credentials::new(username, password).map_err(|error| self.problem(&path, error)).ok()
     }
-
-    fn at_most(&mut self, most: usize, found: usize, path: &FieldPath) {
-        if found > most {
-            self.problem(path, Violation::Many { found, most });
-        }
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use cluster::announcement::StageState;
 use config::{Config, Role};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use imagegc::ImageGc;
 use ipnet::Ipv4Net;
 use k8s_openapi::jiff::Timestamp;
 use network::{Network, NetworkError};
@@ -211,6 +212,8 @@ async fn serve(
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;
+    let images = imagegc::Metrics::register(&registry).map_err(BootError::Metrics)?;
+    let image_gc = ImageGc::new(services.paths.containerd.clone(), services.paths.containerd_socket(), images);
     let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {
         node: config.node.to_string(),
@@ -233,6 +236,7 @@ async fn serve(
         mesh,
         guard,
         modules,
+        image_gc: Arc::new(image_gc),
         notices,
         uplink: Arc::clone(&uplink),
         facts,

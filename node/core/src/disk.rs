@@ -1,10 +1,14 @@
-//! Which disk holds the data, as the configuration says.
+//! Which disk holds the data, as the configuration says, and which ones hold images.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use cluster::IMAGE_ARCHIVE_PREFIX;
 use config::Disk;
 use localstorage::{DataDisk, FindError, Programs, Seen, disks};
+use programs::containerd::Archive;
+
+const BLOCKS: &str = "/sys/class/block";
 
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
@@ -13,10 +17,12 @@ pub enum DiskError {
     Find(#[from] FindError),
     #[error("no disk has {what} {name:?}, which the configuration names; there are {}", .seen.join(", "))]
     Absent { what: &'static str, name: String, seen: Vec<String> },
+    #[error("cannot list the disks in {BLOCKS}")]
+    List(#[source] io::Error),
 }
 
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
-    let blocks = Path::new("/sys/class/block");
+    let blocks = Path::new(BLOCKS);
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {
         Disk::Any => return Ok(DataDisk::find()?),
         Disk::Serial(name) => ("the serial number", name, serial),
@@ -30,6 +36,24 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
 }
 
+/// The disks and partitions whose content is an archive of images, by name.
+pub fn image_archives() -> Result<Vec<Archive>, DiskError> {
+    archives_among(Path::new(BLOCKS)).map_err(DiskError::List)
+}
+
+fn archives_among(blocks: &Path) -> io::Result<Vec<Archive>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(blocks)? {
+        let entry = entry?;
+        let names = [serial(&entry.path()), partition(&entry.path())];
+        if let Some(name) = names.into_iter().flatten().find(|name| name.starts_with(IMAGE_ARCHIVE_PREFIX)) {
+            found.push(Archive { name, device: Path::new("/dev").join(entry.file_name()) });
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 fn serial(block: &Path) -> Option<String> {
     let files: [PathBuf; 2] = [block.join("serial"), block.join("device/serial")];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok())?;
@@ -39,4 +63,28 @@ fn serial(block: &Path) -> Option<String> {
 fn partition(block: &Path) -> Option<String> {
     let uevent = fs::read_to_string(block.join("uevent")).ok()?;
     uevent.lines().find_map(|line| line.strip_prefix("PARTNAME=")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archives_are_disks_and_partitions_of_the_name() {
+        let blocks = tempfile::tempdir().unwrap();
+        for (device, file, text) in [
+            ("vda", "serial", "system\n"),
+            ("vdc", "serial", "image-2\n"),
+            ("vdb", "serial", "image-10\n"),
+            ("vda4", "uevent", "DEVTYPE=partition\nPARTNAME=image-app\n"),
+            ("vda1", "uevent", "DEVTYPE=partition\nPARTNAME=my-image-app\n"),
+            ("loop0", "size", "0\n"),
+        ] {
+            fs::create_dir_all(blocks.path().join(device)).unwrap();
+            fs::write(blocks.path().join(device).join(file), text).unwrap();
+        }
+        let found = archives_among(blocks.path()).unwrap();
+        let found: Vec<_> = found.iter().map(|archive| (&*archive.name, archive.device.to_str().unwrap())).collect();
+        assert_eq!(found, [("image-10", "/dev/vdb"), ("image-2", "/dev/vdc"), ("image-app", "/dev/vda4")]);
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ::clock::Keeper;
 use config::NodeName;
 use futures::future::BoxFuture;
+use imagegc::ImageGc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::wait::await_condition;
@@ -15,6 +16,7 @@ use programs::{Credentials, Identity, Requested, Stale, containerd, kubelet, pod
 use provisioner::{NoticeQueue, csinode};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tracing::info;
 
 use crate::certificates::{CertificateStatus, renewal};
@@ -26,7 +28,7 @@ use crate::modules::Modules;
 use crate::status::Facts;
 use crate::storage::Storage;
 use crate::uplink::Uplink;
-use crate::{orphans, restart, status, system};
+use crate::{disk, orphans, restart, status, system};
 
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 
@@ -39,6 +41,7 @@ pub(crate) struct Member {
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) guard: Arc<PodGuard>,
     pub(crate) modules: Option<Arc<Modules>>,
+    pub(crate) image_gc: Arc<ImageGc>,
     pub(crate) notices: NoticeQueue,
     pub(crate) uplink: Arc<Uplink>,
     pub(crate) facts: Facts,
@@ -80,13 +83,15 @@ impl Member {
     pub(crate) async fn start_runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
         guard.healthy().await?;
         cx.start("containerd", containerd::service(&self.services)).healthy().await?;
-        let images = cx.start("images", containerd::images(&self.services));
+        let given = spawn_blocking(disk::image_archives).await??;
+        let images = cx.start("images", containerd::images(&self.services, given));
         let plugin = Arc::clone(&self.plugin);
         let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
         Ok([images, csi])
     }
 
-    /// Starts kube-proxy with this identity, and the kubelet. The certificates of both have to exist.
+    /// Starts kube-proxy with this identity, the removal of unused images, and the kubelet. The certificates of both programs
+    /// have to exist.
     pub(crate) async fn start_pods(
         &self,
         cx: &Context,
@@ -100,6 +105,8 @@ impl Member {
         for handle in runtime {
             handle.healthy().await?;
         }
+        let gc = Arc::clone(&self.image_gc);
+        cx.start("image-gc", move |cx| Arc::clone(&gc).run(cx));
         cx.start("kubelet", self.guard.while_restricted(kubelet::service(&self.services, credentials)));
         Ok(())
     }
@@ -288,7 +295,7 @@ async fn jump(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32) {
 }
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {
-    let report = tokio::task::spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
+    let report = spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
     system::prepare_connections()?;
     info!(loaded = report.loaded.len(), "network modules loaded");
     cx.done();

@@ -1,5 +1,6 @@
 //! Preflight checks of the machine, before anything is created.
 
+use crate::image_archive::{self, ImageArchiveError};
 use crate::options::{Boot, Data, Options};
 use crate::spec::NodeSpec;
 use std::fs::{self, OpenOptions};
@@ -45,6 +46,8 @@ pub enum PreflightError {
         "a run can write {need} to {}, which has {free} free; free some space, or choose another place {remedy}", directory.display()
     )]
     Full { directory: PathBuf, need: Bytes, free: Bytes, remedy: &'static str },
+    #[error("cannot use the images in {}", path.display())]
+    Images { path: PathBuf, source: ImageArchiveError },
     #[error("cannot read {}; start the node with `bazel run //:launch`, which builds missing files", path.display())]
     Read { path: PathBuf, source: io::Error },
 }
@@ -145,6 +148,10 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     });
     for path in files {
         fs::File::open(path).map_err(|source| PreflightError::Read { path: path.clone(), source })?;
+    }
+    // All nodes have the same ones.
+    for path in specs.iter().take(1).flat_map(|spec| &spec.options.images) {
+        image_archive::check(path).map_err(|source| PreflightError::Images { path: path.clone(), source })?;
     }
     let meminfo = Path::new("/proc/meminfo");
     let available = fs::read_to_string(meminfo)

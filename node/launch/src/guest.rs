@@ -5,9 +5,10 @@ use crate::configuration::Configuration;
 use crate::copy::Copy;
 use crate::data::DataDisk;
 use crate::error::{BootError, StepError};
+use crate::image_archive;
 use crate::options::{Boot, Data, Options, Origin};
 use crate::spec::NodeSpec;
-use cluster::{API_PORT, announcement};
+use cluster::{API_PORT, IMAGE_ARCHIVE_PREFIX, announcement};
 use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
     Saved, Segment, Serial, Sink, Vm,
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use units::Bytes;
 
+/// Serial number of the disk with the system.
+const SYSTEM: &str = "system";
 /// The data disk in the directory of a saved node.
 const SAVED_DATA: &str = "data.img";
 
@@ -72,14 +75,21 @@ pub(crate) enum GuestNetwork<'a> {
 
 impl Machine {
     pub(crate) fn prepare(host: &Host, spec: &NodeSpec) -> Result<Self, BootError> {
-        match (&spec.options.boot, &spec.options.origin) {
-            (Boot::Kernel, _) => direct(spec, host.accelerator),
+        let mut machine = match (&spec.options.boot, &spec.options.origin) {
+            (Boot::Kernel, _) => direct(spec, host.accelerator)?,
             (Boot::Firmware(_), Origin::Savable(_) | Origin::Saved(_)) => {
                 let cause = "its boot disk is a copy for one run; boot the kernel directly";
-                Err(StepError::of("save or restore a node that boots through firmware")(cause).into())
+                return Err(StepError::of("save or restore a node that boots through firmware")(cause).into());
             }
-            (Boot::Firmware(disk), Origin::Boot) => with_firmware(spec, firmware()?, disk, host.accelerator),
+            (Boot::Firmware(disk), Origin::Boot) => with_firmware(spec, firmware()?, disk, host.accelerator)?,
+        };
+        for (index, path) in (1..).zip(&spec.options.images) {
+            let serial = format!("{IMAGE_ARCHIVE_PREFIX}{index}");
+            let packed = image_archive::packed(path, spec.file(&spec.options.state, &format!("{serial}.tar")));
+            let packed = packed.map_err(StepError::of(format!("pack the images in {}", path.display())))?;
+            machine.disks.push(read_only(&serial, &packed)?);
         }
+        Ok(machine)
     }
 
     pub(crate) fn start(
@@ -163,7 +173,7 @@ fn direct(spec: &NodeSpec, accelerator: Accelerator) -> Result<Machine, BootErro
         initrd: Some(options.image.initramfs.clone()),
         command_line: [base.trim(), &arguments(accelerator, options)].join(" ").trim_end().to_owned(),
     };
-    let disks = vec![system(&options.image.system, Access::ReadOnly)?, data_disk(spec, &data)?];
+    let disks = vec![read_only(SYSTEM, &options.image.system)?, data_disk(spec, &data)?];
     Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
 }
 
@@ -187,13 +197,14 @@ fn with_firmware(
     Ok(match &options.data {
         Data::Temporary => {
             let copy = Copy::of(image, spec.file(&options.state, "disk.img"), options.data_size)?;
-            let mut disk = system(copy.path(), Access::ReadWrite)?;
+            let mut disk = read_only(SYSTEM, copy.path())?;
+            disk.access = Access::ReadWrite;
             disk.cache = Cache::Unsafe;
             Machine { boot, disks: vec![disk], _copies: vec![variables, copy], _data: None }
         }
         Data::File(_) => {
             let data = data_file(spec)?;
-            let disks = vec![system(image, Access::ReadOnly)?, data_disk(spec, &data)?];
+            let disks = vec![read_only(SYSTEM, image)?, data_disk(spec, &data)?];
             Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
         }
     })
@@ -212,9 +223,9 @@ fn data_file(spec: &NodeSpec) -> Result<DataDisk, StepError> {
     })
 }
 
-fn system(path: &Path, access: Access) -> Result<Disk, StepError> {
-    let mut disk = Disk::new("system".parse::<Serial>().map_err(StepError::of("configure QEMU"))?, path);
-    disk.access = access;
+fn read_only(serial: &str, path: &Path) -> Result<Disk, StepError> {
+    let mut disk = Disk::new(serial.parse::<Serial>().map_err(StepError::of("configure QEMU"))?, path);
+    disk.access = Access::ReadOnly;
     Ok(disk)
 }
 

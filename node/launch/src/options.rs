@@ -31,6 +31,8 @@ pub struct Options {
     /// Size of a new data disk, a sparse file.
     pub data_size: Bytes,
     pub overcommit: Overcommit,
+    /// Archives of images that the node imports, OCI or Docker, or OCI layouts.
+    pub images: Vec<PathBuf>,
     /// Additional arguments of the kernel. With [`Boot::Firmware`] they are passed by SMBIOS.
     pub kernel_arguments: String,
     /// Configuration of the node (docs/configuration.md), instead of the launcher's.
@@ -154,6 +156,7 @@ impl Options {
             data: Data::Temporary,
             data_size: Self::DATA_SIZE,
             overcommit: Overcommit::default(),
+            images: Vec::new(),
             kernel_arguments: String::new(),
             configuration: None,
             state: directory.to_path_buf(),

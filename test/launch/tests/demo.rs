@@ -13,6 +13,9 @@ const OFF: &str = "reboot: Power down";
 /// Size of a new data disk in bytes.
 const NEW_SIZE: u64 = 8 << 30;
 
+/// The image in the archive of the first run.
+const IMAGE: &str = "example.invalid/from-a-file:1";
+
 /// How printed lines start the build's kubectl.
 const KUBECTL: &str = "./bazelw run //:kubectl -- ";
 
@@ -76,7 +79,9 @@ struct FirstClaim {
 }
 
 fn first_run(data: &str) -> [FirstClaim; 2] {
-    let mut launched = Launched::start_whole(Kind::Pipe, &[data, "--exit-after-demo"]);
+    let archive = env::var("GRANARY_ARCHIVE").expect("the test is run by its Bazel target");
+    let archive = format!("--image={archive}");
+    let mut launched = Launched::start_whole(Kind::Pipe, &[data, &archive, "--exit-after-demo"]);
     launched.wait_for("s  the node is Ready\n");
     let ended = launched.end();
     let text = &ended.text;
@@ -113,6 +118,10 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     assert_eq!(after("kubectl     "), format!("{KUBECTL}--kubeconfig={kubeconfig} get pods -A"), "{text}");
     let kubeconfig = Path::new(kubeconfig);
     assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    // The first run has imported it.
+    let images =
+        kubectl(&format!("--kubeconfig={} get node granary -o jsonpath={{.status.images}}", kubeconfig.display()));
+    assert!(images.contains(IMAGE), "no {IMAGE} in {images}");
     let (server, _) = after("metrics     ").split_once("/api/").unwrap();
     assert_eq!(server, format!("https://127.0.0.1:{port}"));
     assert!(fs::read_to_string(kubeconfig).unwrap().contains(&format!("\"{server}\"")), "{server}");

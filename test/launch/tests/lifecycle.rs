@@ -147,11 +147,14 @@ fn impossible_options_are_rejected_with_the_remedy() {
     fs::write(&file, r#"{"podProcesses": 1, "registries": [{"name": "registry.example", "server": "http://a.b"}]}"#)
         .unwrap();
     let config = format!("--config={}", file.display());
+    let no_archive = format!("--image={}", file.display());
     let invalid = ["node.json", "podProcesses: 1 is out of range", "registries[0].server: without TLS"];
-    let cases: [(_, &[&str], _, &[&str]); 5] = [
+    let cases: [(_, &[&str], _, &[&str]); 7] = [
         ("an invalid configuration", &[&config], 1, &invalid),
         ("a taken port", &[&port], 1, &["error: node granary did not boot\n", "choose another with --port"]),
         ("an impossible data file", &["--data=/nowhere/data.img"], 1, &["name a file in an existing directory"]),
+        ("a file without images", &[&no_archive], 1, &["cannot use the images in ", "node.json", "docker save"]),
+        ("a missing archive", &["--image=/nowhere/app.tar"], 1, &["/nowhere/app.tar", "it cannot be read"]),
         ("too many nodes", &["--nodes=9"], 2, &["\"9\" is not a number of nodes; choose one from 1 to 8"]),
         (
             "workers that do not fit in memory",

@@ -1,12 +1,13 @@
 //! containerd, and the images that belong to the node image.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::spawn_blocking;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::cgroup::Cgroup;
 use crate::program::{Program, ProgramError, Service};
@@ -25,16 +26,26 @@ pub fn service(config: &Config) -> Service {
     })
 }
 
-/// Imports every archive of the image, each once however often this is restarted, and is done.
-/// containerd has to be healthy.
-pub fn images(config: &Config) -> Service {
-    let paths = Arc::new(config.paths.clone());
+/// An archive of images on a disk or a partition that the machine's owner has given to the node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Archive {
+    /// Serial number of the disk, or name of the partition.
+    pub name: String,
+    pub device: PathBuf,
+}
+
+/// Imports every archive of the node image and then those of the machine's owner, each once however often this is restarted,
+/// and is done. containerd has to be healthy. Its content store skips what an earlier boot has imported.
+pub fn images(config: &Config, given: Vec<Archive>) -> Service {
+    let (paths, given) = (Arc::new(config.paths.clone()), Arc::new(given));
     let imported = Arc::new(Mutex::new(BTreeSet::new()));
     Box::new(move |cx| {
-        let (paths, imported) = (Arc::clone(&paths), Arc::clone(&imported));
+        let (paths, given, imported) = (Arc::clone(&paths), Arc::clone(&given), Arc::clone(&imported));
         Box::pin(async move {
+            let is_done = |path: &Path| imported.lock().unwrap_or_else(PoisonError::into_inner).contains(path);
+            let done = |path: PathBuf| imported.lock().unwrap_or_else(PoisonError::into_inner).insert(path);
             for archive in archives(&paths.images).await? {
-                if imported.lock().unwrap_or_else(PoisonError::into_inner).contains(&archive) {
+                if is_done(&archive) {
                     continue;
                 }
                 import(&paths, &archive).complete(&paths, &cx).await?;
@@ -42,7 +53,22 @@ pub fn images(config: &Config) -> Service {
                     return Ok(());
                 }
                 info!(archive = %archive.display(), "image imported");
-                imported.lock().unwrap_or_else(PoisonError::into_inner).insert(archive);
+                done(archive);
+            }
+            for Archive { name, device } in given.iter().filter(|archive| !is_done(&archive.device)) {
+                let result = import(&paths, device).complete(&paths, &cx).await;
+                if cx.is_cancelled() {
+                    return Ok(());
+                }
+                match result {
+                    Ok(()) => info!(archive = name, "image imported"),
+                    // The node starts without it: another attempt would fail like this one.
+                    Err(error) => {
+                        let error: &dyn Error = &error;
+                        warn!(archive = name, device = %device.display(), error, "archive of images not imported");
+                    }
+                }
+                done(device.clone());
             }
             cx.done();
             Ok(())

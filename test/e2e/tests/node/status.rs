@@ -84,6 +84,12 @@ pub async fn restarts(case: &Case, services: [&str; 2]) -> Result<[Restarts; 2],
     }))
 }
 
+/// The value of a metric without labels.
+pub async fn number(case: &Case, metric: &str) -> Result<Option<u64>, Failure> {
+    let metrics = case.get(&format!("{PORT}/metrics")).await?;
+    Ok(metrics.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok()))
+}
+
 pub async fn every_metric(case: &Case) -> Result<(), Failure> {
     let wanted = described();
     assert!(wanted.len() > 30, "the tables are read: {wanted:?}");

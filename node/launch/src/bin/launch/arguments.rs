@@ -39,6 +39,10 @@ pub(crate) struct Arguments {
     /// Allocatable size of volumes, as a multiple of the data disk; at least 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
+    /// Imports the images of this archive (OCI or Docker: `skopeo copy`, `docker save`) or of this directory (an OCI layout) before
+    /// the demonstration. Can be repeated.
+    #[arg(long = "image", value_name = "FILE")]
+    images: Vec<PathBuf>,
     /// Boots the disk image through UEFI firmware instead of its kernel.
     #[arg(long)]
     firmware: bool,
@@ -72,6 +76,7 @@ impl Arguments {
         self.data = self.data.map(|path| directory.join(path));
         self.keep_logs = self.keep_logs.map(|path| directory.join(path));
         self.config = self.config.map(|path| directory.join(path));
+        self.images = self.images.into_iter().map(|path| directory.join(path)).collect();
         self
     }
 
@@ -90,6 +95,7 @@ impl Arguments {
         options.cpus = self.cpus;
         options.port = self.port;
         options.overcommit = self.overcommit;
+        options.images.clone_from(&self.images);
         if let Some(path) = &self.data {
             options.data = Data::File(path.clone());
         }
@@ -120,12 +126,22 @@ mod tests {
 
     #[test]
     fn only_paths_of_the_user_are_resolved() {
-        let arguments = parse(&["--data", "disk.img", "--keep-logs", "/logs", "--config=a.json"]).unwrap();
+        let arguments = parse(&[
+            "--data",
+            "disk.img",
+            "--keep-logs",
+            "/logs",
+            "--config=a.json",
+            "--image=a.tar",
+            "--image=/b.tar",
+        ]);
+        let arguments = arguments.unwrap();
         let arguments = arguments.relative_to(Path::new("/home/user"));
         assert_eq!(arguments.config, Some("/home/user/a.json".into()));
         let options = arguments.options(Path::new("/temporary")).control_plane;
         assert_eq!(options.data, Data::File("/home/user/disk.img".into()));
         assert_eq!(options.logs, Path::new("/logs"));
+        assert_eq!(options.images, [Path::new("/home/user/a.tar"), Path::new("/b.tar")]);
         assert_eq!(options.state, Path::new("/temporary"));
         assert_eq!(options.image.kernel, Path::new("k"));
     }
