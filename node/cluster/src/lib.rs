@@ -5,6 +5,7 @@
 pub mod address;
 pub mod announcement;
 mod ca_digest;
+pub mod card;
 pub mod claim;
 mod overcommit;
 pub mod quantity;
@@ -14,6 +15,7 @@ mod token;
 
 pub use address::AddressError;
 pub use ca_digest::{CaDigest, DigestError};
+pub use card::{Card, CardError};
 pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
