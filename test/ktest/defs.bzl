@@ -62,7 +62,7 @@ _guest_binary = rule(
     attrs = _ATTRS,
 )
 
-def _payload(name, program, modules, tools, tool_packages):
+def _payload(name, program, modules, drivers, tools, tool_packages):
     """NAME_payload: what a guest has beside //test/ktest:guest. A macro."""
     common = {
         "tags": ["manual"],
@@ -71,6 +71,9 @@ def _payload(name, program, modules, tools, tool_packages):
     }
     trees = {":%s_modules" % name: "modules"}
     kernel_modules(name = name + "_modules", modules = modules, **common)
+    if drivers:
+        trees[":%s_drivers" % name] = "drivers"
+        kernel_modules(name = name + "_drivers", by_device = True, modules = drivers, **common)
     if tools:
         trees[":%s_tools" % name] = "usr"
         debian_tree(name = name + "_tools", packages = tool_packages, programs = tools, **common)
@@ -87,6 +90,7 @@ def ktest(
         name,
         test,
         modules = ["xfs"],
+        drivers = [],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
         host_cpus = 1,
@@ -105,6 +109,7 @@ def ktest(
         name: name of the test.
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
+        drivers: kernel modules in /drivers, which the program loads itself (`kmod::Drivers`).
         tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
         tool_packages: Debian packages of the tools and of all libraries that they load.
         size: as for every test.
@@ -113,7 +118,7 @@ def ktest(
         tags: as for every test.
         **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
-    _payload(name, test, modules, tools, tool_packages)
+    _payload(name, test, modules, drivers, tools, tool_packages)
     _guest_test(
         name = name,
         size = size,
@@ -151,7 +156,7 @@ def kernel_test(
         rustc_env: as for every rust_test.
         computes: whether the program itself computes for long in emulation, and is optimized for that. Others mostly wait
             for the kernel; the crates that they test are optimized.
-        **kwargs: attributes of `ktest`: disks, modules, tools, memory and so on.
+        **kwargs: attributes of `ktest`: disks, modules, drivers, tools, memory and so on.
     """
     srcs, crate_root = test_sources(name, srcs, crate_root)
     rust_test(
@@ -192,7 +197,7 @@ def guest_program(
         tool_packages: as for `ktest`.
         **kwargs: disks, memory, cpus and kernel of the guest, and other attributes of a target.
     """
-    _payload(name, program, modules, tools, tool_packages)
+    _payload(name, program, modules, [], tools, tool_packages)
     _guest_binary(
         name = name,
         testonly = True,

@@ -95,6 +95,18 @@ kernel_archive = rule(
 
 def _kernel_modules_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
+    aliases = []
+    if ctx.attr.by_device:
+        # The kernel decompresses modules (CONFIG_MODULE_DECOMPRESS).
+        suffix, put = "", "cp \"$file\""
+        aliases = [
+            "awk -v modules=\"{}\" '".format(" ".join(ctx.attr.modules)),
+            "  BEGIN { gsub(/-/, \"_\", modules); n = split(modules, all, \" \"); for (i = 1; i <= n; i++) wanted[all[i]] = 1 }",
+            "  $1 == \"alias\" && $NF in wanted { sub(/^alias /, \"\"); print }",
+            "' \"$work/lib/modules/$version/modules.alias\" > {}/aliases".format(out.path),
+        ]
+    else:
+        suffix, put = ".xz", "case $file in *.xz) xz -dc \"$file\" ;; *) cat \"$file\" ;; esac >"
 
     # modprobe resolves soft dependencies too (crc32c for xfs); it prints files in the order of loading.
     # A module of the kernel itself is printed as `builtin` and needs no file.
@@ -106,30 +118,34 @@ def _kernel_modules_impl(ctx):
         "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" > \"$work/one\" || {",
         "    echo \"{}: kernel $version has no module $module\" >&2; exit 1; }}".format(ctx.label),
         "  cat \"$work/one\" >> \"$work/depends\"",
+        "  awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/one\" > \"$work/needed\"",
         "  { printf %s \"$module\"",
-        "    awk '$1 == \"insmod\" { file = $2; sub(\".*/\", \"\", file); sub(\"\\\\.xz$\", \"\", file); printf \" %s\", file }' \"$work/one\"",
+        "    while read -r file; do name=${{file##*/}}; printf ' %s' \"${{name%{}}}\"; done < \"$work/needed\"".format(suffix),
         "    echo; }} >> {}/catalog".format(out.path),
         "done",
         "awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/depends\" > \"$work/files\"",
         ": > {}/order".format(out.path),
         "while read -r file; do",
-        "  name=${file##*/}; name=${name%.xz}",
-        "  case $file in *.xz) xz -dc \"$file\" ;; *) cat \"$file\" ;; esac > {}/\"$name\"".format(out.path),
+        "  name=${{file##*/}}; name=${{name%{}}}".format(suffix),
+        "  {} {}/\"$name\"".format(put, out.path),
         "  case $name in",
     ] + [
-        "    {}.ko) name=\"$name {}\" ;;".format(module, text)
+        "    {}.ko*) name=\"$name {}\" ;;".format(module, text)
         for module, text in ctx.attr.parameters.items()
     ] + [
         "  esac",
         "  echo \"$name\" >> {}/order".format(out.path),
         "done < \"$work/files\"",
-    ], "KernelModules", "Unpacking kernel modules for %{label}")
+    ] + aliases, "KernelModules", "Unpacking kernel modules for %{label}")
     return [DefaultInfo(files = depset([out]))]
 
 kernel_modules = rule(
     implementation = _kernel_modules_impl,
-    doc = "A directory of kernel modules with all that they depend on, unpacked, the file `order` that lists them with their parameters in the order of loading, and the file `catalog` that lists the files of each of `modules`.",
+    doc = """A directory of kernel modules with all that they depend on, unpacked, the file `order` that lists them with their parameters in the order of loading, and the file `catalog` that lists the files of each of `modules`.
+
+With `by_device`, the modules stay compressed, and the file `aliases` lists the devices of `modules`.""",
     attrs = {
+        "by_device": attr.bool(doc = "Whether the modules are drivers, which are loaded for the devices that a machine has."),
         "kernel": attr.label(default = "//third_party/debian:kernel_modules", allow_single_file = [".tar"], doc = "A kernel_archive."),
         "modules": attr.string_list(mandatory = True, doc = "Modules by name."),
         "parameters": attr.string_dict(doc = "Parameters by module (the name of its file without .ko), such as \"max_loop=8\"."),

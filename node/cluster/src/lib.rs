@@ -5,6 +5,7 @@
 pub mod address;
 pub mod announcement;
 mod ca_digest;
+pub mod card;
 pub mod claim;
 mod domain;
 mod overcommit;
@@ -15,6 +16,7 @@ mod token;
 
 pub use address::AddressError;
 pub use ca_digest::{CaDigest, DigestError};
+pub use card::{Card, CardError};
 pub use domain::{ClusterDomain, DomainError};
 pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{

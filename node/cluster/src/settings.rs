@@ -6,10 +6,11 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
-use crate::{ClusterDomain, Images};
+use crate::{Card, ClusterDomain, Images};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
+    pub card: Card,
     pub addresses: Addresses,
     /// MTU in bytes; that of DHCP or the device if omitted.
     pub mtu: Option<u32>,

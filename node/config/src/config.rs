@@ -1,10 +1,10 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use cluster::{Addresses, Overcommit, PodProcesses, ProgramSettings, Static, Uplink, address};
+use cluster::{Addresses, Card, Overcommit, PodProcesses, ProgramSettings, Static, Uplink, address};
 use kmod::ModuleName;
 use proto::node;
-use proto::node::network::Addresses as AddressesMessage;
+use proto::node::network::{Addresses as AddressesMessage, Card as CardMessage};
 use proto::node::storage::Disk as DiskMessage;
 use units::Bytes;
 
@@ -110,6 +110,13 @@ impl Check {
     fn network(&mut self, message: Option<&node::Network>, path: &FieldPath) -> Uplink {
         let Some(message) = message else { return Uplink::default() };
         Uplink {
+            card: match &message.card {
+                None => Some(Card::First),
+                Some(CardMessage::Interface(name)) => self.parse(Some(name), Card::interface, &path.field("interface")),
+                Some(CardMessage::Mac(address)) => self.parse(Some(address), Card::mac, &path.field("mac")),
+                Some(CardMessage::Driver(name)) => self.parse(Some(name), Card::driver, &path.field("driver")),
+            }
+            .unwrap_or_default(),
             mtu: self.in_range(message.mtu, MTU, &path.field("mtu")),
             addresses: match &message.addresses {
                 None | Some(AddressesMessage::Dhcp(node::Dhcp {})) => Addresses::Dhcp,

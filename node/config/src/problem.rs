@@ -1,7 +1,7 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use cluster::{AddressError, DigestError, DomainError, OvercommitError, RegistryError, TokenError};
+use cluster::{AddressError, CardError, DigestError, DomainError, OvercommitError, RegistryError, TokenError};
 use ipnet::Ipv4Net;
 
 use crate::name::NameError;
@@ -59,6 +59,8 @@ pub enum Violation {
     Module(#[from] kmod::NameError),
     #[error(transparent)]
     Address(#[from] AddressError),
+    #[error(transparent)]
+    Card(#[from] CardError),
     #[error("the prefix must have {least} to {most} bits, not {found}")]
     Prefix { least: u8, most: u8, found: u8 },
     #[error("{network} and {other}, which is {owner}, overlap; choose another")]

@@ -30,6 +30,7 @@ use tracing::{info, warn};
 use crate::certificates::{CertificateStatus, Certificates};
 use crate::command_line::{CommandLine, CommandLineError};
 use crate::control_plane::ControlPlane;
+use crate::drivers::{self, DriversError};
 use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
 use crate::member::Member;
@@ -63,6 +64,8 @@ pub enum BootError {
     Log(#[from] nodelog::StartError),
     #[error("cannot load the kernel modules")]
     Modules(#[from] kmod::LoadError),
+    #[error("cannot load the drivers of the machine's devices")]
+    Drivers(#[from] DriversError),
     #[error("cannot use the configuration's list of kernel modules")]
     KernelModules(#[from] ModulesError),
     #[error("cannot open the port to the machine that runs this node")]
@@ -117,6 +120,7 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let (stream, recent) = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
     boot.log = Some(stream.clone());
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
+    drivers::start()?;
     let (opened, writer) = Host::open().map_err(BootError::Host)?;
     boot.host = opened;
     boot.writer = Some(writer);

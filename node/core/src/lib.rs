@@ -13,6 +13,7 @@ pub mod command_line;
 mod control_plane;
 pub mod disk;
 mod dns;
+pub mod drivers;
 #[cfg(test)]
 mod example;
 pub mod guard;

@@ -1,9 +1,13 @@
 //! The log of the node: what its own program and the programs that it runs say, and the kernel. Crate `nodelog` has the
 //! stream; who gets what of it is decided here.
 
-use std::panic;
-use std::{io, thread};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::{panic, thread};
 
+use nix::fcntl::OFlag;
 use nodelog::{Origin, Rate, Record, Sink, StartError, Stream};
 use status::{Recent, Severity};
 use tracing::Level;
@@ -28,11 +32,24 @@ pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
     let recent = Recent::default();
     let warnings = Warnings { recent: recent.clone(), programs };
     let stream = Stream::start(vec![Box::new(warnings)], Rate::default())?;
-    stream.show(programs, io::stdout())?;
+    stream.show(programs, consoles())?;
     if tracing_subscriber::registry().with(stream.layer()).with(filter).try_init().is_ok() {
         log_panics(stream.clone());
     }
     Ok((stream, recent))
+}
+
+/// `/dev/console`, and the other consoles that the kernel writes to. One that cannot be opened has its messages only.
+fn consoles() -> Vec<Box<dyn Write + Send>> {
+    let mut all: Vec<Box<dyn Write + Send>> = vec![Box::new(io::stdout())];
+    let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
+    for name in kerneltext::other_consoles(&active) {
+        // It must not become the controlling terminal of PID 1.
+        let opened =
+            File::options().write(true).custom_flags(OFlag::O_NOCTTY.bits()).open(Path::new("/dev").join(name));
+        all.extend(opened.map(|console| -> Box<dyn Write + Send> { Box::new(console) }));
+    }
+    all
 }
 
 /// As records: standard error is the console, and a task that panics while that is stopped would never end.

@@ -85,13 +85,17 @@ fn is_program(path: &str, file: &Path) -> bool {
         return true;
     }
     let is_library = directory == "usr/lib" && name.contains(".so.");
-    let is_module = directory.starts_with("usr/lib/modules/") && name.ends_with(".ko");
+    let is_module = directory.starts_with("usr/lib/modules/") && is_module(name);
     if is_library || is_module || file.is_symlink() {
         return false;
     }
     let mut head = Vec::new();
     fs::File::open(file).expect("a file").take(4).read_to_end(&mut head).expect("read");
     head.starts_with(b"\x7fELF") || head.starts_with(b"#!")
+}
+
+fn is_module(name: &str) -> bool {
+    name.ends_with(".ko") || name.ends_with(".ko.xz")
 }
 
 fn programs(root: &Path) -> BTreeSet<String> {
@@ -162,11 +166,32 @@ fn the_image_has_build_information_and_bill_of_materials() {
 fn each_kernel_module_has_its_signature() {
     let system = System::built();
     let modules = system.path("usr/lib/modules");
-    let names: Vec<String> = entries(&modules).into_iter().filter(|name| name.ends_with(".ko")).collect();
-    assert!(names.len() > 20, "{names:?}");
+    let names: Vec<String> = entries(&modules).into_iter().filter(|name| is_module(name)).collect();
+    assert!(names.len() > 100 && names.iter().any(|name| name.ends_with(".xz")), "{names:?}");
     for name in names {
-        let module = fs::read(modules.join(&name)).expect("a module");
+        let path = modules.join(&name);
+        let module = if name.ends_with(".xz") {
+            let xz = Command::new("xz").arg("-dc").arg(path).output().expect("xz runs");
+            assert!(xz.status.success(), "{name}: {}", String::from_utf8_lossy(&xz.stderr));
+            xz.stdout
+        } else {
+            fs::read(path).expect("a module")
+        };
         // MODULE_SIG_STRING, include/linux/module_signature.h.
         assert!(module.ends_with(b"~Module signature appended~\n"), "{name}");
     }
+}
+
+#[test]
+fn the_installation_page_lists_the_drivers() {
+    let system = System::built();
+    let catalog = fs::read_to_string(system.path("usr/lib/modules/drivers/catalog")).expect("the catalog");
+    let drivers: BTreeSet<&str> = catalog.lines().filter_map(|line| line.split(' ').next()).collect();
+    let page = env::var_os("IMAGE_INSTALL").expect("started by Bazel");
+    let page = fs::read_to_string(page).expect("the page");
+    let (_, section) = page.split_once("| devices | drivers |\n").expect("the table");
+    let rows = section.lines().take_while(|line| line.starts_with('|'));
+    // Names between backticks.
+    let listed: BTreeSet<&str> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    assert_eq!(listed, drivers);
 }

@@ -1,4 +1,4 @@
-//! The first program of the node: loads the modules for disks, selects the system image ([`initramfs::choice`]), finds
+//! The first program of the node: loads the drivers of the machine's disks, selects the system image ([`initramfs::choice`]), finds
 //! it, mounts it read-only, and executes its `/init`.
 //!
 //! The initramfs of a disk image contains the file `/system-partition` with the second form below, and starts only that
@@ -18,12 +18,17 @@
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::ffi::CString;
+use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::{fs, io};
 
+use kmod::{BUSES, Drivers};
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::time::{ClockId, clock_gettime};
@@ -34,6 +39,7 @@ use initramfs::search::{self, SearchError};
 use initramfs::system::System;
 
 const MODULES: &str = "/modules";
+const DRIVERS: &str = "/drivers";
 const ROOT: &str = "/system";
 
 #[derive(Debug, thiserror::Error)]
@@ -54,13 +60,7 @@ enum BootError {
 
 fn main() {
     let Err(error) = boot();
-    let mut message = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(error) = cause {
-        message.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    print(&format!("initramfs: error: {message}"));
+    print(&format!("initramfs: error: {}", chain(&error)));
     let restart =
         fs::read_to_string("/proc/cmdline").is_ok_and(|line| argument(&line, "granary.failure") == Some("reboot"));
     sync();
@@ -68,9 +68,26 @@ fn main() {
     print(&format!("initramfs: error: cannot power off: {errno}"));
 }
 
-/// Unlike `println!`, does not panic if the console fails: a panic of PID 1 is a kernel panic.
+/// The error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    message
+}
+
+/// Prints to all consoles. Unlike `println!`, does not panic if one fails: a panic of PID 1 is a kernel panic.
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
+    let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
+    for name in kerneltext::other_consoles(&active) {
+        let mut options = File::options();
+        options.write(true).custom_flags(OFlag::O_NOCTTY.bits());
+        let _ = options.open(Path::new("/dev").join(name)).and_then(|mut console| writeln!(console, "{line}"));
+    }
 }
 
 fn boot() -> Result<Infallible, BootError> {
@@ -92,7 +109,12 @@ fn boot() -> Result<Infallible, BootError> {
         Err(source) => return Err(BootError::Read { path: choice::FILE, source }),
     };
     let wanted = choice::choose(embedded.as_deref(), &line)?;
-    let found = search::find(&wanted)?;
+    let mut drivers = Drivers::open(DRIVERS)?;
+    let found = search::find(&wanted, || {
+        for error in drivers.load_present(Path::new(BUSES)).failed {
+            print(&format!("initramfs: error: {}", chain(&error)));
+        }
+    })?;
     let device = match wanted {
         System::Image(_) => found.device,
         System::Partition { root, .. } => {
@@ -127,7 +149,7 @@ fn argument<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 /// Makes the mounted image the root file system and executes `/init`.
 fn hand_over() -> Result<Infallible, BootError> {
     // The initial root file system cannot be unmounted, so its files would stay in memory.
-    for path in [MODULES, "/init"] {
+    for path in [MODULES, DRIVERS, "/init"] {
         let path = Path::new(path);
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         if let Err(error) = removed {

@@ -38,8 +38,10 @@ impl fmt::Display for DeviceList<'_> {
     }
 }
 
-/// Finds the system. The kernel probes disks concurrently, so one may appear later.
-pub fn find(wanted: &System) -> Result<BlockDevice, SearchError> {
+/// Finds the system. The kernel probes disks concurrently, so one may appear later: `load_drivers` loads those of devices
+/// that appeared since its last call.
+pub fn find(wanted: &System, mut load_drivers: impl FnMut()) -> Result<BlockDevice, SearchError> {
+    load_drivers();
     let start = Instant::now();
     loop {
         let mut seen = system::look().map_err(SearchError::Look)?;
@@ -51,6 +53,7 @@ pub fn find(wanted: &System) -> Result<BlockDevice, SearchError> {
             return Err(SearchError::NoSystem { wanted: *wanted, seen });
         }
         thread::sleep(Duration::from_millis(10));
+        load_drivers();
     }
 }
 

@@ -48,7 +48,7 @@ impl Installed {
     /// Verifies and opens the partition like the program, and removes the device again.
     fn opens(&self) -> Result<(), SearchError> {
         let System::Partition { root, .. } = self.wanted else { panic!("{} is not a partition", self.wanted) };
-        let device = verified(&find(&self.wanted)?, &root)?;
+        let device = verified(&find(&self.wanted, || {})?, &root)?;
         let mut block = [0; BLOCK];
         File::open(device).unwrap().read_exact_at(&mut block, BLOCK as u64).unwrap();
         assert_eq!(block[..8], 1_usize.to_le_bytes());

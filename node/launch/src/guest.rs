@@ -104,12 +104,17 @@ impl Machine {
         config.memory = options.memory;
         config.cpus = options.cpus;
         config.disks.clone_from(&self.disks);
+        for disk in &mut config.disks {
+            disk.model = options.hardware.disks;
+        }
+        config.devices.clone_from(&options.hardware.more);
         let mac = Mac::of(spec.index);
         let link = match network {
             GuestNetwork::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },
             GuestNetwork::Segment(_) => Link::Wire,
         };
-        config.network = Some(Network { mac: Some(mac), link, capture: spec.capture.clone() });
+        let card = options.hardware.card;
+        config.network = Some(Network { card, mac: Some(mac), link, capture: spec.capture.clone() });
         config.ports = vec![Port {
             name: announcement::PORT.parse::<PortName>().map_err(StepError::of("configure QEMU"))?,
             sink: Sink::Stream,

@@ -55,6 +55,6 @@ pub use error::{BootError, ClusterError, ClusterShutdownError, ShutdownError, St
 pub use event::{Event, Unfinished};
 pub use image_archive::ImageArchiveError;
 pub use node::{Node, SHUTDOWN_LIMIT};
-pub use options::{Boot, Capture, ClusterOptions, Data, Image, Nodes, NodesError, Options, Origin};
+pub use options::{Boot, Capture, ClusterOptions, Data, Hardware, Image, Nodes, NodesError, Options, Origin};
 pub use watch::wait_for;
 pub use worker::Worker;

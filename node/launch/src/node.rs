@@ -9,6 +9,7 @@ use crate::options::Options;
 use crate::power;
 use kube::Client;
 use qemu::{Cable, Vm};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +79,14 @@ impl Node {
             (None, Ok(Some(exit))) => format!("QEMU ended with {exit}; {}", Console::read(&self.console)),
             (None, _) => format!("the guest closed its port; {}", Console::read(&self.console)),
         }
+    }
+
+    /// Writes the picture on the machine's graphics device to a new file, in the format PPM.
+    pub async fn screenshot(&self, path: &Path) -> Result<(), StepError> {
+        let (vm, arguments) = (Arc::clone(&self.vm), json!({"filename": path}));
+        let taken = spawn_blocking(move || vm.execute("screendump", arguments)).await;
+        let taken = taken.map_err(StepError::of("take a picture of the screen"))?;
+        taken.map(drop).map_err(StepError::of("take a picture of the screen"))
     }
 
     pub fn has_ended(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::spec::NodeSpec;
 use cluster::Overcommit;
+use qemu::{Card, DiskModel};
 use std::fmt;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ pub struct Image {
 pub struct Options {
     pub image: Image,
     pub boot: Boot,
+    pub hardware: Hardware,
     pub origin: Origin,
     pub memory: Bytes,
     pub cpus: NonZeroU8,
@@ -51,6 +53,15 @@ pub enum Boot {
     /// UEFI firmware boots a read-only disk image, `//node/image:disk`. Temporary data are on a partition of a copy of it,
     /// others on another disk. [`Image`] is not used.
     Firmware(PathBuf),
+}
+
+/// Devices of the machine. Default: virtio, which is fastest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    pub disks: DiskModel,
+    pub card: Card,
+    /// Further devices, values of QEMU's `-device`.
+    pub more: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +160,7 @@ impl Options {
         Self {
             image,
             boot: Boot::Kernel,
+            hardware: Hardware::default(),
             origin: Origin::Boot,
             memory: Bytes::new(2 << 30),
             cpus: const { NonZeroU8::new(2).unwrap() },

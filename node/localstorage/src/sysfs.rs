@@ -43,13 +43,16 @@ pub(crate) fn is_hidden(disk: &Path) -> Result<bool, FindError> {
     Ok(read_number(&disk.join("hidden"))? != 0)
 }
 
-/// The serial number of a disk. virtio-blk has it at the disk, other drivers at its hardware; some have
-/// none.
+/// The serial number of a disk. virtio-blk has it at the disk, other drivers at its hardware, SCSI and SATA disks as a page of
+/// vital product data behind its head (SPC-4, "Unit Serial Number"); some have none.
 pub(crate) fn serial(disk: &Path) -> Result<Option<String>, FindError> {
-    for place in ["serial", "device/serial"] {
+    for (place, head) in [("serial", 0), ("device/serial", 0), ("device/vpd_pg80", 4)] {
         let place = disk.join(place);
         match fs::read(&place) {
-            Ok(serial) => return Ok(Some(String::from_utf8_lossy(&serial).trim().to_owned())),
+            Ok(serial) => {
+                let serial = String::from_utf8_lossy(serial.get(head..).unwrap_or_default());
+                return Ok(Some(serial.trim().to_owned()));
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(look("read", &place)(error)),
         }
@@ -105,6 +108,22 @@ mod tests {
         assert_eq!(number("18446744073709551615\n"), Some(u64::MAX));
         for wrong in ["", "\n", "1\n\n", "+1\n", "-1\n", " 1\n", "0x10\n", "18446744073709551616\n", "1 2\n"] {
             assert_eq!(number(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_serial_number_is_where_the_driver_has_it() {
+        for (place, content, wanted) in [
+            ("serial", &b"data"[..], Some("data")),
+            ("device/serial", b"S4EWNX0M  \n", Some("S4EWNX0M")),
+            ("device/vpd_pg80", b"\0\x80\0\x14                data", Some("data")),
+            ("device/vpd_pg80", b"\0", Some("")),
+            ("device/model", b"QEMU", None),
+        ] {
+            let disk = tempfile::tempdir().unwrap();
+            fs::create_dir(disk.path().join("device")).unwrap();
+            fs::write(disk.path().join(place), content).unwrap();
+            assert_eq!(serial(disk.path()).unwrap().as_deref(), wanted, "{place}");
         }
     }
 

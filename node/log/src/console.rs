@@ -192,7 +192,7 @@ mod tests {
 
     fn stream(terminal: &FakeTerminal) -> Stream {
         let stream = Stream::start(Vec::new(), ALL).unwrap();
-        stream.show(Level::INFO, terminal.clone()).unwrap();
+        stream.show(Level::INFO, vec![Box::new(terminal.clone())]).unwrap();
         stream
     }
 
@@ -324,7 +324,7 @@ mod tests {
         let terminal = FakeTerminal::stopped();
         let kept = FakeSink::default();
         let stream = Stream::start(vec![Box::new(kept.clone())], ALL).unwrap();
-        stream.show(Level::INFO, terminal.clone()).unwrap();
+        stream.show(Level::INFO, vec![Box::new(terminal.clone())]).unwrap();
         for number in 0..MANY {
             say(&stream, number.to_string());
         }

@@ -49,8 +49,8 @@ pub struct Stream(Arc<Shared>);
 
 pub(crate) struct Shared {
     sinks: Vec<Box<dyn Sink>>,
-    /// The console, once [`Stream::show`] was called.
-    console: OnceLock<Arc<Console>>,
+    /// The consoles, once [`Stream::show`] was called.
+    consoles: OnceLock<Vec<Arc<Console>>>,
     limiter: Mutex<Limiter>,
     pub(crate) queue: Queue,
     pub(crate) metrics: Metrics,
@@ -64,7 +64,7 @@ impl Stream {
         let (runs, running) = mpsc::sync_channel::<()>(0);
         let shared = Arc::new(Shared {
             sinks,
-            console: OnceLock::new(),
+            consoles: OnceLock::new(),
             limiter: Mutex::new(Limiter::new(rate)),
             queue: Queue::default(),
             metrics: Metrics::new()?,
@@ -84,36 +84,40 @@ impl Stream {
         self.0.log(record);
     }
 
-    /// Also writes the records to a console, those of other programs only from level `programs` on. Only the first call
+    /// Also writes the records to consoles, those of other programs only from level `programs` on. Only the first call
     /// has an effect.
     ///
-    /// A separate thread writes until the machine is off, so a blocked console does not block logging. Records beyond
-    /// the capacity of its queue are dropped, counted and reported.
-    pub fn show(&self, programs: Level, out: impl Write + Send + 'static) -> Result<(), StartError> {
-        let console = Arc::new(Console::new(programs));
-        if self.0.console.set(Arc::clone(&console)).is_err() {
+    /// A separate thread for each writes until the machine is off, so a blocked console blocks neither logging nor another
+    /// console. Records beyond the capacity of its queue are dropped, counted and reported.
+    pub fn show(&self, programs: Level, outputs: Vec<Box<dyn Write + Send>>) -> Result<(), StartError> {
+        let consoles: Vec<_> = outputs.iter().map(|_| Arc::new(Console::new(programs))).collect();
+        if self.0.consoles.set(consoles.clone()).is_err() {
             return Ok(());
         }
-        let shared = Arc::clone(&self.0);
-        let run = move || console::run(&shared, &console, out);
-        thread::Builder::new().name("console".into()).spawn(run).map_err(StartError::Thread)?;
+        for (console, out) in consoles.into_iter().zip(outputs) {
+            let shared = Arc::clone(&self.0);
+            let run = move || console::run(&shared, &console, out);
+            thread::Builder::new().name("console".into()).spawn(run).map_err(StartError::Thread)?;
+        }
         Ok(())
     }
 
-    /// Writes a text to the console unchanged except for secrets, after all earlier records: the last message of a
+    /// Writes a text to the consoles unchanged except for secrets, after all earlier records: the last message of a
     /// node. It is never dropped.
     pub fn print(&self, text: &str) {
-        let Some(console) = self.0.console.get() else { return };
         for line in redact(text).lines() {
             let mut shown = String::new();
             escape(&mut shown, line);
-            console.push_always(&shown);
+            for console in self.0.consoles() {
+                console.push_always(&shown);
+            }
         }
     }
 
-    /// Waits until the console has shown all records, at most `limit`; returns whether it has.
+    /// Waits until the consoles have shown all records, at most `limit`; returns whether they have.
     pub fn wait_for_console(&self, limit: Duration) -> bool {
-        self.0.console.get().is_none_or(|console| console.wait(limit))
+        let start = Instant::now();
+        self.0.consoles().iter().all(|console| console.wait(limit.saturating_sub(start.elapsed())))
     }
 
     pub fn layer(&self) -> Layer {
@@ -159,6 +163,10 @@ impl fmt::Debug for Stream {
 }
 
 impl Shared {
+    fn consoles(&self) -> &[Arc<Console>] {
+        self.consoles.get().map_or(&[], Vec::as_slice)
+    }
+
     fn log(&self, record: Record) {
         let source = record.origin.group();
         let may = {
@@ -174,10 +182,10 @@ impl Shared {
 
     pub(crate) fn emit(&self, record: Record) {
         let record = record.clean();
-        if let Some(console) = self.console.get()
-            && let Err(Dropped) = console.push(&record)
-        {
-            self.metrics.dropped.with_label_values(&[Reason::Console.as_str()]).inc();
+        for console in self.consoles() {
+            if let Err(Dropped) = console.push(&record) {
+                self.metrics.dropped.with_label_values(&[Reason::Console.as_str()]).inc();
+            }
         }
         self.emit_elsewhere(&record);
     }

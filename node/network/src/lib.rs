@@ -30,14 +30,15 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cluster::{Addresses, Static, Uplink};
+use cluster::{Addresses, Card, Static, Uplink};
 use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::client::Change;
 use crate::lease::Lease;
-pub use crate::link::{Addressing, Link, add_to_loopback};
+use crate::link::Link;
+pub use crate::link::{Addressing, add_to_loopback};
 use crate::session::{CLIENT_PORT, Session};
 
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +47,19 @@ pub enum NetworkError {
     Netlink(#[source] io::Error),
     #[error("cannot {step}")]
     Request { step: &'static str, source: rtnetlink::Error },
-    #[error("no network interface found; add a virtio network device to the machine")]
-    NoInterface,
+    #[error(
+        "the machine has no network card that the image has a driver for; add one of those in docs/operations/install.md"
+    )]
+    NoCard,
+    #[error(
+        "no network card has {wanted}; the machine has {}; choose one of them in `network` of the configuration",
+        .found.join("; ")
+    )]
+    OtherCards {
+        wanted: Card,
+        /// Each with its name, address and driver.
+        found: Vec<String>,
+    },
     #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
     NotEthernet(String),
     #[error("cannot open the DHCP client's socket (UDP port {CLIENT_PORT}) on {device}")]
@@ -89,13 +101,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Brings loopback and the first other device up, without addresses.
+    /// Brings loopback and the card of the configuration up, without addresses.
     pub async fn open(settings: Uplink) -> Result<Self, NetworkError> {
-        Self::on(Link::first().await?, settings).await
-    }
-
-    /// Like [`Network::open`], on a given device.
-    pub async fn on(link: Link, settings: Uplink) -> Result<Self, NetworkError> {
+        let link = Link::open(&settings.card).await?;
         let session = match settings.addresses {
             Addresses::Dhcp => Some(Mutex::new(Session::open(&link).await?)),
             Addresses::Static(_) => None,
@@ -296,7 +304,7 @@ mod tests {
         async fn apply(&self, _: &Addressing) -> Result<(), NetworkError> {
             let less = |left: u32| left.checked_sub(1);
             if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
-                return Err(NetworkError::NoInterface);
+                return Err(NetworkError::NoCard);
             }
             self.applied.fetch_add(1, Ordering::Relaxed);
             Ok(())

@@ -1,7 +1,10 @@
 //! The network device, configured by netlink.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 
+use cluster::Card;
+use cluster::card::shown;
 use futures::TryStreamExt;
 use ipnet::Ipv4Net;
 use rtnetlink::packet_route::AddressFamily;
@@ -26,7 +29,7 @@ pub struct Addressing {
 }
 
 #[derive(Debug)]
-pub struct Link {
+pub(crate) struct Link {
     netlink: Handle,
     /// Task of the netlink connection; it ends when this is dropped.
     _driver: JoinSet<()>,
@@ -40,17 +43,8 @@ fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
 }
 
 impl Link {
-    /// Brings up loopback and the first other device.
-    pub async fn first() -> Result<Self, NetworkError> {
-        Self::find(|_| true).await
-    }
-
-    /// Brings up loopback and the device with this name.
-    pub async fn named(name: &str) -> Result<Self, NetworkError> {
-        Self::find(|link| name_of(link) == Some(name)).await
-    }
-
-    async fn find(wanted: impl Fn(&LinkMessage) -> bool) -> Result<Self, NetworkError> {
+    /// Brings up loopback and this card.
+    pub(crate) async fn open(card: &Card) -> Result<Self, NetworkError> {
         let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Netlink)?;
         let mut driver = JoinSet::new();
         driver.spawn(connection);
@@ -62,7 +56,17 @@ impl Link {
             let up = LinkUnspec::new_with_index(link.header.index).up().build();
             netlink.link().set(up).execute().await.map_err(step("bring loopback up"))?;
         }
-        let link = others.iter().find(|link| wanted(link)).ok_or(NetworkError::NoInterface)?;
+        let wanted = |link: &&LinkMessage| {
+            let name = name_of(link).unwrap_or_default();
+            card.matches(name, hardware_of(link), driver_of(name).as_deref())
+        };
+        let Some(link) = others.iter().find(wanted) else {
+            if others.is_empty() {
+                return Err(NetworkError::NoCard);
+            }
+            let found = others.iter().map(described).collect();
+            return Err(NetworkError::OtherCards { wanted: card.clone(), found });
+        };
         let index = link.header.index;
         let up = LinkUnspec::new_with_index(index).up().build();
         netlink.link().set(up).execute().await.map_err(step("bring the network interface up"))?;
@@ -120,6 +124,20 @@ fn name_of(link: &LinkMessage) -> Option<&str> {
         LinkAttribute::IfName(name) => Some(name.as_str()),
         _ => None,
     })
+}
+
+/// Name of the driver of an interface. `None` for an interface without a device.
+fn driver_of(name: &str) -> Option<String> {
+    let driver = fs::read_link(format!("/sys/class/net/{name}/device/driver")).ok()?;
+    Some(driver.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The properties by which a configuration can choose a card.
+fn described(link: &LinkMessage) -> String {
+    let name = name_of(link).unwrap_or_default();
+    let mac = hardware_of(link).map(|mac| format!(", address {}", shown(mac))).unwrap_or_default();
+    let driver = driver_of(name).map(|driver| format!(", driver {driver}")).unwrap_or_default();
+    format!("{name}{mac}{driver}")
 }
 
 fn hardware_of(link: &LinkMessage) -> Option<Hardware> {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::{Duration, Instant};
 
-use cluster::{Addresses, Static, Uplink};
+use cluster::{Addresses, Card, Static, Uplink};
 use futures::TryStreamExt;
-use network::{Link, Network};
+use network::Network;
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::{Handle, LinkUnspec, LinkVeth};
 use tokio::net::UdpSocket;
@@ -62,6 +62,11 @@ impl Cable {
         own.filter_map(|message| Some((message.attributes.iter().find_map(local)?, message.header.prefix_len)))
             .collect()
     }
+}
+
+/// DHCP on the near end.
+fn uplink(cable: &Cable) -> Uplink {
+    Uplink { card: Card::interface(&cable.near).unwrap(), ..Uplink::default() }
 }
 
 #[derive(Clone, Default)]
@@ -137,11 +142,10 @@ fn gateways(device: &str) -> Vec<Ipv4Addr> {
 async fn a_late_answer_configures_the_device() {
     let _guard = SERIAL.lock().await;
     let cable = Cable::lay(0).await;
-    let link = Link::named(&cable.near).await.unwrap();
     // The value of a device that appears after the default was changed.
     let source_check = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", cable.near);
     fs::write(&source_check, "1").unwrap();
-    let network = Network::on(link, Uplink::default()).await.unwrap();
+    let network = Network::open(uplink(&cable)).await.unwrap();
     let (received, start, log) = (AtomicU32::new(0), Instant::now(), CapturedLog::default());
     let _capture = log.capture();
     let addressing = tokio::select! {
@@ -177,7 +181,7 @@ async fn a_lease_that_expired_during_a_suspension_is_renewed() {
     for end in [&cable.near, &cable.far] {
         fs::write(format!("/proc/sys/net/ipv4/conf/{end}/accept_local"), "1").unwrap();
     }
-    let network = Network::on(Link::named(&cable.near).await.unwrap(), Uplink::default()).await.unwrap();
+    let network = Network::open(uplink(&cable)).await.unwrap();
     let (received, missed) = (AtomicU32::new(0), watch::Sender::new(Duration::ZERO));
     let renewed = async {
         let given = network.configure().await.unwrap();
@@ -211,13 +215,35 @@ async fn a_static_address_replaces_another() {
         addresses: Addresses::Static(Static { interface: address.parse().unwrap(), gateway: None }),
         mtu: Some(1280),
         name_servers: vec![Ipv4Addr::from(SERVER)],
+        ..uplink(&cable)
     };
     for address in ["198.51.100.7/24", "198.51.100.7/24", "198.51.100.8/25"] {
-        let network = Network::on(Link::named(&cable.near).await.unwrap(), fixed(address)).await.unwrap();
+        let network = Network::open(fixed(address)).await.unwrap();
         let addressing = network.configure().await.unwrap();
         assert_eq!(addressing.name_servers, [Ipv4Addr::from(SERVER)]);
     }
     assert_eq!(cable.addresses().await, [(Ipv4Addr::new(198, 51, 100, 8), 25)]);
     assert_eq!(fs::read_to_string(format!("/sys/class/net/{}/mtu", cable.near)).unwrap().trim(), "1280");
+    cable.cut().await;
+}
+
+#[tokio::test]
+async fn a_card_is_chosen_by_its_address_and_a_missing_one_is_reported_with_the_others() {
+    let _guard = SERIAL.lock().await;
+    let cable = Cable::lay(3).await;
+    let address = |end: &str| fs::read_to_string(format!("/sys/class/net/{end}/address")).unwrap().trim().to_owned();
+    let interface = "198.51.100.9/24".parse().unwrap();
+    let fixed =
+        |card| Uplink { card, addresses: Addresses::Static(Static { interface, gateway: None }), ..Uplink::default() };
+    let (near, far) = (address(&cable.near), address(&cable.far));
+    let network = Network::open(fixed(Card::mac(&near).unwrap())).await.unwrap();
+    network.configure().await.unwrap();
+    assert_eq!(cable.addresses().await, [(Ipv4Addr::new(198, 51, 100, 9), 24)]);
+
+    let error = Network::open(fixed(Card::driver("igb").unwrap())).await.unwrap_err().to_string();
+    assert!(error.starts_with("no network card has the driver igb; the machine has "), "{error}");
+    for found in [format!("near3, address {near}"), format!("far3, address {far}")] {
+        assert!(error.contains(&found), "{error}");
+    }
     cable.cut().await;
 }

@@ -52,8 +52,8 @@ pub fn example() -> Page {
         versions: Versions {
             granary: "0.1.0".to_owned(),
             kernel: Kernel {
-                release: "6.12.95+deb12-cloud-amd64".to_owned(),
-                version: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.95-1~bpo12+1 (2026-02-01)".to_owned(),
+                release: "6.12.117+deb12-amd64".to_owned(),
+                version: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.117-1~deb12u1 (2026-11-14)".to_owned(),
                 age: Some(Duration::from_secs(28 * 86_400)),
             },
             kubernetes: Some("v1.36.3".to_owned()),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::errno::Errno;
@@ -86,6 +86,11 @@ impl Catalog {
         self.files.contains_key(module)
     }
 
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Loads these modules and their dependencies, in the order of the directory. Idempotent. `finit_module`, Linux
     /// 3.8.
     ///
@@ -95,6 +100,11 @@ impl Catalog {
     pub fn load(&self, names: &[ModuleName]) -> Result<Report, LoadError> {
         let mut report = Report::default();
         for module in self.plan(names)? {
+            // Not only by EEXIST, which the kernel returns after it has read and decompressed the file.
+            if is_live(module) {
+                report.present.push(module.file.clone());
+                continue;
+            }
             match insert(&self.dir, module)? {
                 Outcome::Loaded => report.loaded.push(module.file.clone()),
                 Outcome::Present => report.present.push(module.file.clone()),
@@ -115,6 +125,12 @@ impl Catalog {
         }
         Ok(self.order.iter().filter(|module| needed.contains(&module.file)).collect())
     }
+}
+
+/// Whether the module is loaded and initialized.
+fn is_live(module: &Module) -> bool {
+    let state = Path::new("/sys/module").join(module.file.module()).join("initstate");
+    fs::read_to_string(state).is_ok_and(|state| state.trim_end() == "live")
 }
 
 fn parse(text: &str) -> Result<BTreeMap<ModuleName, BTreeSet<FileName>>, OrderError> {

@@ -1,9 +1,10 @@
 //! Loads kernel modules from a flat directory, in a fixed order.
 //!
-//! The build resolves dependencies and decompresses the modules, so that neither `modprobe` nor `modules.dep` is
-//! needed. A module directory contains uncompressed `.ko` files and a text file [`ORDER`] with one file name per line,
-//! followed by the module's parameters; each module comes after its dependencies. Several directories may list the same
-//! module. A [`Catalog`] loads modules of a directory by name.
+//! The build resolves dependencies, so that neither `modprobe` nor `modules.dep` is needed. A module directory contains
+//! `.ko` and `.ko.xz` files, which the kernel decompresses, and a text file [`ORDER`] with one file name per line, followed
+//! by the module's parameters; each module comes after its dependencies. Several directories may list the same
+//! module. A [`Catalog`] loads modules of a directory by name. [`Drivers`] loads those of a directory that are drivers of
+//! the machine's devices; [`Uevents`] reports devices that appear.
 //!
 //! ```no_run
 //! let report = kmod::load("/usr/lib/modules")?;
@@ -17,10 +18,16 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod alias;
 mod catalog;
+mod drivers;
 mod load;
 mod order;
+mod uevent;
 
+pub use alias::ALIASES;
 pub use catalog::{CATALOG, Catalog, ModuleName, NameError};
+pub use drivers::{BUSES, Device, DriverError, DriverReport, Drivers};
 pub use load::{LoadError, Report, load};
 pub use order::{FileName, LineError, Module, ORDER, OrderError, parse};
+pub use uevent::{Uevent, Uevents};

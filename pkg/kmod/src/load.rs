@@ -72,6 +72,9 @@ pub(crate) fn read_order(dir: &Path) -> Result<Vec<Module>, LoadError> {
     parse(&text).map_err(|source| LoadError::Parse { path, source })
 }
 
+/// `MODULE_INIT_COMPRESSED_FILE` of include/uapi/linux/module.h, which nix does not have.
+const DECOMPRESS: ModuleInitFlags = ModuleInitFlags::from_bits_retain(4);
+
 pub(crate) enum Outcome {
     Loaded,
     Present,
@@ -84,7 +87,8 @@ pub(crate) fn insert(dir: &Path, Module { file: module, parameters }: &Module) -
         Ok(file) => file,
         Err(source) => return Err(LoadError::Open { path, source }),
     };
-    match finit_module(&file, parameters, ModuleInitFlags::empty()) {
+    let flags = if module.is_compressed() { DECOMPRESS } else { ModuleInitFlags::empty() };
+    match finit_module(&file, parameters, flags) {
         Ok(()) => Ok(Outcome::Loaded),
         Err(Errno::EEXIST) => Ok(Outcome::Present),
         Err(Errno::ENODEV) => Ok(Outcome::WithoutHardware),

@@ -7,7 +7,9 @@ use std::str::FromStr;
 /// Name of the file that lists the modules of a directory.
 pub const ORDER: &str = "order";
 
-/// File name of a module, `[A-Za-z0-9_-]+\.ko`: always one safe path component.
+const COMPRESSED: &str = ".xz";
+
+/// File name of a module, `[A-Za-z0-9_-]+\.ko` or `.ko.xz`: always one safe path component.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(Box<str>);
 
@@ -15,6 +17,17 @@ impl FileName {
     /// The name including `.ko`.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether the kernel has to decompress the module: `CONFIG_MODULE_DECOMPRESS` and `CONFIG_MODULE_COMPRESS_XZ`,
+    /// Linux 5.17.
+    pub fn is_compressed(&self) -> bool {
+        self.0.ends_with(COMPRESSED)
+    }
+
+    /// The module's name in `/sys/module`.
+    pub(crate) fn module(&self) -> String {
+        self.0.split('.').next().unwrap_or_default().replace('-', "_")
     }
 }
 
@@ -28,7 +41,7 @@ impl FromStr for FileName {
     type Err = LineError;
 
     fn from_str(text: &str) -> Result<Self, LineError> {
-        let stem = text.strip_suffix(".ko").ok_or(LineError::Suffix)?;
+        let stem = text.strip_suffix(COMPRESSED).unwrap_or(text).strip_suffix(".ko").ok_or(LineError::Suffix)?;
         let safe = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         if stem.is_empty() || !stem.bytes().all(safe) {
             return Err(LineError::Name);
@@ -40,8 +53,8 @@ impl FromStr for FileName {
 /// Why a line of [`ORDER`] is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// The name does not end in `.ko`; the build must decompress modules.
-    #[error("a module file name must end in .ko; decompress compressed modules")]
+    /// The name ends in neither `.ko` nor `.ko.xz`.
+    #[error("a module file name must end in .ko or .ko.xz; decompress other modules")]
     Suffix,
     /// The name contains other characters, for example `/` or white space.
     #[error("a module file name may only contain letters, digits, '_' and '-'")]
@@ -125,7 +138,13 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_module_is_rejected() {
-        assert_eq!("xfs.ko.xz".parse::<FileName>(), Err(LineError::Suffix));
+    fn the_kernel_decompresses_xz_only() {
+        let compressed: FileName = "nvme-core.ko.xz".parse().unwrap();
+        assert!(compressed.is_compressed());
+        assert_eq!(compressed.module(), "nvme_core");
+        assert!(!"xfs.ko".parse::<FileName>().unwrap().is_compressed());
+        for other in ["xfs.ko.zst", "xfs.ko.gz", "xfs.xz"] {
+            assert_eq!(other.parse::<FileName>(), Err(LineError::Suffix), "{other}");
+        }
     }
 }

@@ -163,7 +163,7 @@ pub(crate) fn node_name(serial: &Serial) -> String {
 
 fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Result<(), ConfigError> {
     all.add("-blockdev", node(disk)?.to_string());
-    let mut device = device(&disk.serial);
+    let mut device = device(disk);
     if index == 0 && matches!(boot, Boot::Firmware { .. }) {
         device["bootindex"] = json!(1);
     }
@@ -171,8 +171,8 @@ fn add_disk(all: &mut Arguments, disk: &Disk, index: usize, boot: &Boot) -> Resu
     Ok(())
 }
 
-pub(crate) fn device(serial: &Serial) -> Value {
-    json!({"driver": "virtio-blk-pci", "drive": node_name(serial), "serial": serial.as_str()})
+pub(crate) fn device(disk: &Disk) -> Value {
+    json!({"driver": disk.model.driver(), "drive": node_name(&disk.serial), "serial": disk.serial.as_str()})
 }
 
 /// Nodes inside a node inherit its cache and access.
@@ -228,7 +228,7 @@ fn add_network(all: &mut Arguments, network: &Network, wire: Option<RawFd>) -> R
     };
     all.add("-netdev", link.to_string());
     // Without a ROM: nothing boots from the network, and firmware starts faster.
-    let mut device = json!({"driver": "virtio-net-pci", "netdev": "network", "romfile": ""});
+    let mut device = json!({"driver": network.card.driver(), "netdev": "network", "romfile": ""});
     if let Some(mac) = network.mac {
         device["mac"] = json!(mac.to_string());
     }
@@ -313,7 +313,8 @@ mod tests {
     use super::*;
     use crate::accelerator::EMULATED;
     use crate::config::{FirmwareFile, Port};
-    use crate::network::Mac;
+    use crate::disk::DiskModel;
+    use crate::network::{Card, Mac};
 
     const STREAMS: Streams = Streams { qmp: 7, console: None, ports: Vec::new(), wire: None };
 
@@ -414,6 +415,23 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_without_virtio_has_other_devices() {
+        for (disk, disk_driver, card, card_driver) in [
+            (DiskModel::Nvme, "nvme", Card::E1000e, "e1000e"),
+            (DiskModel::Ahci, "ide-hd", Card::Igb, "igb"),
+            (DiskModel::Virtio, "virtio-blk-pci", Card::Vmxnet3, "vmxnet3"),
+        ] {
+            let mut config = direct();
+            config.disks.push(Disk { model: disk, ..Disk::new("data".parse().unwrap(), "data.img") });
+            config.network = Some(Network { card, mac: None, link: Link::Wire, capture: None });
+            let all = built(&config);
+            let devices = values(&all, "-device");
+            assert_eq!(json_of(devices[1]), json!({"driver": disk_driver, "drive": "disk-data", "serial": "data"}));
+            assert_eq!(json_of(devices[2]), json!({"driver": card_driver, "netdev": "network", "romfile": ""}));
+        }
+    }
+
+    #[test]
     fn faults_stand_between_the_disk_and_its_file() {
         let mut disk = Disk::new("data".parse().unwrap(), "data.img");
         let error = IoError { operation: Operation::Flush, errno: Errno::EIO, sector: Some(8), times: Times::Once };
@@ -447,7 +465,7 @@ mod tests {
     fn ports_of_the_host_lead_into_the_guest() {
         let mut config = direct();
         let link = Link::User { forwards: vec![Forward { host: 40000, guest: 6443 }] };
-        config.network = Some(Network { mac: None, link, capture: None });
+        config.network = Some(Network { card: Card::Virtio, mac: None, link, capture: None });
         let all = built(&config);
         assert_eq!(
             json_of(values(&all, "-netdev")[0]),
@@ -460,7 +478,7 @@ mod tests {
     fn a_vm_in_a_segment_has_a_wire_and_an_address() {
         let mut config = direct();
         let capture = Some("/tmp/a,b.pcap".into());
-        config.network = Some(Network { mac: Some(Mac::of(1)), link: Link::Wire, capture });
+        config.network = Some(Network { card: Card::Virtio, mac: Some(Mac::of(1)), link: Link::Wire, capture });
         let streams = Streams { wire: Some(9), ..STREAMS };
         let all = arguments(Accelerator::Tcg, &config, &streams, Origin::Boot).unwrap();
         let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();

@@ -46,13 +46,15 @@ impl FromStr for Serial {
     }
 }
 
-/// A virtio disk with the content of a raw file.
+/// A disk with the content of a raw file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Its name in the guest and in [`Vm::block_stats`](crate::Vm::block_stats).
     pub serial: Serial,
     /// The file; its length is the disk's size.
     pub path: PathBuf,
+    /// The device that the guest sees.
+    pub model: DiskModel,
     /// May the guest write?
     pub access: Access,
     /// Where writes go.
@@ -62,9 +64,38 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A disk that the guest may write to, in the host's page cache until the guest flushes.
+    /// A virtio disk that the guest may write to, in the host's page cache until the guest flushes.
     pub fn new(serial: Serial, path: impl Into<PathBuf>) -> Self {
-        Self { serial, path: path.into(), access: Access::ReadWrite, cache: Cache::WriteBack, wrap: Wrap::None }
+        Self {
+            serial,
+            path: path.into(),
+            model: DiskModel::default(),
+            access: Access::ReadWrite,
+            cache: Cache::WriteBack,
+            wrap: Wrap::None,
+        }
+    }
+}
+
+/// The device that the guest sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskModel {
+    /// virtio-blk, the fastest.
+    #[default]
+    Virtio,
+    /// NVMe, one controller for each disk.
+    Nvme,
+    /// SATA, on the machine's AHCI controller with six ports. It cannot be read-only, nor attached while the guest runs.
+    Ahci,
+}
+
+impl DiskModel {
+    pub(crate) const fn driver(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio-blk-pci",
+            Self::Nvme => "nvme",
+            Self::Ahci => "ide-hd",
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 /// The guest's network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
+    /// The device that the guest sees.
+    pub card: Card,
     /// Its address; QEMU's choice, the same for every VM, if absent.
     pub mac: Option<Mac>,
     /// Its connection.
@@ -15,6 +17,31 @@ pub struct Network {
     /// A file for every frame that passes, as pcap has it (pcap-savefile(5)). It is replaced, and can be read while it
     /// grows.
     pub capture: Option<PathBuf>,
+}
+
+/// The network device that the guest sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Card {
+    /// virtio-net, the fastest.
+    #[default]
+    Virtio,
+    /// Intel 82574L.
+    E1000e,
+    /// Intel 82576.
+    Igb,
+    /// VMware.
+    Vmxnet3,
+}
+
+impl Card {
+    pub(crate) const fn driver(self) -> &'static str {
+        match self {
+            Self::Virtio => "virtio-net-pci",
+            Self::E1000e => "e1000e",
+            Self::Igb => "igb",
+            Self::Vmxnet3 => "vmxnet3",
+        }
+    }
 }
 
 /// Connection of a network device.

@@ -192,7 +192,7 @@ impl Vm {
         let node = node(disk).map_err(config)?;
         let port = attached.spare_ports.next().ok_or_else(|| AttachError::NoPort(serial.clone()))?;
         self.execute("blockdev-add", node).map_err(control)?;
-        let mut device = device(serial);
+        let mut device = device(disk);
         device["bus"] = json!(spare_port(port));
         self.execute("device_add", device).map_err(control)?;
         attached.serials.push(serial.clone());

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use qemu::{Accelerator, Boot, Config, Disk, Program, Sink, StartError, Vm, console_tail};
+use qemu::{
+    Accelerator, Boot, Card, Config, Disk, DiskModel, Link, Mac, Network, Program, Sink, StartError, Vm, console_tail,
+};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -130,7 +132,7 @@ fn two_vms_cannot_write_to_one_file() {
 
 #[test]
 fn a_segment_forwards_a_host_port_to_the_vm() {
-    use qemu::{Forward, Mac, Segment, free_port};
+    use qemu::{Forward, Segment, free_port};
     use std::net::TcpStream;
     use std::os::unix::net::UnixDatagram;
 
@@ -154,12 +156,15 @@ fn a_segment_forwards_a_host_port_to_the_vm() {
 
 #[test]
 fn what_a_vm_sends_is_captured() {
-    use qemu::{Link, Mac, Network};
-
     let host = Host::new();
     let mut config = waiting();
     let capture = host.file("wire, first.pcap");
-    config.network = Some(Network { mac: Some(Mac::of(3)), link: Link::Wire, capture: Some(capture.clone()) });
+    config.network = Some(Network {
+        card: Card::default(),
+        mac: Some(Mac::of(3)),
+        link: Link::Wire,
+        capture: Some(capture.clone()),
+    });
     let vm = host.start(&config).unwrap();
     let wire = vm.take_wire().unwrap();
     assert!(vm.take_wire().is_none());
@@ -174,4 +179,21 @@ fn what_a_vm_sends_is_captured() {
         thread::yield_now();
     }
     assert!(std::fs::read(&capture).unwrap().ends_with(&sent));
+}
+
+#[test]
+fn this_qemu_has_the_devices_of_other_machines() {
+    let host = Host::new();
+    let image = host.file("data.img");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    for (model, card) in
+        [(DiskModel::Nvme, Card::E1000e), (DiskModel::Ahci, Card::Igb), (DiskModel::Virtio, Card::Vmxnet3)]
+    {
+        let mut config = waiting();
+        config.disks = vec![Disk { model, ..Disk::new("data".parse().unwrap(), &image) }];
+        config.network = Some(Network { card, mac: None, link: Link::Wire, capture: None });
+        if let Err(error) = host.start(&config) {
+            panic!("{model:?} {card:?}: {error:?}");
+        }
+    }
 }

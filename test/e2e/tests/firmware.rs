@@ -2,32 +2,63 @@
 
 use e2e::Setting;
 use envtest::chain;
-use launch::{Boot, BootError, Data, Node, Options, SHUTDOWN_LIMIT};
-use std::fs::File;
+use launch::{Boot, BootError, Data, Hardware, Node, Options, SHUTDOWN_LIMIT};
+use qemu::{Card, DiskModel};
+use serde_json::json;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const SECTOR: u32 = 512;
 
-/// The machine has no other disk: the data are on a partition that the first boot makes behind the system.
+/// The machine has no other disk: the data are on a partition that the first boot makes behind the system. It has no virtio
+/// disk and card, three cards of which one is connected, and a screen.
 #[tokio::test]
 async fn the_image_on_a_larger_disk_becomes_a_node() {
     let setting = Setting::from_target().unwrap();
     let mut options = setting.options();
     options.boot = Boot::Firmware(setting.disk().unwrap());
+    options.hardware = Hardware {
+        disks: DiskModel::Nvme,
+        card: Card::E1000e,
+        // Linux draws each line of the log: slow in emulation on a larger screen.
+        more: ["igb", "vmxnet3,romfile=", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
+    };
+    options.configuration = Some(json!({"network": {"driver": "e1000e"}}).to_string());
     let node = match Node::boot(&options, |event| println!("{event}")).await {
         Ok(node) => node,
         Err(error) => panic!("the node did not boot: {}", chain(&error)),
     };
+    let console = fs::read_to_string(node.console()).unwrap();
+    expect(&console, "/dev/nvme0n1p2 (partition SYSTEM-A");
+    let loaded = console.lines().find(|line| line.contains("drivers loaded")).expect("a line about drivers");
+    for driver in ["e1000e", "igb", "vmxnet3"] {
+        expect(loaded, driver);
+    }
+    let screen = setting.file("screen.ppm");
+    node.screenshot(&screen).await.unwrap();
+    let screen = fs::read(screen).unwrap();
+    let written = pixels(&screen).filter(|pixel| *pixel == CONSOLE_TEXT).count();
+    assert!(written > 2000, "{written} pixels of text are on the screen");
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
 
-/// The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
+/// Grey, as Linux writes on its console; firmware uses another one.
+const CONSOLE_TEXT: [u8; 3] = [0xaa; 3];
+
+/// The pixels of a picture in the format PPM: `P6`, width, height and largest value, each with white space behind it.
+fn pixels(picture: &[u8]) -> impl Iterator<Item = [u8; 3]> {
+    let head = picture.split_inclusive(u8::is_ascii_whitespace).take(4).map(<[u8]>::len).sum::<usize>();
+    picture[head..].chunks_exact(3).map(|pixel| [pixel[0], pixel[1], pixel[2]])
+}
+
+/// On a SATA disk. The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
 /// of `/init`.
 #[tokio::test]
 async fn a_flipped_bit_of_a_program_stops_the_kernel_with_a_remedy() {
     let console = console_of_damaged(4096 + 100).await;
+    expect(&console, "/dev/sda2 (partition SYSTEM-A");
     expect(&console, "data block 1 is corrupted");
     expect(&console, "Kernel panic - not syncing: dm-verity device corrupted");
     expect(&console, "write the image to the disk again");
@@ -59,7 +90,7 @@ async fn console_of_damaged(byte: u64) -> String {
 
     let mut options = setting.options();
     options.boot = Boot::Firmware(path);
-    options.data = Data::File(setting.file("data.img"));
+    options.hardware.disks = DiskModel::Ahci;
     console_of_stopped(&options).await
 }
 

@@ -125,6 +125,10 @@ fn invalid_values_and_conflicts_are_rejected() {
         (r#"{"network": {"static": {"address": "192.0.2.1/24", "gateway": "192.0.3.1"}}}"#, "network.static.gateway"),
         (r#"{"network": {"nameServers": ["1.1.1.1", "1.1.1.2", "1.1.1.3", "1.1.1.4"]}}"#, "network.nameServers"),
         (r#"{"network": {"mtu": 100}}"#, "network.mtu"),
+        (r#"{"network": {"interface": "eth/0"}}"#, "network.interface"),
+        (r#"{"network": {"mac": "52:54:00:12:34"}}"#, "network.mac"),
+        (r#"{"network": {"driver": "e1000e.ko"}}"#, "network.driver"),
+        (r#"{"network": {"driver": "e1000e", "mac": "52:54:00:12:34:56"}}"#, "network.mac"),
         (r#"{"podProcesses": 63}"#, "podProcesses"),
         (r#"{"podProcesses": 65537}"#, "podProcesses"),
         (r#"{"kernelModules": ["vxlan", "../vxlan"]}"#, "kernelModules[1]"),
@@ -230,6 +234,12 @@ fn written(config: &Config) -> Value {
             json!({"static": {"address": interface.to_string(), "gateway": gateway.map(|gateway| gateway.to_string())}})
         }
     };
+    match &config.network.card {
+        Card::First => {}
+        Card::Interface(name) => network["interface"] = json!(name),
+        Card::Mac(octets) => network["mac"] = json!(cluster::card::shown(*octets)),
+        Card::Driver(name) => network["driver"] = json!(name),
+    }
     network["mtu"] = json!(config.network.mtu);
     network["nameServers"] = json!(config.network.name_servers);
     let mut storage = json!({
@@ -272,11 +282,14 @@ fn network() -> impl Strategy<Value = Uplink> {
         })
     });
     let addresses = prop_oneof![Just(Addresses::Dhcp), fixed];
-    (addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS)).prop_map(|(addresses, mtu, name_servers)| Uplink {
-        addresses,
-        mtu,
-        name_servers,
-    })
+    let card = prop_oneof![
+        Just(Card::First),
+        "[a-z0-9_-]{1,15}".prop_map(|name| Card::Interface(name.into())),
+        any::<[u8; 6]>().prop_map(Card::Mac),
+        "[a-z0-9_-]{1,55}".prop_map(|name| Card::Driver(name.into())),
+    ];
+    (card, addresses, option::of(576_u32..=65_535), hosts(NAME_SERVERS))
+        .prop_map(|(card, addresses, mtu, name_servers)| Uplink { card, addresses, mtu, name_servers })
 }
 
 fn configs() -> impl Strategy<Value = Config> {
