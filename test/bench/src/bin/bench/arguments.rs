@@ -18,9 +18,9 @@ pub(crate) struct Arguments {
     /// The guest that measures storage; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
-    /// The program that serves bursts of claims; the build gives it.
+    /// The program that serves claims; the build gives it.
     #[arg(long, hide = true)]
-    pub(crate) burst: PathBuf,
+    pub(crate) claims_program: PathBuf,
     #[command(flatten)]
     pub(crate) image: ImageFiles,
     #[command(subcommand)]
@@ -130,9 +130,13 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build =
-            ["--storage-guest=guest", "--burst=burst", "--kernel=k", "--initramfs=i", "--system=s", "--cmdline=c"];
-        let all = ["bench"].iter().chain(&of_the_build).chain(&["storage"]).chain(arguments);
+        let of_the_build = ["storage-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
+        let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
+        let all = ["bench"]
+            .into_iter()
+            .chain(of_the_build.iter().map(String::as_str))
+            .chain(["storage"])
+            .chain(arguments.iter().copied());
         match Arguments::try_parse_from(all)?.command {
             Command::Storage { runs, json } => Ok((runs.get(), json)),
             other => panic!("{other:?}"),

@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use bench::{Burst, ImageReport, MeshReport, Report};
+use bench::{Burst, BurstSample, ImageReport, MeshReport, Progress, Report};
 use clap::Parser;
 use serde::Serialize;
 
@@ -39,26 +39,25 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let measured = guest::measure(&arguments.storage_guest, runs.get())?;
             let report = Report::new(measured.kernel, &measured.samples)?;
             print(&report, &json)?;
-            for violation in &report.violations {
-                eprintln!("error: {violation}");
-            }
-            Ok(report.violations.is_empty())
+            Ok(are_within_limits(&report.violations))
         }
         Command::Burst { runs, claims, json } => {
             let sizes = [format!("--runs={runs}"), format!("--claims={claims}")];
-            let mut samples = guest::bursts(&arguments.burst, &sizes)?;
-            let of_the_disk = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
-            samples.extend(guest::bursts(&arguments.storage_guest, &of_the_disk)?);
-            print(&Burst::new(&samples), &json)?;
-            Ok(true)
+            let command = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            let mut samples: Vec<BurstSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
+            let progress = Progress::new();
+            progress.show("disk: starting the VM");
+            let show = |sample: &BurstSample| progress.show(&format!("disk: run {} of {runs} has ended", sample.run));
+            samples.extend(guest::samples(&arguments.storage_guest, &command, show)?);
+            drop(progress);
+            let report = Burst::new(&samples);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
         }
         Command::Mesh { json } => {
             let report = MeshReport::new();
             print(&report, &json)?;
-            for violation in &report.violations {
-                eprintln!("error: {violation}");
-            }
-            Ok(report.violations.is_empty())
+            Ok(are_within_limits(&report.violations))
         }
         Command::Image { boots, volumes, json } => {
             let parts = image::weigh(&arguments.image.part)?;
@@ -74,6 +73,13 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             Ok(true)
         }
     }
+}
+
+fn are_within_limits(violations: &[impl Display]) -> bool {
+    for violation in violations {
+        eprintln!("error: {violation}");
+    }
+    violations.is_empty()
 }
 
 fn print(report: &(impl Serialize + Display), json: &Json) -> Result<(), BenchError> {
