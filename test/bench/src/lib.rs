@@ -10,6 +10,7 @@ mod progress;
 mod report;
 mod requests;
 mod sample;
+mod scale;
 mod statistics;
 mod table;
 
@@ -21,4 +22,5 @@ pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};
 pub use requests::request_name;
 pub use sample::{Sample, Word, is_housekeeping};
+pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};

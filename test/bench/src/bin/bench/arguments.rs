@@ -79,6 +79,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Memory and requests of the provisioner with many PVs, and with many claims of another driver.
+    Scale {
+        /// How many PVs the node has.
+        #[arg(long, default_value = "1000")]
+        own: u32,
+        /// How many claims with PVs another driver has.
+        #[arg(long, default_value = "10000")]
+        foreign: u32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
     /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {
         /// As for `storage`.

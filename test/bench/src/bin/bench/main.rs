@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use bench::{Burst, BurstSample, ImageReport, MeshReport, Progress, Report};
+use bench::{Burst, BurstSample, ImageReport, MeshReport, Progress, Report, ScaleReport, ScaleSample};
 use clap::Parser;
 use serde::Serialize;
 
@@ -51,6 +51,13 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             samples.extend(guest::samples(&arguments.storage_guest, &command, show)?);
             drop(progress);
             let report = Burst::new(&samples);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Scale { own, foreign, json } => {
+            let command = ["scale".to_owned(), format!("--own={own}"), format!("--foreign={foreign}")];
+            let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
+            let report = ScaleReport::new(&samples);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))
         }

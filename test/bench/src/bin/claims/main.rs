@@ -4,6 +4,7 @@
 mod burst;
 mod network;
 mod objects;
+mod scale;
 mod serve;
 mod server;
 
@@ -26,7 +27,8 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Burst(burst::Sizes),
-    /// Runs the provisioner in this process. `burst` starts it.
+    Scale(scale::Sizes),
+    /// Runs the provisioner in this process. The other commands start it.
     Serve(serve::Settings),
 }
 
@@ -40,6 +42,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(settings) => tokio::runtime::Runtime::new()?.block_on(serve::run(settings)),
         Command::Burst(sizes) => with_cluster(async |cluster| burst::measure(&cluster, &sizes).await),
+        Command::Scale(sizes) => with_cluster(async |cluster| scale::measure(&cluster, &sizes).await),
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) async fn namespace(client: &Client, name: &str) -> Result<(), Failure
 }
 
 /// Does something for each number, several at once.
-async fn each<F: Future<Output = Result<(), Failure>>>(
+pub(crate) async fn each<F: Future<Output = Result<(), Failure>>>(
     numbers: std::ops::Range<u32>,
     act: impl Fn(u32) -> F,
 ) -> Result<(), Failure> {

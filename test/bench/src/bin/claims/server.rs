@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fs;
 use std::mem;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bench::{Progress, request_name};
-use envtest::{Seen, eventually};
+use envtest::{PATIENCE, Seen, eventually};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
@@ -27,6 +28,7 @@ pub(crate) struct Server {
 pub(crate) struct Log {
     pub(crate) requests: BTreeMap<String, u64>,
     pub(crate) pvs_created: u32,
+    pub(crate) pvs_deleted: u32,
     first_write: Option<Instant>,
     last_pv: Option<Instant>,
     last_request: Option<Instant>,
@@ -75,10 +77,22 @@ impl Server {
         }
     }
 
+    /// Waits for the last request.
+    pub(crate) async fn quiet(&mut self, progress: &Progress, what: &str) -> Result<(), Failure> {
+        self.until(progress, what, PATIENCE, |_| 0, 0).await
+    }
+
     /// The answers until now. Counts from zero again.
     pub(crate) fn take(&self) -> Log {
         let last_request = lock(&self.log).last_request;
         mem::replace(&mut *lock(&self.log), Log { last_request, ..Log::default() })
+    }
+
+    /// The process's proportional share of memory (PSS), in bytes.
+    pub(crate) fn memory(&self) -> Result<u64, Failure> {
+        let path = format!("/proc/{}/smaps_rollup", self.child.id().ok_or("the provisioner has ended")?);
+        let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
+        pss(&text).ok_or_else(|| format!("{path} has no Pss").into())
     }
 
     pub(crate) async fn stop(mut self) -> Result<(), Failure> {
@@ -108,6 +122,7 @@ impl Log {
                 self.last_pv = Some(now);
                 self.first_write.get_or_insert(now);
             }
+            "delete persistentvolumes" if done => self.pvs_deleted += 1,
             "create events" => {
                 self.first_write.get_or_insert(now);
             }
@@ -119,6 +134,11 @@ impl Log {
 
 fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pss(rollup: &str) -> Option<u64> {
+    let kib = rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"))?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -143,5 +163,12 @@ mod tests {
         assert_eq!((log.pvs_created, log.milliseconds()), (2, 40));
         assert_eq!(log.last_request, Some(at(50)));
         assert_eq!(log.requests["create persistentvolumes"], 3);
+    }
+
+    #[test]
+    fn the_proportional_share_is_in_bytes() {
+        let rollup = "1-2 ---p 0 00:00 0 [rollup]\nRss:  1724 kB\nPss:   243 kB\nPss_Dirty: 112 kB\n";
+        assert_eq!(pss(rollup), Some(243 * 1024));
+        assert_eq!(pss("Rss: 1 kB\n"), None);
     }
 }
