@@ -18,6 +18,9 @@ pub(crate) struct Arguments {
     /// The guest that measures storage; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
+    /// The guest that measures reads and writes; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) io_guest: PathBuf,
     /// The program that serves claims; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) claims_program: PathBuf,
@@ -91,6 +94,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Reads and writes of a block volume's loop device, of its file and of a disk, in a VM.
+    Io {
+        /// How often each is measured.
+        #[arg(long, default_value = "5")]
+        runs: NonZeroU32,
+        /// How long each is measured in a run.
+        #[arg(long, default_value = "1000")]
+        milliseconds: NonZeroU32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
     /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {
         /// As for `storage`.
@@ -142,7 +157,7 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build = ["storage-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
+        let of_the_build = ["storage-guest", "io-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
         let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
         let all = ["bench"]
             .into_iter()

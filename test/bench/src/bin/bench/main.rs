@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -13,7 +13,9 @@ use std::fs;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use bench::{Burst, BurstSample, ImageReport, MeshReport, Progress, Report, ScaleReport, ScaleSample};
+use bench::{
+    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, Progress, Report, ScaleReport, ScaleSample,
+};
 use clap::Parser;
 use serde::Serialize;
 
@@ -58,6 +60,16 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let command = ["scale".to_owned(), format!("--own={own}"), format!("--foreign={foreign}")];
             let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             let report = ScaleReport::new(&samples);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Io { runs, milliseconds, json } => {
+            let command = ["io".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let progress = Progress::new();
+            progress.show("starting the VM");
+            let show = |sample: &IoSample| progress.show(&format!("run {} of {runs}", sample.run));
+            let report = IoReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
+            drop(progress);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))
         }
