@@ -5,8 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::requests;
 use crate::statistics::Spread;
-use crate::table::{Table, number};
+use crate::table::{Table, number, spread};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -14,8 +15,10 @@ pub enum Way {
     Ours,
     /// Claims one after the other: one worker takes them from a queue.
     OneWorker,
-    /// As the node does, with the client limits of external-provisioner: 5 requests per second, 10 at once.
-    LimitedClient,
+    /// external-provisioner's library with 4 workers, without a limit of the client.
+    Library,
+    /// The library with client-go's default limit: 5 requests per second, 10 at once.
+    LimitedLibrary,
     /// Volumes as the node makes them, several at once, without an API server.
     Disk,
     /// Volumes one after the other, each with a walk over all quotas for a free ID.
@@ -33,7 +36,8 @@ pub struct BurstSample {
     pub requests: BTreeMap<String, u64>,
     /// Flushes that reached the disk. 0 without one.
     pub flushes: u64,
-    /// From the first claim to the last volume: only ratios of it mean something.
+    /// From the first write (a PV or an event) to the last PV, or from the first claim to the last volume of a disk: only
+    /// ratios of it mean something.
     pub milliseconds: u64,
 }
 
@@ -41,6 +45,21 @@ pub struct BurstSample {
 pub struct Burst {
     pub runs: u32,
     pub figures: Vec<BurstFigure>,
+    pub comparisons: Vec<Comparison>,
+    /// Ratios that miss a limit.
+    pub violations: Vec<String>,
+}
+
+/// The node beside a baseline, run by run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    pub baseline: Way,
+    /// Claims that the node served in the time in which the baseline served one.
+    pub speed: Spread,
+    pub speed_at_least: f64,
+    /// Requests of the node for one of the baseline.
+    pub requests: Spread,
+    pub requests_at_most: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -57,13 +76,18 @@ pub struct BurstFigure {
 
 impl Way {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 5] = [Self::Ours, Self::OneWorker, Self::LimitedClient, Self::Disk, Self::DiskWithWalk];
+    pub const ALL: [Self; 6] =
+        [Self::Ours, Self::OneWorker, Self::Library, Self::LimitedLibrary, Self::Disk, Self::DiskWithWalk];
+
+    /// Of claims of an API server.
+    pub const SERVERS: [Self; 4] = [Self::Ours, Self::OneWorker, Self::Library, Self::LimitedLibrary];
 
     pub const fn title(self) -> &'static str {
         match self {
             Self::Ours => "API server: as the node does",
             Self::OneWorker => "API server: (baseline: one worker)",
-            Self::LimitedClient => "API server: (baseline: 5 requests a second)",
+            Self::Library => "API server: (baseline: library, 4 workers)",
+            Self::LimitedLibrary => "API server: (baseline: library, 5 requests a second)",
             Self::Disk => "disk: as the node does",
             Self::DiskWithWalk => "disk: (baseline: one worker, walk for an ID)",
         }
@@ -71,9 +95,50 @@ impl Way {
 
     const fn ours(self) -> Self {
         match self {
-            Self::Ours | Self::OneWorker | Self::LimitedClient => Self::Ours,
+            Self::Ours | Self::OneWorker | Self::Library | Self::LimitedLibrary => Self::Ours,
             Self::Disk | Self::DiskWithWalk => Self::Disk,
         }
+    }
+
+    /// Of 500 claims: the least speed, and the largest share of requests. The library sends three requests for a claim: a PV
+    /// and two events. A PV and one event are needed; the rest up to 0.7 are lists at the start.
+    const fn limits(self) -> Option<(f64, Option<f64>)> {
+        match self {
+            Self::Library => Some((1.5, Some(0.7))),
+            Self::LimitedLibrary => Some((10.0, None)),
+            Self::Ours | Self::OneWorker | Self::Disk | Self::DiskWithWalk => None,
+        }
+    }
+}
+
+impl Comparison {
+    fn of(baseline: Way, samples: &[BurstSample]) -> Option<Self> {
+        let (speed_at_least, requests_at_most) = baseline.limits()?;
+        let of = |way: Way| samples.iter().filter(move |sample| sample.way == way);
+        let pairs: Vec<_> = of(baseline)
+            .filter_map(|theirs| Some((of(baseline.ours()).find(|ours| ours.run == theirs.run)?, theirs)))
+            .collect();
+        let ratio = |of: fn(&BurstSample) -> u64| {
+            Spread::of(pairs.iter().map(|(ours, theirs)| of(ours) * 1000 / of(theirs).max(1)), 1000)
+        };
+        Some(Self {
+            baseline,
+            speed: ratio(BurstSample::claims_per_1000_seconds)?,
+            speed_at_least,
+            requests: ratio(BurstSample::requests_per_1000_claims)?,
+            requests_at_most,
+        })
+    }
+
+    fn violations(&self) -> Vec<String> {
+        let Self { baseline, speed, speed_at_least, requests, requests_at_most } = self;
+        let speed = (speed.median < *speed_at_least)
+            .then(|| format!("{:.1} times as fast, the limit is {speed_at_least}", speed.median));
+        let requests = requests_at_most
+            .filter(|limit| requests.median > *limit)
+            .map(|limit| format!("{:.2} of its requests, the limit is {limit}", requests.median));
+        let named = |missed| format!("compared with {}: {missed}", baseline.title());
+        [speed, requests].into_iter().flatten().map(named).collect()
     }
 }
 
@@ -94,7 +159,7 @@ impl Burst {
             Some(BurstFigure {
                 way,
                 claims,
-                requests: each(&|sample| sample.requests.values().sum())?,
+                requests: each(&|sample| requests::counted(&sample.requests))?,
                 flushes: each(&|sample| sample.flushes)?,
                 by_name: names
                     .into_iter()
@@ -107,7 +172,9 @@ impl Burst {
             })
         };
         let runs = samples.iter().map(|sample| sample.run).max().unwrap_or_default();
-        Self { runs, figures: Way::ALL.into_iter().filter_map(figure).collect() }
+        let comparisons: Vec<_> = Way::ALL.into_iter().filter_map(|way| Comparison::of(way, samples)).collect();
+        let violations = comparisons.iter().flat_map(Comparison::violations).collect();
+        Self { runs, figures: Way::ALL.into_iter().filter_map(figure).collect(), comparisons, violations }
     }
 }
 
@@ -115,6 +182,10 @@ impl BurstSample {
     /// Rates as whole numbers, whose median can be taken.
     fn claims_per_1000_seconds(&self) -> u64 {
         u64::from(self.claims) * 1_000_000 / self.milliseconds.max(1)
+    }
+
+    fn requests_per_1000_claims(&self) -> u64 {
+        requests::counted(&self.requests) * 1000 / u64::from(self.claims.max(1))
     }
 }
 
@@ -132,11 +203,25 @@ impl fmt::Display for Burst {
             ]
         });
         writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
-        let names = self.figures.iter().filter(|figure| !figure.by_name.is_empty()).map(|figure| {
-            let list: Vec<_> = figure.by_name.iter().map(|(name, each)| format!("{} {name}", number(*each))).collect();
-            vec![figure.way.title().into(), list.join(", ")]
+        let names = self.figures.iter().filter(|figure| !figure.by_name.is_empty());
+        let names = names.map(|figure| vec![figure.way.title().into(), requests::list(&figure.by_name)]);
+        writeln!(f, "\n{}", Table::new(vec!["which requests a claim".into(), String::new()], names.collect()))?;
+        let heads = ["the node, compared with", "times as fast", "limit", "requests", "limit"].map(String::from);
+        let rows = self.comparisons.iter().map(|comparison| {
+            let most = comparison.requests_at_most.map_or_else(|| "–".into(), |limit| format!("≤ {limit}"));
+            vec![
+                comparison.baseline.title().into(),
+                spread(&comparison.speed),
+                format!("≥ {}", comparison.speed_at_least),
+                spread(&comparison.requests),
+                most,
+            ]
         });
-        writeln!(f, "\n{}", Table::new(vec!["which requests a claim".into(), String::new()], names.collect()))
+        writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
+        match self.violations.len() {
+            0 => writeln!(f, "\nAll limits hold."),
+            missed => writeln!(f, "\n{missed} of the limits do NOT hold."),
+        }
     }
 }
 
@@ -166,6 +251,25 @@ mod tests {
 
     #[test]
     fn no_samples_give_no_figure() {
-        assert_eq!(Burst::new(&[]), Burst { runs: 0, figures: vec![] });
+        assert_eq!(Burst::new(&[]), Burst { runs: 0, figures: vec![], comparisons: vec![], violations: vec![] });
+    }
+
+    #[test]
+    fn the_library_is_compared_in_each_run() {
+        let library = |run, milliseconds| BurstSample {
+            requests: BTreeMap::from([("create events".to_owned(), 200), ("watch persistentvolumes".to_owned(), 9)]),
+            ..sample(Way::Library, run, milliseconds)
+        };
+        let burst = |milliseconds| {
+            Burst::new(&[1, 2, 3].map(|run| [sample(Way::Ours, run, 1000), library(run, milliseconds)]).concat())
+        };
+        let fast = burst(2000);
+        assert_eq!(fast.violations, Vec::<String>::new());
+        assert!((fast.comparisons[0].speed.median - 2.0).abs() < 0.01);
+        assert!((fast.comparisons[0].requests.median - 0.5).abs() < 0.01);
+        let slow = burst(1200);
+        let missed = "compared with API server: (baseline: library, 4 workers): 1.2 times as fast, the limit is 1.5";
+        assert_eq!(slow.violations, [missed]);
+        assert!(slow.to_string().ends_with("1 of the limits do NOT hold.\n"), "{slow}");
     }
 }

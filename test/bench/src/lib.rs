@@ -4,17 +4,27 @@
 
 mod burst;
 mod image;
+mod io;
+mod memory;
 mod mesh;
 mod operation;
+mod progress;
 mod report;
+mod requests;
 mod sample;
+mod scale;
 mod statistics;
 mod table;
 
-pub use burst::{Burst, BurstFigure, BurstSample, Way};
+pub use burst::{Burst, BurstFigure, BurstSample, Comparison, Way};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
+pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
+pub use memory::memory;
 pub use mesh::{MeshFigure, MeshReport};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
+pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};
+pub use requests::request_name;
 pub use sample::{Sample, Word, is_housekeeping};
+pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};

@@ -101,7 +101,7 @@ fn ratios(report: &Report) -> Table {
     Table::new(heads.into(), rows.collect())
 }
 
-fn spread(spread: &Spread) -> String {
+pub(crate) fn spread(spread: &Spread) -> String {
     if spread.is_constant() {
         number(spread.median)
     } else {

@@ -21,7 +21,11 @@ const BLOCK: u64 = 4096;
 pub struct FakeVolumes {
     disk: Mutex<Disk>,
     calls: VolumeCalls,
+    /// Creates what a volume has outside of memory.
+    create: Option<Box<Create>>,
 }
+
+type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
 
 #[derive(Default)]
 struct Disk {
@@ -42,7 +46,13 @@ struct Disk {
 impl FakeVolumes {
     /// A disk with so much space for volumes.
     pub fn with_size(size: Bytes) -> Self {
-        Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default() }
+        Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default(), create: None }
+    }
+
+    /// Calls `create` before a new volume is recorded, for several volumes at once.
+    #[must_use]
+    pub fn creating(self, create: impl Fn(&VolumeId, Bytes) + Send + Sync + 'static) -> Self {
+        Self { create: Some(Box::new(create)), ..self }
     }
 
     pub fn put(&self, id: &VolumeId, record: Record) {
@@ -254,7 +264,13 @@ fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
 
 impl Volumes for FakeVolumes {
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
-        self.change(Operation::Provision, |disk| disk.provision(id, want))
+        self.calls.observe(Operation::Provision, || {
+            let is_new = self.disk().look(id).is_none();
+            if let Some(create) = self.create.as_ref().filter(|_| is_new) {
+                create(id, want.size);
+            }
+            self.disk().provision(id, want)
+        })
     }
 
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

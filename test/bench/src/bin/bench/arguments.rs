@@ -18,9 +18,15 @@ pub(crate) struct Arguments {
     /// The guest that measures storage; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
-    /// The program that serves bursts of claims; the build gives it.
+    /// The guest that measures reads and writes; the build gives it.
     #[arg(long, hide = true)]
-    pub(crate) burst: PathBuf,
+    pub(crate) io_guest: PathBuf,
+    /// The guest that uses a node for long; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) soak_guest: PathBuf,
+    /// The program that serves claims; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) claims_program: PathBuf,
     #[command(flatten)]
     pub(crate) image: ImageFiles,
     #[command(subcommand)]
@@ -79,6 +85,39 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Memory and requests of the provisioner with many PVs, and with many claims of another driver.
+    Scale {
+        /// How many PVs the node has.
+        #[arg(long, default_value = "1000")]
+        own: u32,
+        /// How many claims with PVs another driver has.
+        #[arg(long, default_value = "10000")]
+        foreign: u32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
+    /// Reads and writes of a block volume's loop device, of its file and of a disk, in a VM.
+    Io {
+        /// How often each is measured.
+        #[arg(long, default_value = "5")]
+        runs: NonZeroU32,
+        /// How long each is measured in a run.
+        #[arg(long, default_value = "1000")]
+        milliseconds: NonZeroU32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
+    /// Uses a node for long, in a VM, and compares what is left with what was there before.
+    Soak {
+        /// How long.
+        #[arg(long, default_value = "10")]
+        minutes: NonZeroU32,
+        /// Other operations with each number.
+        #[arg(long, default_value = "1")]
+        seed: u64,
+    },
     /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {
         /// As for `storage`.
@@ -130,9 +169,13 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build =
-            ["--storage-guest=guest", "--burst=burst", "--kernel=k", "--initramfs=i", "--system=s", "--cmdline=c"];
-        let all = ["bench"].iter().chain(&of_the_build).chain(&["storage"]).chain(arguments);
+        let of_the_build = ["storage-guest", "io-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
+        let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
+        let all = ["bench"]
+            .into_iter()
+            .chain(of_the_build.iter().map(String::as_str))
+            .chain(["storage"])
+            .chain(arguments.iter().copied());
         match Arguments::try_parse_from(all)?.command {
             Command::Storage { runs, json } => Ok((runs.get(), json)),
             other => panic!("{other:?}"),

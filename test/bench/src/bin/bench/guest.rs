@@ -4,7 +4,8 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use bench::{BurstSample, Sample, Word};
+use bench::{Sample, Word};
+use serde::de::DeserializeOwned;
 
 #[derive(Debug, Default)]
 pub(crate) struct Measurement {
@@ -46,18 +47,27 @@ pub(crate) fn measure(program: &Path, runs: u32) -> Result<Measurement, GuestErr
 }
 
 /// Starts a program that prints one sample per line, and reads to its end.
-pub(crate) fn bursts(program: &Path, arguments: &[String]) -> Result<Vec<BurstSample>, GuestError> {
+pub(crate) fn samples<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[String],
+    mut show: impl FnMut(&T),
+) -> Result<Vec<T>, GuestError> {
     let start = |source| GuestError::Start { program: program.to_path_buf(), source };
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.map_err(start)?;
-    if !output.status.success() {
-        return Err(GuestError::Failed(output.status));
+    let mut child =
+        Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(start)?;
+    let (mut samples, mut wrong) = (Vec::new(), None);
+    for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
+        let line = line.map_err(GuestError::Listen)?;
+        match serde_json::from_str(&line) {
+            Ok(sample) => {
+                show(&sample);
+                samples.push(sample);
+            }
+            Err(source) => wrong = wrong.or(Some(GuestError::Word { line, source })),
+        }
     }
-    let lines = String::from_utf8_lossy(&output.stdout);
-    lines
-        .lines()
-        .map(|line| serde_json::from_str(line).map_err(|source| GuestError::Word { line: line.to_owned(), source }))
-        .collect()
+    let status = child.wait().map_err(GuestError::Wait)?;
+    if status.success() { wrong.map_or(Ok(samples), Err) } else { Err(GuestError::Failed(status)) }
 }
 
 /// Reads to the end, also after an error, so that the guest does not block.

@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `soak`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -11,9 +11,11 @@ use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
-use bench::{Burst, ImageReport, MeshReport, Report};
+use bench::{
+    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, Progress, Report, ScaleReport, ScaleSample,
+};
 use clap::Parser;
 use serde::Serialize;
 
@@ -39,26 +41,46 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let measured = guest::measure(&arguments.storage_guest, runs.get())?;
             let report = Report::new(measured.kernel, &measured.samples)?;
             print(&report, &json)?;
-            for violation in &report.violations {
-                eprintln!("error: {violation}");
-            }
-            Ok(report.violations.is_empty())
+            Ok(are_within_limits(&report.violations))
         }
         Command::Burst { runs, claims, json } => {
             let sizes = [format!("--runs={runs}"), format!("--claims={claims}")];
-            let mut samples = guest::bursts(&arguments.burst, &sizes)?;
-            let of_the_disk = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
-            samples.extend(guest::bursts(&arguments.storage_guest, &of_the_disk)?);
-            print(&Burst::new(&samples), &json)?;
-            Ok(true)
+            let command = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            let mut samples: Vec<BurstSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
+            let progress = Progress::new();
+            progress.show("disk: starting the VM");
+            let show = |sample: &BurstSample| progress.show(&format!("disk: run {} of {runs} has ended", sample.run));
+            samples.extend(guest::samples(&arguments.storage_guest, &command, show)?);
+            drop(progress);
+            let report = Burst::new(&samples);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Scale { own, foreign, json } => {
+            let command = ["scale".to_owned(), format!("--own={own}"), format!("--foreign={foreign}")];
+            let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
+            let report = ScaleReport::new(&samples);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Io { runs, milliseconds, json } => {
+            let command = ["io".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let progress = Progress::new();
+            progress.show("starting the VM");
+            let show = |sample: &IoSample| progress.show(&format!("run {} of {runs}", sample.run));
+            let report = IoReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
+            drop(progress);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Soak { minutes, seed } => {
+            let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
+            Ok(process::Command::new(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
         }
         Command::Mesh { json } => {
             let report = MeshReport::new();
             print(&report, &json)?;
-            for violation in &report.violations {
-                eprintln!("error: {violation}");
-            }
-            Ok(report.violations.is_empty())
+            Ok(are_within_limits(&report.violations))
         }
         Command::Image { boots, volumes, json } => {
             let parts = image::weigh(&arguments.image.part)?;
@@ -74,6 +96,13 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             Ok(true)
         }
     }
+}
+
+fn are_within_limits(violations: &[impl Display]) -> bool {
+    for violation in violations {
+        eprintln!("error: {violation}");
+    }
+    violations.is_empty()
 }
 
 fn print(report: &(impl Serialize + Display), json: &Json) -> Result<(), BenchError> {

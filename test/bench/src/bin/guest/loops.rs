@@ -11,7 +11,7 @@ use crate::call::{CallError, arrange, wrong};
 use crate::region::measured;
 use crate::volumes::sync;
 
-const CONFIG: Config = Config {
+pub(crate) const CONFIG: Config = Config {
     block_size: None,
     read_only: false,
     autoclear: false,

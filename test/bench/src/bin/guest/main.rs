@@ -5,6 +5,7 @@
 mod call;
 mod control;
 mod files;
+mod io;
 mod loops;
 mod measure;
 mod names;
@@ -45,6 +46,15 @@ enum Command {
         #[arg(long, default_value_t = 500)]
         claims: u32,
     },
+    /// Reads and writes a disk, a file and a loop device.
+    Io {
+        /// How often each is measured.
+        #[arg(long, default_value_t = 5)]
+        runs: u32,
+        /// How long each is measured in a run.
+        #[arg(long, default_value_t = 1000)]
+        milliseconds: u64,
+    },
     /// Makes one operation, traced by its parent.
     Call {
         /// Which one.
@@ -64,6 +74,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Measure { runs } => measure::all(runs).map_err(CallError::from),
         Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(CallError::from),
+        Command::Io { runs, milliseconds } => io::measure(runs, milliseconds),
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),
     };

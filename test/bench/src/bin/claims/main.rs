@@ -1,0 +1,65 @@
+//! Serves claims in a cluster of its own, and prints samples: one JSON message per line.
+#![forbid(unsafe_code)]
+
+mod burst;
+mod network;
+mod objects;
+mod scale;
+mod serve;
+mod server;
+
+use std::error::Error;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use envtest::Cluster;
+use serde::Serialize;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Burst(burst::Sizes),
+    Scale(scale::Sizes),
+    /// Runs the provisioner in this process. The other commands start it.
+    Serve(serve::Settings),
+}
+
+fn main() -> ExitCode {
+    let Err(error) = run(Arguments::parse().command) else { return ExitCode::SUCCESS };
+    eprintln!("error: {}", causes::lines(&*error));
+    ExitCode::FAILURE
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Serve(settings) => tokio::runtime::Runtime::new()?.block_on(serve::run(settings)),
+        Command::Burst(sizes) => with_cluster(async |cluster| burst::measure(&cluster, &sizes).await),
+        Command::Scale(sizes) => with_cluster(async |cluster| scale::measure(&cluster, &sizes).await),
+    }
+}
+
+fn with_cluster(measure: impl AsyncFnOnce(Cluster) -> Result<(), Failure>) -> Result<(), Failure> {
+    // Before there is a second thread: a namespace is a thread's.
+    network::leave()?;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        network::loopback().await?;
+        let cluster = Cluster::start().await?;
+        objects::prepare(&cluster).await?;
+        measure(cluster).await
+    })
+}
+
+fn print(sample: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, sample)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}

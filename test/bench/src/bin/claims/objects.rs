@@ -1,0 +1,95 @@
+//! Objects that the benchmarks put into the cluster.
+
+use std::time::Duration;
+
+use cluster::DRIVER_NAME;
+use envtest::Cluster;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use supervisor::Supervisor;
+
+use crate::Failure;
+
+/// Name of the provisioner of the library, and of its class.
+pub(crate) const LIBRARY: &str = "library.example.com";
+
+/// Requests of the benchmark at once.
+const PARALLEL: usize = 16;
+
+const STOP: Duration = Duration::from_secs(20);
+
+/// Creates the storage classes and the nodes' role.
+pub(crate) async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
+    let client = cluster.admin();
+    let reconciler =
+        Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| reconciler::run(cx, client.clone()));
+    reconciler.handle().healthy().await?;
+    reconciler.stop(STOP).await?;
+    let class = json!({
+        "metadata": {"name": LIBRARY},
+        "provisioner": LIBRARY,
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    });
+    let classes = Api::<StorageClass>::all(cluster.admin());
+    classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    Ok(())
+}
+
+pub(crate) async fn namespace(client: &Client, name: &str) -> Result<(), Failure> {
+    let namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    Ok(())
+}
+
+/// Does something for each number, several at once.
+pub(crate) async fn each<F: Future<Output = Result<(), Failure>>>(
+    numbers: std::ops::Range<u32>,
+    act: impl Fn(u32) -> F,
+) -> Result<(), Failure> {
+    stream::iter(numbers).map(act).buffer_unordered(PARALLEL).try_collect().await
+}
+
+/// Creates claims as the scheduler leaves them when a pod with such a claim is to run on `node`.
+pub(crate) async fn claims(
+    client: &Client,
+    namespace: &str,
+    number: u32,
+    class: (&str, &str),
+    node: &str,
+) -> Result<(), Failure> {
+    let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    each(0..number, |number| {
+        let api = api.clone();
+        async move {
+            let claim = serde_json::from_value(claim(number, class, node))?;
+            api.create(&PostParams::default(), &claim).await?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+pub(crate) const NODES_CLASS: (&str, &str) = (reconciler::CLASS, DRIVER_NAME);
+pub(crate) const LIBRARY_CLASS: (&str, &str) = (LIBRARY, LIBRARY);
+
+fn claim(number: u32, (class, provisioner): (&str, &str), node: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": format!("claim-{number}"),
+            "annotations": {
+                "volume.kubernetes.io/selected-node": node,
+                "volume.kubernetes.io/storage-provisioner": provisioner,
+            },
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": class,
+            "resources": {"requests": {"storage": "1Mi"}},
+        },
+    })
+}

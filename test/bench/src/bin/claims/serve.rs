@@ -1,0 +1,85 @@
+//! The node's provisioner with a disk in memory. Prints a line `METHOD TARGET STATUS` for each answer of the API server, and
+//! runs until it is killed.
+
+use std::future;
+use std::io::{self, Write as _};
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::Arc;
+
+use clap::Args;
+use cluster::{STORAGE_GROUP, STORAGE_USER_PREFIX};
+use envtest::FakeVolumes;
+use http::Request;
+use kube::client::Body;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use supervisor::Supervisor;
+use tower::service_fn;
+use units::Bytes;
+use volume::VolumeId;
+
+use crate::Failure;
+
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// Of an identity that may impersonate the node's.
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    #[arg(long)]
+    node: String,
+    /// Number of claims at once.
+    #[arg(long, default_value_t = provisioner::Settings::PARALLEL)]
+    parallel: NonZeroU16,
+    /// Where each volume also gets a directory, created by `create`.
+    #[arg(long, requires = "create")]
+    directories: Option<PathBuf>,
+    #[arg(long)]
+    create: Option<PathBuf>,
+}
+
+pub(crate) async fn run(settings: Settings) -> Result<(), Failure> {
+    let Settings { kubeconfig, node, parallel, directories, create } = settings;
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.auth_info.impersonate = Some(format!("{STORAGE_USER_PREFIX}{node}"));
+    config.auth_info.impersonate_groups = Some(vec![STORAGE_GROUP.to_owned()]);
+    let mut disk = FakeVolumes::with_size(Bytes::TIB);
+    if let (Some(directories), Some(program)) = (directories, create) {
+        disk = disk.creating(move |id, size| {
+            if let Err(error) = directory(&program, &directories, id, size) {
+                eprintln!("error: cannot create the directory of {id}: {error}");
+                process::exit(1);
+            }
+        });
+    }
+    let mut settings = provisioner::Settings::new(printing(apiclient::client(config)?), node, Arc::new(disk));
+    settings.parallel = parallel;
+    let _tree = Supervisor::start("provisioner", supervisor::Settings::default(), move |cx| {
+        provisioner::run(cx, settings.clone())
+    });
+    future::pending().await
+}
+
+fn directory(program: &Path, directories: &Path, id: &VolumeId, size: Bytes) -> io::Result<()> {
+    let status = Command::new(program).arg(directories.join(id.as_str())).arg(size.get().to_string()).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(status.to_string())) }
+}
+
+fn printing(client: Client) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        async move {
+            let (method, target) = (request.method().clone(), request.uri().clone());
+            let answer = client.send(request).await;
+            let status = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
+            if writeln!(io::stdout().lock(), "{method} {target} {status}").is_err() {
+                // The benchmark has ended.
+                process::exit(1);
+            }
+            answer
+        }
+    });
+    Client::new(service, "default")
+}

@@ -1,0 +1,158 @@
+//! [`Server`]: a provisioner in a process of its own. Its answers from the API server are counted.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::mem;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bench::{Progress, request_name};
+use envtest::{PATIENCE, Seen, eventually};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::Failure;
+
+/// Without a request for so long, a provisioner has finished its work: events come after it.
+const QUIET: Duration = Duration::from_secs(2);
+
+pub(crate) struct Server {
+    child: Child,
+    log: Arc<Mutex<Log>>,
+}
+
+/// Of the answers since the start, or since they were taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) requests: BTreeMap<String, u64>,
+    pub(crate) pvs_created: u32,
+    pub(crate) pvs_deleted: u32,
+    first_write: Option<Instant>,
+    last_pv: Option<Instant>,
+    last_request: Option<Instant>,
+}
+
+impl Server {
+    /// The process ends with the value.
+    pub(crate) fn start(mut command: Command) -> Result<Self, Failure> {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let log = Arc::<Mutex<Log>>::default();
+        if let Some(stdout) = child.stdout.take() {
+            let log = Arc::clone(&log);
+            // Ends with the process.
+            tokio::spawn(async move {
+                let mut lines = BufReader::new(stdout).lines();
+                while let Ok(Some(line)) = lines.next_line().await {
+                    lock(&log).add(&line, Instant::now());
+                }
+            });
+        }
+        Ok(Self { child, log })
+    }
+
+    /// Waits until the log is as wanted, and then for the last request.
+    pub(crate) async fn until(
+        &mut self,
+        progress: &Progress,
+        what: &str,
+        limit: Duration,
+        count: impl Fn(&Log) -> u32,
+        wanted: u32,
+    ) -> Result<(), Failure> {
+        let Self { child, log } = self;
+        let reached = eventually(limit, what, async || {
+            let log = lock(log);
+            let count = count(&log);
+            progress.show(&format!("{what}: {count} of {wanted}"));
+            let quiet = log.last_request.is_some_and(|last| last.elapsed() >= QUIET);
+            let seen =
+                if count >= wanted && quiet { Seen::Done(()) } else { Seen::NotYet(format!("{count} of {wanted}")) };
+            Ok::<_, Infallible>(seen)
+        });
+        tokio::select! {
+            reached = reached => Ok(reached?),
+            ended = child.wait() => Err(format!("{what}: the provisioner ended with {}", ended?).into()),
+        }
+    }
+
+    /// Waits for the last request.
+    pub(crate) async fn quiet(&mut self, progress: &Progress, what: &str) -> Result<(), Failure> {
+        self.until(progress, what, PATIENCE, |_| 0, 0).await
+    }
+
+    /// The answers until now. Counts from zero again.
+    pub(crate) fn take(&self) -> Log {
+        let last_request = lock(&self.log).last_request;
+        mem::replace(&mut *lock(&self.log), Log { last_request, ..Log::default() })
+    }
+
+    pub(crate) fn memory(&self) -> Result<u64, Failure> {
+        Ok(bench::memory(self.child.id().ok_or("the provisioner has ended")?)?)
+    }
+
+    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+        Ok(self.child.kill().await?)
+    }
+}
+
+impl Log {
+    /// From the first write to the last PV.
+    pub(crate) fn milliseconds(&self) -> u64 {
+        let time = self.first_write.zip(self.last_pv).map(|(first, last)| last.duration_since(first).as_millis());
+        time.and_then(|time| u64::try_from(time).ok()).unwrap_or_default()
+    }
+
+    fn add(&mut self, line: &str, now: Instant) {
+        let mut parts = line.split(' ');
+        let (Some(method), Some(target), Some(status)) = (parts.next(), parts.next(), parts.next()) else { return };
+        let name = request_name(method, target);
+        let done = status.starts_with('2');
+        // The API server ends watches at any time, and they begin again.
+        if !name.starts_with("watch ") {
+            self.last_request = Some(now);
+        }
+        match name.as_str() {
+            "create persistentvolumes" if done => {
+                self.pvs_created += 1;
+                self.last_pv = Some(now);
+                self.first_write.get_or_insert(now);
+            }
+            "delete persistentvolumes" if done => self.pvs_deleted += 1,
+            "create events" => {
+                self.first_write.get_or_insert(now);
+            }
+            _ => {}
+        }
+        *self.requests.entry(name).or_default() += 1;
+    }
+}
+
+fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_counted_and_timed() {
+        let (mut log, start) = (Log::default(), Instant::now());
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        for (time, line) in [
+            (0, "GET /api/v1/persistentvolumes?limit=500 200"),
+            (10, "POST /api/v1/namespaces/a/events 201"),
+            (30, "POST /api/v1/persistentvolumes 201"),
+            (40, "POST /api/v1/persistentvolumes 409"),
+            (50, "POST /api/v1/persistentvolumes 201"),
+            (90, "GET /api/v1/persistentvolumes?watch=true 200"),
+            (95, "no answer"),
+        ] {
+            log.add(line, at(time));
+        }
+        assert_eq!((log.pvs_created, log.milliseconds()), (2, 40));
+        assert_eq!(log.last_request, Some(at(50)));
+        assert_eq!(log.requests["create persistentvolumes"], 3);
+    }
+}

@@ -1,0 +1,161 @@
+//! Direct I/O of a disk, of a file on XFS, and of a loop device that is attached to this file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bench::{Access, IoSample, Target};
+use ktest_support::{Disk, XfsDisk};
+use loopdev::{Control, Detach};
+use nix::fcntl::OFlag;
+
+use crate::call::{CallError, arrange};
+use crate::loops::CONFIG;
+
+const BLOCK: u64 = 4096;
+const BYTES: usize = 4096;
+
+/// As large as a part of the disk that each target reads and writes. It is written before, so that no run allocates.
+const SIZE: u64 = 256 << 20;
+
+const THREADS: [u32; 2] = [1, 4];
+
+const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
+/// `O_DIRECT` takes memory that is aligned to the disk's blocks.
+#[repr(align(4096))]
+struct Block([u8; BYTES]);
+
+/// Measures `runs` times, `milliseconds` for each figure, and prints the samples.
+pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
+    let (disk, xfs) = (Disk::take(), XfsDisk::with_project_quota());
+    let path = xfs.path().join("image");
+    let image = File::options().read(true).write(true).create_new(true).open(&path);
+    let image = image.map_err(arrange("create", &path))?;
+    nix::fcntl::fallocate(&image, nix::fcntl::FallocateFlags::empty(), 0, i64::try_from(SIZE)?)?;
+    fill(disk.path())?;
+    fill(&path)?;
+    let device = Control::open()?.attach(&image, &CONFIG)?;
+    if !device.config()?.direct_io {
+        return Err("the loop device has no direct I/O".into());
+    }
+    let node = device.path();
+    // KVM offers its clock to every guest.
+    let emulated = !fs::read_to_string(CLOCKS)?.contains("kvm-clock");
+    for run in 1..=runs {
+        for access in Access::ALL {
+            for threads in THREADS {
+                for target in Target::ALL {
+                    let path = match target {
+                        Target::Disk => disk.path(),
+                        Target::File => &path,
+                        Target::Loop => &node,
+                    };
+                    let begun = Instant::now();
+                    let mut times = all_threads(path, access, threads, Duration::from_millis(milliseconds))?;
+                    let elapsed_us = u64::try_from(begun.elapsed().as_micros())?;
+                    times.sort_unstable();
+                    let at = |hundredth| times.get(times.len() * hundredth / 100).copied().unwrap_or_default();
+                    let (median_ns, high_ns) = (at(50), at(99));
+                    let operations = u64::try_from(times.len())?;
+                    print(&IoSample {
+                        target,
+                        access,
+                        threads,
+                        run,
+                        operations,
+                        elapsed_us,
+                        median_ns,
+                        high_ns,
+                        emulated,
+                    })?;
+                }
+            }
+        }
+    }
+    if device.detach(&image)? != Detach::Detached {
+        return Err("the loop device is in use by another process".into());
+    }
+    Ok(())
+}
+
+/// Nanoseconds of each operation.
+fn all_threads(path: &Path, access: Access, threads: u32, limit: Duration) -> Result<Vec<u64>, CallError> {
+    let results: Vec<_> = thread::scope(|scope| {
+        let started: Vec<_> =
+            (1..=threads).map(|seed| scope.spawn(move || one_thread(path, access, seed, limit))).collect();
+        started.into_iter().map(thread::ScopedJoinHandle::join).collect()
+    });
+    let mut times = Vec::new();
+    for result in results {
+        let result = result.map_err(|_| "a thread panicked")?;
+        times.extend(result.map_err(arrange("read or write", path))?);
+    }
+    Ok(times)
+}
+
+fn one_thread(path: &Path, access: Access, seed: u32, limit: Duration) -> io::Result<Vec<u64>> {
+    let file = open_direct(path)?;
+    let mut block = Box::new(Block([0x5a; BYTES]));
+    let (mut times, mut random) = (Vec::new(), u64::from(seed));
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        random = next(random);
+        let offset = random % (SIZE / BLOCK) * BLOCK;
+        let start = Instant::now();
+        match access {
+            Access::Read => file.read_exact_at(&mut block.0, offset)?,
+            Access::Write => file.write_all_at(&block.0, offset)?,
+        }
+        times.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    Ok(times)
+}
+
+/// Xorshift: places that no cache foresees, and the same ones in each run.
+const fn next(mut random: u64) -> u64 {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^ (random << 17)
+}
+
+fn fill(path: &Path) -> Result<(), CallError> {
+    let write = || {
+        let mut file = open_direct(path)?;
+        let block = Box::new(Block([0xa5; BYTES]));
+        (0..SIZE / BLOCK).try_for_each(|_| file.write_all(&block.0))?;
+        file.sync_all()
+    };
+    write().map_err(arrange("fill", path))
+}
+
+fn open_direct(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_DIRECT.bits()).open(path)
+}
+
+fn print(sample: &IoSample) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, sample)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_spread_over_the_whole_size() {
+        let mut random = 1;
+        let parts: std::collections::BTreeSet<u64> = (0..1000)
+            .map(|_| {
+                random = next(random);
+                random % (SIZE / BLOCK) / (SIZE / BLOCK / 8)
+            })
+            .collect();
+        assert_eq!(parts.len(), 8);
+    }
+}

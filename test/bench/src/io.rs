@@ -1,0 +1,246 @@
+//! [`IoReport`]: reads and writes of a loop device, of the file behind it, and of a disk.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::Spread;
+use crate::table::{Table, number, spread};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// A disk without a file system.
+    Disk,
+    /// A file of an XFS.
+    File,
+    /// A loop device with direct I/O on this file.
+    Loop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    Read,
+    Write,
+}
+
+/// Blocks of 4 KiB at random places, with `O_DIRECT`, one at a time in each thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IoSample {
+    pub target: Target,
+    pub access: Access,
+    pub threads: u32,
+    /// The round of measurements, from 1 on.
+    pub run: u32,
+    pub operations: u64,
+    pub elapsed_us: u64,
+    pub median_ns: u64,
+    /// Of 99 in 100.
+    pub high_ns: u64,
+    /// The guest's CPUs are emulated.
+    pub emulated: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IoReport {
+    pub runs: u32,
+    pub figures: Vec<IoFigure>,
+    pub ratios: Vec<IoRatio>,
+    /// Ratios below the limit.
+    pub violations: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IoFigure {
+    pub target: Target,
+    pub access: Access,
+    pub threads: u32,
+    /// Operations in a second.
+    pub rate: Spread,
+    /// Microseconds.
+    pub median: Spread,
+    pub high: Spread,
+}
+
+/// Operations in the same time, of the same run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IoRatio {
+    pub access: Access,
+    pub threads: u32,
+    pub loop_to_file: Spread,
+    pub file_to_disk: Spread,
+    /// Of `loop_to_file`.
+    pub at_least: f64,
+}
+
+const AT_LEAST: f64 = 0.95;
+
+/// An emulated operation is CPU time, of which a loop device takes twice as much. Serving one operation at a time would still
+/// be found.
+const AT_LEAST_EMULATED: f64 = 0.25;
+
+impl Target {
+    pub const ALL: [Self; 3] = [Self::Disk, Self::File, Self::Loop];
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::File => "file on XFS",
+            Self::Loop => "loop device on the file",
+        }
+    }
+}
+
+impl Access {
+    pub const ALL: [Self; 2] = [Self::Read, Self::Write];
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+        }
+    }
+}
+
+impl IoSample {
+    fn rate(&self) -> u64 {
+        self.operations * 1_000_000 / self.elapsed_us.max(1)
+    }
+}
+
+impl IoReport {
+    pub fn new(samples: &[IoSample]) -> Self {
+        let mut kinds: Vec<_> = samples.iter().map(|sample| (sample.access, sample.threads)).collect();
+        kinds.sort_by_key(|(access, threads)| (access.title(), *threads));
+        kinds.dedup();
+        let figure = |target, (access, threads)| {
+            let of: Vec<_> = of(samples, target, access, threads).collect();
+            let spread = |value: fn(&IoSample) -> u64, unit| Spread::of(of.iter().map(|sample| value(sample)), unit);
+            let rate = spread(IoSample::rate, 1)?;
+            let (median, high) = (spread(|sample| sample.median_ns, 1000)?, spread(|sample| sample.high_ns, 1000)?);
+            Some(IoFigure { target, access, threads, rate, median, high })
+        };
+        let figures = kinds.iter().flat_map(|kind| Target::ALL.map(|target| figure(target, *kind))).flatten().collect();
+        let ratios: Vec<_> = kinds.iter().filter_map(|kind| IoRatio::of(samples, *kind)).collect();
+        let violations = ratios.iter().filter_map(IoRatio::violation).collect();
+        let runs = samples.iter().map(|sample| sample.run).max().unwrap_or_default();
+        Self { runs, figures, ratios, violations }
+    }
+}
+
+fn of(samples: &[IoSample], target: Target, access: Access, threads: u32) -> impl Iterator<Item = &IoSample> {
+    samples.iter().filter(move |sample| (sample.target, sample.access, sample.threads) == (target, access, threads))
+}
+
+impl IoRatio {
+    fn of(samples: &[IoSample], (access, threads): (Access, u32)) -> Option<Self> {
+        let ratio = |upper, lower| {
+            let pairs = of(samples, upper, access, threads).filter_map(|upper| {
+                let lower = of(samples, lower, access, threads).find(|lower| lower.run == upper.run)?;
+                Some(upper.rate() * 1000 / lower.rate().max(1))
+            });
+            Spread::of(pairs, 1000)
+        };
+        let (loop_to_file, file_to_disk) = (ratio(Target::Loop, Target::File)?, ratio(Target::File, Target::Disk)?);
+        let is_emulated = samples.iter().any(|sample| sample.emulated);
+        let at_least = if is_emulated { AT_LEAST_EMULATED } else { AT_LEAST };
+        Some(Self { access, threads, loop_to_file, file_to_disk, at_least })
+    }
+
+    fn kind(&self) -> String {
+        kind(self.access, self.threads)
+    }
+
+    fn violation(&self) -> Option<String> {
+        let (kind, ratio, at_least) = (self.kind(), self.loop_to_file.median, self.at_least);
+        (ratio < at_least).then(|| {
+            format!("{kind}: the loop device makes {ratio:.2} of the file's operations, the limit is {at_least}")
+        })
+    }
+}
+
+fn kind(access: Access, threads: u32) -> String {
+    format!("{}, {threads} at once", access.title())
+}
+
+impl fmt::Display for IoReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Direct I/O of 4 KiB at random places; medians of {} interleaved runs (min–max)\n", self.runs)?;
+        let heads = ["", "operations a second", "median in µs", "99 of 100 in µs"].map(String::from);
+        let rows = self.figures.iter().map(|figure| {
+            let title = format!("{}: {}", kind(figure.access, figure.threads), figure.target.title());
+            let latencies = [figure.median, figure.high].map(|spread| format!("{:.0}", spread.median));
+            [vec![title, spread(&figure.rate)], latencies.into()].concat()
+        });
+        writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
+        let heads = ["operations, compared", "file to disk", "loop device to file", "limit"].map(String::from);
+        let rows = self.ratios.iter().map(|ratio| {
+            vec![
+                ratio.kind(),
+                spread(&ratio.file_to_disk),
+                spread(&ratio.loop_to_file),
+                format!("≥ {}", number(ratio.at_least)),
+            ]
+        });
+        writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
+        match self.violations.len() {
+            0 => writeln!(f, "\nAll limits hold."),
+            missed => writeln!(f, "\n{missed} of the limits do NOT hold."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(target: Target, access: Access, run: u32, operations: u64) -> IoSample {
+        let elapsed_us = 1_000_000;
+        IoSample {
+            target,
+            access,
+            threads: 4,
+            run,
+            operations,
+            elapsed_us,
+            median_ns: 90_000,
+            high_ns: 400_000,
+            emulated: false,
+        }
+    }
+
+    fn samples(access: Access, operations: [u64; 3]) -> Vec<IoSample> {
+        let run = |run| Target::ALL.into_iter().zip(operations).map(move |(target, number)| (run, target, number));
+        (1..=3).flat_map(run).map(|(run, target, number)| sample(target, access, run, number)).collect()
+    }
+
+    #[test]
+    fn a_loop_device_that_is_slower_than_its_file_is_named() {
+        let report = IoReport::new(
+            &[samples(Access::Write, [1000, 900, 870]), samples(Access::Read, [1000, 900, 450])].concat(),
+        );
+        let missed = "reads, 4 at once: the loop device makes 0.50 of the file's operations, the limit is 0.95";
+        assert_eq!(report.violations, [missed]);
+        assert_eq!((report.runs, report.figures.len(), report.ratios.len()), (3, 6, 2));
+        assert!((report.ratios[0].file_to_disk.median - 0.9).abs() < f64::EPSILON);
+        let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("writes, 4 at once 0.9 0.966 ≥ 0.95"), "{words}");
+    }
+
+    #[test]
+    fn an_emulated_loop_device_may_take_more_cpu_time() {
+        let mut all = samples(Access::Read, [1000, 900, 450]);
+        all.iter_mut().for_each(|sample| sample.emulated = true);
+        assert!(IoReport::new(&all).violations.is_empty());
+        all.iter_mut().filter(|sample| sample.target == Target::Loop).for_each(|sample| sample.operations = 200);
+        assert_eq!(IoReport::new(&all).violations.len(), 1);
+    }
+
+    #[test]
+    fn without_samples_there_are_no_figures() {
+        let report = IoReport::new(&[]);
+        assert!(report.figures.is_empty() && report.ratios.is_empty() && report.violations.is_empty());
+    }
+}
