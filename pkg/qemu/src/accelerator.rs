@@ -15,9 +15,9 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// AVX is slow in emulation; Nehalem is the newest model without it. What is added takes less of QEMU's time than the
-/// instructions that a guest has in its place: a compiled function for each step of AES, CLMUL and SHA (TLS, dm-verity), an
-/// FS base without an MSR (each switch between threads), an APIC without memory-mapped registers.
+/// AVX is slow in emulation; Nehalem is the newest model without it. QEMU executes the added instructions faster than those
+/// that a guest uses without them: AES, CLMUL and SHA (TLS, dm-verity) are one compiled function for each step, an FS base
+/// is not an MSR (each switch between threads), and the registers of an x2APIC are not in memory.
 pub(crate) const EMULATED: &str = "Nehalem,+aes,+pclmulqdq,+sha-ni,+fsgsbase,+x2apic";
 
 impl Accelerator {

@@ -156,7 +156,7 @@ impl Soak {
             return Err(format!("the node uses {used} bytes in the end, and {middle} after the first third").into());
         }
         let controls = self.controls(&before, limit).await?;
-        println!("all as promised: nothing is left, {controls} leaks on purpose were found");
+        println!("All limits hold: nothing is left, and {controls} leaks on purpose were found.");
         Ok(())
     }
 
@@ -198,7 +198,7 @@ impl Soak {
         Census::take(self.node.process()?, self.disk.path(), &self.world.server)
     }
 
-    /// What stays when the work is done.
+    /// Everything that stays when the work is done.
     async fn baseline(&self) -> Result<Census, Failure> {
         let start = Instant::now();
         let mut last = self.census()?;
@@ -248,7 +248,7 @@ impl Soak {
             return Err("the loop device of a control is in use".into());
         }
         fs::remove_dir(&directory)?;
-        let (disk, project) = (File::open(&root)?, ProjectId::new(9_000_000).ok_or("0 is no project")?);
+        let (disk, project) = (File::open(&root)?, ProjectId::new(9_000_000).ok_or("0 is not a project")?);
         fsquota::set_limits(&disk, project, Limits::for_size(Bytes::MIB))?;
         self.expect(before, Kind::Project)?;
         Quotas::open(&disk)?.clear(project)?;
