@@ -120,7 +120,7 @@ pub(crate) fn check(
     };
     let size = size(spec)?;
     let mode = parameters.mode(volume_mode, size);
-    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size };
+    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size, source: None };
     Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, access_modes, reclaim: parameters.reclaim }))
 }
 

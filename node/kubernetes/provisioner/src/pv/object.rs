@@ -148,7 +148,7 @@ mod tests {
     fn request(reclaim: ReclaimPolicy) -> (ProvisionRequest, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
         let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
-        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size };
+        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size, source: None };
         let id = "pvc-u1".parse().expect("an identifier");
         let record = Record {
             claim,
@@ -156,6 +156,7 @@ mod tests {
             mode,
             size,
             project: ProjectId::new(7).expect("an ID"),
+            cloning: None,
             state: State::Staged,
         };
         (ProvisionRequest { id, volume, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)

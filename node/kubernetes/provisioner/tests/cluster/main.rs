@@ -103,6 +103,7 @@ fn record(claim: Claim, class: &str, state: State) -> Record {
         mode: Mode::Filesystem { inodes: Inodes::new(1 << 19) },
         size: Bytes::GIB,
         project: fsquota::ProjectId::new(7).expect("an ID"),
+        cloning: None,
         state,
     }
 }

@@ -39,12 +39,12 @@ enum Call {
 
 fn request(mode: Mode, size: Bytes) -> Request {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
-    Request { claim, class: "local".into(), mode, size }
+    Request { claim, class: "local".into(), mode, size, source: None }
 }
 
 /// Without the project ID, which differs.
 fn shown(record: &Record) -> String {
-    let Record { claim, class, mode, size, project: _, state } = record;
+    let Record { claim, class, mode, size, project: _, cloning: _, state } = record;
     format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
 }
 
