@@ -61,6 +61,12 @@ pub(crate) fn volume_of(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     handle(pv).filter(|_| here)
 }
 
+/// The one node of the PV, whichever it is.
+pub(crate) fn node_of(pv: &PersistentVolume) -> Option<&str> {
+    let affinity = pv.spec.as_ref()?.node_affinity.as_ref()?;
+    hostnames(affinity).next().filter(|node| names_node(affinity, node))
+}
+
 /// The volume of a PV of this driver, on any node.
 pub(crate) fn handle(pv: &PersistentVolume) -> Option<VolumeId> {
     let csi = pv.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
@@ -159,7 +165,7 @@ mod tests {
             cloning: None,
             state: State::Staged,
         };
-        (ProvisionRequest { id, volume, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
+        (ProvisionRequest { id, volume, source: None, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
     }
 
     fn built(reclaim: ReclaimPolicy) -> PersistentVolume {
