@@ -1,8 +1,8 @@
 //! A process is killed within a clone.
 
 use std::cell::Cell;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
 use dir::Ensured;
 use fsquota::Limits;
@@ -154,6 +154,41 @@ fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
     image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
     assert!(content.iter().all(|byte| *byte == 1));
     drop(root);
+}
+
+/// XFS allocates 128 KiB for each write to a shared block, which the quota counted for half an hour: writes to holes failed.
+#[test]
+fn a_thin_source_has_its_own_limit_for_its_holes() {
+    const PIECE: u64 = 128 << 10;
+    let disk = XfsDisk::with_project_quota();
+    let source = sized("pvc-source", THIN, SIZE);
+    let want = clone_of(&source, &sized("pvc-clone", THIN, SIZE));
+    let store = open(disk.path());
+    made(&store, &source);
+    let (id, half) = (id("pvc-source"), SIZE.get() / 2);
+    // As the loop device of a pod. XFS keeps the blocks of a file that has been written through the page cache until the
+    // kernel's next periodic writeback.
+    let path = disk.path().join("volumes/live/pvc-source/image");
+    let direct = || OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let mut memory = vec![1_u8; (1 << 20) + 4096];
+    let aligned = memory.as_ptr().align_offset(4096);
+    let block = &mut memory[aligned..aligned + (1 << 20)];
+    let file = direct();
+    (0..half >> 20).for_each(|part| file.write_all_at(block, part << 20).unwrap());
+    let alone = limits(&store, &id);
+    drop(file);
+    killed_after_the_clone(&store, &want);
+    drop(store);
+    let store = open(disk.path());
+    block.fill(2);
+    let file = direct();
+    (0..half / PIECE).for_each(|number| file.write_all_at(&block[..4096], number * PIECE).unwrap());
+    let used = || store.open_volume(&id).unwrap().quota().unwrap().used.bytes;
+    assert!(used() > Bytes::new(half + half / 2), "{}: XFS allocates nothing in advance", used());
+    cloned(&store, &want);
+    assert_eq!(limits(&store, &id), alone);
+    assert!(used() < Bytes::new(half + half / 8), "{}", used());
+    (0..half >> 20).for_each(|part| file.write_all_at(block, half + (part << 20)).unwrap());
 }
 
 #[test]
