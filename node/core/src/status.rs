@@ -243,6 +243,7 @@ mod tests {
             mode,
             size: Bytes::MIB,
             project: fsquota::ProjectId::new(7).unwrap(),
+            cloning: None,
             state,
         }
     }

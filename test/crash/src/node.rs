@@ -207,7 +207,7 @@ pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
         Shape::Thick => Mode::Block { allocation: Allocation::Thick },
         Shape::Thin => Mode::Block { allocation: Allocation::Thin },
     };
-    Request { claim, class: "local".into(), mode, size }
+    Request { claim, class: "local".into(), mode, size, source: None }
 }
 
 /// For `map_err`: this call of the store failed.

@@ -105,7 +105,9 @@ impl Volumes {
             Kind::Filesystem => volume::Mode::Filesystem { inodes: INODES },
             Kind::Block => volume::Mode::Block { allocation: volume::Allocation::Thin },
         };
-        self.store.provision(&id, &Request { claim, class: "local".to_owned(), mode, size }).expect("provision");
+        self.store
+            .provision(&id, &Request { claim, class: "local".to_owned(), mode, size, source: None })
+            .expect("provision");
         let directory = self.live.join(id.as_str());
         Volume { id, kind, directory }
     }

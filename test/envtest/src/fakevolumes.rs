@@ -8,9 +8,9 @@ use dir::Ensured;
 use fsquota::{Limits, ProjectId};
 use units::{Bytes, Inodes};
 use volume::{
-    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
-    Overcommit, Record, Records, Request, Space, State, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
-    VolumeUsage, Volumes,
+    Cloning, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
+    Overcommit, Record, Records, Request, SourceError, Space, State, Strays, UsageError, VolumeCalls, VolumeId,
+    VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -41,6 +41,10 @@ struct Disk {
     /// Those with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
     projects: u32,
+    /// The sources of clones.
+    sources: BTreeMap<VolumeId, VolumeId>,
+    /// How many more passes do not end a clone.
+    passes: u32,
 }
 
 impl FakeVolumes {
@@ -111,6 +115,16 @@ impl FakeVolumes {
         self.disk().drifted.insert(id.clone(), drifted);
     }
 
+    /// So many passes over clones do not end them.
+    pub fn set_passes(&self, passes: u32) {
+        self.disk().passes = passes;
+    }
+
+    /// The volume from which this one was cloned.
+    pub fn source(&self, id: &VolumeId) -> Option<VolumeId> {
+        self.disk().sources.get(id).cloned()
+    }
+
     /// Loses the volume: a disk was put in that does not have it.
     pub fn lose(&self, id: &VolumeId) {
         self.disk().records.remove(id);
@@ -167,21 +181,60 @@ impl Disk {
             {
                 return refused(VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
+            Some((record, false)) if record.cloning.is_some() => return self.copy(id, record),
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
             Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
             // It was being undone.
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
-        let free = self.space().free();
-        if want.reserved() > free {
-            return Err(Error::Full { id: id.clone(), wanted: want.reserved(), free });
+        let cloning = match &want.source {
+            Some(source) => {
+                let checked = self.check_source(source, want.size);
+                let headroom = checked.map_err(|source| Error::Source { id: id.clone(), source })?;
+                Some(Cloning { source: source.clone(), headroom })
+            }
+            None => None,
+        };
+        let headroom = cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
+        let (wanted, free) = (want.reserved().saturating_add(headroom), self.space().free());
+        if wanted > free {
+            return Err(Error::Full { id: id.clone(), wanted, free });
         }
         self.projects += 1;
         let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
-        let Request { claim, class, mode, size } = want.clone();
-        let record = Record { claim, class, mode, size, project, state: State::Staged };
+        let Request { claim, class, mode, size, source: _ } = want.clone();
+        let record = Record { claim, class, mode, size, project, cloning, state: State::Staged };
+        self.records.insert(id.clone(), record.clone());
+        match &record.cloning {
+            Some(Cloning { source, .. }) => {
+                self.sources.insert(id.clone(), source.clone());
+                self.copy(id, record)
+            }
+            None => Ok(Ensured::Created(record)),
+        }
+    }
+
+    /// One pass over a clone.
+    fn copy(&mut self, id: &VolumeId, record: Record) -> Result<Ensured<Record>, Error> {
+        if self.passes > 0 {
+            self.passes -= 1;
+            return Err(Error::Copying { id: id.clone(), left: record.size });
+        }
+        let record = Record { cloning: None, ..record };
         self.records.insert(id.clone(), record.clone());
         Ok(Ensured::Created(record))
+    }
+
+    /// The size of the volume, if it can be cloned into one of this size.
+    fn check_source(&self, id: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
+        let volume = id.clone();
+        match self.look(id) {
+            Some((Record { state: State::Staged, .. }, _)) => Err(SourceError::NotAnnounced { volume }),
+            Some((record, _)) if !record.mode.is_block() => Err(SourceError::Filesystem { volume }),
+            Some((record, false)) if record.size > size => Err(SourceError::Larger { volume, has: record.size, size }),
+            Some((record, false)) => Ok(record.size),
+            None | Some((_, true)) => Err(SourceError::Unknown { volume }),
+        }
     }
 
     fn announce(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -6,6 +6,7 @@ use units::Bytes;
 use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 
 use crate::claim::plan::Rejection;
+use crate::claim::source::CloneError;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -15,6 +16,8 @@ pub(crate) enum Error {
     UnknownClass { class: String },
     #[error(transparent)]
     Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Clone(#[from] CloneError),
     #[error(transparent)]
     Full(volume::Error),
     #[error(transparent)]
@@ -62,6 +65,7 @@ impl Error {
             Self::NoClass => "NoClass",
             Self::UnknownClass { .. } => "UnknownClass",
             Self::Rejected(rejection) => rejection.kind(),
+            Self::Clone(_) => "Clone",
             Self::Full(_) => "Full",
             Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",

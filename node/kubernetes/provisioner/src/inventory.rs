@@ -209,6 +209,7 @@ pub(crate) fn example() -> Snapshot {
             mode,
             size: Bytes::GIB,
             project: ProjectId::new(7).expect("an ID"),
+            cloning: None,
             state,
         },
         used,

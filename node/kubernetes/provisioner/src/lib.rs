@@ -17,6 +17,7 @@ mod capacity {
 mod claim {
     pub(crate) mod apply;
     pub(crate) mod plan;
+    pub(crate) mod source;
 }
 mod class;
 mod classes;

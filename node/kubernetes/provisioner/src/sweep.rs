@@ -253,6 +253,7 @@ mod tests {
             mode: Mode::Filesystem { inodes: Inodes::new(64) },
             size: Bytes::GIB,
             project: ProjectId::new(7).expect("an ID"),
+            cloning: None,
             state,
         }
     }

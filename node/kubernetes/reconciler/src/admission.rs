@@ -10,6 +10,7 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 use crate::INSTANCE;
+use crate::clone::CLAIM;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 use crate::pv_policy::pvs;
@@ -176,8 +177,8 @@ fn claims_of_node() -> Vec<Validation> {
     claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
 }
 
-/// A write removes the selected node, sets that of a claim of our driver that has neither node nor volume, or sets the
-/// node of a claim with a volume.
+/// A write removes the selected node, sets that of a claim of our driver that has no volume and either no node or a claim
+/// as its source, or sets the node of a claim with a volume.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
@@ -187,14 +188,16 @@ fn claims_of_reclaimer() -> Vec<Validation> {
     );
     let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
     let of_driver = PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('') == '{DRIVER_NAME}'")).join(" || ");
+    let cloned = format!("oldObject.spec.?dataSource.?kind.orValue('') == '{CLAIM}'");
     let selected = format!(
-        "{} || !('{SELECTED_NODE}' in {new}) || (!('{SELECTED_NODE}' in {old}) && !({BOUND}) && ({of_driver}))",
+        "{} || !('{SELECTED_NODE}' in {new}) || ((!('{SELECTED_NODE}' in {old}) || {cloned}) && \
+         !({BOUND}) && ({of_driver}))",
         unchanged(SELECTED_NODE)
     );
     let placed = format!("{} || ('{VOLUME_NODE}' in {new} && {BOUND})", unchanged(VOLUME_NODE));
     claim_updates(
-        "the reclaimer returns a claim to the scheduler, selects the node of a claim that has none, or names the node of a \
-         bound claim, and changes nothing else of it",
+        "the reclaimer returns a claim to the scheduler, selects the node of a claim that has none or is a clone, or names \
+         the node of a bound claim, and changes nothing else of it",
         [others, selected, placed],
     )
 }

@@ -16,6 +16,7 @@ mod admission;
 pub mod agents;
 mod approver;
 mod bound;
+mod clone;
 mod control;
 mod csr;
 mod dns;

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::control::{WatchEnded, control};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{Selections, size_of};
-use crate::{INSTANCE, bound};
+use crate::{INSTANCE, bound, clone};
 
 /// Annotations with the claim's provisioner. Older controllers write the second one.
 pub(crate) const PROVISIONER: [&str; 2] =
@@ -53,6 +53,8 @@ const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 enum ReclaimError {
     #[error("cannot read node {node}")]
     Node { node: String, source: Box<kube::Error> },
+    #[error("cannot read claim {claim}")]
+    Source { claim: String, source: Box<kube::Error> },
     #[error("cannot read PV {pv}")]
     Volume { pv: String, source: Box<kube::Error> },
     #[error("cannot write the annotation {annotation} of the claim")]
@@ -126,6 +128,11 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
     if !is_waiting(&claim) {
         return Ok(Action::await_change());
     }
+    if let Some(source) = clone::source(&claim)
+        && let Some(action) = reclaimer.place_clone(&claim, source).await?
+    {
+        return Ok(action);
+    }
     let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
     let left = reclaimer.selections().assigned(&claim, node, Instant::now());
     if !reclaimer.exists(node).await? {
@@ -172,6 +179,36 @@ impl Reclaimer {
             info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume");
         }
         Ok(Action::await_change())
+    }
+
+    /// Selects the node of the source, also instead of another one: the clone cannot be created elsewhere, and the scheduler
+    /// takes the node of the claim. `None` if no node is known: the node that is selected otherwise reports why.
+    async fn place_clone(&self, claim: &PersistentVolumeClaim, source: &str) -> Result<Option<Action>, ReclaimError> {
+        let selected = waits_for(claim);
+        let Some(node) = self.node_of(claim, source).await? else {
+            return Ok(selected.map(|_| Action::requeue(UNTIL_PUBLISHED)));
+        };
+        if !self.exists(&node).await? {
+            return Ok(None);
+        }
+        if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
+            info!(claim = %Named(claim), source, node, "node of the source selected for clone");
+        }
+        // No node loses the claim by `UNSERVED`: copying a large volume takes longer.
+        Ok(Some(Action::requeue(INTERVAL)))
+    }
+
+    /// The node of a bound claim of the same namespace.
+    async fn node_of(&self, claim: &PersistentVolumeClaim, source: &str) -> Result<Option<String>, ReclaimError> {
+        let claims =
+            Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
+        let failed = |error| ReclaimError::Source { claim: source.to_owned(), source: Box::new(error) };
+        let Some(source) = claims.get_opt(source).await.map_err(failed)? else { return Ok(None) };
+        let pv = source.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).filter(|pv| !pv.is_empty());
+        let Some(pv) = pv else { return Ok(None) };
+        let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
+        let found = found.map_err(|error| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(error) })?;
+        Ok(found.and_then(|pv| bound::node_of(&pv, &source).map(str::to_owned)))
     }
 
     /// Selects a node for the claim if no scheduler does.

@@ -44,6 +44,33 @@ pub enum Error {
     Published { id: VolumeId, target: PathBuf },
     #[error("volume {id} is announced; it goes when its PV is deleted")]
     Announced { id: VolumeId },
+    /// Nothing was changed, or it was undone.
+    #[error("volume {id} cannot be cloned from its source")]
+    Source { id: VolumeId, source: SourceError },
+    /// One pass does not copy all blocks that the volume shares with its source. The next call continues.
+    #[error("volume {id} is copied in part: at most {left} are left")]
+    Copying { id: VolumeId, left: Bytes },
+}
+
+/// Why a volume is not the source of a clone.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error("there is no volume {volume} on this node")]
+    Unknown { volume: VolumeId },
+    #[error("volume {volume} is not announced yet; try again")]
+    NotAnnounced { volume: VolumeId },
+    #[error("volume {volume} is closed; see the node's log")]
+    Closed { volume: VolumeId },
+    #[error("volume {volume} is a filesystem volume, of which clones are not supported; copy its files")]
+    Filesystem { volume: VolumeId },
+    #[error("volume {volume} has {has}; request at least as much instead of {size}")]
+    Larger { volume: VolumeId, has: Bytes, size: Bytes },
+    #[error("the file system of volume {volume} has no reflinks; move the volumes to one of `mkfs.xfs -m reflink=1`")]
+    Unsupported { volume: VolumeId },
+    #[error("volume {volume} grew before it was cloned; the clone begins again")]
+    Grown { volume: VolumeId },
+    #[error("cannot look at volume {volume}")]
+    Look { volume: VolumeId, source: LookError },
 }
 
 /// Why the disk could not be looked at.
@@ -97,6 +124,15 @@ pub enum ActError {
         #[source]
         errno: Errno,
     },
+    #[error("cannot {step} the blocks of the clone")]
+    Clone {
+        step: &'static str,
+        #[source]
+        errno: Errno,
+    },
+    /// It becomes [`Error::Copying`].
+    #[error("at most {left} are left")]
+    Copying { left: Bytes },
     #[error("the image has {found} instead of {wanted}")]
     Short { found: Bytes, wanted: Bytes },
     #[error("cannot look for loop devices of the image")]
@@ -169,7 +205,9 @@ impl Error {
             | Self::Act { .. }
             | Self::Unfinished { .. }
             | Self::Published { .. }
-            | Self::Announced { .. } => false,
+            | Self::Announced { .. }
+            | Self::Source { .. }
+            | Self::Copying { .. } => false,
         }
     }
 
@@ -186,6 +224,8 @@ impl Error {
             Self::Act { .. } => "act",
             Self::Unfinished { .. } => "unfinished",
             Self::Announced { .. } => "announced",
+            Self::Source { .. } => "source",
+            Self::Copying { .. } => "copying",
         }
     }
 
@@ -219,6 +259,11 @@ impl ActError {
         }
     }
 
+    /// Whether the file system cannot clone files.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Clone { errno: Errno::EOPNOTSUPP, .. })
+    }
+
     /// Whether the name exists already.
     pub(crate) fn is_foreign(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
@@ -229,7 +274,9 @@ impl ActError {
 
         match self {
             Self::Dir(error) => Some(error.errno()),
-            Self::Record(errno) | Self::Root(errno) | Self::Image { errno, .. } => Some(*errno),
+            Self::Record(errno) | Self::Root(errno) | Self::Image { errno, .. } | Self::Clone { errno, .. } => {
+                Some(*errno)
+            }
             Self::Allocate(AllocateError::Counter { source, .. }) => source.raw_os_error().map(Errno::from_raw),
             Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
             | Self::Limit(SetError::Fs(FsError::System { source, .. }))
@@ -239,6 +286,7 @@ impl ActError {
             | Self::Clear(_)
             | Self::Quota(_)
             | Self::Unfinished { .. }
+            | Self::Copying { .. }
             | Self::Short { .. }
             | Self::Loops(_)
             | Self::Detach(_)

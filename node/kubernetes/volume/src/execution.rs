@@ -15,8 +15,9 @@ use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error};
 use crate::index::Known;
 use crate::plan::Step;
+use crate::record::Cloning;
 use crate::store::{Store, place};
-use crate::{Allocation, Record, Request, VolumeId, image};
+use crate::{Allocation, Record, Request, VolumeId, clone, image};
 
 /// How long XFS may take for inodes that were deleted: it takes them apart in the background (inodegc, since Linux
 /// 5.14), and begins with the next query of a quota.
@@ -48,13 +49,15 @@ pub(crate) struct Execution<'a> {
     pub(crate) id: &'a VolumeId,
     pub(crate) want: Option<&'a Request>,
     pub(crate) known: Option<Known>,
+    /// Of a new record.
+    pub(crate) cloning: Option<Cloning>,
     /// Opened once, used by the steps that fill it.
     staged: Option<Dir>,
 }
 
 impl<'a> Execution<'a> {
     pub(crate) fn new(store: &'a Store, id: &'a VolumeId, want: Option<&'a Request>, known: Option<Known>) -> Self {
-        Self { store, id, want, known, staged: None }
+        Self { store, id, want, known, cloning: None, staged: None }
     }
 
     pub(crate) fn run(&mut self, steps: &[Step]) -> Result<(), Error> {
@@ -65,6 +68,7 @@ impl<'a> Execution<'a> {
                 let id = self.id.clone();
                 return Err(match source {
                     ActError::Unfinished { freed, left } => Error::Unfinished { id, freed, left },
+                    ActError::Copying { left } => Error::Copying { id, left },
                     source => Error::Act { id, step, source },
                 });
             }
@@ -77,7 +81,8 @@ impl<'a> Execution<'a> {
         let (id, name) = (self.id, self.id.name());
         match step {
             Step::WriteRecord => {
-                let record = self.want.ok_or(ActError::NoRecord)?.record(self.store.projects.next()?);
+                let want = self.want.ok_or(ActError::NoRecord)?;
+                let record = want.record(self.store.projects.next()?, self.cloning.clone());
                 files.create(id, &record)?;
                 self.put(Known { record, announcement: None, scanned: None });
             }
@@ -87,6 +92,22 @@ impl<'a> Execution<'a> {
                 let (size, allocation) = (self.record()?.size, self.allocation()?);
                 image::make(self.staged()?, size, allocation)?;
             }
+            Step::CloneImage => {
+                let (store, cloning) = (self.store, self.record()?.cloning.clone().ok_or(ActError::NoRecord)?);
+                store.clone_image(self.staged()?, &cloning)?;
+            }
+            Step::CopyBlocks => {
+                let (size, allocation) = (self.record()?.size, self.allocation()?);
+                clone::end_sharing(self.staged()?, size, allocation)?;
+            }
+            Step::EndSharing => {
+                let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
+                let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
+                self.store.release_headroom(&cloning)?;
+                files.replace(id, &known.record)?;
+                self.put(known);
+                self.store.settle_source(&cloning.source);
+            }
             Step::Publish => {
                 // Its descriptor is of no use any more.
                 self.staged = None;
@@ -95,7 +116,7 @@ impl<'a> Execution<'a> {
             Step::SyncLive => live.sync()?,
             Step::RaiseLimits(to) => {
                 let record = self.record()?.grown(to);
-                quotas.set_limits(record.project, record.limits())?;
+                quotas.set_limits(record.project, self.store.limits(id, &record))?;
             }
             Step::GrowImage(to) => image::grow(&live.open_dir(name)?, to, self.allocation()?)?,
             Step::RaiseRecord(to) => {
@@ -130,7 +151,11 @@ impl<'a> Execution<'a> {
                     files.remove(record.state, id)?;
                 }
                 self.store.index().forget(id);
-                self.known = None;
+                let cloning = self.known.take().and_then(|known| known.record.cloning);
+                if let Some(cloning) = cloning {
+                    // No block is shared: the limits were cleared, which needs a project without blocks.
+                    self.store.settle_source(&cloning.source);
+                }
             }
         }
         Ok(())
@@ -192,7 +217,7 @@ impl<'a> Execution<'a> {
         if (stat.st_uid, stat.st_gid, stat.st_mode & !libc::S_IFMT) == (0, 0, libc::S_IRWXU) {
             fchmod(&root, self.root_mode()?).map_err(ActError::Root)?;
         }
-        quotas.set_limits(record.project, record.limits())?;
+        quotas.set_limits(record.project, self.store.limits(self.id, record))?;
         info!(volume = %self.id, "limits and mode of a volume restored after its removal had begun");
         Ok(())
     }

@@ -4,12 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use dir::Name;
+use serde::{Deserialize, Serialize};
 
 /// The longest identifier, in bytes: a letter, 128 others, and the last.
 const MAX_LEN: usize = 130;
 
 /// CSI volume handle and PV name, `[a-z][a-z0-9.-]{0,128}[a-z0-9]`: always one safe path component.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct VolumeId(Name);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +49,20 @@ impl FromStr for VolumeId {
             }
             _ => Err(error()),
         }
+    }
+}
+
+impl TryFrom<String> for VolumeId {
+    type Error = VolumeIdError;
+
+    fn try_from(text: String) -> Result<Self, VolumeIdError> {
+        text.parse()
+    }
+}
+
+impl From<VolumeId> for String {
+    fn from(id: VolumeId) -> Self {
+        id.as_str().to_owned()
     }
 }
 

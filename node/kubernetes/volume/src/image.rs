@@ -21,7 +21,7 @@ use crate::error::{ActError, LookError};
 pub(crate) const INODES: Inodes = Inodes::new(2);
 
 /// Only the node reads and writes images.
-const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+pub(crate) const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 const BLOCK: u64 = 4096;
 

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fsquota::ProjectId;
-use units::Inodes;
+use fsquota::{Limits, ProjectId};
+use units::{Bytes, Inodes};
 
 use crate::VolumeId;
 use crate::ledger::Ledger;
-use crate::record::{Record, RecordError, State};
+use crate::record::{Cloning, Record, RecordError, State};
 
 /// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
 /// the start is not there; entries of other writers are detected by exclusive creates and renames.
@@ -16,6 +16,8 @@ pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,
     pub(crate) ledger: Ledger,
     pub(crate) foreign: BTreeSet<VolumeId>,
+    /// Volumes that share blocks with their sources.
+    pub(crate) clones: BTreeMap<VolumeId, Cloning>,
     /// How many announcements there were, and how many of them are on the disk.
     pub(crate) announced: u64,
     pub(crate) durable: u64,
@@ -53,7 +55,19 @@ impl Index {
     /// The record that is on the disk now.
     pub(crate) fn put(&mut self, id: &VolumeId, known: Known) {
         self.ledger.note(id.clone(), known.record.reserved());
+        match &known.record.cloning {
+            Some(cloning) => drop(self.clones.insert(id.clone(), cloning.clone())),
+            None => drop(self.clones.remove(id)),
+        }
         self.volumes.insert(id.clone(), Entry::Known(known));
+    }
+
+    /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
+    pub(crate) fn limits(&self, id: &VolumeId, record: &Record) -> Limits {
+        let headroom: Bytes =
+            self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum();
+        let Limits { bytes, inodes } = record.limits();
+        Limits { bytes: bytes.map(|bytes| bytes.saturating_add(headroom).min(Limits::MAX_BYTES.max(bytes))), inodes }
     }
 
     /// Changes what is known of a volume that has a readable record.
@@ -66,6 +80,7 @@ impl Index {
     /// The record is gone, and with it the reservation.
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
+        self.clones.remove(id);
         self.ledger.release(id);
     }
 }

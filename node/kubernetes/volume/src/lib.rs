@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod clone;
 mod disk_state;
 mod drift;
 mod error;
@@ -46,14 +47,14 @@ pub use calls::{Operation, VolumeCalls};
 pub use cluster::{DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use disk_state::Where;
 pub use drift::{DriftError, Drifted};
-pub use error::{ActError, Error, ListError, LookError, OpenError, StartError, UsageError};
+pub use error::{ActError, Error, ListError, LookError, OpenError, SourceError, StartError, UsageError};
 pub use id::{VolumeId, VolumeIdError};
 pub use ledger::Space;
 pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
 pub use plan::{Step, VolumeRefusal};
-pub use record::{Allocation, Claim, Mode, Record, RecordError, State};
+pub use record::{Allocation, Claim, Cloning, Mode, Record, RecordError, State};
 pub use request::Request;
 pub use settings::{Neighbours, Settings};
 pub use store::Store;

@@ -18,8 +18,14 @@ pub enum Step {
     MakeStaging,
     /// Limits first, then the project on the directory: it is never there without them.
     Limit,
-    /// Create the image with its full size.
+    /// Clone the image of the source, whose limit is raised first.
+    CloneImage,
+    /// Create the image with its full size, or extend a cloned one.
     MakeImage,
+    /// Copy the blocks that the image shares, as many as one pass may.
+    CopyBlocks,
+    /// Write into the record that the image shares nothing, durably, and lower the limit of the source.
+    EndSharing,
     /// From staging to live: from now on it is a volume.
     Publish,
     /// Make that rename durable, and with it everything before.
@@ -66,25 +72,43 @@ pub enum VolumeRefusal {
 /// # Errors
 /// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
-    use Step::{Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
+    use Step::{CloneImage, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
 
     let Some(record) = &seen.record else {
         if seen.is_anywhere() {
             return Err(VolumeRefusal::Foreign);
         }
-        let image = want.mode.is_block().then_some(MakeImage);
-        return Ok([WriteRecord, MakeStaging, Limit].into_iter().chain(image).chain([Publish, SyncLive]).collect());
+        let image: &[Step] = match (&want.source, want.mode) {
+            (Some(_), _) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+            (None, Mode::Block { .. }) => &[MakeImage],
+            (None, Mode::Filesystem { .. }) => &[],
+        };
+        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, &[Publish, SyncLive]].concat());
     };
-    if record.claim.uid != want.claim.uid || record.mode.is_block() != want.mode.is_block() || record.size != want.size
+    let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
+    if record.claim.uid != want.claim.uid
+        || record.mode.is_block() != want.mode.is_block()
+        || record.size != want.size
+        || other_source
     {
         let Claim { uid, .. } = &record.claim;
         return Err(VolumeRefusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
     }
-    let image = match record.mode {
-        Mode::Block { .. } if seen.staging.image() != Some(record.size) => Some(MakeImage),
-        Mode::Block { .. } | Mode::Filesystem { .. } => None,
+    let image: &[Step] = match (record.mode, seen.staging.image(), &record.cloning) {
+        (Mode::Filesystem { .. }, ..) => &[],
+        (Mode::Block { .. }, Some(image), None) if image == record.size => &[],
+        // A clone that shared nothing any more was being undone: its content is gone.
+        (Mode::Block { .. }, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
+            let undone = DiskState { record: None, staging: Place::Absent, ..*seen };
+            return Ok([undo(seen)?, provision(want, &undone)?].concat());
+        }
+        (Mode::Block { .. }, _, None) => &[MakeImage],
+        // XFS sets the size of a clone last.
+        (Mode::Block { .. }, None | Some(Bytes::ZERO), Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+        (Mode::Block { .. }, Some(image), Some(_)) if image < record.size => &[MakeImage, CopyBlocks, EndSharing],
+        (Mode::Block { .. }, Some(_), Some(_)) => &[CopyBlocks, EndSharing],
     };
-    let from = |begin: &[Step]| begin.iter().copied().chain(image).chain([Publish, SyncLive]).collect();
+    let from = |begin: &[Step]| [begin, image, &[Publish, SyncLive]].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {
         (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
@@ -100,6 +124,11 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         }
         _ => Err(VolumeRefusal::Foreign),
     }
+}
+
+/// Whether the volume was never live.
+fn is_only_staged(record: &Record, seen: &DiskState) -> bool {
+    record.state == State::Staged && !seen.live.is_present() && !seen.trash.is_present()
 }
 
 /// Expands the volume to at least this size. An image that is larger than its record, because a run ended in between, is
@@ -223,17 +252,23 @@ mod tests {
     use units::Inodes;
 
     use super::*;
-    use crate::record::Allocation;
+    use crate::record::{Allocation, Cloning};
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
     const NOTHING: DiskState = DiskState::NOTHING;
     const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
     const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
+    /// The size of the source of a clone.
+    const HALF: Bytes = Bytes::new(1 << 29);
     const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
 
     fn want(mode: Mode) -> Request {
         let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
-        Request { claim, class: "local".into(), mode, size: Bytes::GIB }
+        Request { claim, class: "local".into(), mode, size: Bytes::GIB, source: None }
+    }
+
+    fn clone_of(source: &str) -> Request {
+        Request { source: Some(source.parse().expect("an identifier")), ..want(DISK) }
     }
 
     fn modes() -> impl Strategy<Value = Mode> {
@@ -266,7 +301,9 @@ mod tests {
                     self.staging = Place::Present { project: None, image: None };
                 }
                 Step::Limit => self.staging = Place::Present { project: Some(PROJECT), image: None },
+                Step::CloneImage => self.staging.set_image(HALF),
                 Step::MakeImage => self.staging.set_image(size.expect("a record")),
+                Step::EndSharing => self.record.as_mut().expect("a record").cloning = None,
                 Step::Publish => self.live = self.staging.take(),
                 Step::GrowImage(to) => {
                     assert!(self.live.image().is_some_and(|image| image < to), "never cut");
@@ -281,7 +318,12 @@ mod tests {
                 Step::RemoveStaging => self.staging = Place::Absent,
                 Step::RemoveData => self.trash = Place::Absent,
                 Step::RemoveRecord => self.record = None,
-                Step::RaiseLimits(_) | Step::ClearLimits | Step::DetachLoops(_) | Step::SyncLive | Step::SyncTrash => {}
+                Step::RaiseLimits(_)
+                | Step::CopyBlocks
+                | Step::ClearLimits
+                | Step::DetachLoops(_)
+                | Step::SyncLive
+                | Step::SyncTrash => {}
             }
         }
 
@@ -293,10 +335,15 @@ mod tests {
 
     /// The first `cut` steps of provisioning.
     fn made(mode: Mode, seen: DiskState, cut: usize) -> DiskState {
-        let steps = provision(&want(mode), &seen).expect("it can be created");
+        made_for(&want(mode), seen, cut)
+    }
+
+    fn made_for(want: &Request, seen: DiskState, cut: usize) -> DiskState {
+        let steps = provision(want, &seen).expect("it can be created");
+        let cloning = want.source.clone().map(|source| Cloning { source, headroom: HALF });
         steps.iter().take(cut).fold(seen, |mut seen, step| {
             match step {
-                Step::WriteRecord => seen.record = Some(want(mode).record(PROJECT)),
+                Step::WriteRecord => seen.record = Some(want.record(PROJECT, cloning.clone())),
                 step => seen.do_step(*step),
             }
             seen
@@ -395,6 +442,33 @@ mod tests {
         }
 
         #[test]
+        fn a_clone_is_live_only_with_its_content_and_when_it_shares_nothing(
+            cuts in prop::collection::vec((0usize..10, any::<bool>()), 0..5),
+        ) {
+            let want = clone_of("pvc-source");
+            // The image of each step that creates one from nothing begins with the source's content.
+            let mut seen = NOTHING;
+            for (after, undone) in cuts {
+                if undone {
+                    let steps = undo(&seen)?;
+                    seen = cut(seen, &steps, after);
+                }
+                let steps = provision(&want, &seen)?;
+                let made = steps.iter().position(|step| *step == Step::MakeImage);
+                let cloned = steps.iter().position(|step| *step == Step::CloneImage);
+                prop_assert!(made.is_none() || cloned < made && cloned.is_some() || seen.staging.image() == Some(HALF));
+                seen = made_for(&want, seen, after);
+                let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
+                prop_assert!(!seen.live.is_present() || !shares);
+            }
+            let seen = made_for(&want, seen, usize::MAX);
+            prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+            prop_assert_eq!(seen.live.image(), Some(Bytes::GIB));
+            prop_assert!(!changes(&provision(&want, &seen)?));
+            prop_assert_eq!(provision(&want, &seen.announced())?, vec![]);
+        }
+
+        #[test]
         fn a_volume_that_is_half_undone_is_created_again(mode in modes(), steps in 0usize..8, cut in 0usize..9) {
             let seen = delete(made(mode, NOTHING, steps), cut)?;
             prop_assert_eq!(made(mode, seen, usize::MAX), done(mode));
@@ -490,6 +564,13 @@ mod tests {
         let larger = Request { size: Bytes::TIB, ..want(FILES) };
         assert!(matches!(provision(&larger, &done(FILES)), Err(VolumeRefusal::Differs { size: Bytes::GIB, .. })));
         assert!(matches!(provision(&want(DISK), &done(FILES)), Err(VolumeRefusal::Differs { .. })));
+    }
+
+    #[test]
+    fn a_clone_of_another_source_is_not_adopted() {
+        let half = made_for(&clone_of("pvc-source"), NOTHING, 4);
+        assert!(matches!(provision(&clone_of("pvc-other"), &half), Err(VolumeRefusal::Differs { .. })));
+        assert!(matches!(provision(&want(DISK), &half), Err(VolumeRefusal::Differs { .. })));
     }
 
     #[test]

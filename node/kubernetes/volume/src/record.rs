@@ -7,7 +7,7 @@ use fsquota::{Limits, ProjectId};
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Inodes};
 
-use crate::image;
+use crate::{VolumeId, image};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -116,6 +116,15 @@ pub enum State {
     Announced,
 }
 
+/// A volume whose image shares blocks with that of its source, or is about to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cloning {
+    pub source: VolumeId,
+    /// The size of the source's image. The limit of the source is raised by it, so that the source can be overwritten.
+    pub headroom: Bytes,
+}
+
 /// All that is known of a volume without the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -124,6 +133,8 @@ pub struct Record {
     pub mode: Mode,
     pub size: Bytes,
     pub project: ProjectId,
+    /// `None` also for a clone that shares nothing any more.
+    pub cloning: Option<Cloning>,
     pub state: State,
 }
 
@@ -152,7 +163,11 @@ impl RecordError {
     }
 }
 
-const VERSION: u32 = 2;
+/// Of records without fields of version 3, so that earlier releases read them.
+const EARLIER: u32 = 2;
+
+/// With [`Cloning`]: an earlier release would finish such a volume without the content of its source.
+const VERSION: u32 = 3;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -160,7 +175,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Version 2 of the file. The state is the directory of the file.
+/// Versions 2 and 3 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -170,6 +185,8 @@ struct Stored {
     mode: Mode,
     size_bytes: Bytes,
     project: ProjectId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cloning: Option<Cloning>,
 }
 
 impl Record {
@@ -177,9 +194,9 @@ impl Record {
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {
-            VERSION => {
-                let Stored { version: _, claim, class, mode, size_bytes, project } = parse(content)?;
-                Ok(Self { claim, class, mode, size: size_bytes, project, state })
+            EARLIER | VERSION => {
+                let Stored { version: _, claim, class, mode, size_bytes, project, cloning } = parse(content)?;
+                Ok(Self { claim, class, mode, size: size_bytes, project, cloning, state })
             }
             1 => Err(RecordError::Version1),
             other => Err(RecordError::Version(other)),
@@ -188,16 +205,19 @@ impl Record {
 
     /// The content of the record's file.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { claim, class, mode, size, project, state: _ } = self.clone();
-        let stored = Stored { version: VERSION, claim, class, mode, size_bytes: size, project };
+        let Self { claim, class, mode, size, project, cloning, state: _ } = self.clone();
+        let version = if cloning.is_some() { VERSION } else { EARLIER };
+        let stored = Stored { version, claim, class, mode, size_bytes: size, project, cloning };
         // Strings, numbers and unit variants: nothing in it can fail to be JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
         content.push(b'\n');
         content
     }
 
+    /// While the volume is cloned, with the headroom of its source.
     pub fn reserved(&self) -> Bytes {
-        self.mode.reserved(self.size)
+        let headroom = self.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
+        self.mode.reserved(self.size).saturating_add(headroom)
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -232,13 +252,18 @@ mod tests {
         let claim =
             ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
         let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
-        (claim, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, state).prop_map(
-            |(claim, class, mode, size, project, state)| Record {
+        let cloning = prop::option::of(("[a-z][a-z0-9]{1,9}", any::<u64>()).prop_map(|(source, headroom)| Cloning {
+            source: source.parse().expect("an identifier"),
+            headroom: Bytes::new(headroom),
+        }));
+        (claim, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, state).prop_map(
+            |(claim, class, mode, size, project, cloning, state)| Record {
                 claim,
                 class,
                 mode,
                 size: Bytes::new(size),
                 project: ProjectId::new(project).expect("in range"),
+                cloning,
                 state,
             },
         )
@@ -285,12 +310,24 @@ mod tests {
             "mode":{"block":{"allocation":"thin"}},"size_bytes":4096,"project":7}"#;
         let record = Record::parse(content, State::Announced).unwrap();
         assert_eq!((record.state, record.mode), (State::Announced, Mode::Block { allocation: Allocation::Thin }));
+        let written = String::from_utf8(record.to_bytes()).expect("UTF-8");
+        assert!(written.starts_with(r#"{"version":2,"#) && !written.contains("cloning"), "{written}");
+    }
+
+    #[test]
+    fn a_clone_that_shares_blocks_is_read_by_no_earlier_release() {
+        let content = br#"{"version":3,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+            "mode":{"block":{"allocation":"thick"}},"size_bytes":4096,"project":7,
+            "cloning":{"source":"pvc-1","headroom":4096}}"#;
+        let record = Record::parse(content, State::Staged).unwrap();
+        assert!(record.to_bytes().starts_with(br#"{"version":3,"#));
+        assert_eq!(record.reserved().saturating_sub(record.mode.reserved(record.size)), Bytes::new(4096));
     }
 
     #[test]
     fn another_version_is_named_whatever_else_it_holds() {
-        let error = Record::parse(br#"{"version":3,"new":true}"#, State::Staged).unwrap_err();
-        assert!(matches!(error, RecordError::Version(3)));
+        let error = Record::parse(br#"{"version":4,"new":true}"#, State::Staged).unwrap_err();
+        assert!(matches!(error, RecordError::Version(4)));
         assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
     }
 

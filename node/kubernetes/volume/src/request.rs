@@ -3,7 +3,8 @@
 use fsquota::ProjectId;
 use units::Bytes;
 
-use crate::record::{Claim, Mode, Record, State};
+use crate::VolumeId;
+use crate::record::{Claim, Cloning, Mode, Record, State};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -12,6 +13,8 @@ pub struct Request {
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
     pub size: Bytes,
+    /// The block volume whose content the new one begins with.
+    pub source: Option<VolumeId>,
 }
 
 impl Request {
@@ -19,8 +22,8 @@ impl Request {
         self.mode.reserved(self.size)
     }
 
-    pub(crate) fn record(&self, project: ProjectId) -> Record {
-        let Self { claim, class, mode, size } = self.clone();
-        Record { claim, class, mode, size, project, state: State::Staged }
+    pub(crate) fn record(&self, project: ProjectId, cloning: Option<Cloning>) -> Record {
+        let Self { claim, class, mode, size, source: _ } = self.clone();
+        Record { claim, class, mode, size, project, cloning, state: State::Staged }
     }
 }

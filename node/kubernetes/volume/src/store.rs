@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
-use crate::error::{ActError, Error, LookError, OpenError, StartError};
+use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError};
 use crate::execution::{Execution, is_confined};
 use crate::files::Files;
 use crate::group::Shared;
@@ -81,8 +81,12 @@ impl Store {
             locks: VolumeLocks::default(),
             calls: VolumeCalls::default(),
         };
-        let mut index = Index::default();
-        for (id, (state, record)) in store.files.load()? {
+        let (mut index, found) = (Index::default(), store.files.load()?);
+        // Before the limits of their sources, whose pods may write.
+        let clones =
+            found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
+        index.clones = clones.collect();
+        for (id, (state, record)) in found {
             match record {
                 Err(error) if state == State::Staged && error.is_torn() && store.drop_unwritten(&id) => {}
                 record => store.take_over(&mut index, &id, state, record),
@@ -116,7 +120,7 @@ impl Store {
             if self.removal_has_begun(id, &record) {
                 return Ok(record);
             }
-            match self.quotas.set_limits(record.project, record.limits()) {
+            match self.quotas.set_limits(record.project, index.limits(id, &record)) {
                 Ok(()) => Ok(record),
                 Err(error) => {
                     index.ledger.note(id.clone(), record.reserved());
@@ -227,10 +231,21 @@ impl Store {
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
         execution.run(undo)?;
+        let source = match want.source.as_ref().filter(|_| make.contains(&Step::CloneImage)) {
+            Some(source) => Some(self.begin_clone(&mut execution, source, want)?),
+            None => None,
+        };
         if execution.known.is_none() {
-            self.reserve(id, want.reserved(), |index, reservation, disk| index.ledger.reserve(id, reservation, disk))?;
+            let headroom = execution.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
+            let wanted = want.reserved().saturating_add(headroom);
+            self.reserve(id, wanted, |index, reservation, disk| index.ledger.reserve(id, reservation, disk))?;
         }
-        match execution.run(make) {
+        let (clone, rest) =
+            make.split_at(make.iter().position(|step| *step == Step::CloneImage).map_or(0, |at| at + 1));
+        let cloned = execution.run(clone);
+        // Copying takes long, and its failure locks the source again.
+        drop(source);
+        match cloned.and_then(|()| execution.run(rest)) {
             Ok(()) => {
                 let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
                 if !steps.contains(&Step::Publish) {
@@ -257,7 +272,7 @@ impl Store {
             Step::Publish if source.is_foreign() => self.undo_known(id).map(drop),
             // It is there, and may have been for long.
             Step::SyncLive => return error,
-            _ if source.is_full() || source.is_too_large() => self.undo_known(id).map(drop),
+            _ if source.is_full() || source.is_too_large() || source.is_unsupported() => self.undo_known(id).map(drop),
             _ => return error,
         };
         if let Err(error) = undone {
@@ -265,6 +280,9 @@ impl Store {
         }
         if source.is_foreign() {
             return refused(id)(VolumeRefusal::Foreign);
+        }
+        if let (true, Some(volume)) = (source.is_unsupported(), want.source.clone()) {
+            return Error::Source { id: id.clone(), source: SourceError::Unsupported { volume } };
         }
         if source.is_too_large() {
             return Error::TooLarge { id: id.clone(), wanted: want.size };
@@ -350,7 +368,7 @@ impl Store {
             Ok(live) => former.grown(live.image().map_or(former.size, |image| image.max(former.size))),
             Err(source) => return Error::Look { id: id.clone(), source },
         };
-        if let Err(source) = self.quotas.set_limits(kept.project, kept.limits()) {
+        if let Err(source) = self.quotas.set_limits(kept.project, self.limits(id, &kept)) {
             return Error::Act { id: id.clone(), step: *step, source: source.into() };
         }
         self.index().ledger.note(id.clone(), kept.reserved());
@@ -433,7 +451,7 @@ impl Store {
         }
     }
 
-    fn undo_known(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+    pub(crate) fn undo_known(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::undo(&seen).map_err(refused(id))?;
         if let (false, Some(Known { record, .. })) = (steps.is_empty(), &known) {

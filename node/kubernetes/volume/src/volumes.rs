@@ -17,7 +17,8 @@ pub trait Volumes: Send + Sync + 'static {
     /// and has its limits. `Created` if this call made it live.
     ///
     /// # Errors
-    /// [`Error::Full`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
+    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
+    /// [`Error::Copying`]: the next call continues; the volume has the content that its source had at the first one.
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error>;
 
     /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. This is durable at the latest

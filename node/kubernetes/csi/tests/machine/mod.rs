@@ -157,7 +157,7 @@ impl Node {
 pub fn make(store: &Store, volume: &str, mode: volume::Mode) -> VolumeId {
     let id: VolumeId = volume.parse().expect("an identifier");
     let claim = Claim { uid: volume.to_owned(), namespace: "default".to_owned(), name: "claim".to_owned() };
-    let request = Request { claim, class: "local".to_owned(), mode, size: SIZE };
+    let request = Request { claim, class: "local".to_owned(), mode, size: SIZE, source: None };
     store.provision(&id, &request).expect("provision");
     store.announce(&id).expect("announce");
     id

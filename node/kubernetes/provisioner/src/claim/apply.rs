@@ -12,11 +12,12 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use tokio::time::{Instant, timeout};
-use tracing::{Instrument as _, info, info_span, warn};
-use volume::{Record, VolumeId};
+use tracing::{Instrument as _, debug, info, info_span, warn};
+use volume::{Claim, Cloning, Record, VolumeId};
 
 use crate::backoff::{self, Retry};
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection};
+use crate::claim::source::{self, CloneError};
 use crate::class;
 use crate::context::{OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
@@ -27,6 +28,9 @@ use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
 const UNTIL_BOUND: Duration = Duration::from_secs(30);
+
+/// Between two passes of a clone: other claims get their turn.
+const NEXT_PASS: Duration = Duration::from_millis(10);
 
 /// Work that takes longer is announced by an event.
 const SLOW: Duration = Duration::from_secs(5);
@@ -63,9 +67,17 @@ pub(crate) async fn reconcile_claim(
     let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Action::requeue(OCCUPIED)) };
     let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
+    if let Err(Error::Store(volume::Error::Copying { left, .. })) = &provisioned {
+        debug!(claim = %assigned.claim, %left, "clone copied in part");
+        return Ok(Action::requeue(NEXT_PASS));
+    }
     if let Err(error) = &provisioned {
-        provisioner.events.provisioning_failed(&claim, error.kind(), error);
-        if provisioner.may_fit_elsewhere(error) {
+        // The control plane is about to select the node of the source.
+        let is_expected = matches!(error, Error::Clone(error) if error.is_elsewhere());
+        if !is_expected || provisioner.attempts.is_failing(&key) {
+            provisioner.events.provisioning_failed(&claim, error.kind(), error);
+        }
+        if provisioner.may_fit_elsewhere(error) && !plan::is_clone(&claim) {
             provisioner.release(&claim).await?;
             info!(claim = %assigned.claim, "claim returned, so that another node is selected");
         }
@@ -107,11 +119,18 @@ impl Provisioner {
             return Ok(());
         }
         let class = self.class_of(assigned).await?;
-        let Some(request) = plan::check(assigned, claim, &class)? else { return Ok(()) };
+        let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(()) };
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);
             checked.map_err(|found| Rejection::Topology { class: class.name_any(), found })?;
+        }
+        let begun = match request.source.clone() {
+            Some(name) => Some(self.add_source(claim, &name, &mut request).await?),
+            None => None,
+        };
+        if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
+            self.events.provisioning(claim, &self.node);
         }
         let mut work = pin!(self.create_volume(&request));
         let (record, created) = match timeout(SLOW, &mut work).await {
@@ -127,6 +146,34 @@ impl Provisioner {
             self.events.provisioned(claim, &request.id, &record, self.free().await);
         }
         Ok(())
+    }
+
+    /// Finds the volume that the new one is cloned from. `Created` if the clone has not begun.
+    async fn add_source(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+        request: &mut ProvisionRequest,
+    ) -> Result<Ensured<()>, Error> {
+        let begun =
+            self.on_volume(&request.id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
+        // The source may be deleted as soon as its image is cloned.
+        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = begun.await?? {
+            request.volume.source = Some(source);
+            return Ok(Ensured::Unchanged(()));
+        }
+        let found = self.claims_beside(claim).get_opt(name).await.map_err(api("get the claim to clone"))?;
+        let pv = match found.as_ref().and_then(plan::volume_name) {
+            Some(pv) => self.pvs.get_opt(pv).await.map_err(api("get the PV of the claim to clone"))?,
+            None => None,
+        };
+        let source = source::volume(request, found.as_ref(), pv.as_ref(), &self.node).map_err(|obstacle| {
+            let Claim { namespace, .. } = &request.volume.claim;
+            let (claim, source_name) = (request.volume.claim.to_string(), format!("{namespace}/{name}"));
+            CloneError { claim, source_name, obstacle }
+        })?;
+        request.volume.source = Some(source);
+        Ok(Ensured::Created(()))
     }
 
     /// The watch may be behind: a class that it does not have is read.

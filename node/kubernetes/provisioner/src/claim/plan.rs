@@ -34,6 +34,8 @@ pub(crate) struct AssignedClaim {
 pub(crate) struct ProvisionRequest {
     pub(crate) id: VolumeId,
     pub(crate) volume: Request,
+    /// The claim of the same namespace whose content the volume begins with.
+    pub(crate) source: Option<String>,
     pub(crate) access_modes: Vec<AccessMode>,
     pub(crate) reclaim: ReclaimPolicy,
 }
@@ -47,8 +49,12 @@ pub(crate) enum AccessMode {
 /// An unsupported field. The text is the message of the claim's event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Rejection {
-    #[error("spec.dataSource and spec.dataSourceRef are not supported: the volume would be empty; remove them")]
+    #[error(
+        "spec.dataSource: a VolumeSnapshot is not supported, and the volume would be empty; name a claim, or remove it"
+    )]
     DataSource,
+    #[error("spec.dataSourceRef names a claim of namespace {0}; a claim is cloned within its namespace")]
+    SourceNamespace(String),
     #[error("spec.selector is not supported: each claim gets a new volume; remove it")]
     Selector,
     #[error("spec.volumeAttributesClassName is not supported; remove it")]
@@ -98,11 +104,15 @@ pub(crate) fn check(
     }
     let default = PersistentVolumeClaimSpec::default();
     let spec = claim.spec.as_ref().unwrap_or(&default);
-    match data_source(spec) {
-        Some(DataSource::OfDriver) => return Err(Rejection::DataSource),
+    let source = match data_source(spec) {
+        Some(DataSource::Claim { namespace: Some(namespace), .. }) if namespace != assigned.claim.namespace => {
+            return Err(Rejection::SourceNamespace(namespace.to_owned()));
+        }
+        Some(DataSource::Claim { name, .. }) => Some(name.to_owned()),
+        Some(DataSource::Snapshot) => return Err(Rejection::DataSource),
         Some(DataSource::Foreign) => return Ok(None),
-        None => {}
-    }
+        None => None,
+    };
     if spec.selector.is_some() {
         return Err(Rejection::Selector);
     }
@@ -120,8 +130,8 @@ pub(crate) fn check(
     };
     let size = size(spec)?;
     let mode = parameters.mode(volume_mode, size);
-    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size };
-    Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, access_modes, reclaim: parameters.reclaim }))
+    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size, source: None };
+    Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, source, access_modes, reclaim: parameters.reclaim }))
 }
 
 impl AccessMode {
@@ -136,7 +146,7 @@ impl AccessMode {
 impl Rejection {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
-            Self::DataSource => "DataSource",
+            Self::DataSource | Self::SourceNamespace(_) => "DataSource",
             Self::Selector => "Selector",
             Self::AttributesClass => "AttributesClass",
             Self::AccessMode(_) | Self::NoAccessMode => "AccessMode",
@@ -183,22 +193,33 @@ fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Rej
         .collect()
 }
 
-/// A kind that the driver of the class has to serve, or one of a volume populator, which provides a PV for the claim.
-enum DataSource {
-    OfDriver,
+enum DataSource<'a> {
+    Claim {
+        namespace: Option<&'a str>,
+        name: &'a str,
+    },
+    Snapshot,
+    /// A volume populator provides a PV for the claim.
     Foreign,
 }
 
 /// The API server copies each of both fields into the other one, as far as the other one can have the value.
-fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource> {
-    let reference = spec.data_source_ref.as_ref().map(|source| (source.api_group.as_deref(), source.kind.as_str()));
-    let source = spec.data_source.as_ref().map(|source| (source.api_group.as_deref(), source.kind.as_str()));
+fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource<'_>> {
+    let reference = spec.data_source_ref.as_ref().map(|source| {
+        (source.api_group.as_deref(), source.kind.as_str(), source.namespace.as_deref(), source.name.as_str())
+    });
+    let source = spec.data_source.as_ref();
+    let source = source.map(|source| (source.api_group.as_deref(), source.kind.as_str(), None, source.name.as_str()));
     Some(match reference.or(source)? {
-        (None | Some(""), "PersistentVolumeClaim") | (Some("snapshot.storage.k8s.io"), "VolumeSnapshot") => {
-            DataSource::OfDriver
-        }
+        (None | Some(""), "PersistentVolumeClaim", namespace, name) => DataSource::Claim { namespace, name },
+        (Some("snapshot.storage.k8s.io"), "VolumeSnapshot", ..) => DataSource::Snapshot,
         _ => DataSource::Foreign,
     })
+}
+
+/// Whether the volume can be created only where that of another claim is.
+pub(crate) fn is_clone(claim: &PersistentVolumeClaim) -> bool {
+    matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Claim { .. }))
 }
 
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
@@ -329,13 +350,26 @@ mod tests {
         let (kind, api_group) = ("VolumeSnapshot".into(), Some("snapshot.storage.k8s.io".into()));
         let source = TypedLocalObjectReference { kind, name: "s".into(), api_group };
         assert_eq!(rejection(&spec(|spec| spec.data_source = Some(source)), &class()), Rejection::DataSource);
-        let source =
-            TypedObjectReference { kind: "PersistentVolumeClaim".into(), name: "s".into(), ..Default::default() };
-        assert_eq!(rejection(&spec(|spec| spec.data_source_ref = Some(source)), &class()), Rejection::DataSource);
         let selector = LabelSelector::default();
         assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
         let gold = spec(|spec| spec.volume_attributes_class_name = Some("gold".into()));
         assert_eq!(rejection(&gold, &class()), Rejection::AttributesClass);
+    }
+
+    #[test]
+    fn a_claim_of_the_same_namespace_is_a_source() {
+        let of = |namespace: Option<&str>| {
+            let namespace = namespace.map(str::to_owned);
+            let kind = "PersistentVolumeClaim".to_owned();
+            let source = TypedObjectReference { kind, name: "s".into(), namespace, ..TypedObjectReference::default() };
+            spec(|spec| spec.data_source_ref = Some(source))
+        };
+        for namespace in [None, Some("default")] {
+            let request = checked(&of(namespace), &class()).unwrap().unwrap();
+            assert_eq!((request.source.as_deref(), request.volume.source), (Some("s"), None));
+        }
+        assert_eq!(rejection(&of(Some("other")), &class()), Rejection::SourceNamespace("other".into()));
+        assert!(is_clone(&of(None)) && !is_clone(&claim()));
     }
 
     #[test]

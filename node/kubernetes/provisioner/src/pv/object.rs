@@ -61,6 +61,12 @@ pub(crate) fn volume_of(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     handle(pv).filter(|_| here)
 }
 
+/// The one node of the PV, whichever it is.
+pub(crate) fn node_of(pv: &PersistentVolume) -> Option<&str> {
+    let affinity = pv.spec.as_ref()?.node_affinity.as_ref()?;
+    hostnames(affinity).next().filter(|node| names_node(affinity, node))
+}
+
 /// The volume of a PV of this driver, on any node.
 pub(crate) fn handle(pv: &PersistentVolume) -> Option<VolumeId> {
     let csi = pv.spec.as_ref()?.csi.as_ref().filter(|csi| csi.driver == DRIVER_NAME)?;
@@ -148,7 +154,7 @@ mod tests {
     fn request(reclaim: ReclaimPolicy) -> (ProvisionRequest, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
         let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
-        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size };
+        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size, source: None };
         let id = "pvc-u1".parse().expect("an identifier");
         let record = Record {
             claim,
@@ -156,9 +162,10 @@ mod tests {
             mode,
             size,
             project: ProjectId::new(7).expect("an ID"),
+            cloning: None,
             state: State::Staged,
         };
-        (ProvisionRequest { id, volume, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
+        (ProvisionRequest { id, volume, source: None, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
     }
 
     fn built(reclaim: ReclaimPolicy) -> PersistentVolume {

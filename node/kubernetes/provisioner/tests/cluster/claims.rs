@@ -50,7 +50,7 @@ pub async fn a_claim_of_another_node_is_ignored(cluster: Arc<Cluster>) -> Result
 
 pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "refusals").await?;
-    let source = json!({"kind": "PersistentVolumeClaim", "name": "other"});
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "other"});
     for (name, field, spec) in [
         ("source", "dataSource", json!({"dataSource": source})),
         ("selector", "selector", json!({"selector": {"matchLabels": {"a": "b"}}})),

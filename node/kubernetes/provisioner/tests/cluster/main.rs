@@ -5,6 +5,7 @@ mod burst;
 mod by_hand;
 mod capacity;
 mod claims;
+mod clones;
 mod comparison;
 mod deletion;
 mod expansion;
@@ -36,6 +37,9 @@ fn main() -> ExitCode {
         claims::a_claim_with_a_foreign_data_source_is_left_to_its_populator,
         claims::a_claim_that_does_not_fit_goes_back_to_the_scheduler,
         claims::a_generic_ephemeral_volume_is_deleted_with_its_pod,
+        clones::a_claim_is_cloned_from_a_claim,
+        clones::a_source_may_be_deleted_while_its_blocks_are_copied,
+        clones::what_cannot_be_cloned_is_reported_with_both_claims,
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,
@@ -103,6 +107,7 @@ fn record(claim: Claim, class: &str, state: State) -> Record {
         mode: Mode::Filesystem { inodes: Inodes::new(1 << 19) },
         size: Bytes::GIB,
         project: fsquota::ProjectId::new(7).expect("an ID"),
+        cloning: None,
         state,
     }
 }

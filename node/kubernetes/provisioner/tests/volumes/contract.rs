@@ -15,6 +15,8 @@ use crate::node::Node;
 const MIB: u64 = 1 << 20;
 const SIZE: Bytes = Bytes::new(4 * MIB);
 
+const LARGE: Bytes = Bytes::new(8 * MIB);
+
 const ODD: Bytes = Bytes::new(6 * MIB + 1);
 
 const TOO_MUCH: Bytes = Bytes::TIB;
@@ -39,12 +41,12 @@ enum Call {
 
 fn request(mode: Mode, size: Bytes) -> Request {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
-    Request { claim, class: "local".into(), mode, size }
+    Request { claim, class: "local".into(), mode, size, source: None }
 }
 
 /// Without the project ID, which differs.
 fn shown(record: &Record) -> String {
-    let Record { claim, class, mode, size, project: _, state } = record;
+    let Record { claim, class, mode, size, project: _, cloning: _, state } = record;
     format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
 }
 
@@ -126,9 +128,11 @@ fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
 fn calls(mode: Mode) -> Vec<Call> {
     use Call::{Announce, Discard, Expand, LiveVolume, Provision, Restore, Retire, Undo};
     let other = if mode.is_block() { FILES } else { THICK };
+    let clone = |source: &str| Request { source: Some(source.parse().unwrap()), ..request(mode, SIZE) };
+    let clones = ["pvc-source", "pvc-large", "pvc-files", "pvc-none"].map(|source| Provision(clone(source)));
     let mut of_another = request(mode, SIZE);
     of_another.claim.uid = "another".into();
-    vec![
+    let calls = [
         Provision(request(mode, SIZE)),
         Provision(request(mode, ODD.round_up::<4096>().unwrap())),
         Provision(request(other, SIZE)),
@@ -144,12 +148,18 @@ fn calls(mode: Mode) -> Vec<Call> {
         Discard,
         Undo,
         LiveVolume,
-    ]
+    ];
+    calls.into_iter().chain(clones.into_iter().filter(|_| mode.is_block())).collect()
 }
 
 #[test]
 fn the_fake_answers_as_the_store_does() {
     let both = Both::new();
+    for (source, mode, size) in [("pvc-source", THICK, SIZE), ("pvc-large", THICK, LARGE), ("pvc-files", FILES, SIZE)] {
+        for call in [Call::Provision(request(mode, size)), Call::Announce] {
+            both.call(&source.parse().unwrap(), &call, "of a source");
+        }
+    }
     let empty = both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the beginning");
     for (mode, name) in [(FILES, "files"), (THICK, "thick")] {
         for (number, call) in calls(mode).into_iter().enumerate() {

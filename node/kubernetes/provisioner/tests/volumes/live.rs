@@ -20,7 +20,7 @@ impl Node {
     fn provisioned(&self, name: &str, mode: Mode) -> VolumeId {
         let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
         let id = name.parse().unwrap();
-        self.store.provision(&id, &Request { claim, class: "local".into(), mode, size: SIZE }).unwrap();
+        self.store.provision(&id, &Request { claim, class: "local".into(), mode, size: SIZE, source: None }).unwrap();
         id
     }
 }

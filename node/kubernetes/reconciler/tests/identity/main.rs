@@ -2,6 +2,7 @@
 
 mod capacity;
 mod certificate;
+mod clones;
 mod dns;
 mod immediate;
 mod joining;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         objects::the_api_server_has_only_rights_at_kubelets,
         objects::requests_of_nodes_have_the_system_priority,
         objects::a_claim_returns_to_the_scheduler_when_its_node_is_deleted,
+        clones::a_clone_gets_the_node_of_its_source,
         immediate::a_claim_with_immediate_binding_gets_a_node,
         storage::a_node_creates_changes_and_deletes_its_own_pv,
         storage::a_node_creates_only_pvs_with_the_listed_fields,

@@ -39,7 +39,7 @@ fn resized() -> Patch<Value> {
     }}))
 }
 
-async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
+pub(crate) async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Api::all(admin.clone()).create(&PostParams::default(), &volume(name, &on("one"))).await?;
     let claims = Api::default_namespaced(admin.clone());
     claims.create(&PostParams::default(), &claim(name, name.into())?).await?;

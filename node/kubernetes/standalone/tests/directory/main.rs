@@ -161,7 +161,7 @@ fn space_and_projects_of_other_programs_are_not_allocated() {
     let claim = Claim { uid: "u".into(), namespace: "default".into(), name: "c".into() };
     let mode = Mode::Filesystem { inodes: fsquota::default_inodes(size) };
     let id = "pvc-1".parse().unwrap();
-    volumes.provision(&id, &Request { claim, class: "local".into(), mode, size }).unwrap();
+    volumes.provision(&id, &Request { claim, class: "local".into(), mode, size, source: None }).unwrap();
     volumes.announce(&id).unwrap();
     let volume = volumes.open_volume(&id).unwrap();
     assert!(volume.project() >= Neighbours::FIRST_PROJECT);

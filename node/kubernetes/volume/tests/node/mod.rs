@@ -113,7 +113,7 @@ pub fn disk(name: &str, allocation: Allocation) -> Request {
 
 pub fn sized(name: &str, mode: Mode, size: Bytes) -> Request {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
-    Request { claim, class: "local".into(), mode, size }
+    Request { claim, class: "local".into(), mode, size, source: None }
 }
 
 pub const SIZE: Bytes = Bytes::new(16 << 20);

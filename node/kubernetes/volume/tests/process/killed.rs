@@ -22,29 +22,30 @@ const SIZE: Bytes = Bytes::new(1 << 20);
 const LARGER: Bytes = Bytes::new(3 << 20);
 
 const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
-const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
-const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
+pub const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
+pub const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
 
 /// [`Call::may_change_files`], without what only asks: there are many volumes to make, each killed a step later.
 fn may_change_files(call: &Call<'_>) -> bool {
     const GET_FLAGS: u64 = 0x801c_581f; // FS_IOC_FSGETXATTR
+    const MAP: u64 = 0xc020_660b; // FS_IOC_FIEMAP
     const SET_LIMITS: u64 = 0x5804; // Q_XSETQLIM
     let [_, command, ..] = call.arguments();
     match call.number() {
-        libc::SYS_ioctl => command != GET_FLAGS,
+        libc::SYS_ioctl => command != GET_FLAGS && command != MAP,
         // QCMD: the lowest byte is the kind of quota.
         libc::SYS_quotactl_fd => command >> 8 == SET_LIMITS,
         _ => call.may_change_files(),
     }
 }
 
-fn open(disk: &Path) -> Store {
+pub fn open(disk: &Path) -> Store {
     Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left")
 }
 
 /// One volume at a time, in each of the modes: `before` brings it where the operation begins, `work` is killed a step later each
 /// time until it is not reached any more, and `after` looks at what a new process makes of it, and removes it.
-fn killed_everywhere(
+pub fn killed_everywhere(
     modes: &[Mode],
     before: impl Fn(&Store, &Request),
     work: impl Fn(&Store, &Request),
@@ -78,7 +79,7 @@ fn killed_everywhere(
     println!("{killed} times");
 }
 
-fn made(store: &Store, request: &Request) -> Record {
+pub fn made(store: &Store, request: &Request) -> Record {
     let id = id(&request.claim.name);
     store.provision(&id, request).unwrap();
     store.announce(&id).unwrap();
@@ -116,7 +117,7 @@ fn is_whole(store: &Store, record: &Record) {
     }
 }
 
-fn deleted(store: &Store, request: &Request) {
+pub fn deleted(store: &Store, request: &Request) {
     let id = id(&request.claim.name);
     store.retire(&id).unwrap();
     store.discard(&id).unwrap();

@@ -2,6 +2,7 @@
 //! any two of them. Needs root and one scratch disk: the tests wait for it, so that none forks while another unmounts.
 
 mod calls;
+mod cloned;
 mod killed;
 #[path = "../node/mod.rs"]
 mod node;

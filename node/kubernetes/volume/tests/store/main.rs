@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod attacked;
+mod cloning;
 mod closing;
 mod deleting;
 mod growing;

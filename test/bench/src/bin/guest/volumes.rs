@@ -106,7 +106,7 @@ fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
 /// All that the provisioner asks of the disk for a claim.
 fn claim(store: &Store, id: &VolumeId, mode: Mode) -> Result<(), CallError> {
     let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "data".to_owned() };
-    store.provision(id, &Request { claim, class: "local".to_owned(), mode, size: SIZE })?;
+    store.provision(id, &Request { claim, class: "local".to_owned(), mode, size: SIZE, source: None })?;
     store.announce(id)?;
     Ok(())
 }

@@ -1,0 +1,161 @@
+//! The claim whose content a new volume begins with. Pure.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use units::Bytes;
+use volume::{DRIVER_NAME, VolumeId};
+
+use crate::claim::plan::ProvisionRequest;
+use crate::pv::object;
+
+/// A claim cannot be a clone, now or at all. The text is the message of the claim's event.
+#[derive(Debug, thiserror::Error)]
+#[error("claim {claim} cannot be cloned from claim {source_name}, {obstacle}")]
+pub(crate) struct CloneError {
+    pub(crate) claim: String,
+    pub(crate) source_name: String,
+    pub(crate) obstacle: Obstacle,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Obstacle {
+    #[error("which does not exist; create it, or remove spec.dataSource")]
+    Missing,
+    #[error("which is being deleted; select another source")]
+    Deleted,
+    #[error("which has no volume yet; use it in a pod first")]
+    Unbound,
+    #[error("whose volume {pv} is not one of {DRIVER_NAME}; select a source with a storage class of this driver")]
+    Foreign { pv: String },
+    #[error("whose volume is on node {node}; the clone is created there when the control plane has selected that node")]
+    Elsewhere { node: String },
+    #[error(
+        "which has volumeMode Filesystem; clones of filesystem volumes are not supported: copy the files with a pod"
+    )]
+    Filesystem,
+    #[error("which has volumeMode Block; set spec.volumeMode: Block")]
+    Mode,
+    #[error("which has {has}; request at least as much instead of {requested}")]
+    Smaller { has: Bytes, requested: Bytes },
+}
+
+/// The volume of the source, if this node can clone it for the request.
+pub(crate) fn volume(
+    request: &ProvisionRequest,
+    source: Option<&PersistentVolumeClaim>,
+    pv: Option<&PersistentVolume>,
+    node: &str,
+) -> Result<VolumeId, Obstacle> {
+    let source = source.ok_or(Obstacle::Missing)?;
+    if source.metadata.deletion_timestamp.is_some() {
+        return Err(Obstacle::Deleted);
+    }
+    let phase = source.status.as_ref().and_then(|status| status.phase.as_deref());
+    // Another claim may have had the PV, which then has the data of that one.
+    let pv = pv.filter(|pv| phase == Some("Bound") && object::is_of(pv, source)).ok_or(Obstacle::Unbound)?;
+    let foreign = || Obstacle::Foreign { pv: pv.metadata.name.clone().unwrap_or_default() };
+    object::handle(pv).ok_or_else(foreign)?;
+    let is_block = pv.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some("Block");
+    match (is_block, request.volume.mode.is_block()) {
+        (true, true) => {}
+        (true, false) => return Err(Obstacle::Mode),
+        (false, _) => return Err(Obstacle::Filesystem),
+    }
+    let Some(id) = object::volume_of(pv, node) else {
+        return Err(object::node_of(pv).map_or_else(foreign, |node| Obstacle::Elsewhere { node: node.to_owned() }));
+    };
+    // The store compares the size that the volume has at the instant of the clone.
+    match object::capacity(pv) {
+        Some(has) if has > request.volume.size => Err(Obstacle::Smaller { has, requested: request.volume.size }),
+        Some(_) | None => Ok(id),
+    }
+}
+
+impl CloneError {
+    /// Whether the control plane selects another node: no reason for an event yet.
+    pub(crate) const fn is_elsewhere(&self) -> bool {
+        matches!(self.obstacle, Obstacle::Elsewhere { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use volume::{Allocation, Claim, Mode, Request};
+
+    use super::*;
+    use crate::class::ReclaimPolicy;
+
+    fn request(mode: Mode, size: Bytes) -> ProvisionRequest {
+        let claim = Claim { uid: "new".into(), namespace: "default".into(), name: "new".into() };
+        let volume = Request { claim, class: "local".into(), mode, size, source: None };
+        let id = "pvc-new".parse().expect("an identifier");
+        ProvisionRequest {
+            id,
+            volume,
+            source: Some("data".into()),
+            access_modes: vec![],
+            reclaim: ReclaimPolicy::Delete,
+        }
+    }
+
+    fn disk() -> ProvisionRequest {
+        request(Mode::Block { allocation: Allocation::Thick }, Bytes::GIB)
+    }
+
+    fn claim(more: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({"metadata": {"name": "data", "uid": "u"}, "status": {"phase": "Bound"}});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            claim[key].as_object_mut().unwrap().extend(value.as_object().cloned().unwrap());
+        }
+        serde_json::from_value(claim).expect("a claim")
+    }
+
+    fn pv(driver: &str, uid: &str, mode: &str, host: &str) -> PersistentVolume {
+        let on = json!([{"matchExpressions": [{"key": volume::TOPOLOGY_KEY, "operator": "In", "values": [host]}]}]);
+        serde_json::from_value(json!({"metadata": {"name": "pvc-u"}, "spec": {
+            "csi": {"driver": driver, "volumeHandle": "pvc-u"}, "claimRef": {"uid": uid}, "volumeMode": mode,
+            "capacity": {"storage": "1Gi"}, "nodeAffinity": {"required": {"nodeSelectorTerms": on}},
+        }}))
+        .expect("a PV")
+    }
+
+    #[test]
+    fn a_bound_block_volume_of_this_node_is_cloned() {
+        let pv = pv(DRIVER_NAME, "u", "Block", "one");
+        assert_eq!(volume(&disk(), Some(&claim(json!({}))), Some(&pv), "one"), Ok("pvc-u".parse().unwrap()));
+    }
+
+    #[test]
+    fn each_obstacle_is_named() {
+        let (own, deleted) = (claim(json!({})), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+        let pending = claim(json!({"status": {"phase": "Pending"}}));
+        let block = |uid: &str, host: &str| pv(DRIVER_NAME, uid, "Block", host);
+        let files = pv(DRIVER_NAME, "u", "Filesystem", "one");
+        let found =
+            |claim: Option<&PersistentVolumeClaim>, pv: &PersistentVolume| volume(&disk(), claim, Some(pv), "one");
+        assert_eq!(found(None, &block("u", "one")), Err(Obstacle::Missing));
+        assert_eq!(found(Some(&claim(deleted)), &block("u", "one")), Err(Obstacle::Deleted));
+        assert_eq!(found(Some(&pending), &block("u", "one")), Err(Obstacle::Unbound));
+        assert_eq!(found(Some(&own), &block("of another claim", "one")), Err(Obstacle::Unbound));
+        assert_eq!(volume(&disk(), Some(&own), None, "one"), Err(Obstacle::Unbound));
+        let foreign = pv("example.invalid", "u", "Block", "one");
+        assert_eq!(found(Some(&own), &foreign), Err(Obstacle::Foreign { pv: "pvc-u".into() }));
+        assert_eq!(found(Some(&own), &block("u", "two")), Err(Obstacle::Elsewhere { node: "two".into() }));
+        assert_eq!(found(Some(&own), &files), Err(Obstacle::Filesystem));
+        let directory = request(Mode::Filesystem { inodes: units::Inodes::new(64) }, Bytes::GIB);
+        assert_eq!(volume(&directory, Some(&own), Some(&block("u", "one")), "one"), Err(Obstacle::Mode));
+        let small = request(Mode::Block { allocation: Allocation::Thin }, Bytes::MIB);
+        let smaller = Obstacle::Smaller { has: Bytes::GIB, requested: Bytes::MIB };
+        assert_eq!(volume(&small, Some(&own), Some(&block("u", "one")), "one"), Err(smaller));
+    }
+
+    #[test]
+    fn an_error_names_both_claims_and_the_remedy() {
+        let error = CloneError { claim: "a/new".into(), source_name: "a/data".into(), obstacle: Obstacle::Filesystem };
+        let text = error.to_string();
+        assert!(
+            text.contains("claim a/new") && text.contains("claim a/data") && text.contains("copy the files"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! Claims whose volumes are clones.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure};
+use kube::ResourceExt as _;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+use units::Bytes;
+
+use crate::id_of;
+use crate::node::{Node, until};
+
+/// A block claim with this source.
+fn clone_of(source: &str) -> Value {
+    json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": source}})
+}
+
+pub async fn a_claim_is_cloned_from_a_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "clone").await?;
+    let source = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+    node.bound("data").await?;
+    let id = id_of(&source.uid().unwrap_or_default())?;
+    node.volumes.set_passes(3);
+    let mut larger = clone_of("data");
+    larger["resources"] = json!({"requests": {"storage": "2Gi"}});
+    let clone = node.claim_here("copy", larger).await?;
+    let pv = node.bound("copy").await?;
+    assert_eq!(pv.spec.unwrap_or_default().capacity.unwrap_or_default()["storage"].0, "2Gi");
+    let copy = id_of(&clone.uid().unwrap_or_default())?;
+    assert_eq!(node.volumes.source(&copy), Some(id));
+    let record = node.volumes.record(&copy).expect("the volume has a record");
+    assert_eq!((record.size, record.cloning), (Bytes::new(2 << 30), None));
+    node.event("copy", "Provisioning").await?;
+    node.event("copy", "ProvisioningSucceeded").await?;
+    let failed = node.events("copy").await?.into_iter().filter(|event| event.type_.as_deref() == Some("Warning"));
+    assert_eq!(failed.collect::<Vec<_>>(), [], "a pass that does not end the copy does not fail");
+    node.end().await
+}
+
+pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "outlived").await?;
+    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+    let source = node.bound("data").await?;
+    node.volumes.set_passes(u32::MAX);
+    let clone = node.claim_here("copy", clone_of("data")).await?;
+    let copy = id_of(&clone.uid().unwrap_or_default())?;
+    until("a clone in part", async || {
+        let record = node.volumes.record(&copy);
+        let has_begun = record.as_ref().is_some_and(|record| record.cloning.is_some());
+        Ok((!has_begun).then(|| format!("{record:?}")))
+    })
+    .await?;
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    node.gone(&source).await?;
+    node.volumes.set_passes(0);
+    node.bound("copy").await?;
+    node.end().await
+}
+
+pub async fn what_cannot_be_cloned_is_reported_with_both_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let node = Node::start(&cluster, "unclonable").await?;
+    node.claim_here("files", json!({})).await?;
+    node.claim_here("large", json!({"volumeMode": "Block", "resources": {"requests": {"storage": "2Gi"}}})).await?;
+    node.bound("files").await?;
+    node.bound("large").await?;
+    node.claim("unbound", json!({"volumeMode": "Block"})).await?;
+    let live = node.volumes.live();
+    let mut directory = clone_of("large");
+    directory["volumeMode"] = "Filesystem".into();
+    for (name, source, words, spec) in [
+        ("of-none", "none", "does not exist", clone_of("none")),
+        ("of-files", "files", "clones of filesystem volumes are not supported", clone_of("files")),
+        ("of-large", "large", "request at least as much", clone_of("large")),
+        ("of-unbound", "unbound", "has no volume yet", clone_of("unbound")),
+        ("directory", "large", "set spec.volumeMode: Block", directory),
+    ] {
+        node.claim_here(name, spec).await?;
+        let note = node.event(name, "ProvisioningFailed").await?;
+        for word in [format!("unclonable/{name}"), format!("unclonable/{source}"), words.to_owned()] {
+            assert!(note.contains(&word), "{name}: {note}");
+        }
+    }
+    assert_eq!(node.volumes.live(), live);
+    node.end().await
+}

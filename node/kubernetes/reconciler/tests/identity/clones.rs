@@ -1,0 +1,53 @@
+//! Nodes of claims that are clones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envtest::{Cluster, Failure};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use supervisor::{Settings, Supervisor};
+
+use crate::resize::bound;
+use crate::storage::SELECTED_NODE;
+use crate::{Nodes, until};
+
+pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let Nodes { admin, .. } = Nodes::of(&cluster).await?;
+    let nodes = Api::<Node>::all(admin.clone());
+    nodes.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "one"}}))?).await?;
+    bound(&admin, "source").await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
+    // The scheduler has selected another node.
+    let claim = |name: &str, source: serde_json::Value| {
+        serde_json::from_value::<PersistentVolumeClaim>(json!({
+            "metadata": {"name": name, "annotations": {
+                "volume.kubernetes.io/storage-provisioner": "local.granary.dev", SELECTED_NODE: "two",
+            }},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+                "storageClassName": reconciler::CLASS, "dataSource": source,
+            },
+        }))
+    };
+    let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
+    claims.create(&PostParams::default(), &claim("clone", source)?).await?;
+    let client = admin.clone();
+    let reclaimer =
+        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
+    reclaimer.handle().healthy().await?;
+    until("the source's node", async || {
+        let found = claims.get("clone").await?.annotations().get(SELECTED_NODE).cloned();
+        Ok((found.as_deref() != Some("one")).then(|| format!("{found:?}")))
+    })
+    .await?;
+    reclaimer.stop(Duration::from_secs(10)).await?;
+    for name in ["clone", "source"] {
+        claims.delete(name, &DeleteParams::default()).await?;
+    }
+    Api::<PersistentVolume>::all(admin.clone()).delete("source", &DeleteParams::default()).await?;
+    nodes.delete("one", &DeleteParams::default()).await?;
+    Ok(())
+}

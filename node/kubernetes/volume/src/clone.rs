@@ -1,0 +1,299 @@
+//! Block volumes that begin with the content of another one.
+//!
+//! The image is cloned in an instant, and shares its blocks with the image of its source. A write to a shared block
+//! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the source's
+//! limit is raised while blocks are shared, and the clone becomes live only when it shares none.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use dir::{Dir, Mode, OFlag};
+use fsquota::Limits;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
+use nix::unistd::{fdatasync, ftruncate};
+use reflink::Extent;
+use tracing::warn;
+use units::Bytes;
+
+use crate::error::{ActError, Error, SourceError};
+use crate::execution::{Execution, is_confined};
+use crate::index::{Entry, Known};
+use crate::record::{Cloning, Record, State};
+use crate::store::Store;
+use crate::{Allocation, Request, VolumeGuard, VolumeId, image};
+
+/// How long one pass copies blocks. Other claims get their turn between passes.
+const PASS: Duration = Duration::from_secs(1);
+
+/// Before a busy source is looked at again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Blocks that are copied at once. XFS reserves quota for the copy and for the range itself: both fit into the blocks that
+/// the limit of an image has beside its size ([`image::taken`]).
+const PIECE: Bytes = Bytes::MIB;
+
+/// A range of an image that is not yet the clone's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// It shares blocks.
+    Copy { start: Bytes, length: Bytes },
+    /// A thick image has blocks everywhere, and a clone gets only those with data.
+    Allocate { start: Bytes, length: Bytes },
+}
+
+impl Store {
+    /// Locks the source. If it cannot be cloned, or not into the reserved space, what an earlier call began is undone.
+    pub(crate) fn begin_clone(
+        &self,
+        execution: &mut Execution<'_>,
+        source: &VolumeId,
+        want: &Request,
+    ) -> Result<VolumeGuard, Error> {
+        let id = execution.id;
+        let locked = self.lock_source(source, want.size).and_then(|(guard, cloning)| {
+            let begun = execution.known.as_ref().and_then(|known| known.record.cloning.as_ref());
+            match begun.filter(|begun| begun.headroom < cloning.headroom) {
+                Some(_) => Err(SourceError::Grown { volume: source.clone() }),
+                None => Ok((guard, cloning)),
+            }
+        });
+        match locked {
+            Ok((guard, cloning)) => {
+                execution.cloning = Some(cloning);
+                Ok(guard)
+            }
+            Err(source) => {
+                self.undo_known(id)?;
+                Err(Error::Source { id: id.clone(), source })
+            }
+        }
+    }
+
+    /// Keeps the source from growing and from being deleted while its image is cloned.
+    fn lock_source(&self, source: &VolumeId, size: Bytes) -> Result<(VolumeGuard, Cloning), SourceError> {
+        // Before the lock: a volume that is not announced may itself be a clone, whose operation waits for another lock.
+        self.check_source(source, size)?;
+        let guard = self.locks.blocking_lock(source);
+        let headroom = self.check_source(source, size)?;
+        Ok((guard, Cloning { source: source.clone(), headroom }))
+    }
+
+    /// The size of the source's image.
+    fn check_source(&self, source: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
+        let volume = || source.clone();
+        let record = match self.index().volumes.get(source) {
+            Some(Entry::Known(Known { record, .. })) if record.state == State::Announced => record.clone(),
+            Some(Entry::Known(_)) => return Err(SourceError::NotAnnounced { volume: volume() }),
+            Some(Entry::Closed { .. }) => return Err(SourceError::Closed { volume: volume() }),
+            None => return Err(SourceError::Unknown { volume: volume() }),
+        };
+        if !record.mode.is_block() {
+            return Err(SourceError::Filesystem { volume: volume() });
+        }
+        let image = match self.live.open_dir(source.name()) {
+            Ok(dir) => image::size_in(&dir).map_err(|error| SourceError::Look { volume: volume(), source: error })?,
+            Err(error) if error.is_not_found() => None,
+            Err(error) => return Err(SourceError::Look { volume: volume(), source: error.into() }),
+        };
+        // It was retired, or its data is lost.
+        let Some(image) = image else { return Err(SourceError::Unknown { volume: volume() }) };
+        let has = image.max(record.size);
+        if has > size { Err(SourceError::Larger { volume: volume(), has, size }) } else { Ok(has) }
+    }
+
+    /// Clones the source's image into a new directory, with the source locked.
+    pub(crate) fn clone_image(&self, staged: &Dir, cloning: &Cloning) -> Result<(), ActError> {
+        self.limit_source(&cloning.source)?;
+        let source = self.live.open_dir(cloning.source.name())?;
+        let from = source.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?;
+        let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
+        // The power failed between the transactions of an earlier clone, and there are blocks behind the end.
+        ftruncate(&to, 0).map_err(failed("truncate"))?;
+        reflink::clone_file(from, to).map_err(failed("clone"))
+    }
+
+    /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
+    pub(crate) fn limits(&self, id: &VolumeId, record: &Record) -> Limits {
+        self.index().limits(id, record)
+    }
+
+    /// Sets the limits of a source, which is locked.
+    fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
+        let (record, limits) = {
+            let index = self.index();
+            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
+            (record.clone(), index.limits(source, record))
+        };
+        // Its removal has begun, which these limits mark.
+        if is_confined(self.quotas.quota(record.project).map_err(ActError::Quota)?) {
+            return Ok(());
+        }
+        Ok(self.quotas.set_limits(record.project, limits)?)
+    }
+
+    /// Lowers the limit of a source after a clone has ended. A failure is logged: the image bounds what the source can use,
+    /// and the next start sets all limits again.
+    pub(crate) fn settle_source(&self, source: &VolumeId) {
+        let _guard = self.locks.blocking_lock(source);
+        if let Err(error) = self.limit_source(source) {
+            let reason: &dyn std::error::Error = &error;
+            warn!(volume = %source, error = reason, "limit of a cloned volume stays raised until the next start");
+        }
+    }
+
+    /// Releases the blocks that the source has only because its blocks were shared: pages that were dirtied meanwhile have
+    /// reserved new ones, and XFS has allocated more for the next writes. Without them, the source fits its own limit.
+    ///
+    /// # Errors
+    /// [`ActError::Copying`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
+    /// source needs no new blocks.
+    pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
+        let Cloning { source, headroom } = cloning;
+        let (record, limits) = {
+            let index = self.index();
+            // It was deleted meanwhile.
+            let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
+            (record.clone(), index.limits(source, record))
+        };
+        let image = self
+            .live
+            .open_dir(source.name())
+            .and_then(|dir| dir.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty()));
+        let Ok(image) = image else { return Ok(()) };
+        // An error of the disk belongs to the source's own writers.
+        if let Err(errno) = fdatasync(&image) {
+            warn!(volume = %source, %errno, "image of a cloned volume cannot be synced");
+        }
+        reflink::free_unused(&image, record.project.get()).map_err(failed("free unused"))?;
+        let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
+        let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
+        if used > alone && record.mode == (crate::Mode::Block { allocation: Allocation::Thin }) {
+            sleep(PAUSE);
+            return Err(ActError::Copying { left: Bytes::ZERO });
+        }
+        Ok(())
+    }
+}
+
+/// One pass over a cloned image, until it shares no block and, if it is thick, has all of them.
+///
+/// # Errors
+/// [`ActError::Copying`]: the next pass continues.
+pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+    let image = dir.open_file(&image::name(), OFlag::O_RDWR, Mode::empty())?;
+    let done = copy(&image, size, allocation);
+    // Its pages are clean, and a pod reads others first.
+    let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    done
+}
+
+fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+    let (begin, mut at) = (Instant::now(), Bytes::ZERO);
+    loop {
+        let batch = reflink::extents(image, at).map_err(failed("examine"))?;
+        for work in remaining(at, &batch, size, allocation) {
+            // At least one piece in each pass.
+            match work {
+                Work::Copy { start, length } => reflink::unshare(image, start, length).map_err(failed("copy"))?,
+                Work::Allocate { start, length } => {
+                    let [start, length] = [start, length].map(|number| number.get().cast_signed());
+                    fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))?;
+                }
+            }
+            if begin.elapsed() > PASS {
+                let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
+                return Err(ActError::Copying { left: size.saturating_sub(start) });
+            }
+        }
+        let Some(last) = batch.last() else { return Ok(()) };
+        at = last.end();
+    }
+}
+
+/// The work of a batch of extents behind `at`. An empty batch is the end of the image.
+fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -> Vec<Work> {
+    let (mut work, mut position) = (Vec::new(), at);
+    let hole = |from: Bytes, to: Bytes| {
+        let length = to.saturating_sub(from);
+        (allocation == Allocation::Thick && length > Bytes::ZERO).then_some(Work::Allocate { start: from, length })
+    };
+    for extent in batch {
+        let (start, end) = (extent.start.max(position), extent.end().min(size));
+        work.extend(hole(position, start.min(size)));
+        let mut piece = start;
+        while extent.shared && piece < end {
+            let length = end.saturating_sub(piece).min(PIECE);
+            work.push(Work::Copy { start: piece, length });
+            piece = piece.saturating_add(length);
+        }
+        position = position.max(end);
+    }
+    if batch.is_empty() {
+        work.extend(hole(position, size));
+    }
+    work
+}
+
+fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {
+    move |errno| ActError::Clone { step, errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCK: u64 = 4096;
+
+    fn blocks(count: u64) -> Bytes {
+        Bytes::new(count * BLOCK)
+    }
+
+    /// Extents with holes between them, and the size of the image.
+    fn image() -> impl Strategy<Value = (Vec<Extent>, Bytes)> {
+        (prop::collection::vec((0u64..3, 1u64..600, any::<bool>()), 0..20), 0u64..3).prop_map(|(all, tail)| {
+            let (mut extents, mut at) = (Vec::new(), 0);
+            for (gap, length, shared) in all {
+                extents.push(Extent { start: blocks(at + gap), length: blocks(length), shared });
+                at += gap + length;
+            }
+            (extents, blocks(at + tail))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_work_is_every_shared_block_and_every_hole_of_a_thick_image((extents, size) in image(), batch in 1usize..9) {
+            for allocation in [Allocation::Thick, Allocation::Thin] {
+                let (mut at, mut work) = (Bytes::ZERO, Vec::new());
+                for batch in extents.chunks(batch).chain([&[][..]]) {
+                    work.extend(remaining(at, batch, size, allocation));
+                    at = batch.last().map_or(at, |last| last.end());
+                }
+                let [mut copied, mut allocated] = [Bytes::ZERO; 2];
+                let mut end = Bytes::ZERO;
+                for one in work {
+                    let (Work::Copy { start, length } | Work::Allocate { start, length }) = one;
+                    prop_assert!(start >= end && length > Bytes::ZERO);
+                    end = start.saturating_add(length);
+                    match one {
+                        Work::Copy { .. } => {
+                            prop_assert!(length <= PIECE);
+                            copied = copied.saturating_add(length);
+                        }
+                        Work::Allocate { .. } => allocated = allocated.saturating_add(length),
+                    }
+                }
+                prop_assert!(end <= size);
+                let shared: Bytes = extents.iter().filter(|extent| extent.shared).map(|extent| extent.length).sum();
+                let mapped: Bytes = extents.iter().map(|extent| extent.length).sum();
+                prop_assert_eq!(copied, shared);
+                let holes = if allocation == Allocation::Thick { size.saturating_sub(mapped) } else { Bytes::ZERO };
+                prop_assert_eq!(allocated, holes);
+            }
+        }
+    }
+}

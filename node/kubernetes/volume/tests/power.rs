@@ -1,0 +1,92 @@
+//! The power fails while a volume is cloned. Needs root and three scratch disks.
+
+#[path = "node/mod.rs"]
+mod node;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use ktest_support::replay::{Cut, Recorder, Tearing};
+use units::Bytes;
+use volume::{Access, Allocation, Error, Mode, Request, Store, VolumeId, Volumes as _};
+
+use crate::node::{Node, id, settings, sized};
+
+const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
+const SIZE: Bytes = Bytes::new(2 << 20);
+
+fn open(disk: &Path) -> Store {
+    Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left")
+}
+
+fn image(store: &Store, id: &VolumeId) -> File {
+    File::from(store.open_volume(id).unwrap().image(Access::ReadWrite).unwrap())
+}
+
+fn write(store: &Store, id: &VolumeId, byte: u8) {
+    let image = image(store, id);
+    image.write_all_at(&vec![byte; SIZE.get() as usize], 0).unwrap();
+    image.sync_all().unwrap();
+}
+
+fn shared(store: &Store, id: &VolumeId) -> Bytes {
+    let batch = reflink::extents(image(store, id), Bytes::ZERO).unwrap();
+    assert!(batch.len() < 64, "one call shows all");
+    batch.iter().filter(|extent| extent.shared).map(|extent| extent.length).sum()
+}
+
+fn made(store: &Store, request: &Request) {
+    let id = id(&request.claim.name);
+    while let Err(error) = store.provision(&id, request) {
+        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+    }
+    store.announce(&id).unwrap();
+}
+
+/// The source is overwritten when the clone is durable: no clone has anything of that.
+#[test]
+fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
+    let recorder = Recorder::on_xfs();
+    let mounted = recorder.mount("prjquota");
+    let (source, clone) = (id("pvc-source"), id("pvc-clone"));
+    let want = Request { source: Some(source.clone()), ..sized("pvc-clone", THICK, SIZE) };
+    let store = open(mounted.path());
+    made(&store, &sized("pvc-source", THICK, SIZE));
+    write(&store, &source, 1);
+    let alone = store.open_volume(&source).unwrap().quota().unwrap().limits;
+    recorder.mark("begin");
+    made(&store, &want);
+    drop(store.open_volume(&clone).unwrap());
+    recorder.mark("end");
+    write(&store, &source, 2);
+    drop(store);
+    drop(mounted);
+
+    let mut replay = recorder.finish();
+    let mut cuts = replay.every_cut();
+    cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
+    cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
+    cuts.sort_by_key(Cut::position);
+    let mut unfinished = 0;
+    for cut in &cuts {
+        let disk = replay.restore(cut);
+        let mounted = disk.mount("prjquota");
+        let store = open(mounted.path());
+        let record = store.records().unwrap().readable.remove(&clone);
+        let sharing = record.as_ref().and_then(|record| record.cloning.as_ref()).map(|cloning| cloning.headroom);
+        unfinished += usize::from(sharing.is_some());
+        let limits = store.open_volume(&source).unwrap().quota().unwrap().limits;
+        let raised = alone.bytes.map(|bytes| bytes.saturating_add(sharing.unwrap_or_default()));
+        assert_eq!(limits.bytes, raised, "{record:?}");
+        assert!(record.is_some() || !cut.marks().any(|mark| mark == "end"), "the clone is lost");
+        assert!(sharing.is_some() || shared(&store, &source) == Bytes::ZERO, "{record:?}");
+        made(&store, &want);
+        let mut content = vec![0; SIZE.get() as usize];
+        image(&store, &clone).read_exact_at(&mut content, 0).unwrap();
+        assert!(content.iter().all(|byte| *byte == 1), "{record:?}");
+        assert_eq!(shared(&store, &source), Bytes::ZERO);
+        assert_eq!(store.open_volume(&source).unwrap().quota().unwrap().limits, alone);
+    }
+    assert!(unfinished > 0, "{unfinished} of {} cuts left an unfinished clone", cuts.len());
+}

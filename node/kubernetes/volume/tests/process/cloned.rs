@@ -1,0 +1,212 @@
+//! A process is killed within a clone.
+
+use std::cell::Cell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+
+use dir::Ensured;
+use fsquota::Limits;
+use ktest_support::XfsDisk;
+use ktest_support::process::{Call, killed_before};
+use nix::errno::Errno;
+use nix::libc;
+use units::Bytes;
+use volume::{Access, Allocation, Error, Mode, Record, Request, Store, VolumeId, Volumes as _};
+
+use crate::killed::{THICK, THIN, deleted, killed_everywhere, made, open};
+use crate::node::{id, sized};
+
+const SIZE: Bytes = Bytes::new(64 << 20);
+
+fn source_of(request: &Request) -> Request {
+    sized(&format!("{}-source", request.claim.name), request.mode, request.size)
+}
+
+fn clone_of(source: &Request, request: &Request) -> Request {
+    Request { source: Some(id(&source.claim.name)), ..request.clone() }
+}
+
+fn image(store: &Store, id: &VolumeId) -> File {
+    File::from(store.open_volume(id).unwrap().image(Access::ReadWrite).unwrap())
+}
+
+fn write(store: &Store, request: &Request, byte: u8) -> Result<(), Errno> {
+    let image = image(store, &id(&request.claim.name));
+    let written = image.write_all_at(&vec![byte; request.size.get() as usize], 0).and_then(|()| image.sync_all());
+    written.map_err(|error| Errno::from_raw(error.raw_os_error().expect("of the kernel")))
+}
+
+fn shared(store: &Store, id: &VolumeId) -> Bytes {
+    let batch = reflink::extents(image(store, id), Bytes::ZERO).unwrap();
+    assert!(batch.len() < 64, "one call shows all");
+    batch.iter().filter(|extent| extent.shared).map(|extent| extent.length).sum()
+}
+
+fn limits(store: &Store, id: &VolumeId) -> Limits {
+    store.open_volume(id).unwrap().quota().unwrap().limits
+}
+
+fn cloned(store: &Store, request: &Request) -> Record {
+    let id = id(&request.claim.name);
+    let record = loop {
+        match store.provision(&id, request) {
+            Err(Error::Copying { .. }) => {}
+            done => break done.unwrap().into_inner(),
+        }
+    };
+    store.announce(&id).unwrap();
+    record
+}
+
+/// Of a source to which no clone is bound any more.
+fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
+    let id = id(&source.claim.name);
+    let record = store.records().unwrap().readable.remove(&id).unwrap();
+    let alone = Mode::Block { allocation: Allocation::Thin }.reserved(record.size).saturating_sub(Bytes::new(2 * 512));
+    assert_eq!(limits(store, &id).bytes, Some(alone));
+    assert_eq!(shared(store, &id), Bytes::ZERO);
+    assert_eq!(store.space().unwrap().reserved, record.reserved().saturating_add(reserved));
+}
+
+fn with_source(store: &Store, request: &Request) {
+    let source = source_of(request);
+    made(store, &source);
+    write(store, &source, 1).unwrap();
+}
+
+#[test]
+fn a_killed_clone_is_finished_by_the_next() {
+    killed_everywhere(
+        &[THICK, THIN],
+        with_source,
+        |store, request| drop(cloned(store, &clone_of(&source_of(request), request))),
+        |store, request| {
+            let source = source_of(request);
+            write(store, &source, 2).unwrap();
+            let record = cloned(store, &clone_of(&source, request));
+            is_settled(store, &source, record.reserved());
+            let mut content = vec![0; request.size.get() as usize];
+            image(store, &id(&request.claim.name)).read_exact_at(&mut content, 0).unwrap();
+            // Of the instant before or after the kill.
+            assert!(content.iter().all(|byte| *byte == content[0]) && [1, 2].contains(&content[0]));
+            deleted(store, request);
+            deleted(store, &source);
+        },
+    );
+}
+
+#[test]
+fn a_killed_clone_is_undone_if_the_claim_is_gone() {
+    killed_everywhere(
+        &[THICK],
+        with_source,
+        |store, request| {
+            let (source, id) = (source_of(request), id(&request.claim.name));
+            while let Err(Error::Copying { .. }) = store.provision(&id, &clone_of(&source, request)) {}
+        },
+        |store, request| {
+            let (source, id) = (source_of(request), id(&request.claim.name));
+            store.undo(&id).unwrap();
+            assert_eq!(store.undo(&id).unwrap(), Ensured::Unchanged(()));
+            is_settled(store, &source, Bytes::ZERO);
+            deleted(store, &source);
+        },
+    );
+}
+
+/// The kernel carries out `FICLONE`, and the process is killed before its next call.
+fn killed_after_the_clone(store: &Store, want: &Request) {
+    const FICLONE: u64 = 0x4004_9409;
+    let is_cloned = Cell::new(false);
+    let next = |call: &Call<'_>| {
+        let [_, command, ..] = call.arguments();
+        is_cloned.replace(is_cloned.get() || call.number() == libc::SYS_ioctl && command == FICLONE)
+    };
+    assert!(killed_before(0, next, || drop(cloned(store, want))));
+}
+
+/// All blocks of the source are shared, and nothing copies them.
+#[test]
+fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
+    let disk = XfsDisk::with_project_quota();
+    let source = sized("pvc-source", THICK, SIZE);
+    let want = clone_of(&source, &sized("pvc-clone", THICK, SIZE));
+    let store = open(disk.path());
+    let record = made(&store, &source);
+    write(&store, &source, 1).unwrap();
+    let alone = limits(&store, &id("pvc-source"));
+    killed_after_the_clone(&store, &want);
+    drop(store);
+    let store = open(disk.path());
+    assert_eq!(shared(&store, &id("pvc-source")), SIZE);
+    let raised = Limits { bytes: alone.bytes.map(|bytes| bytes.saturating_add(SIZE)), ..alone };
+    assert_eq!(limits(&store, &id("pvc-source")), raised);
+    let root = File::open(disk.path()).unwrap();
+    let used = store.open_volume(&id("pvc-source")).unwrap().quota().unwrap().used.bytes;
+    fsquota::set_limits(&root, record.project, Limits { bytes: Some(used), inodes: None }).unwrap();
+    assert_eq!(write(&store, &source, 2), Err(Errno::ENOSPC), "without the headroom");
+    fsquota::set_limits(&root, record.project, raised).unwrap();
+    write(&store, &source, 3).unwrap();
+    let clone = cloned(&store, &want);
+    is_settled(&store, &source, clone.reserved());
+    write(&store, &source, 4).unwrap();
+    let mut content = vec![0; SIZE.get() as usize];
+    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
+    assert!(content.iter().all(|byte| *byte == 1));
+    drop(root);
+}
+
+/// XFS allocates 128 KiB for each write to a shared block, which the quota counted for half an hour: writes to holes failed.
+#[test]
+fn a_thin_source_has_its_own_limit_for_its_holes() {
+    const PIECE: u64 = 128 << 10;
+    let disk = XfsDisk::with_project_quota();
+    let source = sized("pvc-source", THIN, SIZE);
+    let want = clone_of(&source, &sized("pvc-clone", THIN, SIZE));
+    let store = open(disk.path());
+    made(&store, &source);
+    let (id, half) = (id("pvc-source"), SIZE.get() / 2);
+    // As the loop device of a pod. XFS keeps the blocks of a file that has been written through the page cache until the
+    // kernel's next periodic writeback.
+    let path = disk.path().join("volumes/live/pvc-source/image");
+    let direct = || OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let mut memory = vec![1_u8; (1 << 20) + 4096];
+    let aligned = memory.as_ptr().align_offset(4096);
+    let block = &mut memory[aligned..aligned + (1 << 20)];
+    let file = direct();
+    (0..half >> 20).for_each(|part| file.write_all_at(block, part << 20).unwrap());
+    let alone = limits(&store, &id);
+    drop(file);
+    killed_after_the_clone(&store, &want);
+    drop(store);
+    let store = open(disk.path());
+    block.fill(2);
+    let file = direct();
+    (0..half / PIECE).for_each(|number| file.write_all_at(&block[..4096], number * PIECE).unwrap());
+    let used = || store.open_volume(&id).unwrap().quota().unwrap().used.bytes;
+    assert!(used() > Bytes::new(half + half / 2), "{}: XFS allocates nothing in advance", used());
+    cloned(&store, &want);
+    assert_eq!(limits(&store, &id), alone);
+    assert!(used() < Bytes::new(half + half / 8), "{}", used());
+    (0..half >> 20).for_each(|part| file.write_all_at(block, half + (part << 20)).unwrap());
+}
+
+#[test]
+fn a_clone_outlives_its_source() {
+    let disk = XfsDisk::with_project_quota();
+    let source = sized("pvc-source", THICK, SIZE);
+    let want = clone_of(&source, &sized("pvc-clone", THICK, SIZE));
+    let store = open(disk.path());
+    made(&store, &source);
+    write(&store, &source, 1).unwrap();
+    killed_after_the_clone(&store, &want);
+    drop(store);
+    let store = open(disk.path());
+    deleted(&store, &source);
+    let record = cloned(&store, &want);
+    assert_eq!(store.space().unwrap().reserved, record.reserved());
+    assert_eq!(shared(&store, &id("pvc-clone")), Bytes::ZERO);
+    let mut content = vec![0; SIZE.get() as usize];
+    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
+    assert!(content.iter().all(|byte| *byte == 1));
+}

@@ -1,0 +1,43 @@
+//! The extents of a file.
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use units::Bytes;
+
+use crate::sys;
+
+/// A range of a file with blocks. A range between two extents is a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Offset in the file.
+    pub start: Bytes,
+    /// Never 0.
+    pub length: Bytes,
+    /// Whether another file, or another range of this one, has the same blocks.
+    pub shared: bool,
+}
+
+impl Extent {
+    /// The offset behind it.
+    pub const fn end(self) -> Bytes {
+        self.start.saturating_add(self.length)
+    }
+}
+
+/// The first extents of the file that end behind `from`, at most 64 and in their order; the first one may begin before
+/// `from`. An empty result: no more extents. Dirty pages are written first.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the file system does not support it. `EIO`: a dirty page cannot be written.
+///
+/// `FS_IOC_FIEMAP`, Documentation/filesystems/fiemap.rst, Linux 2.6.28; `FIEMAP_EXTENT_SHARED`, Linux 2.6.33.
+pub fn extents(file: impl AsFd, from: Bytes) -> Result<Vec<Extent>, Errno> {
+    let found = sys::extents(file.as_fd(), from.get())?;
+    let extent = |found: &sys::KernelExtent| Extent {
+        start: Bytes::new(found.logical),
+        length: Bytes::new(found.length),
+        shared: found.flags & sys::SHARED != 0,
+    };
+    Ok(found.mapped().map(extent).filter(|extent| extent.length > Bytes::ZERO).collect())
+}

@@ -1,0 +1,65 @@
+//! Files that share blocks: [`clone_file`] creates one, [`extents`] shows what is shared, [`unshare`] ends it.
+//!
+//! XFS with `reflink=1`, the default of mkfs.xfs since 5.1. Linux 4.9.
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod extent;
+#[expect(unsafe_code, reason = "FICLONE and FS_IOC_FIEMAP have no wrapper in nix")]
+mod sys;
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use units::Bytes;
+
+pub use extent::{Extent, extents};
+
+/// Replaces the content of `to` by that of `from`, as it is at one instant. Both files share the blocks until one of them is
+/// overwritten. `from` is open for reading, `to` for writing.
+///
+/// XFS writes the dirty pages of `from` first, and stops its writers for the call. It clones each extent in a
+/// transaction of its own and sets the size last: a call that was interrupted leaves an empty `to` with the size 0.
+///
+/// # Errors
+/// `ENOSPC` or `EDQUOT`: the quota of `to`, which is charged in full, or the disk is full. `EOPNOTSUPP`: the file system has no
+/// reflinks. `EXDEV`: the files are on two file systems. `EINVAL`: a fatal signal interrupted the call, or one of the files
+/// is not a regular file. `EBADF`: wrong access modes. `EPERM`: `to` is immutable. `ETXTBSY`: one is a swap file.
+///
+/// ioctl_ficlone(2), Linux 4.5.
+pub fn clone_file(from: impl AsFd, to: impl AsFd) -> Result<(), Errno> {
+    sys::clone_file(from.as_fd(), to.as_fd())
+}
+
+/// Frees blocks of the project's files that XFS has allocated in advance and no write has used: behind their ends, and for
+/// the next writes to shared blocks (`cowextsize`). A quota counts them until then, by default for half an hour. Files with
+/// direct I/O in flight keep them, and files that were written through the page cache until the next periodic writeback.
+/// `file_system` is any open file on the XFS.
+///
+/// # Errors
+/// `EPERM`: `CAP_SYS_ADMIN` is missing. `ENOTTY`: the file system is not XFS. `EROFS`: it is mounted read-only.
+///
+/// `XFS_IOC_FREE_EOFBLOCKS`, fs/xfs/libxfs/xfs_fs.h, Linux 3.8; blocks for shared extents since Linux 4.10.
+pub fn free_unused(file_system: impl AsFd, project: u32) -> Result<(), Errno> {
+    sys::free_unused(file_system.as_fd(), project)
+}
+
+/// Gives the range blocks of its own, which no other file shares, and writes them to the disk. Holes in the range are
+/// allocated.
+///
+/// XFS reserves quota for the copied blocks and, after that, for the length of the range: choose a range for which the quota of
+/// `file` has space.
+///
+/// # Errors
+/// `ENOSPC` or `EDQUOT`: a part of the range may be unshared. `EINTR`: call it again. `EOPNOTSUPP`: the file system has no
+/// reflinks. `EINVAL`: the length is 0 or the range exceeds `i64`.
+///
+/// fallocate(2), `FALLOC_FL_UNSHARE_RANGE`, Linux 4.8.
+pub fn unshare(file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), Errno> {
+    let [start, length] = [start, length].map(|number| i64::try_from(number.get()));
+    let (Ok(start), Ok(length)) = (start, length) else { return Err(Errno::EINVAL) };
+    // Without it, a range that ends behind the file would extend the file.
+    let flags = FallocateFlags::FALLOC_FL_UNSHARE_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(file, flags, start, length)
+}
