@@ -87,7 +87,7 @@ async fn a_cron_job_names_a_time_zone(cluster: Arc<Cluster>) -> Result<(), Failu
         serde_json::from_value(job)
     };
     let created = jobs.create(&dry, &in_zone("Europe/Berlin")?).await?;
-    assert_eq!(created.spec.and_then(|spec| spec.time_zone).as_deref(), Some("Europe/Berlin"));
+    assert_eq!(created.spec.time_zone.as_deref(), Some("Europe/Berlin"));
     let rejected = jobs.create(&dry, &in_zone("Europe/Nowhere")?).await;
     let unknown = matches!(&rejected, Err(kube::Error::Api(status)) if status.message.contains("unknown time zone"));
     assert!(unknown, "{rejected:?}");

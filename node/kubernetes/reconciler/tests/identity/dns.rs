@@ -50,7 +50,7 @@ pub(crate) async fn the_service_has_an_endpoint_on_each_node(cluster: Arc<Cluste
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), "kube-system");
     until("the endpoint", async || {
         let found = slices.get_opt(&format!("kube-dns-{NODE}")).await?;
-        let endpoints = found.map(|slice| slice.endpoints).unwrap_or_default();
+        let endpoints = found.and_then(|slice| slice.endpoints).unwrap_or_default();
         let is_own = |endpoint: &k8s_openapi::api::discovery::v1::Endpoint| {
             endpoint.node_name.as_deref() == Some(NODE) && endpoint.addresses == [address.to_string()]
         };
