@@ -51,11 +51,12 @@ def _go_programs_impl(ctx):
         ) + "\"; printf '}}'; } > $work/overlay.json")
     for name, package in ctx.attr.programs.items():
         cgo = name in ctx.attr.cgo
+        tags = ["seccomp", "netgo", "osusergo"] if cgo else ctx.attr.build_tags
 
         # The linker would remove the debug information (-s -w).
         lines.append("CGO_ENABLED={} go build -gcflags=all=-dwarf=false {} {} -ldflags '-s -w -buildid= {}' -o $root/{} {}".format(
             1 if cgo else 0,
-            "-tags 'seccomp netgo osusergo'" if cgo else "",
+            "-tags '{}'".format(" ".join(tags)) if tags else "",
             "-overlay $work/overlay.json" if overlay else "",
             ("-linkmode external -extldflags -static " if cgo else "") + " ".join(["-X " + x for x in ctx.attr.stamps]),
             outputs[name].path,
@@ -79,6 +80,7 @@ go_programs = rule(
     implementation = _go_programs_impl,
     doc = "Programs of one vendored Go module in one action, because they share most of their packages.",
     attrs = {
+        "build_tags": attr.string_list(doc = "Build tags of the programs without C."),
         "cgo": attr.string_list(doc = "Programs that need a C compiler; linked statically all the same, with the libraries of @sysroot."),
         "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
         "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
