@@ -2,6 +2,7 @@
 
 use crate::spec::NodeSpec;
 use cluster::Overcommit;
+use qemu::Forward;
 use std::fmt;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
@@ -27,9 +28,11 @@ pub struct Options {
     pub cpus: NonZeroU8,
     /// Port of 127.0.0.1 for the API server; a free one if absent.
     pub port: Option<NonZeroU16>,
+    /// Ports of 127.0.0.1 that lead to ports of the control plane.
+    pub forwards: Vec<Forward>,
     pub data: Data,
-    /// Size of a new data disk, a sparse file.
-    pub data_size: Bytes,
+    /// Size of the data disk, a sparse file: an existing one grows to it. If absent, a new one has [`Options::DATA_SIZE`].
+    pub data_size: Option<Bytes>,
     pub overcommit: Overcommit,
     /// Additional arguments of the kernel. With [`Boot::Firmware`] they are passed by SMBIOS.
     pub kernel_arguments: String,
@@ -151,8 +154,9 @@ impl Options {
             memory: Bytes::new(2 << 30),
             cpus: const { NonZeroU8::new(2).unwrap() },
             port: None,
+            forwards: Vec::new(),
             data: Data::Temporary,
-            data_size: Self::DATA_SIZE,
+            data_size: None,
             overcommit: Overcommit::default(),
             kernel_arguments: String::new(),
             configuration: None,

@@ -2,17 +2,19 @@
 
 use clap::Parser;
 use cluster::Overcommit;
-use launch::{Boot, ClusterOptions, Data, Image, Nodes, Options};
+use launch::{Boot, ClusterOptions, Data, Forward, Image, Nodes, Options};
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use units::Bytes;
+
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ", Kubernetes ", env!("KUBERNETES_VERSION"));
 
 /// Boots Granary nodes in QEMU, shows claims in use, and keeps the nodes running until Ctrl-C.
 ///
 /// With several nodes, the others join the first one as workers, each node has a claim of each mode, and pods of different
 /// nodes communicate through the mesh.
 #[derive(Debug, Parser)]
-#[command(name = "launch")]
+#[command(name = "launch", display_name = "Granary", version = VERSION)]
 pub(crate) struct Arguments {
     /// Number of nodes, 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on).
     #[arg(long, value_name = "COUNT", default_value_t = Nodes::ONE)]
@@ -29,10 +31,16 @@ pub(crate) struct Arguments {
     /// Port of 127.0.0.1 for the API server; a free one by default.
     #[arg(long)]
     port: Option<NonZeroU16>,
-    /// Keeps the data disk in this file, created with 8 GiB (sparse) if it is missing. Workers use FILE.1, FILE.2 and so on.
+    /// Forwards a TCP port of 127.0.0.1 to a port of the control plane, such as a NodePort; repeatable.
+    #[arg(long, value_name = "HOSTPORT:NODEPORT", value_parser = forward)]
+    forward: Vec<Forward>,
+    /// Keeps the data disk in this file, created if it is missing. Workers use FILE.1, FILE.2 and so on.
     /// Start a cluster again with the same number of nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
+    /// Size of each data disk, a sparse file; 8 GiB by default, at least 1 GiB. A larger size enlarges an existing disk.
+    #[arg(long, value_name = "SIZE")]
+    data_size: Option<Bytes>,
     /// Configuration of the nodes, JSON (docs/configuration.md). Workers have its registries, CAs, modules and limits too.
     #[arg(long, value_name = "FILE", conflicts_with = "overcommit")]
     pub(crate) config: Option<PathBuf>,
@@ -89,6 +97,8 @@ impl Arguments {
         options.memory = self.memory;
         options.cpus = self.cpus;
         options.port = self.port;
+        options.forwards.clone_from(&self.forward);
+        options.data_size = self.data_size;
         options.overcommit = self.overcommit;
         if let Some(path) = &self.data {
             options.data = Data::File(path.clone());
@@ -102,6 +112,20 @@ impl Arguments {
         }
         cluster
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not HOSTPORT:NODEPORT; give two ports from 1 to 65535, as in 8080:30080")]
+struct ForwardError {
+    text: String,
+}
+
+fn forward(text: &str) -> Result<Forward, ForwardError> {
+    let ports = text.split_once(':').and_then(|(host, node)| {
+        let port = |text: &str| text.parse().map(NonZeroU16::get).ok();
+        Some(Forward { host: port(host)?, guest: port(node)? })
+    });
+    ports.ok_or_else(|| ForwardError { text: text.to_owned() })
 }
 
 #[cfg(test)]
@@ -147,6 +171,24 @@ mod tests {
     }
 
     #[test]
+    fn forwards_and_sizes_are_parsed() {
+        let options = control_plane(&["--forward=8080:30080", "--forward", "8443:443", "--data-size=20G"]);
+        assert_eq!(options.forwards, [Forward { host: 8080, guest: 30080 }, Forward { host: 8443, guest: 443 }]);
+        assert_eq!(options.data_size, Some(Bytes::new(20 << 30)));
+        assert_eq!(control_plane(&[]).data_size, None);
+    }
+
+    #[test]
+    fn the_version_names_granary_and_kubernetes() {
+        let shown = Arguments::try_parse_from(["launch", "--version"]).unwrap_err();
+        assert_eq!(shown.kind(), clap::error::ErrorKind::DisplayVersion);
+        let text = shown.to_string();
+        let (granary, kubernetes) = text.trim().split_once(", Kubernetes ").unwrap();
+        assert!(granary.starts_with("Granary 0."), "{text}");
+        assert!(kubernetes.starts_with("v1."), "{text}");
+    }
+
+    #[test]
     fn invalid_values_are_rejected() {
         for (option, value, shown) in [
             ("--nodes", "0", "choose one from 1 to 8"),
@@ -155,6 +197,12 @@ mod tests {
             ("--overcommit", "0.9", "--overcommit <FACTOR>"),
             ("--cpus", "0", "--cpus <COUNT>"),
             ("--port", "0", "--port <PORT>"),
+            ("--forward", "8080", "is not HOSTPORT:NODEPORT"),
+            ("--forward", "8080:0", "is not HOSTPORT:NODEPORT"),
+            ("--forward", "65536:30080", "is not HOSTPORT:NODEPORT"),
+            ("--forward", "127.0.0.1:8080:30080", "two ports from 1 to 65535"),
+            ("--data-size", "8X", "\"X\" is not a unit"),
+            ("--data-size", "big", "give a size like 512M"),
         ] {
             let error = parse(&[option, value]).unwrap_err().to_string();
             assert!(error.contains(option) && error.contains(shown), "{option} {value}: {error}");
