@@ -227,14 +227,17 @@ fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
         Data::Temporary => (LEAST_DATA, None),
         Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
     };
-    let mut directories =
-        vec![directory(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
+    let mut directories = vec![directory(
+        &options.state,
+        [SMALL_FILES, temporary, copied].iter().sum(),
+        "with TMPDIR (XDG_STATE_HOME if the cluster is kept)",
+    )?];
     // Errors of the path itself are reported for the file.
     if let Some((path, need)) = kept
         && !is_block_device(path)
         && let Some(parent) = directory_of(path).filter(|parent| parent.is_dir())
     {
-        directories.push(directory(parent, need, "with --data")?);
+        directories.push(directory(parent, need, "with --data (XDG_STATE_HOME if the cluster is kept)")?);
     }
     Ok(directories)
 }

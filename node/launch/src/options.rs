@@ -106,6 +106,13 @@ impl Nodes {
     pub const ONE: Self = Self(1);
     pub const MOST: u8 = 8;
 
+    pub const fn new(count: u8) -> Option<Self> {
+        match count {
+            1..=Self::MOST => Some(Self(count)),
+            _ => None,
+        }
+    }
+
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -115,10 +122,7 @@ impl FromStr for Nodes {
     type Err = NodesError;
 
     fn from_str(text: &str) -> Result<Self, NodesError> {
-        match text.parse() {
-            Ok(count @ 1..=Self::MOST) => Ok(Self(count)),
-            Ok(_) | Err(_) => Err(NodesError { text: text.to_owned() }),
-        }
+        text.parse().ok().and_then(Self::new).ok_or_else(|| NodesError { text: text.to_owned() })
     }
 }
 
