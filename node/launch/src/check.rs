@@ -3,6 +3,8 @@
 use crate::image_archive::{self, ImageArchiveError};
 use crate::options::{Boot, Data, Options};
 use crate::spec::NodeSpec;
+use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom};
 use std::net::{Ipv4Addr, TcpListener};
@@ -21,6 +23,8 @@ const SEGMENT: Bytes = Bytes::new(64 << 20);
 /// Minimum size of a data disk: images, etcd and logs take about half of it. The machine's disk needs the same free space,
 /// because QEMU stops a guest whose sparse file cannot grow.
 const LEAST_DATA: Bytes = Bytes::GIB;
+/// First port that every user may listen on, unless `net.ipv4.ip_unprivileged_port_start` is different.
+const UNPRIVILEGED: u16 = 1024;
 /// Space for the console's log, the kubeconfig and other small files.
 const SMALL_FILES: Bytes = Bytes::new(64 << 20);
 
@@ -36,10 +40,14 @@ pub enum PreflightError {
     ClusterMemory { guests: usize, memory: Bytes, overhead: Bytes, available: Bytes },
     #[error("{node} does not run with {memory} of memory; choose at least {least} with {option}")]
     LittleMemory { node: &'static str, memory: Bytes, least: Bytes, option: &'static str },
-    #[error(
-        "cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with --port (without it, a free one is used)"
-    )]
-    Port { port: u16, source: io::Error },
+    #[error("cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with {purpose}")]
+    Port { port: u16, purpose: PortPurpose, source: io::Error },
+    #[error("port {port} of 127.0.0.1 needs root rights; choose {UNPRIVILEGED} or higher with {purpose}")]
+    PrivilegedPort { port: u16, purpose: PortPurpose },
+    #[error("port {port} of 127.0.0.1 has two uses; choose another with --port or --forward")]
+    SamePort { port: u16 },
+    #[error("a data disk of {size} is too small; choose at least {LEAST_DATA} with --data-size")]
+    LittleData { size: Bytes },
     #[error("cannot use data file {}", path.display())]
     Data { path: PathBuf, source: DataFileError },
     #[error(
@@ -64,15 +72,37 @@ pub enum DataFileError {
     Link { target: PathBuf },
     #[error("it has {size}, a node needs at least {LEAST_DATA}; remove it, or enlarge it with truncate --size")]
     Small { size: Bytes },
+    #[error(
+        "it has {size}, and a data disk is never shrunk to {requested}; choose at least {size} with --data-size, or another file"
+    )]
+    Shrink { size: Bytes, requested: Bytes },
+    #[error("it is a block device of {size}, which the launcher does not resize; leave --data-size out")]
+    DeviceSize { size: Bytes },
     #[error("it cannot be opened for writing; name a file in an existing directory that you may write to")]
     Open(#[source] io::Error),
+}
+
+/// The option that chooses a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortPurpose {
+    Api,
+    Forward,
+}
+
+impl fmt::Display for PortPurpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Api => "--port (without it, a free one is used)",
+            Self::Forward => "--forward",
+        })
+    }
 }
 
 #[derive(Debug)]
 struct Machine {
     available: Bytes,
-    /// The requested port, and whether it is free.
-    port: Option<(u16, Result<(), io::Error>)>,
+    /// Requested ports, and whether they are free.
+    ports: Vec<(u16, PortPurpose, Result<(), io::Error>)>,
     data: Vec<(PathBuf, Result<(), DataFileError>)>,
     directories: Vec<Directory>,
 }
@@ -95,13 +125,28 @@ pub(crate) fn check(specs: &[NodeSpec]) -> Result<(), PreflightError> {
 /// The control plane's memory is the first.
 fn decide(memories: &[Bytes], machine: Machine) -> Result<(), PreflightError> {
     check_memory(memories, machine.available)?;
-    if let Some((port, Err(source))) = machine.port {
-        return Err(PreflightError::Port { port, source });
-    }
+    check_ports(machine.ports)?;
     for (path, usable) in machine.data {
         usable.map_err(|source| PreflightError::Data { path, source })?;
     }
     check_space(machine.directories)
+}
+
+fn check_ports(ports: Vec<(u16, PortPurpose, Result<(), io::Error>)>) -> Result<(), PreflightError> {
+    let mut checked = BTreeSet::new();
+    for (port, purpose, free) in ports {
+        if !checked.insert(port) {
+            return Err(PreflightError::SamePort { port });
+        }
+        match free {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(PreflightError::PrivilegedPort { port, purpose });
+            }
+            Err(source) => return Err(PreflightError::Port { port, purpose, source }),
+        }
+    }
+    Ok(())
 }
 
 fn check_memory(memories: &[Bytes], available: Bytes) -> Result<(), PreflightError> {
@@ -159,20 +204,25 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
             kerneltext::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("MemAvailable is missing"))
         })
         .map_err(|source| PreflightError::Read { path: meminfo.into(), source })?;
-    let port = specs.iter().find_map(|spec| spec.options.port).map(|port| {
-        let port = port.get();
-        (port, TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop))
+    let ports = specs.iter().flat_map(|spec| {
+        let api = spec.options.port.map(|port| (port.get(), PortPurpose::Api));
+        api.into_iter().chain(spec.options.forwards.iter().map(|forward| (forward.host, PortPurpose::Forward)))
     });
+    let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(drop);
+    let ports = ports.map(|(port, purpose)| (port, purpose, is_free(port))).collect();
+    if let Some(size) = specs.iter().find_map(|spec| spec.options.data_size).filter(|size| *size < LEAST_DATA) {
+        return Err(PreflightError::LittleData { size });
+    }
     let data = specs.iter().filter_map(|spec| match &spec.options.data {
         Data::Temporary => None,
         Data::File(path) if specs.len() > 1 && is_block_device(path) => {
             Some((path.clone(), Err(DataFileError::SharedDevice)))
         }
-        Data::File(path) => Some((path.clone(), check_data(path))),
+        Data::File(path) => Some((path.clone(), check_data(path, spec.options.data_size))),
     });
     let data = data.collect();
     let directories = specs.iter().map(|spec| directories(&spec.options)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Machine { available, port, data, directories: directories.into_iter().flatten().collect() })
+    Ok(Machine { available, ports, data, directories: directories.into_iter().flatten().collect() })
 }
 
 fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
@@ -184,14 +234,17 @@ fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
         Data::Temporary => (LEAST_DATA, None),
         Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
     };
-    let mut directories =
-        vec![directory(&options.state, [SMALL_FILES, temporary, copied].iter().sum(), "with TMPDIR")?];
+    let mut directories = vec![directory(
+        &options.state,
+        [SMALL_FILES, temporary, copied].iter().sum(),
+        "with TMPDIR (XDG_STATE_HOME if the cluster is kept)",
+    )?];
     // Errors of the path itself are reported for the file.
     if let Some((path, need)) = kept
         && !is_block_device(path)
         && let Some(parent) = directory_of(path).filter(|parent| parent.is_dir())
     {
-        directories.push(directory(parent, need, "with --data")?);
+        directories.push(directory(parent, need, "with --data (XDG_STATE_HOME if the cluster is kept)")?);
     }
     Ok(directories)
 }
@@ -214,7 +267,7 @@ fn allocated(path: &Path) -> Bytes {
     fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
 }
 
-fn check_data(path: &Path) -> Result<(), DataFileError> {
+fn check_data(path: &Path, requested: Option<Bytes>) -> Result<(), DataFileError> {
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return check_absent(path),
@@ -227,7 +280,12 @@ fn check_data(path: &Path) -> Result<(), DataFileError> {
     // The end of a block device is found by seeking: its length says 0.
     let size = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
     let size = Bytes::new(size.map_err(DataFileError::Open)?);
-    if size < LEAST_DATA { Err(DataFileError::Small { size }) } else { Ok(()) }
+    match requested {
+        Some(requested) if kind.is_block_device() && requested != size => Err(DataFileError::DeviceSize { size }),
+        Some(requested) if requested < size => Err(DataFileError::Shrink { size, requested }),
+        None if size < LEAST_DATA => Err(DataFileError::Small { size }),
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn check_absent(path: &Path) -> Result<(), DataFileError> {
@@ -253,14 +311,14 @@ mod tests {
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
     fn machine() -> Machine {
-        Machine { available: ENOUGH, port: None, data: Vec::new(), directories: Vec::new() }
+        Machine { available: ENOUGH, ports: Vec::new(), data: Vec::new(), directories: Vec::new() }
     }
 
     #[test]
     fn a_suitable_machine_is_accepted() {
-        let port = Some((6443, Ok(())));
+        let ports = vec![(6443, PortPurpose::Api, Ok(())), (8080, PortPurpose::Forward, Ok(()))];
         let data = vec![("data.img".into(), Ok(()))];
-        assert!(decide(&[Bytes::new(2 << 30)], Machine { port, data, ..machine() }).is_ok());
+        assert!(decide(&[Bytes::new(2 << 30)], Machine { ports, data, ..machine() }).is_ok());
     }
 
     #[test]
@@ -303,6 +361,41 @@ mod tests {
         let error = decide(&[Bytes::new(2 << 30)], Machine { data, ..machine() });
         assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::SharedDevice, .. })));
         assert_eq!(error.unwrap_err().to_string(), "cannot use data file data.img");
+    }
+
+    #[test]
+    fn ports_must_be_free_and_different() {
+        let rejected =
+            |kind: io::ErrorKind, purpose| check_ports(vec![(80, purpose, Err(kind.into()))]).unwrap_err().to_string();
+        assert_eq!(
+            rejected(io::ErrorKind::AddrInUse, PortPurpose::Forward),
+            "cannot listen on port 80 of 127.0.0.1; end the program that does, or choose another with --forward"
+        );
+        assert_eq!(
+            rejected(io::ErrorKind::PermissionDenied, PortPurpose::Forward),
+            "port 80 of 127.0.0.1 needs root rights; choose 1024 or higher with --forward"
+        );
+        let twice = vec![(6443, PortPurpose::Api, Ok(())), (6443, PortPurpose::Forward, Ok(()))];
+        assert_eq!(
+            check_ports(twice).unwrap_err().to_string(),
+            "port 6443 of 127.0.0.1 has two uses; choose another with --port or --forward"
+        );
+    }
+
+    #[test]
+    fn a_data_disk_grows_and_does_not_shrink() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("data.img");
+        fs::File::create_new(&path).unwrap().set_len(4 << 30).unwrap();
+        assert!(check_data(&path, Some(Bytes::new(5 << 30))).is_ok());
+        assert!(check_data(&path, Some(Bytes::new(4 << 30))).is_ok());
+        assert_eq!(
+            check_data(&path, Some(Bytes::new(2 << 30))).unwrap_err().to_string(),
+            "it has 4 GiB, and a data disk is never shrunk to 2 GiB; choose at least 4 GiB with --data-size, or another file"
+        );
+        // A file that is too small is enlarged on request.
+        fs::write(&path, "small").unwrap();
+        assert!(check_data(&path, Some(LEAST_DATA)).is_ok());
     }
 
     fn with_space(path: &str, device: u64, need: u64, free: u64) -> Directory {
@@ -350,11 +443,13 @@ mod tests {
     fn data_files_are_checked_and_not_created() {
         let directory = tempfile::tempdir().unwrap();
         let place = |name: &str| directory.path().join(name);
-        assert!(check_data(&place("data.img")).is_ok());
+        assert!(check_data(&place("data.img"), None).is_ok());
         fs::write(place("small.img"), "small").unwrap();
-        assert!(matches!(check_data(&place("small.img")), Err(DataFileError::Small { size }) if size == Bytes::new(5)));
-        assert!(matches!(check_data(directory.path()), Err(DataFileError::Kind)));
-        let missing = check_data(&place("missing/data.img"));
+        assert!(
+            matches!(check_data(&place("small.img"), None), Err(DataFileError::Small { size }) if size == Bytes::new(5))
+        );
+        assert!(matches!(check_data(directory.path(), None), Err(DataFileError::Kind)));
+        let missing = check_data(&place("missing/data.img"), None);
         assert!(matches!(missing, Err(DataFileError::Open(error)) if error.kind() == io::ErrorKind::NotFound));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
@@ -367,7 +462,7 @@ mod tests {
         for written in [&*target, Path::new("disks/gone.img")] {
             std::os::unix::fs::symlink(written, &path).unwrap();
             assert_eq!(
-                check_data(&path).unwrap_err().to_string(),
+                check_data(&path, None).unwrap_err().to_string(),
                 format!(
                     "it is a symbolic link to {}, which does not exist; create that file with truncate --size=8G, or \
                      remove the link",
@@ -375,7 +470,7 @@ mod tests {
                 )
             );
             fs::File::create_new(&target).unwrap().set_len(LEAST_DATA.get()).unwrap();
-            assert!(check_data(&path).is_ok());
+            assert!(check_data(&path, None).is_ok());
             fs::remove_file(&target).unwrap();
             fs::remove_file(&path).unwrap();
         }

@@ -188,7 +188,7 @@ fn prepare(options: &ClusterOptions) -> Result<Prepared, ClusterError> {
     });
     let prepared = prepared.collect::<Result<Vec<_>, ClusterError>>()?;
     let api = guest::api_port(&spec).map_err(ClusterError::of(&spec.name))?;
-    let segment = guest::segment(&host, api)?;
+    let segment = guest::segment(&host, &spec, api)?;
     let configuration = configuration::of_control_plane(&spec);
     let guest = machine.start(&host, &spec, &configuration, &GuestNetwork::Segment(&segment)).map_err(failed())?;
     let role = Role::of_control_plane(&spec, api);

@@ -2,11 +2,11 @@
 
 use crate::copy::Copy;
 use crate::error::StepError;
-use crate::options::Data;
+use crate::options::{Data, Options};
 use qemu::{Cache, Disk, Serial, Wrap};
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use units::Bytes;
 
 /// The file of the data disk. A temporary one is removed on drop.
@@ -18,8 +18,9 @@ pub(crate) struct DataDisk {
 }
 
 impl DataDisk {
-    /// Creates the file if it is missing; `temporary` is the path of temporary data.
-    pub(crate) fn prepare(data: &Data, size: Bytes, temporary: PathBuf) -> Result<Self, StepError> {
+    /// Creates the file if it is missing, or enlarges it to a requested size; `temporary` is the path of temporary data.
+    pub(crate) fn prepare(data: &Data, requested: Option<Bytes>, temporary: PathBuf) -> Result<Self, StepError> {
+        let size = requested.unwrap_or(Options::DATA_SIZE);
         let disk = match data {
             Data::Temporary => Self { path: temporary, base: None, kept: false },
             Data::File(path) => Self { path: path.clone(), base: None, kept: true },
@@ -27,7 +28,9 @@ impl DataDisk {
         let created = match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
             // The next run would use an incomplete file as a small disk.
             Ok(file) => file.set_len(size.get()).inspect_err(|_| _ = fs::remove_file(&disk.path)),
-            Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => {
+                requested.map_or(Ok(()), |size| grow(&disk.path, size))
+            }
             Err(error) => Err(error),
         };
         created.map_err(StepError::of(format!("create data disk {} of {size}", disk.path.display())))?;
@@ -61,9 +64,16 @@ impl DataDisk {
     }
 
     #[cfg(test)]
-    pub(crate) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// The next boot of the node enlarges the file system. Preflight checks reject smaller sizes; a file never shrinks.
+fn grow(path: &Path, size: Bytes) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let metadata = file.metadata()?;
+    if metadata.is_file() && metadata.len() < size.get() { file.set_len(size.get()) } else { Ok(()) }
 }
 
 /// QEMU has the file open by then, so the file is removed when QEMU ends.
@@ -79,7 +89,7 @@ impl Drop for DataDisk {
 mod tests {
     use super::*;
 
-    const SIZE: Bytes = Bytes::new(8 << 30);
+    const SIZE: Option<Bytes> = Some(Bytes::new(4 << 30));
 
     #[test]
     fn a_temporary_disk_is_sparse_and_is_removed() {
@@ -87,7 +97,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let disk = DataDisk::prepare(&Data::Temporary, SIZE, directory.path().join("data.img")).unwrap();
         let metadata = fs::metadata(disk.path()).unwrap();
-        assert_eq!((metadata.len(), metadata.blocks()), (SIZE.get(), 0));
+        assert_eq!((metadata.len(), metadata.blocks()), (SIZE.unwrap().get(), 0));
         drop(disk);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -97,16 +107,29 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kept.img");
         fs::write(&path, "content").unwrap();
-        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path().join("data.img")).unwrap());
+        drop(DataDisk::prepare(&Data::File(path.clone()), None, directory.path().join("data.img")).unwrap());
         assert_eq!(fs::read_to_string(path).unwrap(), "content");
+    }
+
+    #[test]
+    fn an_existing_file_grows_and_never_shrinks() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kept.img");
+        fs::write(&path, "content").unwrap();
+        for (requested, size) in [(3 << 20, 3 << 20), (1 << 20, 3 << 20)] {
+            let data = Data::File(path.clone());
+            drop(DataDisk::prepare(&data, Some(Bytes::new(requested)), PathBuf::new()).unwrap());
+            assert_eq!(fs::metadata(&path).unwrap().len(), size);
+        }
+        assert!(fs::read(path).unwrap().starts_with(b"content"));
     }
 
     #[test]
     fn a_missing_file_is_created_and_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new.img");
-        drop(DataDisk::prepare(&Data::File(path.clone()), SIZE, directory.path().join("data.img")).unwrap());
-        assert_eq!(fs::metadata(path).unwrap().len(), SIZE.get());
+        drop(DataDisk::prepare(&Data::File(path.clone()), None, directory.path().join("data.img")).unwrap());
+        assert_eq!(fs::metadata(path).unwrap().len(), Options::DATA_SIZE.get());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
     Saved, Segment, Serial, Sink, Vm,
 };
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,7 +67,7 @@ pub(crate) struct Machine {
 }
 
 pub(crate) enum GuestNetwork<'a> {
-    /// User networking, with a forwarded port for the API server.
+    /// User networking, with the forwarded ports.
     Alone { api: u16 },
     /// For several nodes, and for a guest that is saved or restored: a saved guest would contain the state of user networking,
     /// which cannot be restored.
@@ -110,7 +111,7 @@ impl Machine {
         config.devices.clone_from(&options.hardware.more);
         let mac = Mac::of(spec.index);
         let link = match network {
-            GuestNetwork::Alone { api } => Link::User { forwards: vec![Forward { host: *api, guest: API_PORT }] },
+            GuestNetwork::Alone { api } => Link::User { forwards: forwards(spec, *api) },
             GuestNetwork::Segment(_) => Link::Wire,
         };
         let card = options.hardware.card;
@@ -151,17 +152,27 @@ impl Machine {
     }
 }
 
-/// Starts a network for nodes, with a forwarded port for the API server of the first one.
-pub(crate) fn segment(host: &Host, api: u16) -> Result<Arc<Segment>, StepError> {
-    let segment = Segment::start(&host.program, &[Forward { host: api, guest: API_PORT }]);
+/// Starts a network for nodes, with the forwarded ports of the first one.
+pub(crate) fn segment(host: &Host, spec: &NodeSpec, api: u16) -> Result<Arc<Segment>, StepError> {
+    let segment = Segment::start(&host.program, &forwards(spec, api));
     segment.map(Arc::new).map_err(StepError::of("start the network between the nodes"))
 }
 
 pub(crate) fn api_port(spec: &NodeSpec) -> Result<u16, StepError> {
     match spec.options.port {
         Some(port) => Ok(port.get()),
-        None => qemu::free_port().map_err(StepError::of("find a free port of 127.0.0.1")),
+        None => {
+            // While these are bound, the free port is a different one.
+            let local = |forward: &Forward| TcpListener::bind((Ipv4Addr::LOCALHOST, forward.host));
+            let _bound: Vec<_> = spec.options.forwards.iter().map(local).collect();
+            qemu::free_port().map_err(StepError::of("find a free port of 127.0.0.1"))
+        }
     }
+}
+
+fn forwards(spec: &NodeSpec, api: u16) -> Vec<Forward> {
+    let api = Forward { host: api, guest: API_PORT };
+    std::iter::once(api).chain(spec.options.forwards.iter().copied()).collect()
 }
 
 fn firmware() -> Result<Firmware, StepError> {
@@ -201,7 +212,8 @@ fn with_firmware(
     };
     Ok(match &options.data {
         Data::Temporary => {
-            let copy = Copy::of(image, spec.file(&options.state, "disk.img"), options.data_size)?;
+            let size = options.data_size.unwrap_or(Options::DATA_SIZE);
+            let copy = Copy::of(image, spec.file(&options.state, "disk.img"), size)?;
             let mut disk = read_only(SYSTEM, copy.path())?;
             disk.access = Access::ReadWrite;
             disk.cache = Cache::Unsafe;

@@ -46,7 +46,7 @@ mod watch;
 mod worker;
 
 pub use ::cluster::announcement::StageState;
-pub use check::{DataFileError, PreflightError};
+pub use check::{DataFileError, PortPurpose, PreflightError};
 pub use cluster::{Cluster, Ended};
 pub use cluster_boot::{ClusterBoot, Ready};
 pub use configuration::{ConfigurationError, check_configuration};
@@ -56,5 +56,6 @@ pub use event::{Event, Unfinished};
 pub use image_archive::ImageArchiveError;
 pub use node::{Node, SHUTDOWN_LIMIT};
 pub use options::{Boot, Capture, ClusterOptions, Data, Hardware, Image, Nodes, NodesError, Options, Origin};
+pub use qemu::Forward;
 pub use watch::wait_for;
 pub use worker::Worker;

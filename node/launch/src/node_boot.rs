@@ -93,7 +93,7 @@ impl NodeBoot {
             let configuration = configuration::of_control_plane(&owned);
             let segment = match owned.options.origin {
                 Origin::Boot => None,
-                Origin::Savable(_) | Origin::Saved(_) => Some(guest::segment(&host, api)?),
+                Origin::Savable(_) | Origin::Saved(_) => Some(guest::segment(&host, &owned, api)?),
             };
             let network = segment.as_ref().map_or(GuestNetwork::Alone { api }, GuestNetwork::Segment);
             let guest = machine.start(&host, &owned, &configuration, &network)?;

@@ -2,7 +2,7 @@
 
 use crate::spec::NodeSpec;
 use cluster::Overcommit;
-use qemu::{Card, DiskModel};
+use qemu::{Card, DiskModel, Forward};
 use std::fmt;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,11 @@ pub struct Options {
     pub cpus: NonZeroU8,
     /// Port of 127.0.0.1 for the API server; a free one if absent.
     pub port: Option<NonZeroU16>,
+    /// Ports of 127.0.0.1 that lead to ports of the control plane.
+    pub forwards: Vec<Forward>,
     pub data: Data,
-    /// Size of a new data disk, a sparse file.
-    pub data_size: Bytes,
+    /// Size of the data disk, a sparse file: an existing one grows to it. If absent, a new one has [`Options::DATA_SIZE`].
+    pub data_size: Option<Bytes>,
     pub overcommit: Overcommit,
     /// Archives of images that the node imports, OCI or Docker, or OCI layouts.
     pub images: Vec<PathBuf>,
@@ -116,6 +118,13 @@ impl Nodes {
     pub const ONE: Self = Self(1);
     pub const MOST: u8 = 8;
 
+    pub const fn new(count: u8) -> Option<Self> {
+        match count {
+            1..=Self::MOST => Some(Self(count)),
+            _ => None,
+        }
+    }
+
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -125,10 +134,7 @@ impl FromStr for Nodes {
     type Err = NodesError;
 
     fn from_str(text: &str) -> Result<Self, NodesError> {
-        match text.parse() {
-            Ok(count @ 1..=Self::MOST) => Ok(Self(count)),
-            Ok(_) | Err(_) => Err(NodesError { text: text.to_owned() }),
-        }
+        text.parse().ok().and_then(Self::new).ok_or_else(|| NodesError { text: text.to_owned() })
     }
 }
 
@@ -165,8 +171,9 @@ impl Options {
             memory: Bytes::new(2 << 30),
             cpus: const { NonZeroU8::new(2).unwrap() },
             port: None,
+            forwards: Vec::new(),
             data: Data::Temporary,
-            data_size: Self::DATA_SIZE,
+            data_size: None,
             overcommit: Overcommit::default(),
             images: Vec::new(),
             kernel_arguments: String::new(),

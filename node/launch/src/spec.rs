@@ -11,7 +11,7 @@ pub(crate) struct NodeSpec {
     pub(crate) name: String,
     /// 0 for the control plane.
     pub(crate) index: u8,
-    /// A worker has no port; its configuration is the control plane's, from which it takes the networks.
+    /// A worker has no forwarded port; its configuration is the control plane's, from which it takes the networks.
     pub(crate) options: Options,
     pub(crate) capture: Option<PathBuf>,
 }
@@ -31,6 +31,7 @@ impl NodeSpec {
         let mut options = cluster.control_plane.clone();
         options.memory = cluster.worker_memory;
         options.port = None;
+        options.forwards.clear();
         options.origin = Origin::Boot;
         if let Data::File(path) = &mut options.data {
             path.as_mut_os_string().push(format!(".{index}"));

@@ -96,7 +96,7 @@ fn key(options: &Options) -> Result<Key, StepError> {
         key.add_file(file).map_err(StepError::of(READ))?;
     }
     let Options { boot, memory, cpus, data_size, overcommit, kernel_arguments, configuration, .. } = options;
-    key.add(&format!("{boot:?} {memory} {cpus} {data_size} {overcommit} {kernel_arguments} {configuration:?}"));
+    key.add(&format!("{boot:?} {memory} {cpus} {data_size:?} {overcommit} {kernel_arguments} {configuration:?}"));
     let pod = observer::pod().object().and_then(|pod| serde_json::to_string(&pod));
     key.add(&pod.map_err(StepError::of(READ))?);
     Ok(key)

@@ -87,7 +87,7 @@ impl Setting {
             ],
         });
         let mut options = self.options();
-        options.data_size = DATA_SIZE;
+        options.data_size = Some(DATA_SIZE);
         options.configuration = Some(configuration.to_string());
         options
     }

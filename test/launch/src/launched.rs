@@ -29,7 +29,7 @@ const IMAGE: [(&str, &str); 4] = [
 const STUB: &str = "console=ttyS0 quiet panic=-1 nowatchdog audit=0 apparmor=0";
 
 /// Marks the processes of one launcher: each launcher has a value of its own, and what it starts inherits it.
-const MARK: &str = "TMPDIR";
+pub(crate) const MARK: &str = "TMPDIR";
 
 /// A launcher that was started, with all that it writes on one [`Screen`]. Killed on drop.
 #[derive(Debug)]
@@ -76,9 +76,7 @@ impl Launched {
     /// Starts it with a stub in place of the image, with little memory and one CPU, and with further arguments.
     pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
         let place = directory();
-        let command_line = place.path().join("cmdline.txt");
-        let text = format!("{STUB} {}={}", VARIABLE, stub.name());
-        fs::write(&command_line, text).expect("a file can be written");
+        let command_line = stub_command_line(place.path(), stub);
         let arguments = [&["--memory=1280M", "--cpus=1"], more].concat();
         Self::with(kind, place, PATIENCE, command_line.into(), &arguments)
     }
@@ -92,17 +90,11 @@ impl Launched {
         let temporary = place.path().join("tmp");
         fs::create_dir(&temporary).expect("a directory can be created");
         let (screen, writer) = Screen::open(kind);
-        let mut command = Command::new(variable("GRANARY_LAUNCH"));
-        let image = IMAGE.map(|(argument, name)| (argument, variable(name)));
-        for (argument, path) in image.into_iter().chain([("--cmdline", command_line)]) {
-            let mut word = OsString::from(format!("{argument}="));
-            word.push(path);
-            command.arg(word);
-        }
+        let mut command = launcher(command_line);
         command.arg(format!("--keep-logs={}", place.path().join("logs").display()));
         command.args(arguments);
         let terminal = if kind == Kind::DumbTerminal { "dumb" } else { "xterm" };
-        command.env(MARK, &temporary).env("TERM", terminal).env_remove("BUILD_WORKING_DIRECTORY");
+        command.env(MARK, &temporary).env("TERM", terminal);
         let standard = || Stdio::from(writer.try_clone().expect("a descriptor can be copied"));
         match kind {
             Kind::Pipe => command.stdin(Stdio::null()),
@@ -217,11 +209,31 @@ impl Drop for Launched {
     }
 }
 
+/// The command line of a stub, in a file of the directory.
+pub(crate) fn stub_command_line(directory: &Path, stub: Stub) -> PathBuf {
+    let path = directory.join("cmdline.txt");
+    fs::write(&path, format!("{STUB} {}={}", VARIABLE, stub.name())).expect("a file can be written");
+    path
+}
+
+/// The launcher with the files of the image.
+pub(crate) fn launcher(command_line: OsString) -> Command {
+    let mut command = Command::new(variable("GRANARY_LAUNCH"));
+    let image = IMAGE.map(|(argument, name)| (argument, variable(name)));
+    for (argument, path) in image.into_iter().chain([("--cmdline", command_line)]) {
+        let mut word = OsString::from(format!("{argument}="));
+        word.push(path);
+        command.arg(word);
+    }
+    command.env_remove("BUILD_WORKING_DIRECTORY");
+    command
+}
+
 fn variable(name: &str) -> OsString {
     env::var_os(name).unwrap_or_else(|| panic!("{name} is not set; run the test by its Bazel target"))
 }
 
-fn send(id: i32, signal: Signal) {
+pub(crate) fn send(id: i32, signal: Signal) {
     kill(Pid::from_raw(id), signal).unwrap_or_else(|errno| panic!("cannot send {signal} to {id}: {errno}"));
 }
 

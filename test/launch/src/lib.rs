@@ -3,6 +3,7 @@
 //! [`Screen`] or for the end of a process, with a deadline.
 #![deny(unsafe_code)]
 
+mod commands;
 mod launched;
 mod process;
 mod screen;
@@ -10,6 +11,7 @@ mod stub;
 #[expect(unsafe_code, reason = "a terminal becomes a program's own between fork and exec")]
 mod sys;
 
+pub use commands::{Commands, Outcome};
 pub use launched::{Ended, Launched, directory};
 pub use process::Process;
 pub use screen::{Kind, Screen};

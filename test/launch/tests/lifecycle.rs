@@ -1,9 +1,10 @@
 //! How the launcher ends, with a stub guest in place of a node: each case ends with no process and no file left.
 
-use launch_test::{Kind, Launched, PRESSED, Stub, WAITING};
+use launch_test::{Commands, Kind, Launched, PATIENCE, PRESSED, Stub, WAITING};
 use nix::sys::signal::Signal;
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 
 const STARTED: &str = "runs the guest with";
@@ -172,6 +173,96 @@ fn impossible_options_are_rejected_with_the_remedy() {
         assert!(!ended.text.contains(STARTED), "{case}: {}", ended.text);
         assert!(ended.logs.is_empty(), "{case}: {:?}", ended.logs);
     }
+}
+
+#[test]
+fn a_cluster_in_the_background_lives_from_start_to_delete() {
+    let commands = Commands::new(Stub::Ready);
+    let kubeconfig = commands.home().join(".kube/config");
+    let directory = commands.home().join(".local/state/granary/a");
+    let disk = directory.join("data.img");
+
+    let forwarded = free_port();
+    let forward = format!("--forward={forwarded}:6443");
+    let started = commands.start(&["--name=a", "--data-size=2G", "--kubeconfig", &forward]);
+    assert_eq!(started.status, Some(0), "{}", started.text);
+    for text in [
+        "  the node is Ready\n",
+        &format!("\ncontext     a in {0}\nshell       export KUBECONFIG={0}\n", kubeconfig.display()),
+        "The node runs in the background. `./bazelw run //:launch -- stop --name=a` shuts it down.\n",
+    ] {
+        assert!(started.text.contains(text), "no {text:?} in {}", started.text);
+    }
+    assert_eq!(fs::metadata(&disk).unwrap().len(), 2 << 30);
+    let contexts = fs::read_to_string(&kubeconfig).unwrap();
+    assert!(contexts.contains("current-context: a\n"), "{contexts}");
+    let server = contexts.lines().find_map(|line| line.trim().strip_prefix("server: ")).unwrap();
+    let server = server.trim_matches(['"', '\'']);
+    let shown = commands.run(&["status"]).text;
+    let row = shown.lines().find(|line| line.starts_with("a ")).unwrap();
+    assert!(row.contains(" ready ") && row.contains(server), "{shown}");
+    // The API server of the stub answers plain text with a TLS alert (RFC 8446, section 5.1).
+    assert_eq!(first_byte_of_the_answer(forwarded, b"plain text\r\n"), 21);
+    let second = commands.start(&["--name=a"]);
+    assert_eq!(second.status, Some(1), "{}", second.text);
+    assert!(second.text.contains("a launcher uses cluster a;"), "{}", second.text);
+
+    let stopped = commands.run(&["stop", "--name=a"]);
+    assert_eq!((stopped.status, commands.processes()), (Some(0), Vec::new()), "{}", stopped.text);
+    assert!(stopped.text.ends_with("Cluster a is stopped.\n"), "{}", stopped.text);
+    let console = fs::read(directory.join("console.log")).unwrap();
+    assert!(String::from_utf8_lossy(&console).contains(OFF), "{console:?}");
+    assert!(commands.run(&["status"]).text.contains("a     stopped  "), "{}", commands.run(&["status"]).text);
+    let smaller = commands.start(&["--name=a", "--data-size=1G"]);
+    assert_eq!(smaller.status, Some(1), "{}", smaller.text);
+    assert!(smaller.text.contains("a data disk is never shrunk to 1 GiB"), "{}", smaller.text);
+
+    // A launcher that is killed blocks neither a start nor a deletion.
+    assert_eq!(commands.start(&["--name=a"]).status, Some(0));
+    assert!(fs::read_to_string(&kubeconfig).unwrap().contains(server), "the port is another one");
+    commands.kill_launcher();
+    assert!(commands.run(&["status"]).text.contains("a     killed  "), "{}", commands.run(&["status"]).text);
+    let deleted = commands.run(&["delete", "--name=a"]);
+    assert_eq!(deleted.status, Some(0), "{}", deleted.text);
+    for text in [&*format!("Removed context a from {}.", kubeconfig.display()), &*disk.display().to_string()] {
+        assert!(deleted.text.contains(text), "no {text:?} in {}", deleted.text);
+    }
+    assert!(!directory.exists());
+    assert!(!fs::read_to_string(&kubeconfig).unwrap().contains("name: a\n"));
+    assert_eq!(commands.run(&["stop", "--name=a"]).status, Some(1));
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn first_byte_of_the_answer(port: u16, request: &[u8]) -> u8 {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request).unwrap();
+    let mut byte = [0];
+    stream.read_exact(&mut byte).unwrap();
+    byte[0]
+}
+
+#[test]
+fn a_start_that_fails_says_why_and_leaves_no_process() {
+    let commands = Commands::new(Stub::Hangs);
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    for (option, text) in [
+        (format!("--forward={port}:30080"), "choose another with --forward"),
+        ("--data-size=512M".to_owned(), "a data disk of 512 MiB is too small; choose at least 1 GiB with --data-size"),
+        ("--config=/nowhere/node.json".to_owned(), "cannot read the configuration /nowhere/node.json"),
+    ] {
+        let failed = commands.start(&[&option]);
+        assert_eq!(failed.status, Some(1), "{}", failed.text);
+        for text in [text, "error: cluster granary did not start"] {
+            assert!(failed.text.contains(text), "no {text:?} in {}", failed.text);
+        }
+        assert!(commands.processes().is_empty(), "{:?}", commands.processes());
+    }
+    assert_eq!(commands.run(&["delete"]).status, Some(0));
 }
 
 /// The control plane has its network through a segment from the beginning; workers come when it is ready.

@@ -1,6 +1,8 @@
 //! Commands and paths for the user of the nodes.
 
+use crate::name::ClusterName;
 use cluster::STATUS_PORT;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
@@ -9,6 +11,16 @@ pub(crate) struct Directions<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) api: u16,
     pub(crate) logs: Logs,
+    /// Only of a cluster that is kept.
+    pub(crate) kept: Option<KeptDirections<'a>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct KeptDirections<'a> {
+    pub(crate) name: &'a ClusterName,
+    /// Files with a context of this name.
+    pub(crate) kubeconfigs: &'a BTreeSet<PathBuf>,
+    pub(crate) is_in_background: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,13 +31,20 @@ pub(crate) enum Logs {
 
 impl Directions<'_> {
     pub(crate) fn text(&self) -> String {
-        let Self { nodes, kubeconfig, api, logs } = self;
+        let Self { nodes, kubeconfig, api, logs, kept } = self;
         let kubectl = format!("./bazelw run //:kubectl -- --kubeconfig={}", kubeconfig.display());
-        let kept = match logs {
+        let removed = match logs {
             Logs::Kept => "",
             Logs::Removed => " (removed afterwards; --keep-logs=DIR keeps it)",
         };
         let mut text = format!("kubeconfig  {}\nkubectl     {kubectl} get pods -A\n", kubeconfig.display());
+        if let Some(KeptDirections { name, kubeconfigs, .. }) = kept {
+            for file in *kubeconfigs {
+                text.push_str(&format!("context     {name} in {}\n", file.display()));
+            }
+            let file = kubeconfigs.first().map_or(*kubeconfig, PathBuf::as_path);
+            text.push_str(&format!("shell       export KUBECONFIG={}\n", quoted(file)));
+        }
         for (node, console) in *nodes {
             if nodes.len() > 1 {
                 text.push_str(&format!("\n{node}\n"));
@@ -35,16 +54,26 @@ impl Directions<'_> {
                 "metrics     https://127.0.0.1:{api}{pages}/metrics\n\
                  \x20           {kubectl} get --raw {pages}/metrics\n\
                  status      {kubectl} get --raw '{pages}/statusz?format=json'\n\
-                 logs        {}{kept}\n",
+                 logs        {}{removed}\n",
                 console.display(),
             ));
         }
-        text.push_str(match nodes.len() {
-            1 => "\nThe node runs. Ctrl-C shuts it down.",
-            _ => "\nThe nodes run. Ctrl-C shuts them down.",
+        let (run, them) = if nodes.len() == 1 { ("The node runs", "it") } else { ("The nodes run", "them") };
+        text.push_str(&match kept {
+            Some(KeptDirections { name, is_in_background: true, .. }) => {
+                format!("\n{run} in the background. `./bazelw run //:launch -- stop --name={name}` shuts {them} down.")
+            }
+            Some(_) | None => format!("\n{run}. Ctrl-C shuts {them} down."),
         });
         text
     }
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
+    if text.bytes().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]
@@ -54,7 +83,28 @@ mod tests {
     fn text(nodes: &[&str], logs: Logs) -> String {
         let console = |name: &&str| ((*name).to_owned(), format!("/tmp/granary-a/{name}.log").into());
         let nodes: Vec<_> = nodes.iter().map(console).collect();
-        Directions { nodes: &nodes, kubeconfig: Path::new("/tmp/granary-a/kubeconfig"), api: 40123, logs }.text()
+        let kubeconfig = Path::new("/tmp/granary-a/kubeconfig");
+        Directions { nodes: &nodes, kubeconfig, api: 40123, logs, kept: None }.text()
+    }
+
+    #[test]
+    fn a_kept_cluster_has_a_context_and_a_command_that_stops_it() {
+        let name: ClusterName = "team-1".parse().unwrap();
+        let text = |kubeconfigs: &[&str], is_in_background| {
+            let kubeconfigs = kubeconfigs.iter().map(PathBuf::from).collect();
+            let kept = Some(KeptDirections { name: &name, kubeconfigs: &kubeconfigs, is_in_background });
+            let nodes = [("granary".to_owned(), PathBuf::from("/state/console.log"))];
+            let kubeconfig = Path::new("/state/run/kubeconfig");
+            Directions { nodes: &nodes, kubeconfig, api: 40123, logs: Logs::Kept, kept }.text()
+        };
+        let plain = text(&[], true);
+        assert!(plain.contains("\nshell       export KUBECONFIG=/state/run/kubeconfig\n"), "{plain}");
+        let stop = "The node runs in the background. `./bazelw run //:launch -- stop --name=team-1` shuts it down.";
+        assert!(plain.ends_with(stop), "{plain}");
+        let merged = text(&["/home/a user's/config"], false);
+        assert!(merged.contains("\ncontext     team-1 in /home/a user's/config\n"), "{merged}");
+        assert!(merged.contains(r"export KUBECONFIG='/home/a user'\''s/config'"), "{merged}");
+        assert!(merged.ends_with("The node runs. Ctrl-C shuts it down."), "{merged}");
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! Errors and exit status of the program.
 
+use crate::contexts::KubeconfigError;
 use crate::demo::DemoError;
 use crate::interrupts::Interrupt;
+use crate::name::ClusterName;
 use launch::{ClusterError, ClusterShutdownError, ConfigurationError, Ended};
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
 
 const FAILED: u8 = 1;
 /// 128 and the number of the signal, like shells.
@@ -24,6 +28,20 @@ pub(crate) enum LaunchError {
     Ended(Ended),
     #[error(transparent)]
     ShutDown(Box<ClusterShutdownError>),
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("a launcher uses cluster {name}; `status` shows it, `stop --name={name}` ends it")]
+    InUse { name: ClusterName },
+    #[error("cluster {name} does not exist; `status` lists the clusters")]
+    Unknown { name: ClusterName },
+    #[error("cluster {name} did not start, its launcher ended with {status}; {} has its output", log.display())]
+    NotStarted { name: ClusterName, status: ExitStatus, log: PathBuf },
+    #[error("cluster {name} did not shut down in order; {} has the reason", log.display())]
+    NotInOrder { name: ClusterName, log: PathBuf },
+    #[error(
+        "cluster {name} still runs after {limit:?}; `kill -9 {pid}` cuts the power of its nodes, which loses data that they did not flush"
+    )]
+    StillRuns { name: ClusterName, pid: u32, limit: Duration },
     #[error("interrupted")]
     Interrupted,
     #[error("cannot write the output: it was closed, or its disk is full")]
@@ -45,6 +63,12 @@ impl LaunchError {
             | Self::Demo(_)
             | Self::Ended(_)
             | Self::ShutDown(_)
+            | Self::Kubeconfig(_)
+            | Self::InUse { .. }
+            | Self::Unknown { .. }
+            | Self::NotStarted { .. }
+            | Self::NotInOrder { .. }
+            | Self::StillRuns { .. }
             | Self::OutputClosed => FAILED,
         }
     }

@@ -1,4 +1,4 @@
-//! `bazel run //:launch`: boots nodes in QEMU and demonstrates volumes.
+//! `bazel run //:launch`: boots nodes in QEMU and demonstrates volumes, or keeps clusters in the background.
 //!
 //! Exit status 0: the demonstration succeeded and the guests powered off in order. 1: an error, or the output was closed.
 //! 2: wrong usage. 130: interrupted during the boot or the demonstration, or power cut by a second Ctrl-C, without an error.
@@ -7,36 +7,46 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
+mod background;
+mod commands;
+mod contexts;
 mod demo;
 mod directions;
 mod error;
 mod interrupts;
+mod kept;
 mod mesh;
+mod name;
 mod objects;
 mod output;
+mod place;
 mod progress;
+mod record;
 mod table;
 mod workspace;
 
-use crate::arguments::Arguments;
-use crate::directions::{Directions, Logs};
+use crate::arguments::{Arguments, Command};
+use crate::background::Pinned;
+use crate::directions::{Directions, KeptDirections, Logs};
 use crate::error::LaunchError;
-use crate::interrupts::{Interrupt, Interrupts};
+use crate::interrupts::{Interrupt, Interrupts, Source};
+use crate::kept::KeptCluster;
 use crate::output::Output;
+use crate::place::{Lock, Place, Root};
 use crate::progress::Progress;
 use crate::workspace::Workspace;
-use clap::Parser;
 use launch::{
-    Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT, check_configuration,
+    Boot, Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT, check_configuration,
 };
-use std::path::Path;
+use std::env;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if let Some(status) = workspace::sweep() {
         return status;
     }
-    let arguments = Arguments::parse();
+    let arguments = Arguments::read(env::args_os()).unwrap_or_else(|error| error.exit());
     let output = Output::new();
     match start(arguments, &output) {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,35 +61,90 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
+    if arguments.detached {
+        background::detach()?;
+    }
     // Bazel starts programs in another directory.
-    let arguments = match std::env::var_os("BUILD_WORKING_DIRECTORY") {
-        Some(directory) => arguments.relative_to(Path::new(&directory)),
-        None => arguments,
-    };
+    let directory = env::var_os("BUILD_WORKING_DIRECTORY").map_or_else(env::current_dir, |path| Ok(path.into()));
+    let directory = directory.map_err(LaunchError::prepare("find the working directory"))?;
+    let arguments = arguments.relative_to(&directory, |name| env::var_os(name));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(LaunchError::prepare("start the threads of this program"))?;
-    let ended = runtime.block_on(run(&arguments, output));
+    let ended = runtime.block_on(execute(&arguments, output));
     // Threads that wait for QEMU or copy a disk end with the process.
     runtime.shutdown_background();
     ended
 }
 
+async fn execute(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
+    let root = || Root::find(|name| env::var_os(name));
+    let place = || Ok::<_, LaunchError>(root()?.place(&arguments.name.clone().unwrap_or_default()));
+    match arguments.command {
+        Some(Command::Start) if arguments.detached => keep(arguments, place()?, None, output).await,
+        Some(Command::Start) => background::start(&place()?, output).await,
+        Some(Command::Stop) => commands::stop(&place()?, output),
+        Some(Command::Status) => commands::status(&root()?, output),
+        Some(Command::Delete) => commands::delete(&place()?, output),
+        None if arguments.name.is_some() => {
+            let place = place()?;
+            let lock = place.lock()?;
+            keep(arguments, place, Some(lock), output).await
+        }
+        None => run(arguments, output).await,
+    }
+}
+
+/// Runs a cluster without leaving files.
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
     // Before anything is created.
-    let mut interrupts = Interrupts::watch(output).map_err(LaunchError::prepare("wait for signals"))?;
+    let mut interrupts =
+        Interrupts::watch(output, Source::Terminal).map_err(LaunchError::prepare("wait for signals"))?;
     if let Some(path) = &arguments.keep_logs {
         let step = format!("create {} for the logs; name another directory with --keep-logs", path.display());
         std::fs::create_dir_all(path).map_err(LaunchError::prepare(step))?;
     }
     let configuration = arguments.config.as_deref().map(configuration).transpose()?;
-    let place = std::env::temp_dir();
+    let place = env::temp_dir();
     let step = format!("create a temporary directory in {}; name another place with TMPDIR", place.display());
     let workspace = Workspace::create().map_err(LaunchError::prepare(step))?;
     let mut options = arguments.options(workspace.path());
     options.control_plane.configuration = configuration;
-    let result = show(&options, arguments, &mut interrupts, output).await;
+    let result = show(&options, arguments, None, &mut interrupts, output).await;
     workspace.remove();
     result
+}
+
+/// Runs a cluster that is kept.
+async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &Output) -> Result<(), LaunchError> {
+    let source = if arguments.detached { Source::Background } else { Source::Terminal };
+    let mut interrupts = Interrupts::watch(output, source).map_err(LaunchError::prepare("wait for signals"))?;
+    let configuration = arguments.config.as_deref().map(configuration).transpose()?;
+    let mut options = arguments.options(&place.run());
+    options.control_plane.configuration = configuration;
+    let _pinned = pin(&mut options)?;
+    // The directory of Bazel may be removed while the nodes run.
+    env::set_current_dir("/").map_err(LaunchError::prepare("enter /"))?;
+    let mut kept = KeptCluster::begin(place, lock, arguments.kubeconfig_file()?)?;
+    kept.complete(&mut options, arguments.nodes);
+    let result = show(&options, arguments, Some(&mut kept), &mut interrupts, output).await;
+    let ended = kept.end(&result);
+    result.and(ended)
+}
+
+/// Opens the files of the image: the next build replaces them, and workers start later than the control plane.
+fn pin(options: &mut ClusterOptions) -> Result<Vec<Pinned>, LaunchError> {
+    let control_plane = &mut options.control_plane;
+    let image = &mut control_plane.image;
+    let paths = match &mut control_plane.boot {
+        Boot::Kernel => vec![&mut image.kernel, &mut image.initramfs, &mut image.system, &mut image.command_line],
+        Boot::Firmware(disk) => vec![disk],
+    };
+    let open = |path: &mut PathBuf| {
+        let pinned = Pinned::open(path)?;
+        *path = pinned.path();
+        Ok(pinned)
+    };
+    paths.into_iter().map(open).collect()
 }
 
 /// The text of a valid configuration.
@@ -93,26 +158,40 @@ fn configuration(path: &Path) -> Result<String, LaunchError> {
 async fn show(
     options: &ClusterOptions,
     arguments: &Arguments,
+    mut kept: Option<&mut KeptCluster>,
     interrupts: &mut Interrupts<'_>,
     output: &Output,
 ) -> Result<(), LaunchError> {
     let progress = Progress::new(output, options.consoles());
     let mut cluster = boot(options, &progress, interrupts).await?;
-    let shown = demonstrate(&mut cluster, progress, interrupts, output).await;
+    let booted = kept.as_mut().map_or(Ok(()), |kept| kept.booted(&cluster, options.nodes));
+    let shown = match booted {
+        Ok(()) if arguments.command.is_none() => demonstrate(&mut cluster, progress, interrupts, output).await,
+        booted => {
+            drop(progress);
+            booted
+        }
+    };
     let result = match shown {
         // The user can inspect the nodes after a failed demonstration, too.
         Ok(()) | Err(LaunchError::Demo(_)) if !arguments.exit_after_demo => {
             if let Err(error) = &shown {
                 output.print_error(&format!("{}\n", causes::lines(error)));
             }
-            output.print(&directions(&cluster, options, arguments));
-            wait(&mut cluster, interrupts).await.and(shown)
+            output.print(&directions(&cluster, options, arguments, kept.as_deref()));
+            match kept.as_mut().map_or(Ok(()), |kept| kept.ready()) {
+                Ok(()) => wait(&mut cluster, interrupts).await.and(shown),
+                Err(error) => Err(error),
+            }
         }
         Ok(()) if output.is_lost() => Err(LaunchError::OutputClosed),
         shown => shown,
     };
     if cluster.names().is_empty() {
         return result;
+    }
+    if let Some(kept) = kept {
+        kept.stopping();
     }
     let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.print(text)).await;
     match (down, result) {
@@ -212,13 +291,23 @@ async fn shut_down(
     Ok(())
 }
 
-fn directions(cluster: &Cluster, options: &ClusterOptions, arguments: &Arguments) -> String {
+fn directions(
+    cluster: &Cluster,
+    options: &ClusterOptions,
+    arguments: &Arguments,
+    kept: Option<&KeptCluster>,
+) -> String {
     let node = cluster.control_plane();
     let directions = Directions {
         nodes: &options.consoles(),
         kubeconfig: node.kubeconfig(),
         api: node.api_port(),
-        logs: if arguments.keep_logs.is_some() { Logs::Kept } else { Logs::Removed },
+        logs: if arguments.keep_logs.is_some() || kept.is_some() { Logs::Kept } else { Logs::Removed },
+        kept: kept.map(|kept| KeptDirections {
+            name: kept.name(),
+            kubeconfigs: kept.kubeconfigs(),
+            is_in_background: arguments.detached,
+        }),
     };
     directions.text()
 }

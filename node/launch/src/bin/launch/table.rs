@@ -12,10 +12,7 @@ pub(crate) fn of(result: &DemoResult) -> String {
     if mesh.is_empty() {
         columns.retain(|column| column[0] != NODE);
     }
-    let mut text = String::new();
-    for row in 0..=claims.len() {
-        text.push_str(&line(&columns, row));
-    }
+    let mut text = lines(&columns);
     text.push('\n');
     for ClaimResult { demo_claim, finding, .. } in claims {
         let claim = &demo_claim.claim;
@@ -52,6 +49,12 @@ fn columns(claims: &[ClaimResult]) -> Vec<Vec<String>> {
         column("WRITING ON", &|result| format!("refused: {}", result.finding.errno)),
         column("IN USE", &|result| Bytes::new(result.finding.used).to_string()),
     ]
+}
+
+/// Columns of the same length side by side.
+pub(crate) fn lines(columns: &[Vec<String>]) -> String {
+    let rows = columns.first().map_or(0, Vec::len);
+    (0..rows).map(|row| line(columns, row)).collect()
 }
 
 fn line(columns: &[Vec<String>], row: usize) -> String {

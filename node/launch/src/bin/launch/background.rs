@@ -1,0 +1,137 @@
+//! A launcher in the background: its start by a launcher that waits until the cluster is ready.
+
+use crate::error::LaunchError;
+use crate::interrupts::{Interrupts, Source};
+use crate::output::Output;
+use crate::place::Place;
+use crate::record::{Phase, Record};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, setsid};
+use std::env;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command};
+use std::time::Duration;
+
+/// Hidden option of the launcher in the background.
+const DETACHED: &str = "--detached";
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Starts this program again with the same arguments, shows its output, and returns when the cluster is ready.
+pub(crate) async fn start(place: &Place, output: &Output) -> Result<(), LaunchError> {
+    let mut interrupts =
+        Interrupts::watch(output, Source::Terminal).map_err(LaunchError::prepare("wait for signals"))?;
+    let lock = place.lock()?;
+    let failed = || {
+        LaunchError::prepare(format!("start a launcher in the background with its output in {}", place.log().display()))
+    };
+    let (mut child, mut log) = spawn(&place.log(), lock.into_file()).map_err(failed())?;
+    let mut is_interrupted = false;
+    // The last line of the log may be incomplete.
+    let mut unprinted = Vec::new();
+    let mut ticks = tokio::time::interval(INTERVAL);
+    loop {
+        let is_second = is_interrupted;
+        let woken = async {
+            match is_second {
+                true => interrupts.second().await,
+                false => _ = interrupts.first().await,
+            }
+        };
+        tokio::select! {
+            _ = ticks.tick() => {}
+            // The launcher in the background continues the shutdown.
+            () = woken => match is_second {
+                true => return Err(LaunchError::Interrupted),
+                false => {
+                    is_interrupted = true;
+                    // It is this process's child, so that its number cannot be another's. It may have ended.
+                    _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
+                }
+            },
+        }
+        // Read before the output, which is then complete.
+        let ended = child.try_wait().map_err(failed())?;
+        let is_ready = is_ready(place, &child);
+        log.read_to_end(&mut unprinted).map_err(failed())?;
+        let complete = match ended {
+            Some(_) => unprinted.len(),
+            None => unprinted.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1),
+        };
+        if complete > 0 {
+            let lines: Vec<u8> = unprinted.drain(..complete).collect();
+            let lines = String::from_utf8_lossy(&lines);
+            output.print(lines.strip_suffix('\n').unwrap_or(&lines));
+        }
+        match ended {
+            None if is_ready && !is_interrupted => return Ok(()),
+            None => {}
+            Some(_) if is_interrupted => return Err(LaunchError::Interrupted),
+            Some(status) => {
+                return Err(LaunchError::NotStarted { name: place.name.clone(), status, log: place.log() });
+            }
+        }
+    }
+}
+
+/// The log's end is where the reader begins.
+fn spawn(log: &Path, lock: File) -> io::Result<(Child, File)> {
+    File::create(log)?;
+    let append = File::options().append(true).open(log)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("launch").args(env::args_os().skip(1)).arg(DETACHED);
+    let child = command.stdin(lock).stdout(append.try_clone()?).stderr(append).spawn()?;
+    Ok((child, File::open(log)?))
+}
+
+fn is_ready(place: &Place, child: &Child) -> bool {
+    let record = Record::read(&place.record());
+    record.phase == Phase::Ready && record.process.is_some_and(|process| process.pid == child.id())
+}
+
+/// Leaves the session, so that neither Ctrl-C nor the end of the terminal reaches this process.
+pub(crate) fn detach() -> Result<(), LaunchError> {
+    setsid().map(drop).map_err(|errno| LaunchError::prepare("start a session")(errno.into()))
+}
+
+/// A file that stays open. Its path leads to the open file, also after its name was removed.
+pub(crate) struct Pinned {
+    file: File,
+}
+
+impl Pinned {
+    pub(crate) fn open(path: &Path) -> Result<Self, LaunchError> {
+        let step =
+            format!("read {}; start the node with `bazel run //:launch`, which builds missing files", path.display());
+        File::open(path).map(|file| Self { file }).map_err(LaunchError::prepare(step))
+    }
+
+    /// For this process and processes of the same user, while this process runs (proc_pid_fd(5)).
+    pub(crate) fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_pinned_file_is_read_after_its_name_was_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kernel");
+        fs::write(&path, "first").unwrap();
+        let pinned = Pinned::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "second").unwrap();
+        // By another process, as QEMU does.
+        let read = Command::new("cat").arg(pinned.path()).output().unwrap();
+        assert_eq!(read.stdout, b"first");
+        let missing = Pinned::open(&directory.path().join("missing")).err().unwrap();
+        assert!(missing.to_string().contains("which builds missing files"), "{missing}");
+    }
+}

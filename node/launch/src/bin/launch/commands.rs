@@ -1,0 +1,228 @@
+//! The commands for clusters that are kept.
+
+use crate::contexts::{self, Contexts};
+use crate::error::LaunchError;
+use crate::output::Output;
+use crate::place::{Place, Root};
+use crate::record::{Phase, ProcessId, Record, Shown};
+use crate::table;
+use launch::SHUTDOWN_LIMIT;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+use units::Bytes;
+
+/// Workers shut down first, then the control plane. The rest is for the launcher itself.
+const STOP_LIMIT: Duration = Duration::from_secs(2 * SHUTDOWN_LIMIT.as_secs() + 30);
+const INTERVAL: Duration = Duration::from_millis(100);
+
+pub(crate) fn status(root: &Root, output: &Output) -> Result<(), LaunchError> {
+    let places = root.places()?;
+    if places.is_empty() {
+        output.print("No cluster exists. `start` creates one.");
+        return Ok(());
+    }
+    let rows: Vec<_> = places.iter().map(|place| (place, Record::read(&place.record()))).collect();
+    output.print(table::lines(&columns(&rows)).trim_end());
+    Ok(())
+}
+
+fn columns(rows: &[(&Place, Record)]) -> Vec<Vec<String>> {
+    let column = |title: &str, cell: &dyn Fn(&Place, &Record) -> String| {
+        std::iter::once(title.to_owned()).chain(rows.iter().map(|(place, record)| cell(place, record))).collect()
+    };
+    let process = |record: &Record| match record.shown() {
+        Shown::Running { process, .. } => Some(process.pid),
+        Shown::Stopped | Shown::Failed | Shown::Killed => None,
+    };
+    vec![
+        column("NAME", &|place, _| place.name.to_string()),
+        column("STATE", &|_, record| state(&record.shown()).to_owned()),
+        column("NODES", &|_, record| or_none(record.nodes)),
+        column("API SERVER", &|_, record| {
+            let port = record.port.filter(|_| process(record).is_some());
+            or_none(port.map(|port| format!("https://127.0.0.1:{port}")))
+        }),
+        column("PROCESS", &|_, record| or_none(process(record))),
+        column("DATA DISKS", &|place, _| rounded(disks(place).iter().map(|disk| disk.1).sum())),
+        column("DIRECTORY", &|place, _| place.directory.display().to_string()),
+    ]
+}
+
+fn state(shown: &Shown) -> &'static str {
+    match shown {
+        Shown::Running { phase: Phase::Starting, .. } => "starting",
+        Shown::Running { phase: Phase::Stopping, .. } => "stopping",
+        Shown::Running { phase: Phase::Ready | Phase::Stopped | Phase::Failed, .. } => "ready",
+        Shown::Stopped => "stopped",
+        Shown::Failed => "failed",
+        Shown::Killed => "killed",
+    }
+}
+
+fn or_none(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Shuts the nodes down in order. A cluster that does not run is left as it is.
+pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
+    if !place.exists() {
+        return Err(LaunchError::Unknown { name: place.name.clone() });
+    }
+    let Shown::Running { process, .. } = Record::read(&place.record()).shown() else {
+        output.print(&format!("Cluster {} does not run.", place.name));
+        return Ok(());
+    };
+    output.print(&format!("Shutting cluster {} down.", place.name));
+    terminate(&process);
+    let start = Instant::now();
+    while process.is_alive() {
+        if start.elapsed() > STOP_LIMIT {
+            return Err(LaunchError::StillRuns { name: place.name.clone(), pid: process.pid, limit: STOP_LIMIT });
+        }
+        thread::sleep(INTERVAL);
+    }
+    match Record::read(&place.record()).shown() {
+        Shown::Stopped => {
+            output.print(&format!("Cluster {} is stopped.", place.name));
+            Ok(())
+        }
+        Shown::Running { .. } | Shown::Failed | Shown::Killed => {
+            Err(LaunchError::NotInOrder { name: place.name.clone(), log: place.log() })
+        }
+    }
+}
+
+/// Another SIGTERM changes nothing. The process was alive a moment ago, and the kernel assigns process numbers in
+/// turn, so that no other process has its number already.
+fn terminate(process: &ProcessId) {
+    if process.is_alive() {
+        // Fails if it has ended.
+        _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGTERM);
+    }
+}
+
+/// Stops the cluster if it runs, and removes its contexts and its directory.
+pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> {
+    if !place.exists() {
+        return Err(LaunchError::Unknown { name: place.name.clone() });
+    }
+    if let Shown::Running { .. } = Record::read(&place.record()).shown()
+        && let Err(error) = stop(place, output)
+    {
+        // Its disks are deleted.
+        if matches!(error, LaunchError::StillRuns { .. }) {
+            return Err(error);
+        }
+        output.print_error(&causes::lines(&error).to_string());
+    }
+    // Until the directory is gone, so that no start uses it.
+    let _lock = place.lock()?;
+    let contexts = Contexts { name: &place.name, directory: &place.directory };
+    for path in Record::read(&place.record()).kubeconfigs {
+        match contexts::remove(&path, &contexts) {
+            Ok(true) => output.print(&format!("Removed context {} from {}.", place.name, path.display())),
+            Ok(false) => {}
+            Err(error) => output.print_error(&causes::lines(&error).to_string()),
+        }
+    }
+    let disks = disks(place);
+    let removed = fs::remove_dir_all(&place.directory);
+    removed.map_err(LaunchError::prepare(format!("remove {}", place.directory.display())))?;
+    for (path, size) in disks {
+        output.print(&format!("Removed data disk {} ({}).", path.display(), rounded(size)));
+    }
+    output.print(&format!("Removed cluster {} and its directory {}.", place.name, place.directory.display()));
+    Ok(())
+}
+
+/// Data disks with their allocated sizes.
+fn disks(place: &Place) -> Vec<(PathBuf, Bytes)> {
+    let is_disk = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("data.img"))
+    };
+    let entries = fs::read_dir(&place.directory).into_iter().flatten().flatten();
+    let size = |path: PathBuf| -> io::Result<(PathBuf, Bytes)> {
+        // In units of 512 bytes, stat(2).
+        let size = Bytes::new(fs::metadata(&path)?.blocks().saturating_mul(512));
+        Ok((path, size))
+    };
+    let mut disks: Vec<_> = entries.map(|entry| entry.path()).filter(is_disk).flat_map(size).collect();
+    disks.sort();
+    disks
+}
+
+/// Whole mebibytes, which are printed without their bytes.
+fn rounded(size: Bytes) -> String {
+    format!("{} MiB", size.div_ceil::<{ Bytes::MIB.get() }>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::ClusterName;
+    use crate::place::create_private;
+    use std::num::NonZeroU16;
+    use std::path::Path;
+
+    fn place(root: &Path) -> Place {
+        let place = Place { name: ClusterName::default(), directory: root.join("granary") };
+        create_private(&place.directory).unwrap();
+        place
+    }
+
+    #[test]
+    fn the_status_lists_states_and_disks() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = place(directory.path());
+        fs::File::create(place.data()).unwrap().set_len(1 << 30).unwrap();
+        let record = |phase, process| Record {
+            phase,
+            process,
+            port: NonZeroU16::new(6443),
+            nodes: Some(2),
+            ..Record::default()
+        };
+        let own = ProcessId::own().unwrap();
+        let rows = [
+            (&place, record(Phase::Ready, Some(own.clone()))),
+            (&place, record(Phase::Starting, None)),
+            (&place, record(Phase::Stopped, Some(own.clone()))),
+            (&place, Record::default()),
+        ];
+        let text = table::lines(&columns(&rows));
+        let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let pid = own.pid.to_string();
+        assert_eq!(cells[1][..5], ["granary", "ready", "2", "https://127.0.0.1:6443", &pid]);
+        assert_eq!(cells[1][5..7], ["0", "MiB"]);
+        assert_eq!(cells[2][..5], ["granary", "killed", "2", "-", "-"]);
+        assert_eq!(cells[3][..5], ["granary", "stopped", "2", "-", "-"]);
+        assert_eq!(cells[4][..5], ["granary", "stopped", "-", "-", "-"]);
+    }
+
+    #[test]
+    fn a_cluster_that_was_killed_is_deleted_and_not_signalled() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, output) = (place(directory.path()), Output::new());
+        let unknown = Place { name: place.name.clone(), directory: directory.path().join("unknown") };
+        for command in [stop, delete] {
+            assert!(matches!(command(&unknown, &output), Err(LaunchError::Unknown { .. })));
+        }
+        // This process has the number: a signal would end the test.
+        let process = ProcessId::own().unwrap();
+        let text = serde_json::to_string(&process).unwrap().replace("\"start\":", "\"start\":1");
+        let stale: ProcessId = serde_json::from_str(&text).unwrap();
+        Record { phase: Phase::Ready, process: Some(stale), ..Record::default() }.write(&place.record()).unwrap();
+        stop(&place, &output).unwrap();
+        let lock = place.lock().unwrap();
+        assert!(matches!(delete(&place, &output), Err(LaunchError::InUse { .. })));
+        drop(lock);
+        delete(&place, &output).unwrap();
+        assert!(!place.exists());
+    }
+}

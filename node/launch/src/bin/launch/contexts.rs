@@ -1,0 +1,341 @@
+//! Contexts of clusters in kubeconfig files of the user.
+//!
+//! Entries of others pass through as untyped values: a type would leave out fields with `null` and change the order.
+
+use crate::name::ClusterName;
+use serde_json::{Map, Value, json};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Name of the extension that marks entries of the launcher.
+const EXTENSION: &str = "dev.granary.launch";
+/// Lists of a kubeconfig, with the field of their entries.
+const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
+
+/// A cluster, the name of its context, user and cluster entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contexts<'a> {
+    pub(crate) name: &'a ClusterName,
+    /// Distinguishes clusters with the same name.
+    pub(crate) directory: &'a Path,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use the kubeconfig {}", path.display())]
+pub(crate) struct KubeconfigError {
+    path: PathBuf,
+    source: Cause,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error("it cannot be read or written; name a file in a directory that you may write to")]
+    File(#[from] io::Error),
+    #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
+    Read(#[source] Box<serde_saphyr::Error>),
+    #[error("it cannot be written as YAML; name another file with --kubeconfig=FILE")]
+    Write(#[source] Box<serde_saphyr::SerializeError>),
+    #[error("{field} is not {wanted}; repair it, or name another file with --kubeconfig=FILE")]
+    Field { field: &'static str, wanted: &'static str },
+    #[error("{list} has an entry {name} of another cluster; rename that entry, or choose another --name")]
+    Other { list: &'static str, name: ClusterName },
+}
+
+/// Checks that the contexts can be added. Changes nothing.
+pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
+    let checked = || merge(parse(&read(path)?)?, contexts, &json!({}));
+    checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
+}
+
+/// Adds the first cluster and user of a node's kubeconfig, and makes the context the current one.
+pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path) -> Result<(), KubeconfigError> {
+    let change = |file| merge(file, contexts, &parse(&fs::read_to_string(node)?)?);
+    edit(path, change).map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
+}
+
+/// Removes the entries of this cluster; `false` if the file has none.
+pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, KubeconfigError> {
+    edit(path, |file| without(file, contexts)).map_err(|source| KubeconfigError { path: path.to_owned(), source })
+}
+
+/// Replaces the file, readable only by its owner, if the change has an effect. Launchers wait for each other.
+fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
+    // The rename must not replace a link to the file.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let lock = File::open(directory)?;
+    lock.lock()?;
+    let old = parse(&read(path)?)?;
+    let new = change(old.clone())?;
+    if new == old {
+        return Ok(false);
+    }
+    let text = written(&new)?;
+    // Its mode is 0600.
+    let mut file = NamedTempFile::with_prefix_in(".kubeconfig.", directory)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(true)
+}
+
+/// A missing file is empty.
+fn read(path: &Path) -> Result<String, io::Error> {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read,
+    }
+}
+
+/// Long strings, such as certificates, are on one line.
+fn written(file: &Value) -> Result<String, Cause> {
+    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    serde_saphyr::to_string_with_options(file, options).map_err(|error| Cause::Write(Box::new(error)))
+}
+
+fn parse(text: &str) -> Result<Value, Cause> {
+    if text.lines().all(|line| line.trim().is_empty() || line.starts_with('#')) {
+        return Ok(Value::Null);
+    }
+    serde_saphyr::from_str(text).map_err(|error| Cause::Read(Box::new(error)))
+}
+
+/// Replaces the entries of this cluster by those of a node's kubeconfig.
+fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Cause> {
+    let mut file = without(file, contexts)?;
+    let root = object(&mut file)?;
+    for (list, _) in LISTS {
+        if entries(root, list)?.iter().any(|entry| has_name(entry, contexts.name)) {
+            return Err(Cause::Other { list, name: contexts.name.clone() });
+        }
+    }
+    let name = contexts.name.to_string();
+    let mark = json!([{"name": EXTENSION, "extension": {"directory": contexts.directory.to_string_lossy()}}]);
+    for (list, field) in LISTS {
+        let mut value = match field {
+            "context" => json!({"cluster": name, "user": name}),
+            _ => node.pointer(&format!("/{list}/0/{field}")).cloned().unwrap_or_default(),
+        };
+        if list == "clusters" {
+            object(&mut value)?.insert("extensions".to_owned(), mark.clone());
+        }
+        entries(root, list)?.push(json!({"name": name, field: value}));
+    }
+    root.entry("apiVersion").or_insert_with(|| "v1".into());
+    root.entry("kind").or_insert_with(|| "Config".into());
+    root.insert("current-context".to_owned(), name.into());
+    Ok(file)
+}
+
+/// Removes the entries of this cluster. Its entry in `clusters` has the mark.
+fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
+    let original = file.clone();
+    let root = object(&mut file)?;
+    let is_own = |entry: &Value| {
+        has_name(entry, contexts.name) && directory(entry) == Some(&*contexts.directory.to_string_lossy())
+    };
+    if !entries(root, "clusters")?.iter().any(is_own) {
+        return Ok(original);
+    }
+    for (list, _) in LISTS {
+        entries(root, list)?.retain(|entry| !has_name(entry, contexts.name));
+    }
+    if root.get("current-context").and_then(Value::as_str) == Some(contexts.name.as_str()) {
+        root.insert("current-context".to_owned(), "".into());
+    }
+    Ok(file)
+}
+
+fn has_name(entry: &Value, name: &ClusterName) -> bool {
+    entry.get("name").and_then(Value::as_str) == Some(name.as_str())
+}
+
+/// The directory in the mark of a cluster's entry.
+fn directory(entry: &Value) -> Option<&str> {
+    let extensions = entry.pointer("/cluster/extensions")?.as_array()?;
+    let mark = extensions.iter().find(|extension| extension.get("name").and_then(Value::as_str) == Some(EXTENSION))?;
+    mark.pointer("/extension/directory")?.as_str()
+}
+
+fn object(file: &mut Value) -> Result<&mut Map<String, Value>, Cause> {
+    if file.is_null() {
+        *file = json!({});
+    }
+    file.as_object_mut().ok_or(Cause::Field { field: "the document", wanted: "a mapping" })
+}
+
+fn entries<'a>(root: &'a mut Map<String, Value>, list: &'static str) -> Result<&'a mut Vec<Value>, Cause> {
+    let value = root.entry(list).or_insert_with(|| json!([]));
+    if value.is_null() {
+        *value = json!([]);
+    }
+    value.as_array_mut().ok_or(Cause::Field { field: list, wanted: "a list" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::config::Kubeconfig;
+    use proptest::prelude::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
+    const USER: &str = r##"# a comment
+apiVersion: v1
+kind: Config
+current-context: work
+clusters:
+- name: work
+  cluster: {server: "https://example.com", proxy-url: http://proxy, disable-compression: true, later-field: [1, 2]}
+users:
+- name: work
+  user:
+    token: "0123"
+    password: "yes"
+    username: "1e3"
+    exec: {apiVersion: client.authentication.k8s.io/v1, command: tool, args: ["a: b", "", "null", "~", "#"], interactiveMode: Never}
+contexts:
+- name: work
+  context: {cluster: work, user: work, namespace: "true"}
+preferences: {colors: true}
+"##;
+
+    fn node(port: u16) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "granary", "cluster": {"server": format!("https://127.0.0.1:{port}"), "certificate-authority-data": "Q0E="}}],
+            "users": [{"name": "admin", "user": {"client-certificate-data": "Q0E=", "client-key-data": "S0VZ"}}],
+            "contexts": [{"name": "granary", "context": {"cluster": "granary", "user": "admin"}}],
+            "current-context": "granary",
+        })
+    }
+
+    fn name(text: &str) -> ClusterName {
+        text.parse().unwrap()
+    }
+
+    fn value(text: &str) -> Value {
+        parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_context_is_added_replaced_and_removed() {
+        let (a, b) = (name("a"), name("b"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let b = Contexts { name: &b, directory: Path::new("/state/b") };
+        let mut file = value(USER);
+        for (contexts, port) in [(&a, 1), (&b, 2), (&a, 3)] {
+            file = merge(file, contexts, &node(port)).unwrap();
+        }
+        // kubectl's own types can read the text.
+        let read = Kubeconfig::from_yaml(&written(&file).unwrap()).unwrap();
+        assert_eq!(read.current_context.as_deref(), Some("a"));
+        let servers: Vec<_> = read
+            .clusters
+            .iter()
+            .map(|named| (named.name.as_str(), named.cluster.as_ref().unwrap().server.as_deref().unwrap()))
+            .collect();
+        assert_eq!(
+            servers,
+            [("work", "https://example.com"), ("b", "https://127.0.0.1:2"), ("a", "https://127.0.0.1:3")]
+        );
+        let context = read.contexts.iter().find(|named| named.name == "a").unwrap().context.clone().unwrap();
+        assert_eq!((context.cluster.as_str(), context.user.as_deref()), ("a", Some("a")));
+        assert_eq!((read.auth_infos.len(), read.contexts.len()), (3, 3));
+
+        for contexts in [&a, &b, &b] {
+            file = without(value(&written(&file).unwrap()), contexts).unwrap();
+        }
+        let mut expected = value(USER);
+        expected["current-context"] = "".into();
+        assert_eq!(file, expected);
+    }
+
+    #[test]
+    fn entries_of_others_are_never_replaced() {
+        let (work, other) = (name("work"), name("a"));
+        let work = Contexts { name: &work, directory: Path::new("/state/work") };
+        assert_eq!(
+            merge(value(USER), &work, &node(1)).unwrap_err().to_string(),
+            "clusters has an entry work of another cluster; rename that entry, or choose another --name"
+        );
+        assert_eq!(without(value(USER), &work).unwrap(), value(USER));
+        // A user or a context alone is the user's, too.
+        let users = value("users: [{name: a, user: {token: x}}]");
+        let a = Contexts { name: &other, directory: Path::new("/state/a") };
+        assert!(matches!(merge(users, &a, &node(1)), Err(Cause::Other { list: "users", .. })));
+        // The same name in another state directory.
+        let file = merge(Value::Null, &a, &node(1)).unwrap();
+        let second = Contexts { directory: Path::new("/elsewhere/a"), ..a };
+        assert!(matches!(merge(file, &second, &node(2)), Err(Cause::Other { .. })));
+    }
+
+    #[test]
+    fn invalid_kubeconfigs_are_rejected() {
+        let a = name("a");
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        for (text, wanted) in [
+            ("[1]", "the document is not a mapping"),
+            ("text", "the document is not a mapping"),
+            ("clusters: 1", "clusters is not a list"),
+            ("clusters: []\nusers: {}", "users is not a list"),
+        ] {
+            let error = merge(value(text), &a, &node(1)).unwrap_err().to_string();
+            assert!(error.starts_with(wanted), "{text}: {error}");
+        }
+        for text in ["{", "[1", "a: 1\n---\nb: 2"] {
+            assert!(matches!(parse(text), Err(Cause::Read(_))), "{text}");
+        }
+        // kubectl writes these.
+        for text in ["", "# nothing\n", "clusters: null\ncontexts: null\nusers: null\n", "{}"] {
+            merge(value(text), &a, &node(1)).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_file_is_replaced_through_links_with_mode_600() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, target) = (directory.path().join(".kube/config"), directory.path().join("dotfiles/config"));
+        let (node_file, a) = (directory.path().join("node"), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        fs::create_dir(directory.path().join("dotfiles")).unwrap();
+        // It creates the file and its directory.
+        check(&link, &a).unwrap();
+        assert!(!link.exists());
+        add(&link, &a, &node_file).unwrap();
+        assert_eq!(link.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+        fs::write(&target, USER).unwrap();
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::remove_file(&link).unwrap();
+        symlink("../dotfiles/config", &link).unwrap();
+        assert!(!remove(&link, &a).unwrap());
+        assert_eq!(fs::read_to_string(&target).unwrap(), USER);
+        add(&link, &a, &node_file).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(remove(&link, &a).unwrap());
+        assert_eq!(fs::read_dir(directory.path().join("dotfiles")).unwrap().count(), 1);
+
+        fs::write(&target, "{").unwrap();
+        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file).unwrap_err()] {
+            assert!(error.to_string().ends_with("config"), "{error}");
+        }
+        assert_eq!(fs::read_to_string(&target).unwrap(), "{");
+    }
+
+    proptest! {
+        /// A reader of YAML 1.1 must not find another type, and no string may end its line.
+        #[test]
+        fn strings_are_read_as_they_were_written(text: String, key in "[a-z]{1,8}") {
+            let value = json!({"users": [{"name": text, "user": {key: text}}], "list": [text, [text], {}, []]});
+            prop_assert_eq!(&parse(&written(&value).unwrap()).unwrap(), &value);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! A run of a cluster that is kept.
+
+use crate::contexts::{self, Contexts};
+use crate::error::LaunchError;
+use crate::name::ClusterName;
+use crate::place::{Lock, Place, create_private};
+use crate::record::{Phase, ProcessId, Record};
+use launch::{Cluster, ClusterOptions, Data, Nodes};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+
+/// The process holds the lock of the directory.
+pub(crate) struct KeptCluster {
+    place: Place,
+    record: Record,
+    /// `None` in the background, where standard input is the lock.
+    _lock: Option<Lock>,
+}
+
+impl KeptCluster {
+    /// Removes files of an earlier run, and checks the files that get a context: `kubeconfig`, and those of earlier runs.
+    pub(crate) fn begin(place: Place, lock: Option<Lock>, kubeconfig: Option<PathBuf>) -> Result<Self, LaunchError> {
+        let run = place.run();
+        let removed = match fs::remove_dir_all(&run) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+        let step = format!("create {}", run.display());
+        removed.and_then(|()| create_private(&run)).map_err(LaunchError::prepare(step))?;
+        let mut record = Record::read(&place.record());
+        record.phase = Phase::Starting;
+        record.process = Some(ProcessId::own().map_err(LaunchError::prepare("find the start time of this process"))?);
+        let mut kept = Self { place, record, _lock: lock };
+        kept.record.kubeconfigs.extend(kubeconfig);
+        for path in &kept.record.kubeconfigs {
+            contexts::check(path, &kept.contexts())?;
+        }
+        // Before the contexts are added, so that a deletion removes those of a launcher that is killed.
+        kept.write()?;
+        Ok(kept)
+    }
+
+    /// Chooses what the command line leaves open: the disks and logs of the directory, and the port and the number of nodes of
+    /// the last start.
+    pub(crate) fn complete(&self, options: &mut ClusterOptions, nodes: Option<Nodes>) {
+        let control_plane = &mut options.control_plane;
+        control_plane.data = Data::File(self.place.data());
+        control_plane.logs.clone_from(&self.place.directory);
+        if control_plane.port.is_none() {
+            let is_free = |port: &NonZeroU16| TcpListener::bind((Ipv4Addr::LOCALHOST, port.get())).is_ok();
+            control_plane.port = self.record.port.filter(is_free);
+        }
+        if let (None, Some(last)) = (nodes, self.record.nodes.and_then(Nodes::new)) {
+            options.nodes = last;
+        }
+    }
+
+    /// Adds the contexts, and remembers what the next start uses.
+    pub(crate) fn booted(&mut self, cluster: &Cluster, nodes: Nodes) -> Result<(), LaunchError> {
+        let node = cluster.control_plane();
+        self.record.port = NonZeroU16::new(node.api_port());
+        self.record.nodes = Some(nodes.get());
+        for path in &self.record.kubeconfigs {
+            contexts::add(path, &self.contexts(), node.kubeconfig())?;
+        }
+        self.write()
+    }
+
+    /// Records that the cluster can be used, and that its output says how.
+    pub(crate) fn ready(&mut self) -> Result<(), LaunchError> {
+        self.record.phase = Phase::Ready;
+        self.write()
+    }
+
+    pub(crate) fn stopping(&mut self) {
+        self.record.phase = Phase::Stopping;
+        // Only the output of `status` would be different.
+        _ = self.write();
+    }
+
+    /// Removes the files of this run, and records its end.
+    pub(crate) fn end(mut self, result: &Result<(), LaunchError>) -> Result<(), LaunchError> {
+        _ = fs::remove_dir_all(self.place.run());
+        self.record.phase = match result {
+            Ok(()) | Err(LaunchError::Interrupted) => Phase::Stopped,
+            Err(_) => Phase::Failed,
+        };
+        self.write()
+    }
+
+    pub(crate) fn name(&self) -> &ClusterName {
+        &self.place.name
+    }
+
+    /// Files with a context of this cluster.
+    pub(crate) fn kubeconfigs(&self) -> &BTreeSet<PathBuf> {
+        &self.record.kubeconfigs
+    }
+
+    fn contexts(&self) -> Contexts<'_> {
+        Contexts { name: &self.place.name, directory: &self.place.directory }
+    }
+
+    fn write(&self) -> Result<(), LaunchError> {
+        let path = self.place.record();
+        self.record.write(&path).map_err(LaunchError::prepare(format!("write {}", path.display())))
+    }
+}

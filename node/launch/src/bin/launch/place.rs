@@ -1,0 +1,196 @@
+//! Directories of clusters that are kept.
+
+use crate::error::LaunchError;
+use crate::name::ClusterName;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+/// A directory may be deleted between its creation and its lock.
+const ATTEMPTS: u32 = 8;
+
+/// The directory of all clusters of a user.
+#[derive(Clone, Debug)]
+pub(crate) struct Root(PathBuf);
+
+/// The directory of a cluster, which may be missing.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) name: ClusterName,
+    pub(crate) directory: PathBuf,
+}
+
+/// An exclusive lock on the directory of a cluster (flock(2)). The kernel releases it when the last process with the
+/// descriptor ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+impl Root {
+    /// `$XDG_STATE_HOME/granary`, or `~/.local/state/granary` (XDG Base Directory Specification).
+    pub(crate) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, LaunchError> {
+        // The specification ignores relative paths.
+        let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+        let missing = || io::Error::other("neither XDG_STATE_HOME nor HOME is an absolute path");
+        let state = state.ok_or_else(missing).map_err(LaunchError::prepare("find the directory of the clusters"))?;
+        Ok(Self(state.join("granary")))
+    }
+
+    pub(crate) fn place(&self, name: &ClusterName) -> Place {
+        Place { name: name.clone(), directory: self.0.join(name.to_string()) }
+    }
+
+    /// Clusters with a directory, by name.
+    pub(crate) fn places(&self) -> Result<Vec<Place>, LaunchError> {
+        let names = || -> io::Result<Vec<ClusterName>> {
+            let entries = match fs::read_dir(&self.0) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                Err(error) => return Err(error),
+            };
+            let mut names = Vec::new();
+            for entry in entries {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
+                }
+            }
+            names.sort();
+            Ok(names)
+        };
+        let names = names().map_err(LaunchError::prepare(format!("read {}", self.0.display())))?;
+        Ok(names.iter().map(|name| self.place(name)).collect())
+    }
+}
+
+impl Place {
+    pub(crate) fn exists(&self) -> bool {
+        self.directory.is_dir()
+    }
+
+    /// The data disk of the control plane. Those of workers have a suffix.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.directory.join("data.img")
+    }
+
+    pub(crate) fn record(&self) -> PathBuf {
+        self.directory.join("cluster.json")
+    }
+
+    /// Output of a launcher in the background.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.directory.join("launcher.log")
+    }
+
+    /// Files of one run: the kubeconfig, configurations. A start removes those of a launcher that was killed.
+    pub(crate) fn run(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    /// Creates the directory if it is missing, and locks it.
+    pub(crate) fn lock(&self) -> Result<Lock, LaunchError> {
+        let step = format!("lock {}", self.directory.display());
+        for _ in 0..ATTEMPTS {
+            create_private(&self.directory)
+                .map_err(LaunchError::prepare(format!("create {}", self.directory.display())))?;
+            match try_lock(&self.directory).map_err(LaunchError::prepare(&*step))? {
+                Attempt::Locked(lock) => return Ok(lock),
+                Attempt::Held => return Err(LaunchError::InUse { name: self.name.clone() }),
+                Attempt::Deleted => {}
+            }
+        }
+        Err(LaunchError::prepare(step)(io::Error::other("other launchers delete it again and again")))
+    }
+}
+
+pub(crate) fn create_private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+enum Attempt {
+    Locked(Lock),
+    Held,
+    /// The directory of this name is missing, or is a different one now.
+    Deleted,
+}
+
+fn try_lock(directory: &Path) -> io::Result<Attempt> {
+    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let file = match File::open(directory) {
+        Ok(file) => file,
+        Err(error) if is_missing(&error) => return Ok(Attempt::Deleted),
+        Err(error) => return Err(error),
+    };
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Attempt::Held),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let locked = file.metadata()?;
+    match fs::metadata(directory) {
+        Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => Ok(Attempt::Locked(Lock(file))),
+        Ok(_) => Ok(Attempt::Deleted),
+        Err(error) if is_missing(&error) => Ok(Attempt::Deleted),
+        Err(error) => Err(error),
+    }
+}
+
+impl Lock {
+    /// For the standard input of a process in the background, which then holds the lock, too.
+    pub(crate) fn into_file(self) -> File {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_is_that_of_the_specification() {
+        let root = |state: &str, home: &str| {
+            Root::find(|name| {
+                let value = if name == "HOME" { home } else { state };
+                (!value.is_empty()).then(|| value.into())
+            })
+        };
+        assert_eq!(root("/state", "/home/user").unwrap().0, Path::new("/state/granary"));
+        for state in ["", "relative"] {
+            assert_eq!(root(state, "/home/user").unwrap().0, Path::new("/home/user/.local/state/granary"));
+        }
+        assert!(root("", "").unwrap_err().to_string().starts_with("cannot find the directory of the clusters"));
+    }
+
+    #[test]
+    fn clusters_are_listed_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root(directory.path().join("granary"));
+        assert!(root.places().unwrap().is_empty());
+        for name in ["b", "a", "Not-A-Name"] {
+            create_private(&root.0.join(name)).unwrap();
+        }
+        fs::write(root.0.join("file"), "").unwrap();
+        let names: Vec<String> = root.places().unwrap().iter().map(|place| place.name.to_string()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(root.0.metadata().unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_lock_is_held_by_one_and_ends_with_its_descriptor() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Root(directory.path().to_owned()).place(&ClusterName::default());
+        let lock = place.lock().unwrap();
+        assert!(matches!(place.lock(), Err(LaunchError::InUse { .. })));
+        let inherited = lock.0.try_clone().unwrap();
+        drop(lock);
+        assert!(matches!(place.lock(), Err(LaunchError::InUse { .. })));
+        drop(inherited);
+        // A directory that was deleted under its lock does not block a new one.
+        let deleted = place.lock().unwrap();
+        fs::remove_dir(&place.directory).unwrap();
+        place.lock().unwrap();
+        drop(deleted);
+    }
+}
