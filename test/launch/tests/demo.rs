@@ -7,6 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// The kernel says so when the node has unmounted its disk and turns the machine off.
 const OFF: &str = "reboot: Power down";
@@ -15,6 +16,24 @@ const NEW_SIZE: u64 = 8 << 30;
 
 /// The image in the archive of the first run.
 const IMAGE: &str = "example.invalid/from-a-file:1";
+
+const NODE_PORT: u16 = 30443;
+const LIMIT: Duration = Duration::from_secs(120);
+const SERVICE: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: demo}
+spec:
+  type: NodePort
+  ports: [{name: https, port: 443, targetPort: 6443, nodePort: 30443}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: api-1, namespace: demo, labels: {kubernetes.io/service-name: api}}
+addressType: IPv4
+ports: [{name: https, port: 6443, protocol: TCP}]
+endpoints: [{addresses: [10.0.2.15], conditions: {ready: true}}]
+"#;
 
 /// How printed lines start the build's kubectl.
 const KUBECTL: &str = "./bazelw run //:kubectl -- ";
@@ -37,7 +56,9 @@ fn a_second_run_still_has_the_data_of_the_first() {
 
     let port = free_port();
     let chosen = format!("--port={port}");
-    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--nodes=2", &chosen]);
+    let forwarded = free_port();
+    let forward = format!("--forward={forwarded}:{NODE_PORT}");
+    let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--nodes=2", &chosen, &forward]);
     launched.wait_for("The nodes run. Ctrl-C shuts them down.");
     let text = launched.text().to_owned();
     for stage in ["granary    the node is Ready", "granary-1  the node is Ready"] {
@@ -63,6 +84,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
     }
     is_sparse(&file.with_added_extension("1"));
     the_directions_lead_to_the_cluster(&text, port);
+    the_forwarded_port_leads_to_a_node_port(&text, forwarded);
 
     launched.type_ctrl_c();
     launched.wait_for("Shutting the nodes down, the workers first.");
@@ -137,8 +159,30 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     }
 }
 
+/// The Service leads to the API server, whose certificate is valid for 127.0.0.1.
+fn the_forwarded_port_leads_to_a_node_port(text: &str, port: u16) {
+    let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
+    let place = directory();
+    let manifest = place.path().join("service.yaml");
+    fs::write(&manifest, SERVICE).unwrap();
+    kubectl(&format!("--kubeconfig={kubeconfig} apply -f {}", manifest.display()));
+    // kube-proxy programs the port later. curl would be another dependency.
+    let start = Instant::now();
+    let request = format!("--kubeconfig={kubeconfig} --server=https://127.0.0.1:{port} get --raw /readyz");
+    loop {
+        match try_kubectl(&request) {
+            Ok(answer) => return assert_eq!(answer, "ok"),
+            Err(error) => assert!(start.elapsed() < LIMIT, "port {port} does not lead to the Service: {error}"),
+        }
+    }
+}
+
 /// The output of kubectl with the arguments after [`KUBECTL`] in a printed line.
 fn kubectl(arguments: &str) -> String {
+    try_kubectl(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
+}
+
+fn try_kubectl(arguments: &str) -> Result<String, String> {
     let program = env::var_os("GRANARY_KUBECTL").expect("the test is run by its Bazel target");
     let home = directory();
     // The line is for a shell.
@@ -146,8 +190,10 @@ fn kubectl(arguments: &str) -> String {
     let mut shell = Command::new("/bin/sh");
     let output = shell.arg("-c").arg(command).arg(program).env("HOME", home.path()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments}: {}: {stderr}", output.status);
-    String::from_utf8(output.stdout).unwrap()
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout).unwrap()),
+        false => Err(format!("{}: {stderr}", output.status)),
+    }
 }
 
 /// The cells of a claim in the table: columns are two spaces apart at least.
