@@ -20,7 +20,7 @@ mod marker;
 pub mod model;
 mod node;
 pub mod omission;
-pub mod random;
+mod random;
 mod reconcile;
 pub mod violation;
 

@@ -21,9 +21,6 @@ pub(crate) struct Arguments {
     /// The guest that measures reads and writes; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_guest: PathBuf,
-    /// The guest that uses a node for long; the build gives it.
-    #[arg(long, hide = true)]
-    pub(crate) soak_guest: PathBuf,
     /// The program that serves claims; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) claims_program: PathBuf,
@@ -108,15 +105,6 @@ pub(crate) enum Command {
         /// As for `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
-    },
-    /// Uses a node for long, in a VM, and compares what is left with what was there before.
-    Soak {
-        /// How long.
-        #[arg(long, default_value = "10")]
-        minutes: NonZeroU32,
-        /// Other operations with each number.
-        #[arg(long, default_value = "1")]
-        seed: u64,
     },
     /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {

@@ -1,6 +1,6 @@
 //! Direct I/O of a disk, of a file on XFS, and of a loop device that is attached to this file.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -23,8 +23,6 @@ const SIZE: u64 = 256 << 20;
 
 const THREADS: [u32; 2] = [1, 4];
 
-const CLOCKS: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
-
 /// `O_DIRECT` takes memory that is aligned to the disk's blocks.
 #[repr(align(4096))]
 struct Block([u8; BYTES]);
@@ -43,8 +41,6 @@ pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
         return Err("the loop device has no direct I/O".into());
     }
     let node = device.path();
-    // KVM offers its clock to every guest.
-    let emulated = !fs::read_to_string(CLOCKS)?.contains("kvm-clock");
     for run in 1..=runs {
         for access in Access::ALL {
             for threads in THREADS {
@@ -61,17 +57,7 @@ pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
                     let at = |hundredth| times.get(times.len() * hundredth / 100).copied().unwrap_or_default();
                     let (median_ns, high_ns) = (at(50), at(99));
                     let operations = u64::try_from(times.len())?;
-                    print(&IoSample {
-                        target,
-                        access,
-                        threads,
-                        run,
-                        operations,
-                        elapsed_us,
-                        median_ns,
-                        high_ns,
-                        emulated,
-                    })?;
+                    print(&IoSample { target, access, threads, run, operations, elapsed_us, median_ns, high_ns })?;
                 }
             }
         }
