@@ -183,10 +183,15 @@ async fn has_event(case: &Case, pod: &str, texts: &str) -> Result<(), Failure> {
 }
 
 /// The image of the StatefulSet, as soon as the kubelet has removed the containers. A file in the writable layer of the observer
-/// fills the part.
+/// fills the part when the pod has ended: containerd records the end of a container in that part.
 async fn is_removed(case: &Case) -> Result<(), Failure> {
     let deleted = case.api::<StatefulSet>().delete(SET, &DeleteParams::default()).await;
     deleted.map_err(Failure::api("delete a StatefulSet"))?;
+    eventually(PATIENCE, "the end of the pod", async || {
+        let pod = case.api::<PodObject>().get_opt(POD).await.map_err(Failure::api("look for the pod"))?;
+        Ok(if pod.is_none() { Seen::Done(()) } else { Seen::NotYet(format!("{POD} is there")) })
+    })
+    .await?;
     assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
     eventually(PATIENCE, "the removal of an image", async || {
         let removed = status::number(case, "granary_images_removed_total").await?;
