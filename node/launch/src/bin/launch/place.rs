@@ -7,9 +7,17 @@ use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// A directory may be deleted between its creation and its lock.
 const ATTEMPTS: u32 = 8;
+
+/// How long a lock may be held by a process that has been killed: the kernel closes the descriptors of a process after it has
+/// freed its memory, when `/proc` shows no arguments of it any more.
+const EXIT: Duration = Duration::from_secs(2);
+
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The directory of all clusters of a user.
 #[derive(Clone, Debug)]
@@ -92,13 +100,16 @@ impl Place {
     /// Creates the directory if it is missing, and locks it.
     pub(crate) fn lock(&self) -> Result<Lock, LaunchError> {
         let step = format!("lock {}", self.directory.display());
-        for _ in 0..ATTEMPTS {
+        let start = Instant::now();
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             create_private(&self.directory)
                 .map_err(LaunchError::prepare(format!("create {}", self.directory.display())))?;
             match try_lock(&self.directory).map_err(LaunchError::prepare(&*step))? {
                 Attempt::Locked(lock) => return Ok(lock),
+                Attempt::Held if start.elapsed() < EXIT => sleep(PAUSE),
                 Attempt::Held => return Err(LaunchError::InUse { name: self.name.clone() }),
-                Attempt::Deleted => {}
+                Attempt::Deleted => attempts += 1,
             }
         }
         Err(LaunchError::prepare(step)(io::Error::other("other launchers delete it again and again")))
