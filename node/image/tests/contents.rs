@@ -122,6 +122,16 @@ fn programs_are_found_in_all_directories() {
     assert_eq!(programs(root.path()), wanted.into());
 }
 
+/// The package `time/tzdata`, an archive with this name in it. Nothing else mentions this zone.
+#[test]
+fn kubernetes_has_the_time_zones_that_the_image_has_no_files_of() {
+    let system = System::built();
+    assert!(!system.path("usr/share/zoneinfo").exists());
+    let program = fs::read(system.path("usr/bin/kube")).expect("kube");
+    let zone = b"Pacific/Kiritimati";
+    assert!(program.windows(zone.len()).any(|window| window == zone), "kube has no time zones");
+}
+
 #[test]
 fn the_image_has_only_the_programs_of_the_node() {
     let system = System::built();
