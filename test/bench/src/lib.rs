@@ -5,6 +5,7 @@
 mod burst;
 mod image;
 mod io;
+mod memory;
 mod mesh;
 mod operation;
 mod progress;
@@ -18,6 +19,7 @@ mod table;
 pub use burst::{Burst, BurstFigure, BurstSample, Comparison, Way};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
 pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
+pub use memory::memory;
 pub use mesh::{MeshFigure, MeshReport};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use progress::Progress;

@@ -20,7 +20,7 @@ mod marker;
 pub mod model;
 mod node;
 pub mod omission;
-mod random;
+pub mod random;
 mod reconcile;
 pub mod violation;
 

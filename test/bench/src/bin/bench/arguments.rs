@@ -21,6 +21,9 @@ pub(crate) struct Arguments {
     /// The guest that measures reads and writes; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_guest: PathBuf,
+    /// The guest that uses a node for long; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) soak_guest: PathBuf,
     /// The program that serves claims; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) claims_program: PathBuf,
@@ -106,6 +109,15 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Uses a node for long, in a VM, and compares what is left with what was there before.
+    Soak {
+        /// How long.
+        #[arg(long, default_value = "10")]
+        minutes: NonZeroU32,
+        /// Other operations with each number.
+        #[arg(long, default_value = "1")]
+        seed: u64,
+    },
     /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {
         /// As for `storage`.
@@ -157,7 +169,8 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build = ["storage-guest", "io-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
+        let of_the_build =
+            ["storage-guest", "io-guest", "soak-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
         let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
         let all = ["bench"]
             .into_iter()

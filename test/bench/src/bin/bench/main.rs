@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `soak`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -11,7 +11,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use bench::{
     Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, Progress, Report, ScaleReport, ScaleSample,
@@ -72,6 +72,10 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             drop(progress);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))
+        }
+        Command::Soak { minutes, seed } => {
+            let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
+            Ok(process::Command::new(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
         }
         Command::Mesh { json } => {
             let report = MeshReport::new();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fs;
 use std::mem;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -88,11 +87,8 @@ impl Server {
         mem::replace(&mut *lock(&self.log), Log { last_request, ..Log::default() })
     }
 
-    /// The process's proportional share of memory (PSS), in bytes.
     pub(crate) fn memory(&self) -> Result<u64, Failure> {
-        let path = format!("/proc/{}/smaps_rollup", self.child.id().ok_or("the provisioner has ended")?);
-        let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
-        pss(&text).ok_or_else(|| format!("{path} has no Pss").into())
+        Ok(bench::memory(self.child.id().ok_or("the provisioner has ended")?)?)
     }
 
     pub(crate) async fn stop(mut self) -> Result<(), Failure> {
@@ -136,11 +132,6 @@ fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn pss(rollup: &str) -> Option<u64> {
-    let kib = rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"))?;
-    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,12 +154,5 @@ mod tests {
         assert_eq!((log.pvs_created, log.milliseconds()), (2, 40));
         assert_eq!(log.last_request, Some(at(50)));
         assert_eq!(log.requests["create persistentvolumes"], 3);
-    }
-
-    #[test]
-    fn the_proportional_share_is_in_bytes() {
-        let rollup = "1-2 ---p 0 00:00 0 [rollup]\nRss:  1724 kB\nPss:   243 kB\nPss_Dirty: 112 kB\n";
-        assert_eq!(pss(rollup), Some(243 * 1024));
-        assert_eq!(pss("Rss: 1 kB\n"), None);
     }
 }
