@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::requests;
 use crate::statistics::Spread;
-use crate::table::{Table, number, spread};
+use crate::table::{Table, number, spread, verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -218,10 +218,7 @@ impl fmt::Display for Burst {
             ]
         });
         writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
-        match self.violations.len() {
-            0 => writeln!(f, "\nAll limits hold."),
-            missed => writeln!(f, "\n{missed} of the limits do NOT hold."),
-        }
+        verdict(f, "limits", self.violations.len())
     }
 }
 

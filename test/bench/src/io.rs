@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::Spread;
-use crate::table::{Table, number, spread};
+use crate::table::{Table, number, spread, verdict};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -178,10 +178,7 @@ impl fmt::Display for IoReport {
             ]
         });
         writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
-        match self.violations.len() {
-            0 => writeln!(f, "\nAll limits hold."),
-            missed => writeln!(f, "\n{missed} of the limits do NOT hold."),
-        }
+        verdict(f, "limits", self.violations.len())
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::requests;
-use crate::table::{Table, number};
+use crate::table::{Table, number, verdict};
 
 /// One state of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,10 +137,7 @@ impl fmt::Display for ScaleReport {
                 .map(|(what, each)| vec![format!("{}: {what}", figure.state()), requests::list(each)])
         });
         writeln!(f, "\n{}", Table::new(vec!["which requests".into(), String::new()], names.collect()))?;
-        match self.violations.len() {
-            0 => writeln!(f, "\nAll limits hold."),
-            missed => writeln!(f, "\n{missed} of the limits do NOT hold."),
-        }
+        verdict(f, "limits", self.violations.len())
     }
 }
 

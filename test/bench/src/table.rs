@@ -21,10 +21,15 @@ impl fmt::Display for Report {
         }
         writeln!(f, "\n{}", names(&self.figures))?;
         writeln!(f, "\n{}", ratios(self))?;
-        match self.violations.len() {
-            0 => writeln!(f, "\nAll slopes and limits hold."),
-            broken => writeln!(f, "\n{broken} of the slopes and limits do NOT hold."),
-        }
+        verdict(f, "slopes and limits", self.violations.len())
+    }
+}
+
+/// The last line of a report: whether all limits of this kind hold.
+pub(crate) fn verdict(f: &mut fmt::Formatter<'_>, kind: &str, missed: usize) -> fmt::Result {
+    match missed {
+        0 => writeln!(f, "\nAll {kind} hold."),
+        _ => writeln!(f, "\n{missed} of the {kind} do NOT hold."),
     }
 }
 
