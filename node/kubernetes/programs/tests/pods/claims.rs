@@ -12,22 +12,33 @@ use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OTHER, OUTSIDE, PODS, PORT, 
 const NTP: u16 = 123;
 
 /// kube-proxy's rules for it, as far as packets see them.
-const CLAIMS: &str = "
-table ip claims {
-    chain translate {
-        ip daddr 192.0.2.1 tcp dport 6443 dnat to 10.244.1.5:7000
-        ip daddr { 192.0.2.1, 192.0.2.9 } udp dport { 123, 7838 } dnat to 10.244.1.5:7000
-    }
-    chain to {
+const CLAIMS: [&str; 2] = [
+    "ip daddr 192.0.2.1 tcp dport 6443 dnat to 10.244.1.5:7000",
+    "ip daddr { 192.0.2.1, 192.0.2.9 } udp dport { 123, 7838 } dnat to 10.244.1.5:7000",
+];
+
+/// A table that translates addresses by these rules, as kube-proxy and portmap do: of arriving packets, and of those that the
+/// node sends.
+fn translation(table: &str, rules: &[&str]) -> String {
+    format!(
+        "
+table ip {table} {{
+    chain translate {{
+        {}
+    }}
+    chain to {{
         type nat hook prerouting priority dstnat;
         jump translate
-    }
-    chain from_host {
+    }}
+    chain from_host {{
         type nat hook output priority -100;
         jump translate
-    }
+    }}
+}}
+",
+        rules.join("\n        ")
+    )
 }
-";
 
 const NO_ENDPOINTS: &str = "
 table ip no_endpoints {
@@ -71,21 +82,7 @@ table ip cluster_service {
 ";
 
 /// kube-proxy's rules for the Service of the DNS with a pod as its endpoint, which are portmap's for a host port 53, too.
-const DNS_CLAIM: &str = "
-table ip dns_claim {
-    chain translate {
-        ip daddr 10.96.0.10 udp dport 53 dnat to 10.244.1.5:7000
-    }
-    chain to {
-        type nat hook prerouting priority dstnat;
-        jump translate
-    }
-    chain from_host {
-        type nat hook output priority -100;
-        jump translate
-    }
-}
-";
+const DNS_CLAIM: &str = "ip daddr 10.96.0.10 udp dport 53 dnat to 10.244.1.5:7000";
 
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const DNS_PORT: u16 = 53;
@@ -114,7 +111,7 @@ impl Node {
         node.route_loopback();
         // As the node has it.
         node.host.run(|| fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0").unwrap());
-        node.load(CLAIMS);
+        node.load(&translation("claims", &CLAIMS));
         node
     }
 
@@ -201,7 +198,7 @@ fn a_service_cannot_claim_a_time_server() {
 fn queries_reach_the_nodes_own_dns() {
     let node = Node::claimed();
     node::addresses(&node.host, "lo", &[(DNS, 32)]);
-    node.load(DNS_CLAIM);
+    node.load(&translation("dns_claim", &[DNS_CLAIM]));
     let by_pod = || node.datagram(&node.pods[1], (PODS[1], 0), (&node.host, DNS, DNS_PORT));
     let by_host = || node.datagram(&node.host, (Ipv4Addr::UNSPECIFIED, 0), (&node.host, DNS, DNS_PORT));
     assert_eq!((by_pod(), by_host()), (End::Service, End::Service));

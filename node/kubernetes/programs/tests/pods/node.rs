@@ -143,7 +143,7 @@ impl Node {
     }
 
     /// Rules beside ours, as kube-proxy and the plugins have them.
-    pub fn load(&self, rules: &'static str) {
+    pub fn load(&self, rules: &str) {
         let file = self.scratch.path().join("more.nft");
         fs::write(&file, rules).unwrap();
         let status = self.host.run(move || Command::new("/usr/bin/nft").arg("--file").arg(file).status());
