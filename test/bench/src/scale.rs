@@ -6,7 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::requests;
-use crate::table::{Table, number, verdict};
+use crate::statistics::Spread;
+use crate::table::{Table, number, spread, verdict};
 
 /// One state of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +25,8 @@ pub struct ScaleSample {
     pub claims: BTreeMap<String, u64>,
     /// Requests while they were deleted.
     pub deletions: BTreeMap<String, u64>,
+    /// How many requests name each of their PVs. Events and lists name none.
+    pub of_pvs: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,7 +43,10 @@ pub struct ScaleFigure {
     pub pss: u64,
     pub memory_limit: u64,
     pub requests_of_claim: f64,
-    pub requests_of_deletion: f64,
+    /// Of the requests that name the PV. A few PVs need more: other components write to them at the same time.
+    pub requests_of_deletion: Spread,
+    /// Mean of all requests while PVs were deleted.
+    pub requests_while_deleted: f64,
     /// By verb and resource.
     pub claim: BTreeMap<String, f64>,
     pub deletion: BTreeMap<String, f64>,
@@ -64,7 +70,7 @@ impl ScaleReport {
 
 impl ScaleFigure {
     fn of(sample: &ScaleSample) -> Self {
-        let ScaleSample { own, foreign, pss, batch, claims, deletions } = sample;
+        let ScaleSample { own, foreign, pss, batch, claims, deletions, of_pvs } = sample;
         let each = |count: u64| each(count, *batch);
         let by_name = |requests: &BTreeMap<String, u64>| {
             requests.iter().map(|(name, count)| (name.clone(), each(*count))).collect()
@@ -75,7 +81,8 @@ impl ScaleFigure {
             pss: *pss,
             memory_limit: if *foreign == 0 { 25 << 20 } else { 60 << 20 },
             requests_of_claim: each(requests::counted(claims)),
-            requests_of_deletion: each(requests::counted(deletions)),
+            requests_of_deletion: Spread::of(of_pvs.iter().copied(), 1).unwrap_or(Spread::ZERO),
+            requests_while_deleted: each(requests::counted(deletions)),
             claim: by_name(claims),
             deletion: by_name(deletions),
         }
@@ -98,7 +105,7 @@ impl ScaleFigure {
             exceeds.or(grows)
         };
         let claim = requests(|figure| figure.requests_of_claim, "claim", OF_CLAIM);
-        let deletion = requests(|figure| figure.requests_of_deletion, "deletion", OF_DELETION);
+        let deletion = requests(|figure| figure.requests_of_deletion.median, "deletion", OF_DELETION);
         let named = |missed| format!("with {}: {missed}", self.state());
         [memory, claim, deletion].into_iter().flatten().map(named).collect()
     }
@@ -118,8 +125,17 @@ fn mib(bytes: u64) -> String {
 impl fmt::Display for ScaleReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Memory (PSS) of the provisioner's process, and its requests to the API server\n")?;
-        let heads =
-            ["", "memory in MiB", "limit", "requests of a claim", "limit", "of a deletion", "limit"].map(String::from);
+        let heads = [
+            "",
+            "memory in MiB",
+            "limit",
+            "requests of a claim",
+            "limit",
+            "of a deletion",
+            "limit",
+            "mean with events",
+        ]
+        .map(String::from);
         let rows = self.figures.iter().map(|figure| {
             vec![
                 figure.state(),
@@ -127,8 +143,9 @@ impl fmt::Display for ScaleReport {
                 format!("≤ {}", mib(figure.memory_limit)),
                 number(figure.requests_of_claim),
                 format!("≤ {OF_CLAIM}"),
-                number(figure.requests_of_deletion),
+                spread(&figure.requests_of_deletion),
                 format!("≤ {OF_DELETION}"),
+                number(figure.requests_while_deleted),
             ]
         });
         writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
@@ -153,7 +170,16 @@ mod tests {
                 ("watch persistentvolumes".to_owned(), 7),
             ])
         };
-        ScaleSample { own, foreign, pss: mib << 20, batch: 100, claims: requests(200), deletions: requests(300) }
+        let of_pvs = [vec![2; 60], vec![9; 40]].concat();
+        ScaleSample {
+            own,
+            foreign,
+            pss: mib << 20,
+            batch: 100,
+            claims: requests(200),
+            deletions: requests(300),
+            of_pvs,
+        }
     }
 
     #[test]
@@ -171,7 +197,6 @@ mod tests {
             [
                 "with 1000 own PVs, 0 foreign claims: 26.0 MiB of memory, the limit is 25.0",
                 "with 1000 own PVs, 0 foreign claims: 2.1 requests of a claim, the limit is 2",
-                "with 1000 own PVs, 0 foreign claims: 3.1 requests of a deletion, the limit is 3",
             ]
         );
     }
@@ -182,5 +207,15 @@ mod tests {
         let report = ScaleReport::new(&[one, sample(1000, 0, 9, 0)]);
         let missed = "with 1000 own PVs, 0 foreign claims: 2 requests of a claim, in another state 1";
         assert_eq!(report.violations, [missed]);
+        let more = ScaleSample { of_pvs: vec![3; 100], ..sample(1000, 0, 9, 0) };
+        let most = ScaleSample { of_pvs: vec![4; 100], ..sample(1000, 1, 9, 0) };
+        let state = "with 1000 own PVs, ";
+        assert_eq!(
+            ScaleReport::new(&[sample(0, 0, 9, 0), more, most]).violations,
+            [
+                format!("{state}0 foreign claims: 3 requests of a deletion, in another state 2"),
+                format!("{state}1 foreign claims: 4 requests of a deletion, the limit is 3"),
+            ]
+        );
     }
 }

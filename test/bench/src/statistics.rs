@@ -12,6 +12,8 @@ pub struct Spread {
 }
 
 impl Spread {
+    pub const ZERO: Self = Self { median: 0.0, min: 0.0, max: 0.0 };
+
     /// Of these counts, each shared by `calls` calls; `None` without a count.
     pub fn of(counts: impl IntoIterator<Item = u64>, calls: u32) -> Option<Self> {
         let mut counts: Vec<u64> = counts.into_iter().collect();

@@ -84,8 +84,9 @@ impl Scale {
         .await?;
         let what = format!("{state}: deleted volumes");
         self.server.until(&self.progress, &what, PATIENCE * 4, |log| log.pvs_deleted, self.batch).await?;
-        let deletions = self.server.take().requests;
-        Ok(ScaleSample { own, foreign, pss, batch: self.batch, claims, deletions })
+        let log = self.server.take();
+        let (deletions, of_pvs) = (log.requests, log.of_pvs.into_values().collect());
+        Ok(ScaleSample { own, foreign, pss, batch: self.batch, claims, deletions, of_pvs })
     }
 
     /// Serves claims of a namespace until they are bound.

@@ -28,6 +28,8 @@ pub(crate) struct Log {
     pub(crate) requests: BTreeMap<String, u64>,
     pub(crate) pvs_created: u32,
     pub(crate) pvs_deleted: u32,
+    /// Number of requests that name each PV.
+    pub(crate) of_pvs: BTreeMap<String, u64>,
     first_write: Option<Instant>,
     last_pv: Option<Instant>,
     last_request: Option<Instant>,
@@ -108,6 +110,10 @@ impl Log {
         let (Some(method), Some(target), Some(status)) = (parts.next(), parts.next(), parts.next()) else { return };
         let name = request_name(method, target);
         let done = status.starts_with('2');
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
+        if let Some((_, pv)) = path.split_once("/persistentvolumes/") {
+            *self.of_pvs.entry(pv.to_owned()).or_default() += 1;
+        }
         // The API server ends watches at any time, and they begin again.
         if !name.starts_with("watch ") {
             self.last_request = Some(now);
@@ -146,6 +152,7 @@ mod tests {
             (30, "POST /api/v1/persistentvolumes 201"),
             (40, "POST /api/v1/persistentvolumes 409"),
             (50, "POST /api/v1/persistentvolumes 201"),
+            (50, "PATCH /api/v1/persistentvolumes/pvc-1?fieldManager=granary 200"),
             (90, "GET /api/v1/persistentvolumes?watch=true 200"),
             (95, "no answer"),
         ] {
@@ -154,5 +161,6 @@ mod tests {
         assert_eq!((log.pvs_created, log.milliseconds()), (2, 40));
         assert_eq!(log.last_request, Some(at(50)));
         assert_eq!(log.requests["create persistentvolumes"], 3);
+        assert_eq!(log.of_pvs, BTreeMap::from([("pvc-1".to_owned(), 1)]));
     }
 }
