@@ -68,7 +68,8 @@ pub struct IoRatio {
     pub access: Access,
     pub threads: u32,
     pub loop_to_file: Spread,
-    pub file_to_disk: Spread,
+    /// `None` without a disk.
+    pub file_to_disk: Option<Spread>,
 }
 
 const AT_LEAST: f64 = 0.95;
@@ -135,7 +136,7 @@ impl IoRatio {
             });
             Spread::of(pairs, 1000)
         };
-        let (loop_to_file, file_to_disk) = (ratio(Target::Loop, Target::File)?, ratio(Target::File, Target::Disk)?);
+        let (loop_to_file, file_to_disk) = (ratio(Target::Loop, Target::File)?, ratio(Target::File, Target::Disk));
         Some(Self { access, threads, loop_to_file, file_to_disk })
     }
 
@@ -172,7 +173,7 @@ impl fmt::Display for IoReport {
         let rows = self.ratios.iter().map(|ratio| {
             vec![
                 ratio.kind(),
-                spread(&ratio.file_to_disk),
+                ratio.file_to_disk.as_ref().map_or_else(|| "–".to_owned(), spread),
                 spread(&ratio.loop_to_file),
                 format!("≥ {}", number(AT_LEAST)),
             ]
@@ -204,9 +205,18 @@ mod tests {
         let missed = "reads, 4 at once: the loop device makes 0.50 of the file's operations, the limit is 0.95";
         assert_eq!(report.violations, [missed]);
         assert_eq!((report.runs, report.figures.len(), report.ratios.len()), (3, 6, 2));
-        assert!((report.ratios[0].file_to_disk.median - 0.9).abs() < f64::EPSILON);
+        assert!((report.ratios[0].file_to_disk.unwrap().median - 0.9).abs() < f64::EPSILON);
         let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("writes, 4 at once 0.9 0.966 ≥ 0.95"), "{words}");
+    }
+
+    #[test]
+    fn without_a_disk_the_file_is_compared_alone() {
+        let mut samples = samples(Access::Read, [1000, 900, 890]);
+        samples.retain(|sample| sample.target != Target::Disk);
+        let report = IoReport::new(&samples);
+        assert_eq!((report.figures.len(), report.ratios.len(), report.violations.len()), (2, 1, 0));
+        assert_eq!(report.ratios[0].file_to_disk, None);
     }
 
     #[test]

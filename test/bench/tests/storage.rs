@@ -15,7 +15,7 @@ fn slopes_and_limits_of_storage_hold() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
         .args(
-            ["io-guest", "soak-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"]
+            ["io-guest", "io-program", "soak-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"]
                 .map(|unused| format!("--{unused}=none")),
         )
         .args(["storage", "--runs=1", "--json=-"])

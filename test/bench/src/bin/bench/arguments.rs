@@ -21,6 +21,9 @@ pub(crate) struct Arguments {
     /// The guest that measures reads and writes; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_guest: PathBuf,
+    /// The program of this guest; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) io_program: PathBuf,
     /// The guest that uses a node for long; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) soak_guest: PathBuf,
@@ -105,6 +108,9 @@ pub(crate) enum Command {
         /// How long each is measured in a run.
         #[arg(long, default_value = "1000")]
         milliseconds: NonZeroU32,
+        /// A directory of an XFS of this machine, to measure there instead of in a VM. Needs root, 256 MiB, and the loop driver.
+        #[arg(long, value_name = "DIRECTORY")]
+        directory: Option<PathBuf>,
         /// As for `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
@@ -169,8 +175,17 @@ mod tests {
     use super::*;
 
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build =
-            ["storage-guest", "io-guest", "soak-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"];
+        let of_the_build = [
+            "storage-guest",
+            "io-guest",
+            "io-program",
+            "soak-guest",
+            "claims-program",
+            "kernel",
+            "initramfs",
+            "system",
+            "cmdline",
+        ];
         let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
         let all = ["bench"]
             .into_iter()

@@ -63,12 +63,21 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))
         }
-        Command::Io { runs, milliseconds, json } => {
-            let command = ["io".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+        Command::Io { runs, milliseconds, directory, json } => {
+            let sizes = [format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let mut command = ["io".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            let program = match &directory {
+                None => &arguments.io_guest,
+                Some(directory) => {
+                    let directory = arguments::from_where_the_person_is(directory);
+                    command.push(format!("--directory={}", directory.display()));
+                    &arguments.io_program
+                }
+            };
             let progress = Progress::new();
-            progress.show("starting the VM");
+            progress.show("starting the measurement");
             let show = |sample: &IoSample| progress.show(&format!("run {} of {runs}", sample.run));
-            let report = IoReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
+            let report = IoReport::new(&guest::samples(program, &command, show)?);
             drop(progress);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))

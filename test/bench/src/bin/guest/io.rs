@@ -2,8 +2,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,16 +28,28 @@ const THREADS: [u32; 2] = [1, 4];
 #[repr(align(4096))]
 struct Block([u8; BYTES]);
 
-/// Measures `runs` times, `milliseconds` for each figure, and prints the samples.
-pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
+/// Measures a disk and an XFS of the VM.
+pub(crate) fn measure_in_vm(runs: u32, milliseconds: u64) -> Result<(), CallError> {
     let (disk, xfs) = (Disk::take(), XfsDisk::with_project_quota());
+    fill(disk.path())?;
     let path = xfs.path().join("image");
     let image = File::options().read(true).write(true).create_new(true).open(&path);
-    let image = image.map_err(arrange("create", &path))?;
-    nix::fcntl::fallocate(&image, nix::fcntl::FallocateFlags::empty(), 0, i64::try_from(SIZE)?)?;
-    fill(disk.path())?;
-    fill(&path)?;
-    let device = Control::open()?.attach(&image, &CONFIG)?;
+    measure(Some(disk.path()), &path, &image.map_err(arrange("create", &path))?, runs, milliseconds)
+}
+
+/// Measures a file in a directory of this machine. The file has no name during the measurement, so that nothing is left.
+pub(crate) fn measure_in(directory: &Path, runs: u32, milliseconds: u64) -> Result<(), CallError> {
+    let image = OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_TMPFILE.bits()).open(directory);
+    let image = image.map_err(arrange("create a file in", directory))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", image.as_raw_fd()));
+    measure(None, &path, &image, runs, milliseconds)
+}
+
+/// Measures `runs` times, `milliseconds` for each figure, and prints the samples.
+fn measure(disk: Option<&Path>, path: &Path, image: &File, runs: u32, milliseconds: u64) -> Result<(), CallError> {
+    nix::fcntl::fallocate(image, nix::fcntl::FallocateFlags::empty(), 0, i64::try_from(SIZE)?)?;
+    fill(path)?;
+    let device = Control::open()?.attach(image, &CONFIG)?;
     if !device.config()?.direct_io {
         return Err("the loop device has no direct I/O".into());
     }
@@ -45,10 +58,11 @@ pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
         for access in Access::ALL {
             for threads in THREADS {
                 for target in Target::ALL {
-                    let path = match target {
-                        Target::Disk => disk.path(),
-                        Target::File => &path,
-                        Target::Loop => &node,
+                    let path = match (target, disk) {
+                        (Target::Disk, None) => continue,
+                        (Target::Disk, Some(disk)) => disk,
+                        (Target::File, _) => path,
+                        (Target::Loop, _) => &node,
                     };
                     let begun = Instant::now();
                     let mut times = all_threads(path, access, threads, Duration::from_millis(milliseconds))?;
@@ -62,7 +76,7 @@ pub(crate) fn measure(runs: u32, milliseconds: u64) -> Result<(), CallError> {
             }
         }
     }
-    if device.detach(&image)? != Detach::Detached {
+    if device.detach(image)? != Detach::Detached {
         return Err("the loop device is in use by another process".into());
     }
     Ok(())

@@ -54,6 +54,9 @@ enum Command {
         /// How long each is measured in a run.
         #[arg(long, default_value_t = 1000)]
         milliseconds: u64,
+        /// On this machine instead of a VM: a directory of an XFS.
+        #[arg(long)]
+        directory: Option<PathBuf>,
     },
     /// Makes one operation, traced by its parent.
     Call {
@@ -74,7 +77,10 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Measure { runs } => measure::all(runs).map_err(CallError::from),
         Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(CallError::from),
-        Command::Io { runs, milliseconds } => io::measure(runs, milliseconds),
+        Command::Io { runs, milliseconds, directory: None } => io::measure_in_vm(runs, milliseconds),
+        Command::Io { runs, milliseconds, directory: Some(directory) } => {
+            io::measure_in(&directory, runs, milliseconds)
+        }
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),
     };
