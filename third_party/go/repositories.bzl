@@ -8,7 +8,7 @@ _ENV = ["GOPROXY", "GOSUMDB", "GONOSUMDB", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROX
 _BUILD = """\
 package(default_visibility = ["//visibility:public"])
 
-exports_files(glob(["*.tar", "*.proto"]))
+exports_files(glob(["*.proto", "*.tar", "*.yaml"]))
 """
 
 def _go(ctx, directory, args):

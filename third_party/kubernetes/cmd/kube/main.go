@@ -1,4 +1,4 @@
-// kube is every Kubernetes program of the node in one file: most of their code is
+// kube is every Kubernetes program of the node, and snapshot-controller, in one file: most of their code is
 // shared, so that one program takes the place of five that have 340 MB together. kubectl
 // is not one of them: nothing on the node starts it, and its packages read translations at
 // the start of each program. kube is started under the name of the program that it shall be,
@@ -35,6 +35,7 @@ var programs = map[string]func() *cobra.Command{
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"snapshot-controller":     newSnapshotControllerCommand,
 }
 
 func main() {
