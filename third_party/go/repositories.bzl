@@ -75,7 +75,9 @@ def _go_vendor_impl(ctx):
         where = _go(ctx, "src", ["list", "-m", "-f", "{{.Dir}}", module_path])
         if not where:
             where = json.decode(_go(ctx, "src", ["mod", "download", "-json", module_path]))["Dir"]
-        ctx.file(name, ctx.read(where + "/" + path))
+
+        # The bytes of the file: its characters would be encoded twice.
+        ctx.file(name, ctx.read(where + "/" + path), legacy_utf8 = False)
     _tar(ctx, "src.tar", "src")
     _clean(ctx, ["src", ".home", ".modcache"])
 
