@@ -58,6 +58,9 @@ pub const API_SERVER_USER: &str = "granary:apiserver";
 /// User name of the control plane's kube-proxy. On workers, kube-proxy uses the identity of the storage components.
 pub const PROXY_USER: &str = "system:kube-proxy";
 
+/// User name of snapshot-controller.
+pub const SNAPSHOT_CONTROLLER_USER: &str = "granary:snapshot-controller";
+
 /// Group of the users with [`DNS_USER_PREFIX`].
 pub const DNS_GROUP: &str = "granary:dns";
 

@@ -9,7 +9,7 @@ use std::{env, fs};
 use serde_json::Value;
 
 /// All programs and their other names: a shell, a package manager or ssh would fail the test.
-const PROGRAMS: [&str; 23] = [
+const PROGRAMS: [&str; 24] = [
     "init",
     "opt/cni/bin/host-local",
     "opt/cni/bin/loopback",
@@ -31,6 +31,7 @@ const PROGRAMS: [&str; 23] = [
     "usr/bin/mount",
     "usr/bin/nft",
     "usr/bin/runc",
+    "usr/bin/snapshot-controller",
     "usr/bin/umount",
     "usr/bin/xfs_repair",
 ];

@@ -10,6 +10,7 @@
 //! | [`apiserver`] | `etcd` |
 //! | [`containerd::images`] | `containerd` |
 //! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
+//! | [`snapshot_controller`] | the node is Ready |
 //! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
 //! | [`pods`] | the storage identity has its certificate |
 //! | [`dns`] | `pods`, whose rules close its address to other machines |
@@ -66,6 +67,7 @@ mod sandbox;
 pub mod scheduler;
 mod seccomp;
 pub mod secrets;
+pub mod snapshot_controller;
 #[expect(unsafe_code, reason = "what a child does before exec has no other way in")]
 mod sys;
 mod user;

@@ -15,13 +15,14 @@ struct Share {
 /// kubelet 47 of these.
 ///
 /// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
-/// what they watch, CoreDNS the names in it; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
+/// what they watch, snapshot-controller volumes, claims and snapshots, CoreDNS the names in it; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
 /// pods. `ctr` reads an archive while the node starts.
 #[rustfmt::skip]
-const SHARES: [Share; 9] = [
+const SHARES: [Share; 10] = [
     Share { program: "kube-apiserver",          percent: 50, least: mib(640), most: mib(32 << 10) },
     Share { program: "kube-controller-manager", percent: 20, least: mib(256), most: mib(4 << 10) },
     Share { program: "kube-scheduler",          percent: 15, least: mib(192), most: mib(2 << 10) },
+    Share { program: "snapshot-controller",     percent: 10, least: mib(128), most: mib(1 << 10) },
     Share { program: "etcd",                    percent: 20, least: mib(256), most: mib(8 << 10) },
     Share { program: "kubelet",                 percent: 15, least: mib(256), most: mib(4 << 10) },
     Share { program: "containerd",              percent: 20, least: mib(256), most: mib(4 << 10) },

@@ -15,11 +15,19 @@ pub enum User {
     Scheduler,
     Proxy,
     Dns,
+    SnapshotController,
 }
 
 impl User {
-    pub const ALL: [Self; 6] =
-        [Self::Etcd, Self::ApiServer, Self::ControllerManager, Self::Scheduler, Self::Proxy, Self::Dns];
+    pub const ALL: [Self; 7] = [
+        Self::Etcd,
+        Self::ApiServer,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Proxy,
+        Self::Dns,
+        Self::SnapshotController,
+    ];
 
     /// On the data disk and in the kernel: a number never changes.
     pub const fn id(self) -> u32 {
@@ -31,6 +39,7 @@ impl User {
                 Self::Scheduler => 4,
                 Self::Proxy => 5,
                 Self::Dns => 6,
+                Self::SnapshotController => 7,
             }
     }
 

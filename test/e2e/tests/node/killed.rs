@@ -9,8 +9,15 @@ const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
 /// And what brings its Services and their names to the node. The API server passes signals on: it is the last to get one.
-const CONTROL_PLANE: [&str; 6] =
-    ["kube-proxy", "coredns", "kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"];
+const CONTROL_PLANE: [&str; 7] = [
+    "kube-proxy",
+    "coredns",
+    "kube-scheduler",
+    "kube-controller-manager",
+    "snapshot-controller",
+    "etcd",
+    "kube-apiserver",
+];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
@@ -80,8 +87,8 @@ impl Before {
         }
         // The answers may come too late, and etcd may be away when the API server is to pass a signal on.
         let signals = CONTROL_PLANE.map(|program| case.signal(program, SIGKILL));
-        let [proxy, dns, scheduler, controller_manager, etcd, api_server] = signals;
-        _ = tokio::join!(proxy, dns, scheduler, controller_manager);
+        let [proxy, dns, scheduler, controller_manager, snapshot_controller, etcd, api_server] = signals;
+        _ = tokio::join!(proxy, dns, scheduler, controller_manager, snapshot_controller);
         _ = tokio::join!(etcd, api_server);
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {

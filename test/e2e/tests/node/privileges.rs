@@ -1,14 +1,16 @@
 //! The users and the rights of the node's programs, as the kernel shows them.
 
+use crate::status::all_services_are_ready;
 use e2e::{Case, Failure};
 use std::collections::BTreeSet;
 
 /// Programs with a user of their own, and their effective capabilities.
-const CONFINED: [(&str, &str); 6] = [
+const CONFINED: [(&str, &str); 7] = [
     ("etcd", "0000000000000000"),
     ("kube-apiserver", "0000000000000000"),
     ("kube-controller-manager", "0000000000000000"),
     ("kube-scheduler", "0000000000000000"),
+    ("snapshot-controller", "0000000000000000"),
     // CAP_NET_ADMIN.
     ("kube-proxy", "0000000000001000"),
     // CAP_NET_BIND_SERVICE.
@@ -16,6 +18,8 @@ const CONFINED: [(&str, &str); 6] = [
 ];
 
 pub async fn are_least(case: &Case) -> Result<(), Failure> {
+    // Some start when the node is Ready.
+    all_services_are_ready(case).await?;
     let observer = case.observer();
     let mut users = BTreeSet::from(["0".to_owned()]);
     for (program, capabilities) in CONFINED {

@@ -1,6 +1,6 @@
 //! Identities of the API server's clients, and their names.
 
-use cluster::{DNS_GROUP, DNS_USER_PREFIX, PROXY_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
+use cluster::{DNS_GROUP, DNS_USER_PREFIX, PROXY_USER, SNAPSHOT_CONTROLLER_USER, STORAGE_GROUP, STORAGE_USER_PREFIX};
 
 use crate::pki::certificate::{Purpose, Wanted};
 
@@ -23,11 +23,21 @@ pub enum Identity {
     Storage,
     /// The node's CoreDNS: `granary:dns:NAME` in the group `granary:dns`, by a certificate as that of [`Self::Storage`].
     Dns,
+    /// `granary:snapshot-controller`.
+    SnapshotController,
 }
 
 impl Identity {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Storage, Self::Dns];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Admin,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Kubelet,
+        Self::Proxy,
+        Self::Storage,
+        Self::Dns,
+        Self::SnapshotController,
+    ];
 
     /// The name of its certificate: the file's, without extension.
     pub const fn name(self) -> &'static str {
@@ -39,6 +49,7 @@ impl Identity {
             Self::Proxy => "proxy",
             Self::Storage => "storage",
             Self::Dns => "dns",
+            Self::SnapshotController => "snapshot-controller",
         }
     }
 
@@ -51,12 +62,17 @@ impl Identity {
             Self::Proxy => (PROXY_USER.to_owned(), None),
             Self::Storage => (format!("{STORAGE_USER_PREFIX}{node}"), Some(STORAGE_GROUP)),
             Self::Dns => (format!("{DNS_USER_PREFIX}{node}"), Some(DNS_GROUP)),
+            Self::SnapshotController => (SNAPSHOT_CONTROLLER_USER.to_owned(), None),
         };
         let purpose = match self {
             Self::Admin => Purpose::EtcdClient,
-            Self::ControllerManager | Self::Scheduler | Self::Kubelet | Self::Proxy | Self::Storage | Self::Dns => {
-                Purpose::Client
-            }
+            Self::ControllerManager
+            | Self::Scheduler
+            | Self::Kubelet
+            | Self::Proxy
+            | Self::Storage
+            | Self::Dns
+            | Self::SnapshotController => Purpose::Client,
         };
         Wanted { name: self.name(), common_name, organization, purpose }
     }

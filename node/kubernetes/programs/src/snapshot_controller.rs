@@ -1,0 +1,30 @@
+//! snapshot-controller: creates the VolumeSnapshotContent of each VolumeSnapshot, labelled with the node that has the volume.
+
+use std::sync::Arc;
+
+use crate::pki::identity::Identity;
+use crate::program::{Program, Service};
+use crate::{Config, Credentials, Rights, User, ready};
+
+/// It ends if the API server does not serve its kinds within 30 s.
+const ITS_KIND: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshots?limit=1";
+
+/// Healthy when the API server serves its kinds: it has no port.
+pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
+    let kept = Arc::clone(credentials);
+    program(credentials).service(&config.paths, move || {
+        let credentials = Arc::clone(&kept);
+        async move { ready::api(&credentials, ITS_KIND).await }
+    })
+}
+
+fn program(credentials: &Credentials) -> Program {
+    let identity = Identity::SnapshotController;
+    let kubeconfig = credentials.kubeconfig(identity);
+    Program {
+        name: "snapshot-controller",
+        arguments: vec![format!("--kubeconfig={}", kubeconfig.display())],
+        rights: Some(Rights::new(User::SnapshotController, [kubeconfig, credentials.key(identity.name())])),
+        ..Program::default()
+    }
+}
