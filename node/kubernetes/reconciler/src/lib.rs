@@ -6,9 +6,9 @@
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
 //! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does, [`dns()`] keeps the
-//! Service of the cluster's DNS.
+//! Service of the cluster's DNS, and [`snapshots()`] maintains the kinds of snapshots and the role of their controller.
 //!
-//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`], [`dns()`] and [`reclaim`] are services of a
+//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`], [`dns()`], [`snapshots()`] and [`reclaim`] are services of a
 //! supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod reclaimer;
 mod removed;
 mod run;
 mod selections;
+mod snapshots;
 mod storage_certificate;
 mod tokens;
 
@@ -42,6 +43,7 @@ pub use objects::CLASS;
 pub use reclaimer::reclaim;
 pub use removed::{REMOVED_NODES, REMOVED_NODES_NAMESPACE};
 pub use run::{RunError, run};
+pub use snapshots::snapshots;
 pub use tokens::tokens;
 
 /// The reclaimer as the instance that reports an event.

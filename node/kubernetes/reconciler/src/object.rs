@@ -19,6 +19,13 @@ pub(crate) struct Object {
     pub(crate) immutable: &'static [&'static str],
 }
 
+impl Object {
+    /// Whether it defines a kind. Other projects install the same definitions.
+    pub(crate) fn is_definition(&self) -> bool {
+        self.resource.kind == "CustomResourceDefinition"
+    }
+}
+
 pub(crate) fn metadata(name: &str) -> Value {
     json!({"name": name, "annotations": {REVISION_ANNOTATION: REVISION.to_string()}})
 }

@@ -186,7 +186,7 @@ fn flows() -> Object {
     }
 }
 
-fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Object {
+pub(crate) fn granted(name: &'static str, role: &str, (kind, subject): (&str, &str)) -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRoleBinding>(&()),
         name,

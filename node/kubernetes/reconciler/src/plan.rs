@@ -11,6 +11,8 @@ pub(crate) enum Step {
     Leave {
         revision: u32,
     },
+    /// Another client maintains it.
+    Ignore,
     Create,
     Apply,
     /// An immutable field differs.
@@ -22,6 +24,9 @@ pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
     if let Some(revision) = revision(found).filter(|revision| *revision > REVISION) {
         return Step::Leave { revision };
     }
+    if object.is_definition() && is_foreign(&object.want, found) {
+        return Step::Ignore;
+    }
     let differs = |pointer: &&&str| !is_same(object.want.pointer(pointer), found.pointer(pointer));
     if object.immutable.iter().any(|pointer| differs(&pointer)) {
         return Step::Recreate;
@@ -31,6 +36,16 @@ pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
 
 fn revision(found: &Value) -> Option<u32> {
     found["metadata"]["annotations"][REVISION_ANNOTATION].as_str()?.parse().ok()
+}
+
+/// Whether a definition that was found is another client's, or was replaced by a newer one: it has a version that ours lacks.
+fn is_foreign(want: &Value, found: &Value) -> bool {
+    let versions = |definition: &Value| {
+        let versions = definition["spec"]["versions"].as_array().cloned().unwrap_or_default();
+        versions.into_iter().map(|version| version["name"].clone()).collect::<Vec<_>>()
+    };
+    let ours = versions(want);
+    revision(found).is_none() || versions(found).iter().any(|version| !ours.contains(version))
 }
 
 /// Whether all of `want` is in `found`. Lists are compared as a whole: only objects may have defaults of the API server.

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use supervisor::Context;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use crate::object::{Object, REVISION};
@@ -21,6 +24,9 @@ const INTERVAL: Duration = Duration::from_mins(5);
 
 /// Prevents a busy loop if another client keeps changing an object.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// For the API server to serve a new kind.
+const ESTABLISH_LIMIT: Duration = Duration::from_secs(30);
 
 /// Number of concurrent passes. Each has a connection and a TLS handshake of its own.
 const PARALLEL: usize = 4;
@@ -37,10 +43,14 @@ pub struct RunError {
 
 /// Maintains the objects until it is cancelled. Healthy while all of them are correct.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
-    let waves = waves();
+    maintain(cx, client, &waves()).await
+}
+
+/// Maintains these objects, one wave after the other.
+pub(crate) async fn maintain(cx: Context, client: Client, waves: &[Vec<Object>]) -> Result<(), RunError> {
     let mut changes = stream::select_all(kinds(waves.iter().flatten()).into_iter().map(|kind| changes(kind, &client)));
     while !cx.is_cancelled() {
-        let changed = cx.round(reconcile_all(&waves, &client), Result::is_ok).await?;
+        let changed = cx.round(reconcile_all(waves, &client), Result::is_ok).await?;
         cx.healthy();
         if changed {
             tokio::select! {
@@ -66,8 +76,24 @@ async fn reconcile_all(waves: &[Vec<Object>], client: &Client) -> Result<bool, R
         while let Some(pass) = passes.next().await {
             changed |= pass?;
         }
+        established(wave, client).await?;
     }
     Ok(changed)
+}
+
+/// Returns when the API server serves the kinds that the wave defines.
+async fn established(wave: &[Object], client: &Client) -> Result<(), RunError> {
+    for Object { resource, name, .. } in wave.iter().filter(|object| object.is_definition()) {
+        let failed = |source| RunError { what: "establish", kind: resource.kind.clone(), name, source };
+        let definitions = Api::<CustomResourceDefinition>::all(client.clone());
+        let established = await_condition(definitions, name, conditions::is_crd_established());
+        match timeout(ESTABLISH_LIMIT, established).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(failed(error.into())),
+            Err(late) => return Err(failed(late.into())),
+        }
+    }
+    Ok(())
 }
 
 async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
@@ -83,6 +109,10 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
         Step::Keep => return Ok(false),
         Step::Leave { revision } => {
             debug!(kind, name, revision, own_revision = REVISION, "object of a newer release ignored");
+            return Ok(false);
+        }
+        Step::Ignore => {
+            debug!(kind, name, "definition of another client ignored");
             return Ok(false);
         }
         Step::Recreate => {

@@ -13,6 +13,7 @@ mod pods;
 mod removed;
 mod resize;
 mod secrets;
+mod snapshots;
 mod storage;
 
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ fn main() -> ExitCode {
         objects::the_api_server_has_only_rights_at_kubelets,
         objects::requests_of_nodes_have_the_system_priority,
         objects::a_claim_returns_to_the_scheduler_when_its_node_is_deleted,
+        snapshots::the_kinds_are_created_and_correct_ones_are_not_written,
+        snapshots::a_changed_kind_is_repaired_and_that_of_another_client_stays,
         clones::a_clone_gets_the_node_of_its_source,
         immediate::a_claim_with_immediate_binding_gets_a_node,
         storage::a_node_creates_changes_and_deletes_its_own_pv,

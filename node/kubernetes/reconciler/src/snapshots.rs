@@ -1,0 +1,149 @@
+//! The objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
+
+use cluster::{DRIVER_NAME, SNAPSHOT_CONTROLLER_USER};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::ApiResource;
+use serde_json::{Value, json};
+use supervisor::Context;
+
+use crate::object::{Object, REVISION, REVISION_ANNOTATION, metadata};
+use crate::objects::{CLASS, READ, granted, may};
+use crate::run::{RunError, maintain};
+
+/// Those of the client of snapshot-controller, converted by `build.rs`.
+const DEFINITIONS: &str = include_str!(concat!(env!("OUT_DIR"), "/definitions.json"));
+
+const GROUP: &str = "snapshot.storage.k8s.io";
+
+const KINDS: [&str; 3] = [
+    "volumesnapshotclasses.snapshot.storage.k8s.io",
+    "volumesnapshotcontents.snapshot.storage.k8s.io",
+    "volumesnapshots.snapshot.storage.k8s.io",
+];
+
+/// Maintains the kinds of snapshots, the default class, and the role of snapshot-controller until it is cancelled. Healthy
+/// while all of them are correct. Definitions of another client, or with newer versions, stay as they are.
+pub async fn snapshots(cx: Context, client: Client) -> Result<(), RunError> {
+    maintain(cx, client, &waves()).await
+}
+
+pub(crate) fn waves() -> [Vec<Object>; 2] {
+    let mut first = definitions();
+    first.extend([
+        role(),
+        granted(SNAPSHOT_CONTROLLER_USER, SNAPSHOT_CONTROLLER_USER, ("User", SNAPSHOT_CONTROLLER_USER)),
+    ]);
+    [first, vec![class()]]
+}
+
+fn definitions() -> Vec<Object> {
+    let all: Vec<Value> = serde_json::from_str(DEFINITIONS).expect("definitions of the build");
+    let definition = |name: &'static str| {
+        let found = all.iter().find(|definition| definition["metadata"]["name"] == name);
+        let mut want = found.expect("a definition of the build").clone();
+        want["metadata"]["annotations"][REVISION_ANNOTATION] = REVISION.to_string().into();
+        Object { resource: ApiResource::erase::<CustomResourceDefinition>(&()), name, want, immutable: &[] }
+    };
+    KINDS.map(definition).into()
+}
+
+/// Upstream's role for distributed snapshots, without groups.
+fn role() -> Object {
+    Object {
+        resource: ApiResource::erase::<ClusterRole>(&()),
+        name: SNAPSHOT_CONTROLLER_USER,
+        want: json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRole",
+            "metadata": metadata(SNAPSHOT_CONTROLLER_USER),
+            "rules": [
+                may("", "nodes", READ),
+                may("", "persistentvolumes", READ),
+                // A finalizer of the source.
+                may("", "persistentvolumeclaims", &["get", "list", "watch", "update"]),
+                may("", "events", &["create", "update", "patch"]),
+                may(GROUP, "volumesnapshotclasses", READ),
+                may(GROUP, "volumesnapshotcontents", &["get", "list", "watch", "create", "update", "patch", "delete"]),
+                may(GROUP, "volumesnapshotcontents/status", &["patch"]),
+                may(GROUP, "volumesnapshots", &["get", "list", "watch", "update", "patch"]),
+                may(GROUP, "volumesnapshots/status", &["update", "patch"]),
+            ],
+        }),
+        immutable: &[],
+    }
+}
+
+fn class() -> Object {
+    let mut metadata = metadata(CLASS);
+    metadata["annotations"]["snapshot.storage.kubernetes.io/is-default-class"] = "true".into();
+    Object {
+        resource: ApiResource {
+            group: GROUP.to_owned(),
+            version: "v1".to_owned(),
+            api_version: format!("{GROUP}/v1"),
+            kind: "VolumeSnapshotClass".to_owned(),
+            plural: "volumesnapshotclasses".to_owned(),
+        },
+        name: CLASS,
+        want: json!({
+            "apiVersion": format!("{GROUP}/v1"),
+            "kind": "VolumeSnapshotClass",
+            "metadata": metadata,
+            "driver": DRIVER_NAME,
+            "deletionPolicy": "Delete",
+        }),
+        // An apply without them does not remove them.
+        immutable: &["/parameters"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Step, plan};
+
+    fn definition() -> Object {
+        definitions().remove(0)
+    }
+
+    #[test]
+    fn definitions_have_all_fields_of_the_module_but_the_status() {
+        for Object { want, name, .. } in definitions() {
+            assert_eq!(want["spec"]["group"], GROUP);
+            assert_eq!(want["spec"]["versions"][0]["name"], "v1", "{name}");
+            // Without it, the API server does not serve a group below k8s.io.
+            assert!(want["metadata"]["annotations"]["api-approved.kubernetes.io"].is_string(), "{name}");
+            assert_eq!(want["metadata"]["annotations"][REVISION_ANNOTATION], REVISION.to_string());
+            assert_eq!(want.get("status"), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_definition_of_another_client_is_ignored() {
+        let object = definition();
+        assert_eq!(plan(&object, Some(&object.want)), Step::Keep);
+        let mut found = object.want.clone();
+        found["spec"]["names"]["shortNames"] = json!(["other"]);
+        assert_eq!(plan(&object, Some(&found)), Step::Apply);
+        found["metadata"]["annotations"] = json!({});
+        assert_eq!(plan(&object, Some(&found)), Step::Ignore);
+    }
+
+    #[test]
+    fn a_definition_with_a_newer_version_is_ignored() {
+        let object = definition();
+        let mut found = object.want.clone();
+        found["spec"]["versions"].as_array_mut().expect("versions").push(json!({"name": "v2"}));
+        assert_eq!(plan(&object, Some(&found)), Step::Ignore);
+    }
+
+    #[test]
+    fn the_role_of_the_controller_has_no_other_rights() {
+        let rules = role().want["rules"].to_string();
+        for word in ["*", "secrets", "nodes/status", "pods", "deletecollection"] {
+            assert!(!rules.contains(&format!("\"{word}\"")), "{word}");
+        }
+    }
+}
