@@ -13,8 +13,9 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use programs::{
     Confinement, Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd, scheduler,
+    snapshot_controller,
 };
-use supervisor::{Backoff, Ended, Overdue, Settings, Supervisor};
+use supervisor::{Backoff, BoxError, Context, Ended, Overdue, Settings, Supervisor};
 use tempfile::TempDir;
 use time::OffsetDateTime;
 use tokio::net::TcpStream;
@@ -70,7 +71,7 @@ impl Cluster {
         std::fs::create_dir(&programs)?;
         let (kube, server) = (program(KUBE)?, program(ETCD)?);
         symlink(server, programs.join("etcd"))?;
-        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "snapshot-controller"] {
             symlink(&kube, programs.join(name))?;
         }
         let config = config(directory.path(), programs)?;
@@ -130,6 +131,17 @@ impl Cluster {
     /// Starts the scheduler. Dropped or stopped, it ends: most suites play it themselves.
     pub async fn start_scheduler(&self) -> Result<Supervisor, StartError> {
         start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
+    }
+
+    /// Creates the kinds of snapshots, their default class and the controller's role, as the node does, and starts
+    /// snapshot-controller. Dropped or stopped, the controller ends; the objects stay.
+    pub async fn start_snapshots(&self) -> Result<Supervisor, StartError> {
+        let client = self.admin();
+        let objects = start("snapshots", move |cx| reconciler::snapshots(cx, client.clone())).await?;
+        let controller =
+            start("snapshot-controller", snapshot_controller::service(&self.config, &self.credentials)).await?;
+        drop(objects);
+        Ok(controller)
     }
 
     /// Kills the API server: one that is asked to end waits 5 s for connections without a request (Go's
@@ -208,7 +220,12 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
 }
 
 /// Starts a program, and returns when it is ready. One that fails is not started again: a test shall say so.
-async fn start(program: &'static str, service: programs::Service) -> Result<Supervisor, StartError> {
+async fn start<F, Fut, E>(program: &'static str, service: F) -> Result<Supervisor, StartError>
+where
+    F: Fn(Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), E>> + Send + 'static,
+    E: Into<BoxError>,
+{
     let never = Duration::from_secs(24 * 60 * 60);
     let settings = Settings { backoff: Backoff { first: never, most: never, settled: never }, ..Settings::default() };
     let tree = Supervisor::start(program, settings, service);

@@ -6,6 +6,7 @@ mod clients;
 mod controllers;
 mod etcd;
 mod first_range;
+mod snapshots;
 mod stored;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let suite = admission::cases(suite);
     let suite = controllers::cases(suite);
     let suite = first_range::cases(suite);
+    let suite = snapshots::cases(suite);
     // Last: it restarts the API server.
     stored::cases(suite).run()
 }
