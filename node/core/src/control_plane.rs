@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use cluster::announcement::Announcement;
 use kube::Client;
-use programs::{Credentials, Identity, apiserver, controller_manager, etcd, first_range, scheduler, secrets};
+use programs::{
+    Credentials, Identity, Service, apiserver, controller_manager, etcd, first_range, scheduler, secrets,
+    snapshot_controller,
+};
 use supervisor::{BoxError, Context, Handle};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -17,6 +20,9 @@ use crate::member::{BaseServices, Member, StorageIdentity};
 
 /// For the requests that assign the node's pod range: the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
+
+/// For the node to become Ready: snapshots do not wait longer.
+const READY_LIMIT: Duration = Duration::from_mins(5);
 
 pub(crate) struct ControlPlane {
     member: Arc<Member>,
@@ -62,14 +68,16 @@ impl ControlPlane {
             cx.start("secrets", move |cx| secrets::rewrite(cx, client.clone(), stored.clone()));
         }
         let (node, client) = (Arc::clone(member), admin.clone());
-        cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
+        let ready = cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
+        let snapshots = start_snapshots(&cx, &admin, &ready);
+        start_snapshot_controller(&cx, snapshot_controller::service(&member.services, credentials), &ready);
 
         reconciler.healthy().await?;
         let release = start_release(&cx, &admin);
         let identity = StorageIdentity::signed(credentials, renewals.clone());
         member.start_network_and_storage(&cx, credentials, &identity, None);
         cx.healthy();
-        self.administer(&cx, renewals, seen, [approver, tokens, dns, reconciler, release]).await
+        self.administer(&cx, renewals, seen, &ready, [approver, tokens, dns, snapshots, reconciler, release]).await
     }
 
     /// Starts the services with the administrator's client again whenever its certificate was renewed.
@@ -78,7 +86,8 @@ impl ControlPlane {
         cx: &Context,
         mut renewals: watch::Receiver<CertificateStatus>,
         mut seen: u32,
-        mut services: [Handle; 5],
+        ready: &Handle,
+        mut services: [Handle; 6],
     ) -> Result<(), BoxError> {
         loop {
             seen = tokio::select! {
@@ -95,6 +104,7 @@ impl ControlPlane {
                 start_approver(cx, &admin, &self.member.services),
                 start_tokens(cx, &admin),
                 start_dns_service(cx, &admin, &self.member.services),
+                start_snapshots(cx, &admin, ready),
                 start_reconciler(cx, &admin),
                 start_release(cx, &admin),
             ];
@@ -132,6 +142,38 @@ fn start_tokens(cx: &Context, admin: &Client) -> Handle {
 fn start_dns_service(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {
     let (client, address) = (admin.clone(), services.dns_service());
     cx.start("dns-service", move |cx| reconciler::dns(cx, client.clone(), address))
+}
+
+fn start_snapshots(cx: &Context, admin: &Client, ready: &Handle) -> Handle {
+    let (client, ready) = (admin.clone(), ready.clone());
+    cx.start("snapshots", move |cx| {
+        let (client, ready) = (client.clone(), ready.clone());
+        async move {
+            after_boot(&cx, &ready).await;
+            reconciler::snapshots(cx, client).await
+        }
+    })
+}
+
+/// The controller waits for the kinds that [`start_snapshots`] creates, and is started again if they come later.
+fn start_snapshot_controller(cx: &Context, controller: Service, ready: &Handle) {
+    let (controller, ready) = (Arc::new(controller), ready.clone());
+    cx.start("snapshot-controller", move |cx| {
+        let (controller, ready) = (Arc::clone(&controller), ready.clone());
+        async move {
+            after_boot(&cx, &ready).await;
+            if cx.is_cancelled() { Ok(()) } else { controller(cx).await }
+        }
+    });
+}
+
+/// Waits until the node is Ready: no pod needs snapshots before, and their kinds and their controller take CPU time from the
+/// boot. Pods of other nodes need them, even if this node never becomes Ready.
+async fn after_boot(cx: &Context, ready: &Handle) {
+    tokio::select! {
+        () = cx.cancelled() => {}
+        _ = timeout(READY_LIMIT, ready.healthy()) => {}
+    }
 }
 
 fn start_reconciler(cx: &Context, admin: &Client) -> Handle {

@@ -12,7 +12,7 @@ struct Share {
 
 /// A limit is for the one that runs away, no part that adds up: each leaves the others what they need. It is several times
 /// what the program needs. On a node of 4 GiB without pods all of them and the node's own program have 418 MiB (`RSS`),
-/// kubelet 47 of these.
+/// kubelet 47 of these; snapshot-controller, measured without a node, has 82 MiB more, of which it shares 65 with the others.
 ///
 /// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
 /// what they watch, snapshot-controller volumes, claims and snapshots, CoreDNS the names in it; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
@@ -68,7 +68,7 @@ mod tests {
     const SMALLEST: Bytes = mib(1280 - 100);
 
     /// Memory of all programs together on an idle node.
-    const IDLE: Bytes = mib(418);
+    const IDLE: Bytes = mib(418 + 82);
 
     fn machines() -> impl Strategy<Value = Bytes> {
         // As many small ones as large ones.
