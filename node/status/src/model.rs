@@ -176,6 +176,7 @@ impl Volume {
 pub enum Mode {
     Filesystem,
     Block,
+    Snapshot,
 }
 
 impl Mode {
@@ -184,6 +185,7 @@ impl Mode {
         match self {
             Self::Filesystem => "filesystem",
             Self::Block => "block",
+            Self::Snapshot => "snapshot",
         }
     }
 }

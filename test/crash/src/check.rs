@@ -64,7 +64,7 @@ fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: 
     };
     let inodes = match record.mode {
         Mode::Filesystem { inodes } => inodes,
-        Mode::Block { .. } => IMAGE_INODES,
+        Mode::Block { .. } | Mode::Snapshot { .. } => IMAGE_INODES,
     };
     size("record", Some(Size { bytes: record.size, inodes }))?;
     let Some((Place::Live, Directory { project, image, .. })) = directory else { return Ok(()) };

@@ -106,7 +106,7 @@ impl Node {
         let opened = self.store.open_volume(&id(volume)).map_err(called("open", volume))?;
         let content = marker::content(volume, slot);
         match opened.mode() {
-            Mode::Block { .. } => self.write_block(volume, &opened, slot, &content, leave),
+            Mode::Block { .. } | Mode::Snapshot { .. } => self.write_block(volume, &opened, slot, &content, leave),
             Mode::Filesystem { .. } => self.write_file(volume, &opened, slot, &content),
         }
     }

@@ -1,16 +1,18 @@
 //! Volumes without a disk, for tests and benchmarks of what the API server decides.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use dir::Ensured;
 use fsquota::{Limits, ProjectId};
 use units::{Bytes, Inodes};
 use volume::{
     Cloning, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
-    Overcommit, Record, Records, Request, SourceError, Space, State, Strays, UsageError, VolumeCalls, VolumeId,
-    VolumeRefusal, VolumeUsage, Volumes,
+    Overcommit, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays, UsageError, VolumeCalls,
+    VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -133,9 +135,14 @@ impl FakeVolumes {
     fn change<T>(
         &self,
         operation: Operation,
+        id: &VolumeId,
         change: impl FnOnce(&mut Disk) -> Result<Ensured<T>, Error>,
     ) -> Result<Ensured<T>, Error> {
-        self.calls.observe(operation, || change(&mut self.disk()))
+        self.calls.observe(operation, || {
+            let mut disk = self.disk();
+            disk.check_volume(id)?;
+            change(&mut disk)
+        })
     }
 
     fn disk(&self) -> MutexGuard<'_, Disk> {
@@ -177,7 +184,9 @@ impl Disk {
         match self.look(id) {
             None => {}
             Some((Record { claim, mode, size, .. }, _))
-                if claim.uid != want.claim.uid || mode.is_block() != want.mode.is_block() || size != want.size =>
+                if claim.uid != want.claim.uid
+                    || discriminant(&mode) != discriminant(&want.mode)
+                    || size != want.size =>
             {
                 return refused(VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
@@ -223,6 +232,51 @@ impl Disk {
         let record = Record { cloning: None, ..record };
         self.records.insert(id.clone(), record.clone());
         Ok(Ensured::Created(record))
+    }
+
+    fn take_snapshot(&mut self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+        let SnapshotRequest { claim, class, source } = want.clone();
+        let size = match self.look(id) {
+            Some((record, _)) => record.size,
+            None if self.is_snapshot(&source) => {
+                return Err(Error::Source { id: id.clone(), source: SourceError::Unknown { volume: source } });
+            }
+            None => {
+                let checked = self.check_source(&source, Bytes::new(u64::MAX));
+                checked.map_err(|source| Error::Source { id: id.clone(), source })?
+            }
+        };
+        let mode = Mode::Snapshot { taken: SystemTime::now() };
+        let done = match self.provision(id, &Request { claim, class, mode, size, source: Some(source) }) {
+            Ok(_) => self.announce(id)?,
+            Err(Error::Copying { .. }) => Ensured::Created(()),
+            Err(error) => return Err(error),
+        };
+        let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
+        Ok(match done {
+            Ensured::Created(()) => Ensured::Created(record),
+            Ensured::Unchanged(()) => Ensured::Unchanged(record),
+        })
+    }
+
+    fn remove_snapshot(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        if self.records.contains_key(id) && !self.is_snapshot(id) {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Volume });
+        }
+        self.retire(id);
+        self.discard(id)
+    }
+
+    /// Operations on volumes reject snapshots.
+    fn check_volume(&self, id: &VolumeId) -> Result<(), Error> {
+        if self.is_snapshot(id) {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Snapshot });
+        }
+        Ok(())
+    }
+
+    fn is_snapshot(&self, id: &VolumeId) -> bool {
+        self.records.get(id).is_some_and(|record| record.mode.is_snapshot())
     }
 
     /// The size of the volume, if it can be cloned into one of this size.
@@ -311,7 +365,7 @@ fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
             let share = share.div_ceil(u128::from(from.get().max(1)));
             Mode::Filesystem { inodes: Inodes::new(u64::try_from(share).unwrap_or(u64::MAX)) }
         }
-        block @ Mode::Block { .. } => block,
+        image @ (Mode::Block { .. } | Mode::Snapshot { .. }) => image,
     }
 }
 
@@ -322,37 +376,48 @@ impl Volumes for FakeVolumes {
             if let Some(create) = self.create.as_ref().filter(|_| is_new) {
                 create(id, want.size);
             }
-            self.disk().provision(id, want)
+            let mut disk = self.disk();
+            disk.check_volume(id)?;
+            disk.provision(id, want)
         })
     }
 
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change(Operation::Announce, |disk| disk.announce(id))
+        self.change(Operation::Announce, id, |disk| disk.announce(id))
     }
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
-        self.change(Operation::Expand, |disk| disk.expand(id, to))
+        self.change(Operation::Expand, id, |disk| disk.expand(id, to))
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change(Operation::Retire, |disk| disk.retire_unpublished(id))
+        self.change(Operation::Retire, id, |disk| disk.retire_unpublished(id))
     }
 
     fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change(Operation::Restore, |disk| disk.restore(id))
+        self.change(Operation::Restore, id, |disk| disk.restore(id))
     }
 
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change(Operation::Discard, |disk| disk.discard(id))
+        self.change(Operation::Discard, id, |disk| disk.discard(id))
     }
 
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change(Operation::Undo, |disk| disk.undo(id))
+        self.change(Operation::Undo, id, |disk| disk.undo(id))
+    }
+
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+        self.calls.observe(Operation::TakeSnapshot, || self.disk().take_snapshot(id, want))
+    }
+
+    fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
     }
 
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
         let disk = self.disk();
         match disk.look(id) {
+            Some((record, _)) if record.mode.is_snapshot() => Err(OpenError::Unknown { id: id.clone() }.into()),
             Some((Record { state: State::Staged, .. }, _)) => Err(OpenError::NotAnnounced { id: id.clone() }.into()),
             Some((record, false)) => Ok(LiveVolume { size: record.size, attached: disk.attached.contains(id) }),
             None | Some((_, true)) => Err(OpenError::Unknown { id: id.clone() }.into()),

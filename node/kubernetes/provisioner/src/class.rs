@@ -122,7 +122,7 @@ impl From<Mode> for VolumeMode {
     fn from(mode: Mode) -> Self {
         match mode {
             Mode::Filesystem { .. } => Self::Filesystem,
-            Mode::Block { .. } => Self::Block,
+            Mode::Block { .. } | Mode::Snapshot { .. } => Self::Block,
         }
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     fn inodes(class: &StorageClass, size: Bytes) -> Inodes {
         match parameters(class).expect("a valid class").mode(VolumeMode::Filesystem, size) {
             Mode::Filesystem { inodes } => inodes,
-            Mode::Block { .. } => unreachable!("the mode is Filesystem"),
+            Mode::Block { .. } | Mode::Snapshot { .. } => unreachable!("the mode is Filesystem"),
         }
     }
 

@@ -89,6 +89,7 @@ impl Events {
         let limits = match record.mode {
             Mode::Filesystem { inodes } => format!("is limited to {} and {inodes}", record.size),
             Mode::Block { allocation } => format!("is a block device of {} ({allocation})", record.size),
+            Mode::Snapshot { .. } => format!("is a snapshot of {}", record.size),
         };
         let note = format!("volume {id} {limits}{}", free_space(free));
         self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&()));

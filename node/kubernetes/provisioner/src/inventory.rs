@@ -107,7 +107,7 @@ impl Gauges {
             free: IntGauge::new("granary_disk_free_bytes", "Unreserved space for volumes.")?,
             volumes: vec(
                 "granary_volumes",
-                "Volumes by mode and state; a staged volume has no PV yet.",
+                "Volumes and snapshots by mode and state; a staged volume has no PV yet, a staged snapshot is not ready.",
                 &["mode", "state"],
             )?,
             retired: IntGauge::new("granary_volumes_retired", "Deleted volumes whose data is not removed yet.")?,
@@ -148,7 +148,7 @@ impl Gauges {
         for series in [&self.volumes, &self.limit, &self.used, &self.inode_limit, &self.inodes_used] {
             series.reset();
         }
-        for mode in ["filesystem", "block"] {
+        for mode in ["filesystem", "block", "snapshot"] {
             for state in ["staged", "announced"] {
                 self.volumes.with_label_values(&[mode, state]);
             }
@@ -172,6 +172,7 @@ const fn kind(mode: Mode) -> &'static str {
     match mode {
         Mode::Filesystem { .. } => "filesystem",
         Mode::Block { .. } => "block",
+        Mode::Snapshot { .. } => "snapshot",
     }
 }
 
@@ -270,6 +271,8 @@ mod tests {
                 r#"granary_volumes{mode="block",state="staged"} 1"#,
                 r#"granary_volumes{mode="filesystem",state="announced"} 1"#,
                 r#"granary_volumes{mode="filesystem",state="staged"} 0"#,
+                r#"granary_volumes{mode="snapshot",state="announced"} 0"#,
+                r#"granary_volumes{mode="snapshot",state="staged"} 0"#,
                 "granary_volumes_retired 1",
             ]
         );

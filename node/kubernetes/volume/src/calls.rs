@@ -22,11 +22,22 @@ pub enum Operation {
     Restore,
     Discard,
     Undo,
+    TakeSnapshot,
+    RemoveSnapshot,
 }
 
 impl Operation {
-    const ALL: [Self; 7] =
-        [Self::Provision, Self::Announce, Self::Expand, Self::Retire, Self::Restore, Self::Discard, Self::Undo];
+    const ALL: [Self; 9] = [
+        Self::Provision,
+        Self::Announce,
+        Self::Expand,
+        Self::Retire,
+        Self::Restore,
+        Self::Discard,
+        Self::Undo,
+        Self::TakeSnapshot,
+        Self::RemoveSnapshot,
+    ];
 
     const fn name(self) -> &'static str {
         match self {
@@ -37,6 +48,8 @@ impl Operation {
             Self::Restore => "restore",
             Self::Discard => "discard",
             Self::Undo => "undo",
+            Self::TakeSnapshot => "take_snapshot",
+            Self::RemoveSnapshot => "remove_snapshot",
         }
     }
 }

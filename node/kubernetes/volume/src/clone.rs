@@ -1,4 +1,4 @@
-//! Block volumes that begin with the content of another one.
+//! Block volumes and snapshots that begin with the content of another volume.
 //!
 //! The image is cloned in an instant, and shares its blocks with the image of its source. A write to a shared block
 //! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the source's
@@ -66,6 +66,11 @@ impl Store {
             }
             Err(source) => {
                 self.undo_known(id)?;
+                let source = match source {
+                    // A snapshot has the size that its source had at the first call.
+                    SourceError::Larger { volume, .. } if want.mode.is_snapshot() => SourceError::Grown { volume },
+                    source => source,
+                };
                 Err(Error::Source { id: id.clone(), source })
             }
         }
@@ -81,7 +86,7 @@ impl Store {
     }
 
     /// The size of the source's image.
-    fn check_source(&self, source: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
+    pub(crate) fn check_source(&self, source: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
         let volume = || source.clone();
         let record = match self.index().volumes.get(source) {
             Some(Entry::Known(Known { record, .. })) if record.state == State::Announced => record.clone(),

@@ -161,6 +161,17 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
+    /// The record of a snapshot of an earlier run, which has not cloned the image. The source is locked.
+    pub(crate) fn renew_instant(&mut self) -> Result<(), Error> {
+        let Some(mut known) = self.known.clone().filter(|known| known.record.mode.is_snapshot()) else { return Ok(()) };
+        known.record.mode = known.record.mode.at_present();
+        let id = self.id.clone();
+        let written = self.store.files.replace(self.id, &known.record);
+        written.map_err(|source| Error::Act { id, step: Step::WriteRecord, source })?;
+        self.put(known);
+        Ok(())
+    }
+
     fn limit(&mut self) -> Result<(), ActError> {
         let Store { files, quotas, projects, .. } = self.store;
         loop {
@@ -283,10 +294,7 @@ impl<'a> Execution<'a> {
     }
 
     fn allocation(&self) -> Result<Allocation, ActError> {
-        Ok(match self.record()?.mode {
-            crate::Mode::Block { allocation } => allocation,
-            crate::Mode::Filesystem { .. } => Allocation::default(),
-        })
+        Ok(self.record()?.mode.allocation())
     }
 
     fn root_mode(&self) -> Result<Mode, ActError> {

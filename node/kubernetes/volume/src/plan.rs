@@ -4,11 +4,13 @@
 //! record is written before the first and removed after the last. Every [`Step`] may run twice, and a run may end
 //! between any two: the next plan begins where it ended.
 
+use std::mem::discriminant;
+
 use units::Bytes;
 
 use crate::Request;
 use crate::disk_state::{DiskState, Place, Where};
-use crate::record::{Claim, Mode, Record, State};
+use crate::record::{Claim, Record, State};
 
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +67,10 @@ pub enum VolumeRefusal {
     NotRetired,
     #[error("the volume is not announced yet; try again")]
     NotAnnounced,
+    #[error("it is a snapshot; delete its VolumeSnapshot, or its VolumeSnapshotContent")]
+    Snapshot,
+    #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
+    Volume,
 }
 
 /// Creates the volume. After an empty plan, or one that only syncs, it exists as requested.
@@ -78,35 +84,35 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         if seen.is_anywhere() {
             return Err(VolumeRefusal::Foreign);
         }
-        let image: &[Step] = match (&want.source, want.mode) {
+        let image: &[Step] = match (&want.source, want.mode.is_block()) {
             (Some(_), _) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
-            (None, Mode::Block { .. }) => &[MakeImage],
-            (None, Mode::Filesystem { .. }) => &[],
+            (None, true) => &[MakeImage],
+            (None, false) => &[],
         };
         return Ok([&[WriteRecord, MakeStaging, Limit][..], image, &[Publish, SyncLive]].concat());
     };
     let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
     if record.claim.uid != want.claim.uid
-        || record.mode.is_block() != want.mode.is_block()
+        || discriminant(&record.mode) != discriminant(&want.mode)
         || record.size != want.size
         || other_source
     {
         let Claim { uid, .. } = &record.claim;
         return Err(VolumeRefusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
     }
-    let image: &[Step] = match (record.mode, seen.staging.image(), &record.cloning) {
-        (Mode::Filesystem { .. }, ..) => &[],
-        (Mode::Block { .. }, Some(image), None) if image == record.size => &[],
+    let image: &[Step] = match (record.mode.is_block(), seen.staging.image(), &record.cloning) {
+        (false, ..) => &[],
+        (true, Some(image), None) if image == record.size => &[],
         // A clone that shared nothing any more was being undone: its content is gone.
-        (Mode::Block { .. }, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
+        (true, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
             let undone = DiskState { record: None, staging: Place::Absent, ..*seen };
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
         }
-        (Mode::Block { .. }, _, None) => &[MakeImage],
+        (true, _, None) => &[MakeImage],
         // XFS sets the size of a clone last.
-        (Mode::Block { .. }, None | Some(Bytes::ZERO), Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
-        (Mode::Block { .. }, Some(image), Some(_)) if image < record.size => &[MakeImage, CopyBlocks, EndSharing],
-        (Mode::Block { .. }, Some(_), Some(_)) => &[CopyBlocks, EndSharing],
+        (true, None | Some(Bytes::ZERO), Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+        (true, Some(image), Some(_)) if image < record.size => &[MakeImage, CopyBlocks, EndSharing],
+        (true, Some(_), Some(_)) => &[CopyBlocks, EndSharing],
     };
     let from = |begin: &[Step]| [begin, image, &[Publish, SyncLive]].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {
@@ -150,10 +156,10 @@ pub fn expand(to: Bytes, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         return Err(VolumeRefusal::Foreign);
     }
     let size = record.size.max(to);
-    let (size, image) = match (record.mode, seen.live.image()) {
-        (Mode::Filesystem { .. }, _) => (size, None),
-        (Mode::Block { .. }, None) => return Err(VolumeRefusal::Lost),
-        (Mode::Block { .. }, Some(image)) => (size.max(image), Some(image)),
+    let (size, image) = match (record.mode.is_block(), seen.live.image()) {
+        (false, _) => (size, None),
+        (true, None) => return Err(VolumeRefusal::Lost),
+        (true, Some(image)) => (size.max(image), Some(image)),
     };
     let grow = image.filter(|image| *image < size).map(|_| Step::GrowImage(size));
     if size == record.size && grow.is_none() {
@@ -247,17 +253,20 @@ fn detach(record: &Record, from: Where) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use fsquota::ProjectId;
     use proptest::prelude::*;
     use units::Inodes;
 
     use super::*;
-    use crate::record::{Allocation, Cloning};
+    use crate::record::{Allocation, Cloning, Mode};
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
     const NOTHING: DiskState = DiskState::NOTHING;
     const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
     const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
+    const SNAPSHOT: Mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
     /// The size of the source of a clone.
     const HALF: Bytes = Bytes::new(1 << 29);
     const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
@@ -443,9 +452,10 @@ mod tests {
 
         #[test]
         fn a_clone_is_live_only_with_its_content_and_when_it_shares_nothing(
+            mode in prop_oneof![Just(DISK), Just(SNAPSHOT)],
             cuts in prop::collection::vec((0usize..10, any::<bool>()), 0..5),
         ) {
-            let want = clone_of("pvc-source");
+            let want = Request { mode, ..clone_of("pvc-source") };
             // The image of each step that creates one from nothing begins with the source's content.
             let mut seen = NOTHING;
             for (after, undone) in cuts {
@@ -564,6 +574,7 @@ mod tests {
         let larger = Request { size: Bytes::TIB, ..want(FILES) };
         assert!(matches!(provision(&larger, &done(FILES)), Err(VolumeRefusal::Differs { size: Bytes::GIB, .. })));
         assert!(matches!(provision(&want(DISK), &done(FILES)), Err(VolumeRefusal::Differs { .. })));
+        assert!(matches!(provision(&want(SNAPSHOT), &done(DISK)), Err(VolumeRefusal::Differs { .. })));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use fsquota::{Limits, ProjectId};
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,8 @@ pub enum Mode {
         /// When the image gets its blocks.
         allocation: Allocation,
     },
+    /// No pod sees it: the image of a disk as it was at one instant.
+    Snapshot { taken: SystemTime },
 }
 
 /// When the blocks of an image are taken from the disk.
@@ -51,15 +54,35 @@ pub enum Allocation {
 }
 
 impl Mode {
-    /// Whether pods see a disk.
+    /// Whether it is an image: a disk, or a snapshot of one.
     pub const fn is_block(self) -> bool {
-        matches!(self, Self::Block { .. })
+        matches!(self, Self::Block { .. } | Self::Snapshot { .. })
+    }
+
+    pub const fn is_snapshot(self) -> bool {
+        matches!(self, Self::Snapshot { .. })
+    }
+
+    /// A snapshot of this moment. Other modes stay.
+    pub(crate) fn at_present(self) -> Self {
+        if self.is_snapshot() { Self::Snapshot { taken: SystemTime::now() } } else { self }
+    }
+
+    /// When an image gets its blocks. A snapshot has the holes of its source.
+    pub(crate) fn allocation(self) -> Allocation {
+        match self {
+            Self::Block { allocation } => allocation,
+            Self::Snapshot { .. } => Allocation::Thin,
+            Self::Filesystem { .. } => Allocation::default(),
+        }
     }
 
     pub(crate) fn limits(self, size: Bytes) -> Limits {
         match self {
             Self::Filesystem { inodes } => Limits { bytes: Some(size), inodes: Some(inodes) },
-            Self::Block { .. } => Limits { bytes: Some(image::taken(size)), inodes: Some(image::INODES) },
+            Self::Block { .. } | Self::Snapshot { .. } => {
+                Limits { bytes: Some(image::taken(size)), inodes: Some(image::INODES) }
+            }
         }
     }
 
@@ -79,7 +102,7 @@ impl Mode {
                 let share = u64::try_from(share).unwrap_or(u64::MAX).min(Limits::MAX_INODES.get());
                 Self::Filesystem { inodes: inodes.max(Inodes::new(share)) }
             }
-            Self::Block { .. } => self,
+            Self::Block { .. } | Self::Snapshot { .. } => self,
         }
     }
 }
@@ -89,6 +112,7 @@ impl fmt::Display for Mode {
         f.pad(match self {
             Self::Filesystem { .. } => "filesystem",
             Self::Block { .. } => "block",
+            Self::Snapshot { .. } => "snapshot",
         })
     }
 }
@@ -110,9 +134,10 @@ pub(crate) const fn inodes(count: Inodes) -> Bytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// The API server may not know of it: it is undone if the claim is gone.
+    /// The API server may not know of it: it is undone if the claim is gone, and a snapshot if its content is gone.
     Staged,
-    /// Its PV exists, or existed: nothing but the PV's deletion removes it.
+    /// Its PV exists, or existed: nothing but the PV's deletion removes it. A snapshot is ready: nothing but the deletion of
+    /// its content removes it.
     Announced,
 }
 
@@ -128,6 +153,7 @@ pub struct Cloning {
 /// All that is known of a volume without the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    /// Of a snapshot: the namespace and name of the VolumeSnapshot, and the UID of its content.
     pub claim: Claim,
     pub class: String,
     pub mode: Mode,
@@ -167,7 +193,10 @@ impl RecordError {
 const EARLIER: u32 = 2;
 
 /// With [`Cloning`]: an earlier release would finish such a volume without the content of its source.
-const VERSION: u32 = 3;
+const CLONING: u32 = 3;
+
+/// Of snapshots: an earlier release would let pods use them, and undo those that have no claim.
+const VERSION: u32 = 4;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -175,7 +204,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Versions 2 and 3 of the file. The state is the directory of the file.
+/// Versions 2 to 4 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -194,7 +223,7 @@ impl Record {
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {
-            EARLIER | VERSION => {
+            EARLIER..=VERSION => {
                 let Stored { version: _, claim, class, mode, size_bytes, project, cloning } = parse(content)?;
                 Ok(Self { claim, class, mode, size: size_bytes, project, cloning, state })
             }
@@ -206,7 +235,11 @@ impl Record {
     /// The content of the record's file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { claim, class, mode, size, project, cloning, state: _ } = self.clone();
-        let version = if cloning.is_some() { VERSION } else { EARLIER };
+        let version = match (mode, &cloning) {
+            (Mode::Snapshot { .. }, _) => VERSION,
+            (_, Some(_)) => CLONING,
+            (_, None) => EARLIER,
+        };
         let stored = Stored { version, claim, class, mode, size_bytes: size, project, cloning };
         // Strings, numbers and unit variants: nothing in it can fail to be JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
@@ -236,6 +269,8 @@ fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordError>
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -245,6 +280,9 @@ mod tests {
             any::<u64>().prop_map(|inodes| Mode::Filesystem { inodes: Inodes::new(inodes) }),
             prop_oneof![Just(Allocation::Thick), Just(Allocation::Thin)]
                 .prop_map(|allocation| Mode::Block { allocation }),
+            any::<u32>().prop_map(|seconds| Mode::Snapshot {
+                taken: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into()),
+            }),
         ]
     }
 
@@ -325,9 +363,21 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_is_read_by_no_earlier_release() {
+        let content = br#"{"version":4,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local",
+            "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":7}"#;
+        let record = Record::parse(content, State::Announced).unwrap();
+        let taken = SystemTime::UNIX_EPOCH + Duration::new(1, 2);
+        assert_eq!(record.mode, Mode::Snapshot { taken });
+        assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+        let disk = Mode::Block { allocation: Allocation::Thin };
+        assert_eq!(record.reserved(), disk.reserved(record.size), "the whole size is reserved");
+    }
+
+    #[test]
     fn another_version_is_named_whatever_else_it_holds() {
-        let error = Record::parse(br#"{"version":4,"new":true}"#, State::Staged).unwrap_err();
-        assert!(matches!(error, RecordError::Version(4)));
+        let error = Record::parse(br#"{"version":5,"new":true}"#, State::Staged).unwrap_err();
+        assert!(matches!(error, RecordError::Version(5)));
         assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
     }
 

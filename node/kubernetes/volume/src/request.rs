@@ -24,6 +24,6 @@ impl Request {
 
     pub(crate) fn record(&self, project: ProjectId, cloning: Option<Cloning>) -> Record {
         let Self { claim, class, mode, size, source: _ } = self.clone();
-        Record { claim, class, mode, size, project, cloning, state: State::Staged }
+        Record { mode: mode.at_present(), claim, class, size, project, cloning, state: State::Staged }
     }
 }

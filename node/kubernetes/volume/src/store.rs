@@ -199,7 +199,7 @@ impl Store {
     }
 
     /// One force of the log is enough for all announcements before it.
-    fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
+    pub(crate) fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
         let Index { announced, durable, .. } = *self.index();
         if known.announcement > Some(durable) {
             self.files.records.sync()?;
@@ -217,6 +217,8 @@ impl Store {
         match self.index().volumes.get(id) {
             None => Err(OpenError::Unknown { id: id.clone() }),
             Some(Entry::Closed { error, .. }) => Err(OpenError::Record { id: id.clone(), source: error.clone() }),
+            // No pod can use a snapshot.
+            Some(Entry::Known(known)) if known.record.mode.is_snapshot() => Err(OpenError::Unknown { id: id.clone() }),
             Some(Entry::Known(known)) if known.record.state == State::Staged => {
                 Err(OpenError::NotAnnounced { id: id.clone() })
             }
@@ -235,6 +237,9 @@ impl Store {
             Some(source) => Some(self.begin_clone(&mut execution, source, want)?),
             None => None,
         };
+        if source.is_some() {
+            execution.renew_instant()?;
+        }
         if execution.known.is_none() {
             let headroom = execution.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
             let wanted = want.reserved().saturating_add(headroom);
@@ -496,7 +501,7 @@ impl Store {
         Ok(DiskState { record, staging: look(&self.staging)?, live: look(&self.live)?, trash: look(&self.trash)? })
     }
 
-    fn known(&self, id: &VolumeId) -> Result<Option<Known>, Error> {
+    pub(crate) fn known(&self, id: &VolumeId) -> Result<Option<Known>, Error> {
         match self.index().volumes.get(id) {
             None => Ok(None),
             Some(Entry::Known(known)) => Ok(Some(known.clone())),
@@ -581,6 +586,6 @@ fn gone(id: &VolumeId) -> Error {
     Error::Act { id: id.clone(), step: Step::WriteRecord, source: ActError::NoRecord }
 }
 
-fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
+pub(crate) fn refused(id: &VolumeId) -> impl FnOnce(VolumeRefusal) -> Error {
     |source| Error::Refused { id: id.clone(), source }
 }

@@ -5,13 +5,13 @@ use units::Bytes;
 
 use crate::{
     DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record, Records, Request,
-    Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage,
+    SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
 ///
 /// All methods wait for the disk, and may be repeated after they failed, or after the program ended, at any point.
-/// Operations on one volume wait for each other.
+/// Operations on one volume wait for each other. Those that change a volume reject snapshots, which have two of their own.
 pub trait Volumes: Send + Sync + 'static {
     /// Creates the volume as requested, or finishes what an earlier call began. When it returns, the volume is durable
     /// and has its limits. `Created` if this call made it live.
@@ -66,6 +66,20 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Error::Announced`]: it has, or had, a PV. Also those of [`Volumes::retire`] and [`Volumes::discard`].
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
+    /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over. The
+    /// snapshot is ready if it is announced; otherwise it shares blocks with its source, and the next call copies more of
+    /// them. `Unchanged` if it was ready before.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error>;
+
+    /// Removes a snapshot, finished or not. Idempotent. Volumes that were created from it stay.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: it is a volume. Also those of [`Volumes::discard`].
+    fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
     /// Size of a live volume, and whether a loop device is attached to its image.
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
 
@@ -103,6 +117,9 @@ impl Store {
     ) -> Result<Ensured<T>, Error> {
         self.calls.observe(operation, || {
             let _guard = self.locks.blocking_lock(id);
+            if self.is_snapshot(id) {
+                return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Snapshot });
+            }
             change()
         })
     }
@@ -135,6 +152,20 @@ impl Volumes for Store {
 
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.change(Operation::Undo, id, || self.undo(id))
+    }
+
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+        self.calls.observe(Operation::TakeSnapshot, || {
+            let _guard = self.locks.blocking_lock(id);
+            self.take_snapshot(id, want)
+        })
+    }
+
+    fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.calls.observe(Operation::RemoveSnapshot, || {
+            let _guard = self.locks.blocking_lock(id);
+            self.remove_snapshot(id)
+        })
     }
 
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {

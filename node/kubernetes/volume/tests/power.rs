@@ -1,15 +1,15 @@
-//! The power fails while a volume is cloned. Needs root and three scratch disks.
+//! The power fails while a volume is cloned, or while a snapshot of it is taken. Needs root and three scratch disks.
 
 #[path = "node/mod.rs"]
 mod node;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use ktest_support::replay::{Cut, Recorder, Tearing};
 use units::Bytes;
-use volume::{Access, Allocation, Error, Mode, Request, Store, VolumeId, Volumes as _};
+use volume::{Access, Allocation, Claim, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
 use crate::node::{Node, id, settings, sized};
 
@@ -44,20 +44,34 @@ fn made(store: &Store, request: &Request) {
     store.announce(&id).unwrap();
 }
 
-/// The source is overwritten when the clone is durable: no clone has anything of that.
 #[test]
 fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
+    let want = Request { source: Some(id("pvc-source")), ..sized("pvc-clone", THICK, SIZE) };
+    cut_everywhere(&id("pvc-clone"), |store| {
+        made(store, &want);
+        drop(store.open_volume(&id("pvc-clone")).unwrap());
+    });
+}
+
+#[test]
+fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+    let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source") };
+    let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
+    cut_everywhere(&id("snapshot-1"), |store| while take(store).state != State::Announced {});
+}
+
+/// `make` creates `copy` from the source, which is overwritten when this is durable: no copy has anything of that.
+fn cut_everywhere(copy: &VolumeId, make: impl Fn(&Store)) {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
-    let (source, clone) = (id("pvc-source"), id("pvc-clone"));
-    let want = Request { source: Some(source.clone()), ..sized("pvc-clone", THICK, SIZE) };
+    let source = id("pvc-source");
     let store = open(mounted.path());
     made(&store, &sized("pvc-source", THICK, SIZE));
     write(&store, &source, 1);
     let alone = store.open_volume(&source).unwrap().quota().unwrap().limits;
     recorder.mark("begin");
-    made(&store, &want);
-    drop(store.open_volume(&clone).unwrap());
+    make(&store);
     recorder.mark("end");
     write(&store, &source, 2);
     drop(store);
@@ -73,20 +87,20 @@ fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
         let store = open(mounted.path());
-        let record = store.records().unwrap().readable.remove(&clone);
+        let record = store.records().unwrap().readable.remove(copy);
         let sharing = record.as_ref().and_then(|record| record.cloning.as_ref()).map(|cloning| cloning.headroom);
         unfinished += usize::from(sharing.is_some());
         let limits = store.open_volume(&source).unwrap().quota().unwrap().limits;
         let raised = alone.bytes.map(|bytes| bytes.saturating_add(sharing.unwrap_or_default()));
         assert_eq!(limits.bytes, raised, "{record:?}");
-        assert!(record.is_some() || !cut.marks().any(|mark| mark == "end"), "the clone is lost");
+        assert!(record.is_some() || !cut.marks().any(|mark| mark == "end"), "the copy is lost");
         assert!(sharing.is_some() || shared(&store, &source) == Bytes::ZERO, "{record:?}");
-        made(&store, &want);
-        let mut content = vec![0; SIZE.get() as usize];
-        image(&store, &clone).read_exact_at(&mut content, 0).unwrap();
+        make(&store);
+        let content = fs::read(mounted.path().join(format!("volumes/live/{copy}/image"))).unwrap();
+        assert_eq!(content.len() as u64, SIZE.get());
         assert!(content.iter().all(|byte| *byte == 1), "{record:?}");
         assert_eq!(shared(&store, &source), Bytes::ZERO);
         assert_eq!(store.open_volume(&source).unwrap().quota().unwrap().limits, alone);
     }
-    assert!(unfinished > 0, "{unfinished} of {} cuts left an unfinished clone", cuts.len());
+    assert!(unfinished > 0, "{unfinished} of {} cuts left an unfinished copy", cuts.len());
 }

@@ -8,7 +8,9 @@ use envtest::FakeVolumes;
 use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Error, LiveVolumeError, Mode, Record, Request, Settings, VolumeId, Volumes};
+use volume::{
+    Allocation, Claim, Error, LiveVolumeError, Mode, Record, Request, Settings, SnapshotRequest, VolumeId, Volumes,
+};
 
 use crate::node::Node;
 
@@ -37,6 +39,8 @@ enum Call {
     Discard,
     Undo,
     LiveVolume,
+    TakeSnapshot(&'static str),
+    RemoveSnapshot,
 }
 
 fn request(mode: Mode, size: Bytes) -> Request {
@@ -44,9 +48,12 @@ fn request(mode: Mode, size: Bytes) -> Request {
     Request { claim, class: "local".into(), mode, size, source: None }
 }
 
-/// Without the project ID, which differs.
+/// Without the project ID and the instant of a snapshot, which differ.
 fn shown(record: &Record) -> String {
     let Record { claim, class, mode, size, project: _, cloning: _, state } = record;
+    if mode.is_snapshot() {
+        return format!("{claim} {} {class} {mode} {size} {state:?}", claim.uid);
+    }
     format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
 }
 
@@ -73,6 +80,12 @@ impl Call {
                 Err(LiveVolumeError::Open(error)) => error.to_string(),
                 other => format!("{other:?}"),
             },
+            Self::TakeSnapshot(source) => {
+                let Request { claim, class, .. } = request(THICK, SIZE);
+                let source = source.parse().expect("an identifier");
+                recorded(volumes.take_snapshot(id, &SnapshotRequest { claim, class, source }))
+            }
+            Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
         }
     }
 }
@@ -113,8 +126,8 @@ impl Both {
 }
 
 /// States of a volume, with the calls that lead to them.
-fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
-    use Call::{Announce, Provision, Retire};
+fn states(mode: Mode) -> [(&'static str, Vec<Call>); 6] {
+    use Call::{Announce, Provision, Retire, TakeSnapshot};
     let provision = || Provision(request(mode, SIZE));
     [
         ("of no volume", vec![]),
@@ -122,11 +135,12 @@ fn states(mode: Mode) -> [(&'static str, Vec<Call>); 5] {
         ("of an announced volume", vec![provision(), Announce]),
         ("of a staged volume in the trash", vec![provision(), Retire]),
         ("of an announced volume in the trash", vec![provision(), Announce, Retire]),
+        ("of a snapshot", vec![TakeSnapshot("pvc-source")]),
     ]
 }
 
 fn calls(mode: Mode) -> Vec<Call> {
-    use Call::{Announce, Discard, Expand, LiveVolume, Provision, Restore, Retire, Undo};
+    use Call::{Announce, Discard, Expand, LiveVolume, Provision, RemoveSnapshot, Restore, Retire, TakeSnapshot, Undo};
     let other = if mode.is_block() { FILES } else { THICK };
     let clone = |source: &str| Request { source: Some(source.parse().unwrap()), ..request(mode, SIZE) };
     let clones = ["pvc-source", "pvc-large", "pvc-files", "pvc-none"].map(|source| Provision(clone(source)));
@@ -148,6 +162,10 @@ fn calls(mode: Mode) -> Vec<Call> {
         Discard,
         Undo,
         LiveVolume,
+        TakeSnapshot("pvc-source"),
+        TakeSnapshot("pvc-files"),
+        TakeSnapshot("pvc-none"),
+        RemoveSnapshot,
     ];
     calls.into_iter().chain(clones.into_iter().filter(|_| mode.is_block())).collect()
 }
@@ -171,7 +189,7 @@ fn the_fake_answers_as_the_store_does() {
                 both.call(&id, &call, state);
                 both.call(&id, &call, &format!("{state}, again"));
                 // Clean up.
-                for step in [Call::Retire, Call::Discard] {
+                for step in [Call::Retire, Call::Discard, Call::RemoveSnapshot] {
                     both.call(&id, &step, "at the end");
                 }
             }

@@ -1,7 +1,7 @@
 //! A process is killed within a clone.
 
 use std::cell::Cell;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
 use dir::Ensured;
@@ -11,7 +11,9 @@ use ktest_support::process::{Call, killed_before};
 use nix::errno::Errno;
 use nix::libc;
 use units::Bytes;
-use volume::{Access, Allocation, Error, Mode, Record, Request, Store, VolumeId, Volumes as _};
+use volume::{
+    Access, Allocation, Claim, Error, Mode, Record, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _,
+};
 
 use crate::killed::{THICK, THIN, deleted, killed_everywhere, made, open};
 use crate::node::{id, sized};
@@ -116,13 +118,17 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
 
 /// The kernel carries out `FICLONE`, and the process is killed before its next call.
 fn killed_after_the_clone(store: &Store, want: &Request) {
+    killed_after_ficlone(|| drop(cloned(store, want)));
+}
+
+fn killed_after_ficlone(make: impl FnOnce()) {
     const FICLONE: u64 = 0x4004_9409;
     let is_cloned = Cell::new(false);
     let next = |call: &Call<'_>| {
         let [_, command, ..] = call.arguments();
         is_cloned.replace(is_cloned.get() || call.number() == libc::SYS_ioctl && command == FICLONE)
     };
-    assert!(killed_before(0, next, || drop(cloned(store, want))));
+    assert!(killed_before(0, next, make));
 }
 
 /// All blocks of the source are shared, and nothing copies them.
@@ -189,6 +195,41 @@ fn a_thin_source_has_its_own_limit_for_its_holes() {
     assert_eq!(limits(&store, &id), alone);
     assert!(used() < Bytes::new(half + half / 8), "{}", used());
     (0..half >> 20).for_each(|part| file.write_all_at(block, half + (part << 20)).unwrap());
+}
+
+/// All blocks of a full source are shared with a snapshot that is not finished.
+#[test]
+fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
+    for mode in [THICK, THIN] {
+        let disk = XfsDisk::with_project_quota();
+        let source = sized("pvc-source", mode, SIZE);
+        let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+        let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source") };
+        let (snapshot, store) = (id("snapshot-1"), open(disk.path()));
+        made(&store, &source);
+        write(&store, &source, 1).unwrap();
+        let alone = limits(&store, &id("pvc-source"));
+        killed_after_ficlone(|| drop(store.take_snapshot(&snapshot, &want)));
+        drop(store);
+        let store = open(disk.path());
+        assert_eq!(shared(&store, &id("pvc-source")), SIZE);
+        let begun = store.records().unwrap().readable.remove(&snapshot).unwrap();
+        write(&store, &source, 2).unwrap();
+        let record = loop {
+            let record = store.take_snapshot(&snapshot, &want).unwrap().into_inner();
+            if record.state == State::Announced {
+                break record;
+            }
+        };
+        assert_eq!(record.mode, begun.mode, "the instant stays");
+        is_settled(&store, &source, record.reserved());
+        assert_eq!(limits(&store, &id("pvc-source")), alone);
+        let content = fs::read(disk.path().join("volumes/live/snapshot-1/image")).unwrap();
+        assert!(content.len() as u64 == SIZE.get() && content.iter().all(|byte| *byte == 1));
+        write(&store, &source, 3).unwrap();
+        store.remove_snapshot(&snapshot).unwrap();
+        is_settled(&store, &source, Bytes::ZERO);
+    }
 }
 
 #[test]

@@ -15,9 +15,9 @@ use volume::{Access, Allocation, Error, Mode, Record, Request, SourceError, Volu
 
 use crate::node::{Node, SIZE, disk, files, id, sized};
 
-const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
-const LARGE: Bytes = Bytes::new(64 << 20);
-const LARGER: Bytes = Bytes::new(40 << 20);
+pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
+pub const LARGE: Bytes = Bytes::new(64 << 20);
+pub const LARGER: Bytes = Bytes::new(40 << 20);
 
 /// A write of the tenant.
 const CHUNK: usize = 64 << 10;
@@ -40,7 +40,7 @@ fn cloned(node: &Node, request: &Request) -> (VolumeId, Record) {
     (id, record)
 }
 
-fn shared(image: &Path) -> Bytes {
+pub fn shared(image: &Path) -> Bytes {
     let (image, mut at, mut sum) = (File::open(image).unwrap(), Bytes::ZERO, Bytes::ZERO);
     loop {
         let batch = reflink::extents(&image, at).unwrap();
@@ -51,7 +51,7 @@ fn shared(image: &Path) -> Bytes {
 }
 
 /// Neither shares a block, both have the limits of their sizes, and the disk has reserved just these.
-fn is_settled(node: &Node, volumes: [&Record; 2]) {
+pub fn is_settled(node: &Node, volumes: [&Record; 2]) {
     for record in volumes {
         let id = id(&record.claim.name);
         assert_eq!(shared(&node.image(&id)), Bytes::ZERO, "{id}");

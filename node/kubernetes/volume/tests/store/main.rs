@@ -9,6 +9,7 @@ mod growing;
 mod making;
 #[path = "../node/mod.rs"]
 mod node;
+mod snapshots;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
 mod together;

@@ -1,0 +1,88 @@
+//! Snapshots of block volumes.
+//!
+//! A snapshot is taken like a clone: at one instant, its image shares the blocks of its source, and passes copy them. Pods
+//! cannot use it. It becomes live and announced when it shares no block.
+
+use std::time::SystemTime;
+
+use dir::Ensured;
+use units::Bytes;
+
+use crate::error::{Error, SourceError};
+use crate::index::{Entry, Known};
+use crate::plan::{Step, VolumeRefusal};
+use crate::record::{Claim, Mode, Record};
+use crate::store::{Store, refused};
+use crate::{Request, VolumeId};
+
+/// More than any image.
+const ANY: Bytes = Bytes::new(u64::MAX);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotRequest {
+    /// Namespace and name of the snapshot, and the UID of its content.
+    pub claim: Claim,
+    pub class: String,
+    pub source: VolumeId,
+}
+
+impl SnapshotRequest {
+    fn of_size(&self, size: Bytes) -> Request {
+        let Self { claim, class, source } = self.clone();
+        // The record gets the instant.
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
+        Request { claim, class, mode, size, source: Some(source) }
+    }
+}
+
+impl Store {
+    pub(crate) fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+        let size = match self.known(id)? {
+            Some(Known { record, .. }) => record.size,
+            None => self.size_to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
+        };
+        let done = match self.provision(id, &want.of_size(size)) {
+            Ok(_) => self.announce_durably(id)?,
+            Err(Error::Copying { .. }) => Ensured::Created(()),
+            Err(error) => return Err(error),
+        };
+        let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        Ok(match done {
+            Ensured::Created(()) => Ensured::Created(record),
+            Ensured::Unchanged(()) => Ensured::Unchanged(record),
+        })
+    }
+
+    /// Of a volume. A snapshot of a snapshot would be the same.
+    fn size_to_copy(&self, source: &VolumeId) -> Result<Bytes, SourceError> {
+        if self.is_snapshot(source) {
+            return Err(SourceError::Unknown { volume: source.clone() });
+        }
+        self.check_source(source, ANY)
+    }
+
+    fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let announced = self.announce(id)?;
+        if let (Ensured::Created(()), Some(known)) = (announced, self.known(id)?) {
+            let failed =
+                |source: dir::Error| Error::Act { id: id.clone(), step: Step::SyncLive, source: source.into() };
+            self.sync_announcement(&known).map_err(failed)?;
+        }
+        Ok(announced)
+    }
+
+    pub(crate) fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        match self.known(id)? {
+            None => return Ok(Ensured::Unchanged(())),
+            Some(Known { record, .. }) if !record.mode.is_snapshot() => return Err(refused(id)(VolumeRefusal::Volume)),
+            Some(_) => {}
+        }
+        self.retire(id)?;
+        self.discard(id)
+    }
+
+    pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {
+        let index = self.index();
+        matches!(index.volumes.get(id), Some(Entry::Known(Known { record, .. })) if record.mode.is_snapshot())
+    }
+}

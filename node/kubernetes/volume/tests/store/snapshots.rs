@@ -1,0 +1,149 @@
+//! Snapshots of block volumes.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::SystemTime;
+
+use dir::Ensured;
+use loopdev::{Config, Control, Detach};
+use units::Bytes;
+use volume::{
+    Access, Allocation, Claim, Error, Mode, OpenError, Record, Request, SnapshotRequest, SourceError, State, VolumeId,
+    VolumeRefusal, Volumes as _,
+};
+
+use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
+use crate::node::{Node, SIZE, disk, files, id, sized};
+
+fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
+    let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
+    SnapshotRequest { claim, class: "local".into(), source: source.clone() }
+}
+
+/// All calls until it is ready.
+fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
+    let (id, want) = (id(name), snapshot_of(source, name));
+    loop {
+        let record = node.store.take_snapshot(&id, &want).unwrap().into_inner();
+        if record.state == State::Announced {
+            return record;
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
+    for allocation in BOTH {
+        let node = Node::new();
+        let (source, from) = node.made(&disk("pvc-source", allocation));
+        let image = File::from(node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap());
+        image.write_all_at(&[1; 3 << 20], 1 << 20).unwrap();
+        let content = fs::read(node.image(&source)).unwrap();
+        let before = SystemTime::now();
+        let record = taken(&node, &source, "snapshot-1");
+        let Mode::Snapshot { taken: instant } = record.mode else { panic!("{record:?}") };
+        assert!((before..=SystemTime::now()).contains(&instant));
+        image.write_all_at(&vec![2; SIZE.get() as usize], 0).unwrap();
+        image.sync_all().unwrap();
+        let snapshot = id("snapshot-1");
+        assert!(fs::read(node.image(&snapshot)).unwrap() == content);
+        let blocks = fs::metadata(node.image(&snapshot)).unwrap().blocks() * 512;
+        assert_eq!(blocks, 3 << 20, "holes of the source are holes of the snapshot");
+        is_settled(&node, [&from, &record]);
+        let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
+        assert_eq!(again, Ensured::Unchanged(record));
+
+        // A larger volume, after its source is gone.
+        drop(image);
+        node.store.retire(&source).unwrap();
+        node.store.discard(&source).unwrap();
+        let want = sized("pvc-restored", Mode::Block { allocation: Allocation::Thick }, LARGER);
+        let want = Request { source: Some(snapshot.clone()), ..want };
+        while let Err(error) = node.store.provision(&id("pvc-restored"), &want) {
+            assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+        }
+        node.store.announce(&id("pvc-restored")).unwrap();
+        let restored = fs::read(node.image(&id("pvc-restored"))).unwrap();
+        assert!(restored[..content.len()] == content && restored[content.len()..].iter().all(|byte| *byte == 0));
+        assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Created(()));
+        assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Unchanged(()));
+        assert_eq!(node.traces(&snapshot), [""; 0]);
+        assert_eq!(node.store.space().unwrap().reserved, want.reserved());
+    }
+}
+
+#[test]
+fn no_pod_can_use_a_snapshot_and_no_pv_can_end_it() {
+    let node = Node::new();
+    let (source, _) = node.made(&disk("pvc-source", Allocation::Thin));
+    let record = taken(&node, &source, "snapshot-1");
+    let node = node.restarted();
+    let snapshot = id("snapshot-1");
+    assert!(matches!(node.store.open_volume(&snapshot), Err(OpenError::Unknown { .. })));
+    let store = &node.store;
+    let refused = |answer: Result<(), Error>| {
+        assert!(matches!(answer, Err(Error::Refused { source: VolumeRefusal::Snapshot, .. })), "{answer:?}");
+    };
+    refused(store.provision(&snapshot, &disk("snapshot-1", Allocation::Thin)).map(drop));
+    refused(store.announce(&snapshot).map(drop));
+    refused(store.expand(&snapshot, LARGER).map(drop));
+    refused(store.retire(&snapshot).map(drop));
+    refused(store.restore(&snapshot).map(drop));
+    refused(store.discard(&snapshot).map(drop));
+    refused(store.undo(&snapshot).map(drop));
+    assert_eq!(store.records().unwrap().readable[&snapshot], record);
+    // A handle of a volume in a content that an administrator created.
+    let removed = store.remove_snapshot(&source);
+    assert!(matches!(removed, Err(Error::Refused { source: VolumeRefusal::Volume, .. })), "{removed:?}");
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
+    let node = Node::new();
+    let (directory, _) = node.made(&files("pvc-files"));
+    let (source, _) = node.made(&disk("pvc-source", Allocation::Thin));
+    taken(&node, &source, "snapshot-1");
+    let large = sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, Bytes::new(400 << 20));
+    let (large, _) = node.made(&large);
+    let (space, snapshot) = (node.store.space().unwrap(), id("snapshot-2"));
+    let refusal = |source: &VolumeId| {
+        let refused = node.store.take_snapshot(&snapshot, &snapshot_of(source, "snapshot-2")).unwrap_err();
+        assert_eq!(node.traces(&snapshot), [""; 0]);
+        assert_eq!(node.store.space().unwrap(), space);
+        refused
+    };
+    assert!(matches!(refusal(&directory), Error::Source { source: SourceError::Filesystem { .. }, .. }));
+    assert!(matches!(refusal(&id("snapshot-1")), Error::Source { source: SourceError::Unknown { .. }, .. }));
+    assert!(matches!(refusal(&id("pvc-none")), Error::Source { source: SourceError::Unknown { .. }, .. }));
+    // Its own size, and as much again while blocks are shared.
+    assert!(matches!(refusal(&large), Error::Full { wanted, .. } if wanted > Bytes::new(800 << 20)));
+}
+
+/// The source is full, and has no space for new blocks of its own.
+#[test]
+fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
+    for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
+        let node = Node::new();
+        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, LARGE));
+        let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
+        let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
+        let path = device.path();
+        let overwrite = |byte: u8| {
+            let mut file = File::options().write(true).open(&path).unwrap();
+            file.write_all(&vec![byte; LARGE.get() as usize]).unwrap();
+            file.sync_all().unwrap();
+        };
+        overwrite(1);
+        let first = node.store.take_snapshot(&id("snapshot-1"), &snapshot_of(&source, "snapshot-1"));
+        first.unwrap();
+        overwrite(2);
+        let record = taken(&node, &source, "snapshot-1");
+        overwrite(3);
+        assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
+        drop(image);
+        assert!(fs::read(node.image(&id("snapshot-1"))).unwrap().iter().all(|byte| *byte == 1));
+        assert_eq!(shared(&node.image(&source)), Bytes::ZERO);
+        is_settled(&node, [&from, &record]);
+    }
+}
