@@ -12,6 +12,7 @@ mod overcommit;
 pub mod quantity;
 mod registry;
 mod settings;
+pub mod snapshot;
 mod token;
 
 pub use address::AddressError;

@@ -9,6 +9,7 @@ mod cluster;
 mod eventually;
 mod fakevolumes;
 mod faults;
+mod snapshots;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
@@ -16,6 +17,7 @@ pub use eventually::{Late, Seen, chain, eventually};
 pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};
 pub use programs::Identity;
+pub use snapshots::SnapshotApi;
 pub use suite::{Failure, Suite};
 
 use std::time::Duration;

@@ -22,6 +22,7 @@ use crate::events::Events;
 use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::pv::object;
+use crate::snapshot::object::Content;
 
 /// When to try again while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
@@ -42,6 +43,7 @@ pub(crate) struct Provisioner {
     pub(crate) client: Client,
     pub(crate) store: Arc<dyn Volumes>,
     pub(crate) pvs: Api<PersistentVolume>,
+    pub(crate) contents: Api<Content>,
     pub(crate) classes: Classes,
     pub(crate) created: CreatedPvs,
     pub(crate) events: Events,

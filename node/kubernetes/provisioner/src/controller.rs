@@ -29,7 +29,9 @@ use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
-use crate::{Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, node_events, pv, sweep};
+use crate::{
+    Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, node_events, pv, snapshot, sweep,
+};
 
 #[derive(Clone)]
 pub struct Settings {
@@ -67,6 +69,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let provisioner = Arc::new(Provisioner {
         events: Events::new(client.clone(), &node, metrics.clone()),
         pvs: Api::all(client.clone()),
+        contents: Api::all(client.clone()),
         classes: Classes::default(),
         created: CreatedPvs::default(),
         attempts: Attempts::new(metrics.clone()),
@@ -122,6 +125,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });
     let context = shared();
+    cx.start("snapshots", move |cx| snapshot::watch::run(cx, Arc::clone(&context), parallel));
+    let context = shared();
     cx.start("classes", move |cx| classes::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("events", move |cx| event_queue::run(cx, Arc::clone(&context)));
@@ -149,16 +154,16 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
 /// The objects of one controller.
-struct Watched<K: Resource<DynamicType = ()> + 'static> {
-    objects: reflector::Store<K>,
-    what: &'static str,
-    parallel: NonZeroU16,
+pub(crate) struct Watched<K: Resource<DynamicType = ()> + 'static> {
+    pub(crate) objects: reflector::Store<K>,
+    pub(crate) what: &'static str,
+    pub(crate) parallel: NonZeroU16,
 }
 
 /// Runs one controller until it is cancelled; running passes are completed.
 ///
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
-async fn control<K, Pass>(
+pub(crate) async fn control<K, Pass>(
     cx: Context,
     Watched { objects, what, parallel }: Watched<K>,
     changes: impl Stream<Item = watcher::Result<K>> + Send,

@@ -7,6 +7,7 @@ use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 
 use crate::claim::plan::Rejection;
 use crate::claim::source::CloneError;
+use crate::snapshot::plan::SnapshotRejection;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -36,6 +37,16 @@ pub(crate) enum Error {
     Endless(usize),
     #[error("PV {other} is of the same volume {id}; delete one of the two PVs with policy Retain first")]
     Shared { other: String, id: VolumeId },
+    #[error(transparent)]
+    SnapshotRejected(#[from] SnapshotRejection),
+    #[error(
+        "there is no snapshot {id} that is ready on this node; correct spec.source.snapshotHandle in a new content"
+    )]
+    NoSnapshot { id: VolumeId },
+    #[error(
+        "content {other} is of the same snapshot {id}; delete one of the two contents with deletionPolicy Retain first"
+    )]
+    SharedSnapshot { other: String, id: VolumeId },
     #[error("there is no Node object {0} yet")]
     NoNode(String),
     #[error(transparent)]
@@ -75,7 +86,9 @@ impl Error {
             Self::Live(_) => "ExpandHeld",
             Self::NodeResize => "ExpandNode",
             Self::Endless(_) => "ExpandEndless",
-            Self::Shared { .. } => "Shared",
+            Self::Shared { .. } | Self::SharedSnapshot { .. } => "Shared",
+            Self::SnapshotRejected(_) => "SnapshotRejected",
+            Self::NoSnapshot { .. } => "NoSnapshot",
             Self::NoNode(_) => "NoNode",
             Self::List(_) | Self::Look(_) | Self::Usage(_) => "Disk",
             Self::Api(_) => "Api",

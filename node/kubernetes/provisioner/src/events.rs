@@ -1,4 +1,4 @@
-//! Events on claims, PVs, pods and the Node.
+//! Events on claims, PVs, snapshots, pods and the Node.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,6 +12,7 @@ use crate::Metrics;
 use crate::event_queue::{EventQueue, QueuedEvent};
 use crate::notice::Pod;
 use crate::quantity;
+use crate::snapshot::object::Content;
 
 /// The only list of reasons: a test below compares it with docs/operations/events.md.
 macro_rules! reasons {
@@ -52,6 +53,9 @@ reasons! {
     ResizeFailed: Warning "VolumeResizeFailed",
     DeleteFailed: Warning "VolumeFailedDelete",
     DetachRevoked: Warning "VolumeDetachRevoked",
+    SnapshotTaken: Normal "SnapshotTaken",
+    SnapshotFailed: Warning "SnapshotCreationFailed",
+    SnapshotDeleteFailed: Warning "SnapshotDeleteError",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
@@ -141,11 +145,19 @@ impl Events {
     /// On the Node, because the claim does not exist.
     pub(crate) fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
         let Record { claim, size, mode, class, .. } = record;
-        let note = format!(
-            "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: create a PV \
-             to use it or to delete it",
-            claim.uid
-        );
+        let note = if mode.is_snapshot() {
+            format!(
+                "snapshot {id} of {size} (of VolumeSnapshot {claim}, content with uid {}) has no VolumeSnapshotContent; it \
+                 is kept: create a content with this snapshotHandle to use it or to delete it",
+                claim.uid
+            )
+        } else {
+            format!(
+                "{mode} volume {id} of {size} (class {class}, of claim {claim} with uid {}) has no PV; it is kept: create a \
+                 PV to use it or to delete it",
+                claim.uid
+            )
+        };
         self.publish_on_node(Reason::Orphaned, "Compare", note, node, id);
     }
 
@@ -198,6 +210,33 @@ impl Events {
     pub(crate) fn delete_failed(&self, pv: &PersistentVolume, kind: &str, error: &(dyn std::error::Error + Sync)) {
         let action = format!("Delete{kind}");
         self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&()));
+    }
+
+    /// States what the snapshot costs.
+    pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
+        let reserved = record.mode.reserved(record.size);
+        let more = match &record.cloning {
+            Some(cloning) => format!(", and {} more until its blocks are copied", cloning.headroom),
+            None => String::new(),
+        };
+        let (size, free) = (record.size, free_space(free));
+        let note = format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}");
+        self.publish_snapshot(Reason::SnapshotTaken, "TakeSnapshot", &note, content);
+    }
+
+    pub(crate) fn snapshot_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
+        self.publish_snapshot(Reason::SnapshotFailed, &format!("TakeSnapshot{kind}"), &chain(error), content);
+    }
+
+    pub(crate) fn snapshot_delete_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
+        self.publish_snapshot(Reason::SnapshotDeleteFailed, &format!("DeleteSnapshot{kind}"), &chain(error), content);
+    }
+
+    /// The owner of the snapshot does not see its content.
+    fn publish_snapshot(&self, reason: Reason, action: &str, note: &str, content: &Content) {
+        for regarding in [content.object_ref(&()), content.spec.volume_snapshot_ref.clone()] {
+            self.publish(reason, action, note.to_owned(), regarding);
+        }
     }
 
     /// I/O of the volume's pods continues.

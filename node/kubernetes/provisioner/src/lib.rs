@@ -1,4 +1,5 @@
-//! Creates a volume for each claim that the scheduler assigned to this node, expands it, and deletes it with its PV.
+//! Creates a volume for each claim that the scheduler assigned to this node, expands it, takes snapshots of it, and deletes it
+//! with its PV.
 //! Publishes the free space for the scheduler, and metrics (docs/metrics.md).
 //!
 //! A provisioner runs on every node; there is no central one. Two controllers watch claims and PVs. Each pass reads the
@@ -47,6 +48,13 @@ mod resize {
     pub(crate) mod apply;
     pub(crate) mod plan;
     pub(crate) mod status;
+}
+mod snapshot {
+    pub(crate) mod apply;
+    pub(crate) mod object;
+    pub(crate) mod plan;
+    pub(crate) mod sweep;
+    pub(crate) mod watch;
 }
 mod sweep;
 mod topology;

@@ -12,6 +12,7 @@ use crate::inventory::{Inventory, Snapshot, count};
 pub(crate) enum Object {
     Claim,
     Volume,
+    Snapshot,
 }
 
 impl Object {
@@ -19,6 +20,7 @@ impl Object {
         match self {
             Self::Claim => "claim",
             Self::Volume => "volume",
+            Self::Snapshot => "snapshot",
         }
     }
 }
@@ -28,6 +30,8 @@ impl Object {
 pub(crate) enum Orphan {
     /// An announced volume without a PV.
     Volume,
+    /// A snapshot that is ready, without a content.
+    Snapshot,
     /// An unreadable record.
     Record,
     /// A directory without a record.
@@ -39,11 +43,12 @@ pub(crate) enum Orphan {
 }
 
 impl Orphan {
-    const ALL: [Self; 5] = [Self::Volume, Self::Record, Self::Directory, Self::Project, Self::Pv];
+    const ALL: [Self; 6] = [Self::Volume, Self::Snapshot, Self::Record, Self::Directory, Self::Project, Self::Pv];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Volume => "volume",
+            Self::Snapshot => "snapshot",
             Self::Record => "record",
             Self::Directory => "directory",
             Self::Project => "project",
@@ -101,12 +106,12 @@ impl Metrics {
         let metrics = Self {
             failures: counter(
                 "granary_provisioner_failures_total",
-                "Failed passes over a claim or a PV, by reason; each is retried.",
+                "Failed passes over a claim, a PV or the content of a snapshot, by reason; each is retried.",
                 &["object", "reason"],
             )?,
             failing: IntGauge::new(
                 "granary_provisioner_failing",
-                "Claims, PVs and deleted volumes whose last pass failed.",
+                "Claims, PVs, contents of snapshots and deleted volumes whose last pass failed.",
             )?,
             orphans: IntGaugeVec::new(
                 Opts::new(

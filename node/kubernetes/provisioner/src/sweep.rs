@@ -11,6 +11,8 @@
 //! | nothing | PV | lost: reported |
 //! | no record, or an unreadable one | | reported, kept |
 //!
+//! Snapshots are compared with their contents: `snapshot/sweep.rs`.
+//!
 //! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may be
 //! that of another cluster. Then nothing is undone or removed.
 
@@ -43,6 +45,8 @@ const INTERVAL: Duration = Duration::from_mins(10);
 struct Findings {
     /// Announced volumes without a PV.
     orphans: BTreeSet<VolumeId>,
+    /// Snapshots that are ready, without a content.
+    snapshots: BTreeSet<VolumeId>,
     /// Volumes with an unreadable record.
     unreadable: BTreeSet<VolumeId>,
     /// Volumes of PVs that the disk does not have.
@@ -83,7 +87,10 @@ impl Provisioner {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
-        let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
+        let is_snapshot = |id: &VolumeId| readable.get(id).is_some_and(|record| record.mode.is_snapshot());
+        let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.into_iter().partition(is_snapshot);
+        let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            readable.into_iter().partition(|(_, record)| record.mode.is_snapshot());
         let since = Instant::now();
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
@@ -98,12 +105,13 @@ impl Provisioner {
         }
         let found = Findings {
             orphans: orphans(&readable, &retired, &listing),
+            snapshots: self.sweep_snapshots(&snapshots, &retired_snapshots).await?,
             unreadable: unreadable.keys().cloned().collect(),
             lost: self.lost(&listing, &readable, &retired, reported).await?,
             strays,
         };
         self.count(&found);
-        self.report(&found, reported, &readable);
+        self.report(&found, reported, &readable, &snapshots);
         for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
             let reason: &dyn std::error::Error = reason;
             error!(volume = %id, error = reason, "volume has an unreadable record; it is kept, and no pod can use it");
@@ -112,8 +120,9 @@ impl Provisioner {
     }
 
     fn count(&self, found: &Findings) {
-        let Findings { orphans, unreadable, lost, strays } = found;
+        let Findings { orphans, snapshots, unreadable, lost, strays } = found;
         self.metrics.orphans(Orphan::Volume, orphans.len());
+        self.metrics.orphans(Orphan::Snapshot, snapshots.len());
         self.metrics.orphans(Orphan::Record, unreadable.len());
         self.metrics.orphans(Orphan::Pv, lost.len());
         self.metrics.orphans(Orphan::Directory, strays.directories.len());
@@ -121,7 +130,22 @@ impl Provisioner {
         self.attempts.forget();
     }
 
-    fn report(&self, found: &Findings, reported: &Findings, records: &BTreeMap<VolumeId, Record>) {
+    fn report(
+        &self,
+        found: &Findings,
+        reported: &Findings,
+        records: &BTreeMap<VolumeId, Record>,
+        snapshots: &BTreeMap<VolumeId, Record>,
+    ) {
+        for id in found.snapshots.difference(&reported.snapshots) {
+            let Some(record) = snapshots.get(id) else { continue };
+            let Record { claim: snapshot, size, .. } = record;
+            error!(
+                volume = %id, %snapshot, content_uid = snapshot.uid, limit = %size,
+                "snapshot has data and no content; it is kept: create a content to use it or to delete it"
+            );
+            self.events.orphaned(&self.node, id, record);
+        }
         for id in found.orphans.difference(&reported.orphans) {
             let Some(record) = records.get(id) else { continue };
             let Record { claim, size, class, mode, .. } = record;

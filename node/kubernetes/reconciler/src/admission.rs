@@ -4,6 +4,7 @@
 //! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY, PROTECTION};
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
@@ -24,7 +25,12 @@ const CLAIM_STATUS: &str = "claim-status.local.granary.dev";
 const CAPACITIES: &str = "capacities.local.granary.dev";
 const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
+const CONTENTS: &str = "contents.local.granary.dev";
+const CONTENT_STATUS: &str = "content-status.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
+
+/// The resource of a content's status.
+pub(crate) const CONTENTS_STATUS: &str = "volumesnapshotcontents/status";
 
 /// The claim has a volume.
 const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
@@ -88,6 +94,8 @@ pub(crate) fn guards() -> Vec<Guard> {
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
+        guard(CONTENTS, rule(snapshot::GROUP, &[snapshot::CONTENTS], WRITES), contents()),
+        guard(CONTENT_STATUS, rule(snapshot::GROUP, &[CONTENTS_STATUS], &["UPDATE"]), content_status()),
     ]
 }
 
@@ -177,8 +185,7 @@ fn claims_of_node() -> Vec<Validation> {
     claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
 }
 
-/// A write removes the selected node, sets that of a claim of our driver that has no volume and either no node or a claim
-/// as its source, or sets the node of a claim with a volume.
+/// A write removes the selected node, sets that of a claim of our driver that has no volume and either no node or a source, or sets the node of a claim with a volume.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
@@ -188,7 +195,8 @@ fn claims_of_reclaimer() -> Vec<Validation> {
     );
     let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
     let of_driver = PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('') == '{DRIVER_NAME}'")).join(" || ");
-    let cloned = format!("oldObject.spec.?dataSource.?kind.orValue('') == '{CLAIM}'");
+    let sources = format!("['{CLAIM}', '{}']", snapshot::SNAPSHOT);
+    let cloned = format!("oldObject.spec.?dataSource.?kind.orValue('') in {sources}");
     let selected = format!(
         "{} || !('{SELECTED_NODE}' in {new}) || ((!('{SELECTED_NODE}' in {old}) || {cloned}) && \
          !({BOUND}) && ({of_driver}))",
@@ -236,6 +244,62 @@ fn claim_status() -> Vec<Validation> {
             kept,
             format!("{} == {}", others("object"), others("oldObject")),
             format!("{} && {}", same("metadata.?annotations"), same_metadata()),
+        ],
+    )
+}
+
+/// The content is served by the node. A write sets the label of a content without a node, or removes the finalizer of a
+/// content that is being deleted.
+fn contents() -> Vec<Validation> {
+    let node = |content: &str| format!("{content}.metadata.?labels[?'{MANAGED_BY}'].orValue('')");
+    let labels = |content: &str| format!("({content}.metadata.?labels.orValue({{}}))");
+    let (old, new) = (labels("oldObject"), labels("object"));
+    let others = format!(
+        "{old}.all(key, key == '{MANAGED_BY}' || {new}[?key] == {old}[?key]) && \
+         {new}.all(key, key == '{MANAGED_BY}' || key in {old})"
+    );
+    let finalizers = |content: &str| format!("{content}.metadata.?finalizers.orValue([])");
+    let kept = |content: &str| format!("{}.filter(name, name != '{PROTECTION}')", finalizers(content));
+    let protection = format!(
+        "('{PROTECTION}' in {}) == ('{PROTECTION}' in {}) || (!('{PROTECTION}' in {}) && \
+         has(oldObject.metadata.deletionTimestamp))",
+        finalizers("object"),
+        finalizers("oldObject"),
+        finalizers("object")
+    );
+    let rest = ["metadata.?annotations", "metadata.?ownerReferences", "spec"].map(same).join(" && ");
+    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
+    explained(
+        &format!(
+            "a node serves contents of {DRIVER_NAME} with its label {MANAGED_BY}, and removes only their finalizer"
+        ),
+        [
+            "request.operation == 'UPDATE'".to_owned(),
+            when_updated(format!("object.spec.driver == '{DRIVER_NAME}'")),
+            when_updated(format!("{} == variables.node", node("object"))),
+            when_updated(format!("{} == '' || {} == variables.node", node("oldObject"), node("oldObject"))),
+            when_updated(others),
+            when_updated(format!("{} == {}", kept("object"), kept("oldObject"))),
+            when_updated(protection),
+            when_updated(rest),
+        ],
+    )
+}
+
+/// The status is that of a snapshot that the node has taken for the content, or of the one that the content names.
+fn content_status() -> Vec<Validation> {
+    let written = "object.?status.?snapshotHandle.orValue('')";
+    let handle = format!(
+        "{written} == '' || \
+         {written} == object.spec.source.?snapshotHandle.orValue('{ID_PREFIX}' + object.metadata.uid)"
+    );
+    explained(
+        &format!("a node writes the status of contents of {DRIVER_NAME} with its label {MANAGED_BY}"),
+        [
+            format!("object.spec.driver == '{DRIVER_NAME}'"),
+            format!("oldObject.metadata.?labels[?'{MANAGED_BY}'].orValue('') == variables.node"),
+            handle,
+            format!("{} && {} && {}", same("spec"), same("metadata.?annotations"), same_metadata()),
         ],
     )
 }

@@ -3,7 +3,7 @@
 //! The chart installs them; nothing restores them. Their names differ from those that [`run`](crate::run) maintains, so
 //! that a cluster may have nodes of both kinds.
 
-use cluster::DRIVER_NAME;
+use cluster::{DRIVER_NAME, snapshot};
 use serde_json::{Value, json};
 
 use crate::admission::{self, Guard, Validation, Writers};
@@ -49,6 +49,8 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
         may("storage.k8s.io", "storageclasses", &["list"]),
         may("storage.k8s.io", "csistoragecapacities", &["list"]),
         may("events.k8s.io", "events", &["create", "patch"]),
+        may(snapshot::GROUP, snapshot::SNAPSHOTS, &["get"]),
+        may(snapshot::GROUP, snapshot::CONTENTS, &["get"]),
     ];
     objects.extend(granted("granary:reclaimer", &of_reclaimer, namespace, reclaimer));
     objects.extend(lease(namespace, reclaimer));

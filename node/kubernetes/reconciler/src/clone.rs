@@ -1,34 +1,81 @@
-//! The source of a claim whose volume is a clone. Pure.
+//! The source of a claim whose volume is a clone, or is restored from a snapshot. Pure.
 
+use cluster::DRIVER_NAME;
+use cluster::snapshot::{self, MANAGED_BY};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use kube::api::DynamicObject;
+use serde_json::Value;
 
-/// The claim of the same namespace whose content the new volume begins with. The API server copies `dataSourceRef` into
-/// `dataSource`, unless it names a namespace.
-pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let source = claim.spec.as_ref()?.data_source.as_ref()?;
-    let is_claim = source.api_group.as_deref().unwrap_or_default().is_empty() && source.kind == CLAIM;
-    is_claim.then_some(source.name.as_str())
+/// The object of the same namespace whose content the new volume begins with, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source<'a> {
+    Claim(&'a str),
+    Snapshot(&'a str),
 }
 
-/// The kind of the source.
+/// The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace.
+pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<Source<'_>> {
+    let source = claim.spec.as_ref()?.data_source.as_ref()?;
+    match (source.api_group.as_deref().unwrap_or_default(), source.kind.as_str()) {
+        ("", CLAIM) => Some(Source::Claim(&source.name)),
+        (snapshot::GROUP, snapshot::SNAPSHOT) => Some(Source::Snapshot(&source.name)),
+        _ => None,
+    }
+}
+
+/// The kind of a source.
 pub(crate) const CLAIM: &str = "PersistentVolumeClaim";
+
+/// The name of the content of a snapshot.
+pub(crate) fn content_of(snapshot: &DynamicObject) -> Option<&str> {
+    snapshot.data.pointer("/status/boundVolumeSnapshotContentName").and_then(Value::as_str)
+}
+
+/// The node that serves a content, if it is of our driver and of this snapshot.
+pub(crate) fn node_of(content: &DynamicObject, snapshot: &DynamicObject) -> Option<String> {
+    let field = |path| content.data.pointer(path).and_then(Value::as_str);
+    let is_of = snapshot.uid().is_some() && field("/spec/volumeSnapshotRef/uid") == snapshot.uid().as_deref();
+    let node = content.labels().get(MANAGED_BY)?;
+    (is_of && field("/spec/driver") == Some(DRIVER_NAME)).then(|| node.clone())
+}
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     #[test]
-    fn only_claims_are_sources() {
+    fn claims_and_snapshots_are_sources() {
         let claim = |source: Value| -> PersistentVolumeClaim {
             serde_json::from_value(json!({"spec": {"dataSource": source}})).unwrap()
         };
         let named = |group: Value, kind: &str| claim(json!({"apiGroup": group, "kind": kind, "name": "data"}));
-        assert_eq!(source(&named(Value::Null, CLAIM)), Some("data"));
-        assert_eq!(source(&named("".into(), CLAIM)), Some("data"));
+        assert_eq!(source(&named(Value::Null, CLAIM)), Some(Source::Claim("data")));
+        assert_eq!(source(&named("".into(), CLAIM)), Some(Source::Claim("data")));
         assert_eq!(source(&named("example.com".into(), CLAIM)), None);
-        assert_eq!(source(&named("snapshot.storage.k8s.io".into(), "VolumeSnapshot")), None);
+        let snapshot = named("snapshot.storage.k8s.io".into(), "VolumeSnapshot");
+        assert_eq!(source(&snapshot), Some(Source::Snapshot("data")));
+        assert_eq!(source(&named("example.com".into(), "VolumeSnapshot")), None);
         assert_eq!(source(&claim(Value::Null)), None);
+    }
+
+    #[test]
+    fn a_content_is_on_its_node_if_it_names_the_snapshot() {
+        let snapshot: DynamicObject = serde_json::from_value(json!({
+            "metadata": {"uid": "s"}, "status": {"boundVolumeSnapshotContentName": "content"},
+        }))
+        .unwrap();
+        assert_eq!(content_of(&snapshot), Some("content"));
+        let content = |driver: &str, uid: &str, labels: Value| -> DynamicObject {
+            let spec = json!({"driver": driver, "volumeSnapshotRef": {"uid": uid}});
+            serde_json::from_value(json!({"metadata": {"labels": labels}, "spec": spec})).unwrap()
+        };
+        let label = json!({MANAGED_BY: "one"});
+        assert_eq!(node_of(&content(DRIVER_NAME, "s", label.clone()), &snapshot).as_deref(), Some("one"));
+        assert_eq!(node_of(&content(DRIVER_NAME, "other", label.clone()), &snapshot), None);
+        assert_eq!(node_of(&content("example.invalid", "s", label), &snapshot), None);
+        assert_eq!(node_of(&content(DRIVER_NAME, "s", json!({})), &snapshot), None);
     }
 }

@@ -1,12 +1,13 @@
 //! The objects that the reconciler maintains, as data.
 
-use cluster::{API_SERVER_USER, DNS_GROUP, DRIVER_NAME, PROXY_USER, STORAGE_GROUP};
+use cluster::{API_SERVER_USER, DNS_GROUP, DRIVER_NAME, PROXY_USER, STORAGE_GROUP, snapshot};
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
+use crate::admission::CONTENTS_STATUS;
 use crate::object::{Object, metadata};
 use crate::{admission, removed};
 
@@ -94,7 +95,7 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
+pub(crate) fn rules(nodes: &[&str]) -> [Value; 11] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         may("", "persistentvolumeclaims/status", &["patch"]),
@@ -104,6 +105,9 @@ pub(crate) fn rules(nodes: &[&str]) -> [Value; 8] {
         may("storage.k8s.io", "csinodes", READ),
         may("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
         may("events.k8s.io", "events", &["create", "patch"]),
+        may(snapshot::GROUP, snapshot::SNAPSHOTS, &["get"]),
+        may(snapshot::GROUP, snapshot::CONTENTS, &["get", "list", "watch", "patch"]),
+        may(snapshot::GROUP, CONTENTS_STATUS, &["patch"]),
     ]
 }
 

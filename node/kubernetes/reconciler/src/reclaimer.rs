@@ -9,12 +9,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cluster::DRIVER_NAME;
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use cluster::{DRIVER_NAME, snapshot};
 use futures::TryFutureExt as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -25,6 +25,7 @@ use supervisor::Context;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::clone::Source;
 use crate::control::{WatchEnded, control};
 use crate::placement::{self, NoNode, Published};
 use crate::selections::{Selections, size_of};
@@ -55,6 +56,8 @@ enum ReclaimError {
     Node { node: String, source: Box<kube::Error> },
     #[error("cannot read claim {claim}")]
     Source { claim: String, source: Box<kube::Error> },
+    #[error("cannot read snapshot {snapshot}, or its content")]
+    Snapshot { snapshot: String, source: Box<kube::Error> },
     #[error("cannot read PV {pv}")]
     Volume { pv: String, source: Box<kube::Error> },
     #[error("cannot write the annotation {annotation} of the claim")]
@@ -183,16 +186,24 @@ impl Reclaimer {
 
     /// Selects the node of the source, also instead of another one: the clone cannot be created elsewhere, and the scheduler
     /// takes the node of the claim. `None` if no node is known: the node that is selected otherwise reports why.
-    async fn place_clone(&self, claim: &PersistentVolumeClaim, source: &str) -> Result<Option<Action>, ReclaimError> {
+    async fn place_clone(
+        &self,
+        claim: &PersistentVolumeClaim,
+        source: Source<'_>,
+    ) -> Result<Option<Action>, ReclaimError> {
         let selected = waits_for(claim);
-        let Some(node) = self.node_of(claim, source).await? else {
+        let node = match source {
+            Source::Claim(name) => self.node_of(claim, name).await?,
+            Source::Snapshot(name) => self.node_of_snapshot(claim, name).await?,
+        };
+        let Some(node) = node else {
             return Ok(selected.map(|_| Action::requeue(UNTIL_PUBLISHED)));
         };
         if !self.exists(&node).await? {
             return Ok(None);
         }
         if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
-            info!(claim = %Named(claim), source, node, "node of the source selected for clone");
+            info!(claim = %Named(claim), ?source, node, "node of the source selected for clone");
         }
         // No node loses the claim by `UNSERVED`: copying a large volume takes longer.
         Ok(Some(Action::requeue(INTERVAL)))
@@ -209,6 +220,33 @@ impl Reclaimer {
         let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
         let found = found.map_err(|error| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(error) })?;
         Ok(found.and_then(|pv| bound::node_of(&pv, &source).map(str::to_owned)))
+    }
+
+    /// The node of a snapshot of the same namespace. The cluster may have no CRDs of snapshots.
+    async fn node_of_snapshot(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+    ) -> Result<Option<String>, ReclaimError> {
+        let failed = |error| ReclaimError::Snapshot { snapshot: name.to_owned(), source: Box::new(error) };
+        let resource = |kind, plural| {
+            let gvk = GroupVersionKind::gvk(snapshot::GROUP, snapshot::VERSION, kind);
+            ApiResource::from_gvk_with_plural(&gvk, plural)
+        };
+        let (kind, contents) =
+            (resource(snapshot::SNAPSHOT, snapshot::SNAPSHOTS), resource(snapshot::CONTENT, snapshot::CONTENTS));
+        let namespace = claim.namespace().unwrap_or_default();
+        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &kind);
+        let found = match snapshots.get_opt(name).await {
+            // Also of an unknown kind, whose answer has no reason.
+            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            found => found.map_err(failed)?,
+        };
+        let Some(found) = found else { return Ok(None) };
+        let Some(content) = clone::content_of(&found) else { return Ok(None) };
+        let contents = Api::<DynamicObject>::all_with(self.client.clone(), &contents);
+        let content = contents.get_opt(content).await.map_err(failed)?;
+        Ok(content.and_then(|content| clone::node_of(&content, &found)))
     }
 
     /// Selects a node for the claim if no scheduler does.

@@ -185,8 +185,8 @@ mod tests {
         assert_eq!(
             watched,
             [
-                ("ValidatingAdmissionPolicy", 8),
-                ("ValidatingAdmissionPolicyBinding", 8),
+                ("ValidatingAdmissionPolicy", 10),
+                ("ValidatingAdmissionPolicyBinding", 10),
                 ("ClusterRole", 2),
                 ("ClusterRoleBinding", 5),
                 ("FlowSchema", 1),

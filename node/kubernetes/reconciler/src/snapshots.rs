@@ -1,5 +1,6 @@
 //! The objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
 
+use cluster::snapshot::GROUP;
 use cluster::{DRIVER_NAME, SNAPSHOT_CONTROLLER_USER};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -14,8 +15,6 @@ use crate::run::{RunError, maintain};
 
 /// Those of the client of snapshot-controller, converted by `build.rs`.
 const DEFINITIONS: &str = include_str!(concat!(env!("OUT_DIR"), "/definitions.json"));
-
-const GROUP: &str = "snapshot.storage.k8s.io";
 
 const KINDS: [&str; 3] = [
     "volumesnapshotclasses.snapshot.storage.k8s.io",

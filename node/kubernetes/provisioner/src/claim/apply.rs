@@ -16,21 +16,22 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Claim, Cloning, Record, VolumeId};
 
 use crate::backoff::{self, Retry};
-use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection};
-use crate::claim::source::{self, CloneError};
+use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
+use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
 use crate::context::{OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::resize;
+use crate::snapshot::object::{Snapshot, is_missing};
 use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
 const UNTIL_BOUND: Duration = Duration::from_secs(30);
 
-/// Between two passes of a clone: other claims get their turn.
-const NEXT_PASS: Duration = Duration::from_millis(10);
+/// Between two passes of a clone or a snapshot: other claims get their turn.
+pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);
 
 /// Work that takes longer is announced by an event.
 const SLOW: Duration = Duration::from_secs(5);
@@ -126,7 +127,7 @@ impl Provisioner {
             checked.map_err(|found| Rejection::Topology { class: class.name_any(), found })?;
         }
         let begun = match request.source.clone() {
-            Some(name) => Some(self.add_source(claim, &name, &mut request).await?),
+            Some(source) => Some(self.add_source(claim, &source, &mut request).await?),
             None => None,
         };
         if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
@@ -152,7 +153,7 @@ impl Provisioner {
     async fn add_source(
         &self,
         claim: &PersistentVolumeClaim,
-        name: &str,
+        source: &Source,
         request: &mut ProvisionRequest,
     ) -> Result<Ensured<()>, Error> {
         let begun =
@@ -162,18 +163,51 @@ impl Provisioner {
             request.volume.source = Some(source);
             return Ok(Ensured::Unchanged(()));
         }
+        let found = match source {
+            Source::Claim(name) => self.source_claim(claim, name, request).await?,
+            Source::Snapshot(name) => self.source_snapshot(claim, name, request).await?,
+        };
+        let found = found.map_err(|obstacle| {
+            let Claim { namespace, .. } = &request.volume.claim;
+            let claim = request.volume.claim.to_string();
+            CloneError { claim, source_name: source.name_in(namespace), obstacle }
+        })?;
+        request.volume.source = Some(found);
+        Ok(Ensured::Created(()))
+    }
+
+    async fn source_claim(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+        request: &ProvisionRequest,
+    ) -> Result<Result<VolumeId, Obstacle>, ApiError> {
         let found = self.claims_beside(claim).get_opt(name).await.map_err(api("get the claim to clone"))?;
         let pv = match found.as_ref().and_then(plan::volume_name) {
             Some(pv) => self.pvs.get_opt(pv).await.map_err(api("get the PV of the claim to clone"))?,
             None => None,
         };
-        let source = source::volume(request, found.as_ref(), pv.as_ref(), &self.node).map_err(|obstacle| {
-            let Claim { namespace, .. } = &request.volume.claim;
-            let (claim, source_name) = (request.volume.claim.to_string(), format!("{namespace}/{name}"));
-            CloneError { claim, source_name, obstacle }
-        })?;
-        request.volume.source = Some(source);
-        Ok(Ensured::Created(()))
+        Ok(source::volume(request, found.as_ref(), pv.as_ref(), &self.node))
+    }
+
+    async fn source_snapshot(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+        request: &ProvisionRequest,
+    ) -> Result<Result<VolumeId, Obstacle>, ApiError> {
+        let snapshots = Api::<Snapshot>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
+        let found = match snapshots.get_opt(name).await {
+            Err(error) if is_missing(&error) => None,
+            found => found.map_err(api("get the snapshot to restore"))?,
+        };
+        let content = match found.as_ref().and_then(Snapshot::content) {
+            Some(content) => {
+                self.contents.get_opt(content).await.map_err(api("get the content of the snapshot to restore"))?
+            }
+            None => None,
+        };
+        Ok(source::snapshot(request, found.as_ref(), content.as_ref(), &self.node))
     }
 
     /// The watch may be behind: a class that it does not have is read.

@@ -2,6 +2,7 @@
 
 pub(crate) use cluster::claim::SELECTED_NODE;
 use cluster::claim::status_writer;
+use cluster::snapshot;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
@@ -34,10 +35,17 @@ pub(crate) struct AssignedClaim {
 pub(crate) struct ProvisionRequest {
     pub(crate) id: VolumeId,
     pub(crate) volume: Request,
-    /// The claim of the same namespace whose content the volume begins with.
-    pub(crate) source: Option<String>,
+    /// The object of the same namespace whose content the volume begins with.
+    pub(crate) source: Option<Source>,
     pub(crate) access_modes: Vec<AccessMode>,
     pub(crate) reclaim: ReclaimPolicy,
+}
+
+/// A claim or a snapshot, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Claim(String),
+    Snapshot(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +57,7 @@ pub(crate) enum AccessMode {
 /// An unsupported field. The text is the message of the claim's event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Rejection {
-    #[error(
-        "spec.dataSource: a VolumeSnapshot is not supported, and the volume would be empty; name a claim, or remove it"
-    )]
-    DataSource,
-    #[error("spec.dataSourceRef names a claim of namespace {0}; a claim is cloned within its namespace")]
+    #[error("spec.dataSourceRef names a source in namespace {0}; the source of a claim is in its own namespace")]
     SourceNamespace(String),
     #[error("spec.selector is not supported: each claim gets a new volume; remove it")]
     Selector,
@@ -105,11 +109,10 @@ pub(crate) fn check(
     let default = PersistentVolumeClaimSpec::default();
     let spec = claim.spec.as_ref().unwrap_or(&default);
     let source = match data_source(spec) {
-        Some(DataSource::Claim { namespace: Some(namespace), .. }) if namespace != assigned.claim.namespace => {
+        Some(DataSource::Ours { namespace: Some(namespace), .. }) if namespace != assigned.claim.namespace => {
             return Err(Rejection::SourceNamespace(namespace.to_owned()));
         }
-        Some(DataSource::Claim { name, .. }) => Some(name.to_owned()),
-        Some(DataSource::Snapshot) => return Err(Rejection::DataSource),
+        Some(DataSource::Ours { source, .. }) => Some(source),
         Some(DataSource::Foreign) => return Ok(None),
         None => None,
     };
@@ -134,6 +137,16 @@ pub(crate) fn check(
     Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, source, access_modes, reclaim: parameters.reclaim }))
 }
 
+impl Source {
+    /// For messages.
+    pub(crate) fn name_in(&self, namespace: &str) -> String {
+        match self {
+            Self::Claim(name) => format!("claim {namespace}/{name}"),
+            Self::Snapshot(name) => format!("snapshot {namespace}/{name}"),
+        }
+    }
+}
+
 impl AccessMode {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -146,7 +159,7 @@ impl AccessMode {
 impl Rejection {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
-            Self::DataSource | Self::SourceNamespace(_) => "DataSource",
+            Self::SourceNamespace(_) => "DataSource",
             Self::Selector => "Selector",
             Self::AttributesClass => "AttributesClass",
             Self::AccessMode(_) | Self::NoAccessMode => "AccessMode",
@@ -194,11 +207,10 @@ fn access_modes(spec: &PersistentVolumeClaimSpec) -> Result<Vec<AccessMode>, Rej
 }
 
 enum DataSource<'a> {
-    Claim {
+    Ours {
         namespace: Option<&'a str>,
-        name: &'a str,
+        source: Source,
     },
-    Snapshot,
     /// A volume populator provides a PV for the claim.
     Foreign,
 }
@@ -211,15 +223,19 @@ fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource<'_>> {
     let source = spec.data_source.as_ref();
     let source = source.map(|source| (source.api_group.as_deref(), source.kind.as_str(), None, source.name.as_str()));
     Some(match reference.or(source)? {
-        (None | Some(""), "PersistentVolumeClaim", namespace, name) => DataSource::Claim { namespace, name },
-        (Some("snapshot.storage.k8s.io"), "VolumeSnapshot", ..) => DataSource::Snapshot,
+        (None | Some(""), "PersistentVolumeClaim", namespace, name) => {
+            DataSource::Ours { namespace, source: Source::Claim(name.to_owned()) }
+        }
+        (Some(snapshot::GROUP), snapshot::SNAPSHOT, namespace, name) => {
+            DataSource::Ours { namespace, source: Source::Snapshot(name.to_owned()) }
+        }
         _ => DataSource::Foreign,
     })
 }
 
-/// Whether the volume can be created only where that of another claim is.
+/// Whether the volume can be created only where another volume or a snapshot is.
 pub(crate) fn is_clone(claim: &PersistentVolumeClaim) -> bool {
-    matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Claim { .. }))
+    matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Ours { .. }))
 }
 
 fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
@@ -347,9 +363,6 @@ mod tests {
 
     #[test]
     fn unsupported_fields_are_rejected() {
-        let (kind, api_group) = ("VolumeSnapshot".into(), Some("snapshot.storage.k8s.io".into()));
-        let source = TypedLocalObjectReference { kind, name: "s".into(), api_group };
-        assert_eq!(rejection(&spec(|spec| spec.data_source = Some(source)), &class()), Rejection::DataSource);
         let selector = LabelSelector::default();
         assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
         let gold = spec(|spec| spec.volume_attributes_class_name = Some("gold".into()));
@@ -357,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_the_same_namespace_is_a_source() {
+    fn a_claim_or_a_snapshot_of_the_same_namespace_is_a_source() {
         let of = |namespace: Option<&str>| {
             let namespace = namespace.map(str::to_owned);
             let kind = "PersistentVolumeClaim".to_owned();
@@ -366,10 +379,15 @@ mod tests {
         };
         for namespace in [None, Some("default")] {
             let request = checked(&of(namespace), &class()).unwrap().unwrap();
-            assert_eq!((request.source.as_deref(), request.volume.source), (Some("s"), None));
+            assert_eq!((request.source, request.volume.source), (Some(Source::Claim("s".into())), None));
         }
         assert_eq!(rejection(&of(Some("other")), &class()), Rejection::SourceNamespace("other".into()));
         assert!(is_clone(&of(None)) && !is_clone(&claim()));
+        let (kind, api_group) = ("VolumeSnapshot".into(), Some("snapshot.storage.k8s.io".into()));
+        let source = TypedLocalObjectReference { kind, name: "s".into(), api_group };
+        let restored = spec(|spec| spec.data_source = Some(source));
+        assert_eq!(checked(&restored, &class()).unwrap().unwrap().source, Some(Source::Snapshot("s".into())));
+        assert!(is_clone(&restored));
     }
 
     #[test]
@@ -386,9 +404,6 @@ mod tests {
                 "{group:?} {kind}"
             );
         }
-        let (api_group, kind) = (Some("snapshot.storage.k8s.io".to_owned()), "VolumeSnapshot".to_owned());
-        let snapshot = TypedObjectReference { api_group, kind, ..TypedObjectReference::default() };
-        assert_eq!(rejection(&spec(|spec| spec.data_source_ref = Some(snapshot)), &class()), Rejection::DataSource);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The claim whose content a new volume begins with. Pure.
+//! The claim or snapshot whose content a new volume begins with. Pure.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use units::Bytes;
@@ -6,12 +6,14 @@ use volume::{DRIVER_NAME, VolumeId};
 
 use crate::claim::plan::ProvisionRequest;
 use crate::pv::object;
+use crate::snapshot::object::{Content, Snapshot};
 
 /// A claim cannot be a clone, now or at all. The text is the message of the claim's event.
 #[derive(Debug, thiserror::Error)]
-#[error("claim {claim} cannot be cloned from claim {source_name}, {obstacle}")]
+#[error("claim {claim} cannot be cloned from {source_name}, {obstacle}")]
 pub(crate) struct CloneError {
     pub(crate) claim: String,
+    /// Kind, namespace and name.
     pub(crate) source_name: String,
     pub(crate) obstacle: Obstacle,
 }
@@ -24,9 +26,11 @@ pub(crate) enum Obstacle {
     Deleted,
     #[error("which has no volume yet; use it in a pod first")]
     Unbound,
+    #[error("which is not ready; its status names the reason")]
+    NotReady,
     #[error("whose volume {pv} is not one of {DRIVER_NAME}; select a source with a storage class of this driver")]
     Foreign { pv: String },
-    #[error("whose volume is on node {node}; the clone is created there when the control plane has selected that node")]
+    #[error("whose data is on node {node}; the clone is created there when the control plane has selected that node")]
     Elsewhere { node: String },
     #[error(
         "which has volumeMode Filesystem; clones of filesystem volumes are not supported: copy the files with a pod"
@@ -70,6 +74,37 @@ pub(crate) fn volume(
     }
 }
 
+/// The snapshot, if this node can restore it for the request.
+pub(crate) fn snapshot(
+    request: &ProvisionRequest,
+    source: Option<&Snapshot>,
+    content: Option<&Content>,
+    node: &str,
+) -> Result<VolumeId, Obstacle> {
+    let source = source.ok_or(Obstacle::Missing)?;
+    if source.metadata.deletion_timestamp.is_some() {
+        return Err(Obstacle::Deleted);
+    }
+    let content = content.filter(|content| content.is_of(source)).ok_or(Obstacle::NotReady)?;
+    if !content.is_of_driver() {
+        return Err(Obstacle::Foreign { pv: content.metadata.name.clone().unwrap_or_default() });
+    }
+    let id = content.id().filter(|_| content.is_ready() && source.is_ready()).ok_or(Obstacle::NotReady)?;
+    if !request.volume.mode.is_block() {
+        return Err(Obstacle::Mode);
+    }
+    match content.node() {
+        None => return Err(Obstacle::NotReady),
+        Some(other) if other != node => return Err(Obstacle::Elsewhere { node: other.to_owned() }),
+        Some(_) => {}
+    }
+    // The store compares its own size.
+    match content.size() {
+        Some(has) if has > request.volume.size => Err(Obstacle::Smaller { has, requested: request.volume.size }),
+        Some(_) | None => Ok(id),
+    }
+}
+
 impl CloneError {
     /// Whether the control plane selects another node: no reason for an event yet.
     pub(crate) const fn is_elsewhere(&self) -> bool {
@@ -89,13 +124,7 @@ mod tests {
         let claim = Claim { uid: "new".into(), namespace: "default".into(), name: "new".into() };
         let volume = Request { claim, class: "local".into(), mode, size, source: None };
         let id = "pvc-new".parse().expect("an identifier");
-        ProvisionRequest {
-            id,
-            volume,
-            source: Some("data".into()),
-            access_modes: vec![],
-            reclaim: ReclaimPolicy::Delete,
-        }
+        ProvisionRequest { id, volume, source: None, access_modes: vec![], reclaim: ReclaimPolicy::Delete }
     }
 
     fn disk() -> ProvisionRequest {
@@ -150,8 +179,53 @@ mod tests {
     }
 
     #[test]
+    fn a_ready_snapshot_of_this_node_is_restored_and_each_obstacle_is_named() {
+        let claim = json!({"metadata": {"name": "before", "uid": "s"}, "status": {
+            "boundVolumeSnapshotContentName": "content", "readyToUse": true,
+        }});
+        let content = json!({
+            "metadata": {"name": "content", "uid": "u", "labels": {cluster::snapshot::MANAGED_BY: "one"}},
+            "spec": {"driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"}, "volumeSnapshotRef": {"uid": "s"}},
+            // Another node could write any handle.
+            "status": {"snapshotHandle": "snapshot-of-another", "readyToUse": true, "restoreSize": 1 << 30},
+        });
+        let restored = |request: &ProvisionRequest, path: &str, value: Value| {
+            let (mut claim, mut content) = (claim.clone(), content.clone());
+            let object = if path.starts_with("/snapshot") { &mut claim } else { &mut content };
+            let path = path.trim_start_matches("/snapshot").trim_start_matches("/content");
+            if let Some(field) = object.pointer_mut(path) {
+                *field = value;
+            }
+            let (claim, content) = (serde_json::from_value(claim).unwrap(), serde_json::from_value(content).unwrap());
+            snapshot(request, Some(&claim), Some(&content), "one")
+        };
+        let found = |path: &str, value: Value| restored(&disk(), path, value);
+        assert_eq!(found("/content/unchanged", Value::Null), Ok("snapshot-u".parse().unwrap()));
+        assert_eq!(found("/snapshot/status/readyToUse", false.into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/snapshot/status/boundVolumeSnapshotContentName", "x".into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/status/readyToUse", false.into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/spec/volumeSnapshotRef/uid", "of another".into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/metadata/labels", json!({})), Err(Obstacle::NotReady));
+        let foreign = Err(Obstacle::Foreign { pv: "content".into() });
+        assert_eq!(found("/content/spec/driver", "example.invalid".into()), foreign);
+        let elsewhere = json!({cluster::snapshot::MANAGED_BY: "two"});
+        assert_eq!(found("/content/metadata/labels", elsewhere), Err(Obstacle::Elsewhere { node: "two".into() }));
+        let directory = request(Mode::Filesystem { inodes: units::Inodes::new(64) }, Bytes::GIB);
+        assert_eq!(restored(&directory, "/content/unchanged", Value::Null), Err(Obstacle::Mode));
+        let small = request(Mode::Block { allocation: Allocation::Thin }, Bytes::MIB);
+        let smaller = Obstacle::Smaller { has: Bytes::GIB, requested: Bytes::MIB };
+        assert_eq!(restored(&small, "/content/unchanged", Value::Null), Err(smaller));
+        assert_eq!(snapshot(&disk(), None, None, "one"), Err(Obstacle::Missing));
+        let mut deleted = claim.clone();
+        deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        let deleted = serde_json::from_value(deleted).unwrap();
+        assert_eq!(snapshot(&disk(), Some(&deleted), None, "one"), Err(Obstacle::Deleted));
+    }
+
+    #[test]
     fn an_error_names_both_claims_and_the_remedy() {
-        let error = CloneError { claim: "a/new".into(), source_name: "a/data".into(), obstacle: Obstacle::Filesystem };
+        let error =
+            CloneError { claim: "a/new".into(), source_name: "claim a/data".into(), obstacle: Obstacle::Filesystem };
         let text = error.to_string();
         assert!(
             text.contains("claim a/new") && text.contains("claim a/data") && text.contains("copy the files"),

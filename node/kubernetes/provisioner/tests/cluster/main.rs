@@ -14,6 +14,7 @@ mod kills;
 mod node;
 mod requests;
 mod scheduling;
+mod snapshots;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,12 @@ fn main() -> ExitCode {
         clones::a_claim_is_cloned_from_a_claim,
         clones::a_source_may_be_deleted_while_its_blocks_are_copied,
         clones::what_cannot_be_cloned_is_reported_with_both_claims,
+        // The cases before these have no CRDs of snapshots.
+        snapshots::a_snapshot_is_taken_restored_and_deleted,
+        snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
+        snapshots::what_cannot_be_taken_is_reported_in_status_and_events,
+        snapshots::snapshots_without_a_content_are_removed_or_reported,
+        snapshots::a_node_writes_only_contents_that_it_serves,
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,

@@ -1,9 +1,9 @@
-//! Nodes of claims that are clones.
+//! Nodes of claims that are clones or are restored from snapshots.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, SnapshotApi};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -34,17 +34,25 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     };
     let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
     claims.create(&PostParams::default(), &claim("clone", source)?).await?;
+    // The node that serves its content.
+    let api = SnapshotApi::install(admin.clone(), "default").await?;
+    let content = api.create("before", Some("one"), json!({"volumeHandle": "source"}), json!({})).await?.name_any();
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "before"});
+    claims.create(&PostParams::default(), &claim("restored", source)?).await?;
     let client = admin.clone();
     let reclaimer =
         Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
     reclaimer.handle().healthy().await?;
-    until("the source's node", async || {
-        let found = claims.get("clone").await?.annotations().get(SELECTED_NODE).cloned();
-        Ok((found.as_deref() != Some("one")).then(|| format!("{found:?}")))
-    })
-    .await?;
+    for name in ["clone", "restored"] {
+        until("the source's node", async || {
+            let found = claims.get(name).await?.annotations().get(SELECTED_NODE).cloned();
+            Ok((found.as_deref() != Some("one")).then(|| format!("{name}: {found:?}")))
+        })
+        .await?;
+    }
     reclaimer.stop(Duration::from_secs(10)).await?;
-    for name in ["clone", "source"] {
+    api.force("before", &content).await?;
+    for name in ["clone", "restored", "source"] {
         claims.delete(name, &DeleteParams::default()).await?;
     }
     Api::<PersistentVolume>::all(admin.clone()).delete("source", &DeleteParams::default()).await?;

@@ -60,6 +60,14 @@ impl<V: Volumes> Volumes for Fused<V> {
         self.change("undo", |below| below.undo(id))
     }
 
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+        self.change("take a snapshot", |below| below.take_snapshot(id, want))
+    }
+
+    fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("remove a snapshot", |below| below.remove_snapshot(id))
+    }
+
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
         self.below.live_volume(id)
     }

@@ -1,0 +1,190 @@
+//! Takes, shows and removes the snapshots of contents.
+
+use std::sync::Arc;
+
+use cluster::snapshot::{MANAGED_BY, PROTECTION};
+use dir::Ensured;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::controller::Action;
+use serde_json::{Value, json};
+use tracing::{Instrument as _, debug, info, info_span, warn};
+use volume::{Record, SnapshotRequest, State, VolumeId};
+
+use crate::backoff;
+use crate::claim::apply::NEXT_PASS;
+use crate::context::{OCCUPIED, Provisioner};
+use crate::error::{Error, api};
+use crate::events::chain;
+use crate::metrics::Object;
+use crate::snapshot::object::Content;
+use crate::snapshot::plan::{self, SnapshotPlan};
+
+pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Provisioner>) -> Result<Action, Error> {
+    let key = backoff_key(&content);
+    if let Some(left) = provisioner.attempts.wait(&key) {
+        return Ok(Action::requeue(left));
+    }
+    let span = info_span!("snapshot", content = content.name_any());
+    let served = provisioner.serve(&content).instrument(span).await;
+    match &served {
+        Ok(_) => provisioner.attempts.succeeded(&key),
+        // The API server does not answer, or the content has changed.
+        Err(Error::Api(_)) => {}
+        Err(error) => provisioner.report_failure(&content, error).await?,
+    }
+    served
+}
+
+/// Counts the failure. Returns when the next pass is.
+pub(crate) fn failed(content: Arc<Content>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
+    provisioner.metrics.failed(Object::Snapshot, error.kind());
+    let (content_name, cause): (_, &dyn std::error::Error) = (content.name_any(), error);
+    // Only another content can help.
+    if matches!(error, Error::SnapshotRejected(_)) {
+        warn!(content = content_name, error = cause, "content rejected");
+        return Action::requeue(backoff::MOST);
+    }
+    let retry = provisioner.attempts.failed(&backoff_key(&content));
+    warn!(content = content_name, error = cause, attempt = retry.attempt, "pass over content failed, will retry");
+    Action::requeue(retry.after)
+}
+
+/// The deletion does not wait for the back-off of a snapshot that cannot be taken.
+fn backoff_key(content: &Content) -> String {
+    let uid = content.uid().unwrap_or_default();
+    if content.metadata.deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
+}
+
+impl Provisioner {
+    async fn serve(&self, content: &Content) -> Result<Action, Error> {
+        let records = match content.node() {
+            Some(_) => None,
+            None => Some(self.on_disk(|store| store.records()).await??.readable),
+        };
+        let is_on_disk = |id: &VolumeId| records.as_ref().is_some_and(|records| records.contains_key(id));
+        let plan = plan::plan(content, &self.node, is_on_disk)?;
+        let id = match &plan {
+            SnapshotPlan::Take(id, _) | SnapshotPlan::Find(id) | SnapshotPlan::Delete(id) => Some(id),
+            SnapshotPlan::Ignore | SnapshotPlan::Adopt | SnapshotPlan::Release => None,
+        };
+        let _guard = match id.map(|id| self.locks.try_lock(id)) {
+            Some(None) => return Ok(Action::requeue(OCCUPIED)),
+            guard => guard,
+        };
+        match plan {
+            SnapshotPlan::Ignore => {}
+            SnapshotPlan::Adopt => self.adopt(content).await?,
+            SnapshotPlan::Take(id, request) => return self.take(content, &id, request).await,
+            SnapshotPlan::Find(id) => self.find(content, &id).await?,
+            SnapshotPlan::Delete(id) => self.delete_snapshot(content, &id).await?,
+            SnapshotPlan::Release => self.remove_protection(content).await?,
+        }
+        Ok(Action::await_change())
+    }
+
+    /// One pass. The handle and the instant are written after the first one.
+    async fn take(&self, content: &Content, id: &VolumeId, want: SnapshotRequest) -> Result<Action, Error> {
+        let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
+        let record = taken.map_err(Error::of_claim)?.into_inner();
+        let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
+        self.write_state(content, id, &record).await?;
+        if is_new {
+            info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot taken");
+            self.events.snapshot_taken(content, &self.node, &record, self.free().await);
+        }
+        if record.state == State::Staged {
+            debug!(snapshot = %id, "snapshot shares blocks with its source");
+            return Ok(Action::requeue(NEXT_PASS));
+        }
+        info!(snapshot = %id, size = %record.size, "snapshot ready");
+        Ok(Action::await_change())
+    }
+
+    async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+        let found = self.on_volume(id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
+        let found = found.await??.filter(|record| record.mode.is_snapshot() && record.state == State::Announced);
+        let record = found.ok_or_else(|| Error::NoSnapshot { id: id.clone() })?;
+        self.write_state(content, id, &record).await
+    }
+
+    /// With the lock of the snapshot.
+    async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+        // An administrator may have created a second content for the snapshot.
+        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
+        let is_other = |other: &&Content| {
+            other.metadata.uid != content.metadata.uid && other.is_of_driver() && other.id().as_ref() == Some(id)
+        };
+        if let Some(other) = all.iter().find(is_other) {
+            return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
+        }
+        info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
+        let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+        if removed == Ensured::Created(()) {
+            info!(snapshot = %id, "snapshot removed");
+        }
+        self.remove_protection(content).await
+    }
+
+    async fn adopt(&self, content: &Content) -> Result<(), Error> {
+        let label = json!({"uid": content.uid(), "labels": {MANAGED_BY: self.node}});
+        self.patch_content(content, label).await?;
+        info!("content without a node is served by this node");
+        Ok(())
+    }
+
+    async fn remove_protection(&self, content: &Content) -> Result<(), Error> {
+        let others: Vec<_> = content.finalizers().iter().filter(|name| *name != PROTECTION).collect();
+        let version = content.resource_version();
+        self.patch_content(content, json!({"uid": content.uid(), "resourceVersion": version, "finalizers": others}))
+            .await
+    }
+
+    async fn patch_content(&self, content: &Content, metadata: Value) -> Result<(), Error> {
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        match self.contents.patch(&content.name_any(), &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(api("write the content")(error).into()),
+        }
+    }
+
+    /// Writes the state of the snapshot into the status, if it differs.
+    async fn write_state(&self, content: &Content, id: &VolumeId, record: &Record) -> Result<(), Error> {
+        let wanted = plan::status(id, record);
+        if content.status.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let status = json!({
+            "snapshotHandle": wanted.snapshot_handle, "creationTime": wanted.creation_time,
+            "restoreSize": wanted.restore_size, "readyToUse": wanted.ready_to_use, "error": null,
+        });
+        self.patch_content_status(content, status).await
+    }
+
+    /// Shows a failure in the status and in an event.
+    async fn report_failure(&self, content: &Content, error: &Error) -> Result<(), Error> {
+        if content.metadata.deletion_timestamp.is_some() {
+            self.events.snapshot_delete_failed(content, error.kind(), error);
+            return Ok(());
+        }
+        self.events.snapshot_failed(content, error.kind(), error);
+        let message = chain(error);
+        let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
+        if shown == Some(&message) {
+            return Ok(());
+        }
+        let error = json!({"time": Timestamp::now().to_string(), "message": message});
+        self.patch_content_status(content, json!({"readyToUse": false, "error": error})).await
+    }
+
+    async fn patch_content_status(&self, content: &Content, status: Value) -> Result<(), Error> {
+        let patch = Patch::Merge(json!({"metadata": {"uid": content.uid()}, "status": status}));
+        match self.contents.patch_status(&content.name_any(), &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(api("write the status of the content")(error).into()),
+        }
+    }
+}

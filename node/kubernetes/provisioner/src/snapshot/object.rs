@@ -1,0 +1,165 @@
+//! The objects of snapshots, as far as the provisioner reads them.
+
+use std::borrow::Cow;
+
+use cluster::snapshot::{CONTENT, CONTENTS, GROUP, ID_PREFIX, MANAGED_BY, SNAPSHOT, SNAPSHOTS, VERSION};
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::Resource;
+use serde::Deserialize;
+use units::Bytes;
+use volume::{DRIVER_NAME, VolumeId};
+
+/// Whether the object or its kind does not exist. The answer about an unknown kind has no reason, and `is_not_found` compares
+/// the reason only.
+pub(crate) fn is_missing(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// The VolumeSnapshotContent of a snapshot.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Content {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: ContentSpec,
+    pub(crate) status: Option<ContentStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ContentSpec {
+    pub(crate) driver: String,
+    pub(crate) deletion_policy: String,
+    pub(crate) source: ContentSource,
+    pub(crate) source_volume_mode: Option<String>,
+    pub(crate) volume_snapshot_class_name: Option<String>,
+    pub(crate) volume_snapshot_ref: ObjectReference,
+}
+
+/// One of both: the volume of a snapshot to take, or a snapshot that exists.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ContentSource {
+    pub(crate) volume_handle: Option<String>,
+    pub(crate) snapshot_handle: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ContentStatus {
+    pub(crate) snapshot_handle: Option<String>,
+    /// Nanoseconds since 1970.
+    pub(crate) creation_time: Option<i64>,
+    pub(crate) restore_size: Option<i64>,
+    pub(crate) ready_to_use: Option<bool>,
+    pub(crate) error: Option<SnapshotError>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct SnapshotError {
+    pub(crate) message: Option<String>,
+}
+
+/// A VolumeSnapshot.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Snapshot {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) status: Option<SnapshotStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SnapshotStatus {
+    pub(crate) bound_volume_snapshot_content_name: Option<String>,
+    pub(crate) ready_to_use: Option<bool>,
+}
+
+macro_rules! resource {
+    ($type:ident: $kind:ident, $plural:ident, $scope:ident) => {
+        impl Resource for $type {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                GROUP.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                VERSION.into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(Content: CONTENT, CONTENTS, ClusterResourceScope);
+resource!(Snapshot: SNAPSHOT, SNAPSHOTS, NamespaceResourceScope);
+
+impl Snapshot {
+    /// The name of its content.
+    pub(crate) fn content(&self) -> Option<&str> {
+        self.status.as_ref()?.bound_volume_snapshot_content_name.as_deref()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
+    }
+}
+
+impl Content {
+    /// Whether both objects name each other. Any user can create a content that names a snapshot of another one.
+    pub(crate) fn is_of(&self, snapshot: &Snapshot) -> bool {
+        let of = &self.spec.volume_snapshot_ref;
+        of.uid.is_some() && of.uid == snapshot.metadata.uid && self.metadata.name.as_deref() == snapshot.content()
+    }
+
+    pub(crate) fn is_of_driver(&self) -> bool {
+        self.spec.driver == DRIVER_NAME
+    }
+
+    /// The node that serves the content.
+    pub(crate) fn node(&self) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(MANAGED_BY).map(String::as_str)
+    }
+
+    /// The ID of the snapshot. The handle in the status is not used: another node may have written it.
+    pub(crate) fn id(&self) -> Option<VolumeId> {
+        match &self.spec.source.snapshot_handle {
+            Some(handle) => handle.parse().ok(),
+            None => format!("{ID_PREFIX}{}", self.metadata.uid.as_deref()?).parse().ok(),
+        }
+    }
+
+    /// The volume or snapshot that is on the disk of the content's node.
+    pub(crate) fn origin(&self) -> Option<VolumeId> {
+        let source = &self.spec.source;
+        source.volume_handle.as_ref().or(source.snapshot_handle.as_ref())?.parse().ok()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
+    }
+
+    /// The size of the snapshot, which a volume needs at least.
+    pub(crate) fn size(&self) -> Option<Bytes> {
+        u64::try_from(self.status.as_ref()?.restore_size?).ok().map(Bytes::new)
+    }
+}

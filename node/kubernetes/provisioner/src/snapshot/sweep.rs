@@ -1,0 +1,135 @@
+//! Compares the snapshots on the disk with the contents in the cluster, as a part of [`crate::sweep`].
+//!
+//! | on the disk | in the cluster | action |
+//! |---|---|---|
+//! | staged | content | none: the pass of the content continues |
+//! | staged, or in the trash | no content | removed |
+//! | ready | no content | an orphan: reported, kept |
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::api::ListParams;
+use tracing::{info, warn};
+use volume::{Record, State, VolumeId};
+
+use crate::context::Provisioner;
+use crate::error::{Error, api};
+use crate::snapshot::object::{Content, is_missing};
+
+/// Snapshots of which no content exists.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Findings {
+    removable: BTreeSet<VolumeId>,
+    orphans: BTreeSet<VolumeId>,
+}
+
+impl Provisioner {
+    /// Removes unfinished snapshots, and returns the orphans. The disk was read before.
+    pub(crate) async fn sweep_snapshots(
+        &self,
+        snapshots: &BTreeMap<VolumeId, Record>,
+        retired: &BTreeSet<VolumeId>,
+    ) -> Result<BTreeSet<VolumeId>, Error> {
+        if snapshots.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let listed = match self.contents.list(&ListParams::default()).await {
+            Ok(contents) => contents.items,
+            // The CRDs were removed, with all contents: that proves nothing about a snapshot.
+            Err(error) if is_missing(&error) => Vec::new(),
+            Err(error) => return Err(api("list the contents of snapshots")(error).into()),
+        };
+        let found = findings(snapshots, retired, &listed);
+        for id in &found.removable {
+            let Some(_guard) = self.locks.try_lock(id) else { continue };
+            match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
+                Ok(_) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(snapshot = %id, error, "unfinished snapshot not removed, will retry");
+                }
+            }
+        }
+        Ok(found.orphans)
+    }
+}
+
+/// If the API server returns no content at all although snapshots are ready, it may have lost its data, or may be that of
+/// another cluster. Then nothing is removed.
+fn findings(snapshots: &BTreeMap<VolumeId, Record>, retired: &BTreeSet<VolumeId>, contents: &[Content]) -> Findings {
+    let known: BTreeSet<VolumeId> =
+        contents.iter().filter(|content| content.is_of_driver()).filter_map(Content::id).collect();
+    let is_plausible = !contents.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
+    let mut found = Findings::default();
+    for (id, record) in snapshots.iter().filter(|(id, _)| !known.contains(id)) {
+        let is_removed = record.state == State::Staged || retired.contains(id);
+        match (is_removed, is_plausible) {
+            (true, true) => drop(found.removable.insert(id.clone())),
+            (true, false) => {}
+            (false, _) => drop(found.orphans.insert(id.clone())),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use fsquota::ProjectId;
+    use serde_json::json;
+    use units::Bytes;
+    use volume::{Claim, Mode};
+
+    use super::*;
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an identifier")
+    }
+
+    fn record(state: State) -> Record {
+        Record {
+            claim: Claim { uid: "u".into(), namespace: "n".into(), name: "s".into() },
+            class: "local".into(),
+            mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH },
+            size: Bytes::GIB,
+            project: ProjectId::new(7).expect("an ID"),
+            cloning: None,
+            state,
+        }
+    }
+
+    fn content(uid: &str, driver: &str) -> Content {
+        let spec = json!({"driver": driver, "source": {"volumeHandle": "pvc-1"}});
+        serde_json::from_value(json!({"metadata": {"uid": uid}, "spec": spec})).expect("a content")
+    }
+
+    #[test]
+    fn only_unfinished_snapshots_without_a_content_are_removed() {
+        let snapshots = [
+            (id("snapshot-begun"), record(State::Staged)),
+            (id("snapshot-left"), record(State::Staged)),
+            (id("snapshot-ready"), record(State::Announced)),
+            (id("snapshot-orphan"), record(State::Announced)),
+            (id("snapshot-trash"), record(State::Announced)),
+        ];
+        let (snapshots, retired) = (BTreeMap::from(snapshots), BTreeSet::from([id("snapshot-trash")]));
+        let contents = [content("begun", "local.granary.dev"), content("ready", "local.granary.dev")];
+        let found = findings(&snapshots, &retired, &contents);
+        assert_eq!(found.removable, [id("snapshot-left"), id("snapshot-trash")].into());
+        assert_eq!(found.orphans, [id("snapshot-orphan")].into());
+        // A handle of another driver.
+        let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")]);
+        assert!(foreign.removable.contains(&id("snapshot-begun")));
+    }
+
+    #[test]
+    fn an_empty_list_removes_nothing_if_a_snapshot_was_ready() {
+        let begun = BTreeMap::from([(id("snapshot-begun"), record(State::Staged))]);
+        assert_eq!(findings(&begun, &BTreeSet::new(), &[]).removable, [id("snapshot-begun")].into());
+        let mut both = begun;
+        both.insert(id("snapshot-ready"), record(State::Announced));
+        let found = findings(&both, &BTreeSet::new(), &[]);
+        assert_eq!((found.removable, found.orphans), (BTreeSet::new(), [id("snapshot-ready")].into()));
+    }
+}

@@ -1,0 +1,70 @@
+//! Waits for the CRDs of snapshots, which not every cluster has, and runs the controller of contents.
+
+use std::future;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::api::ListParams;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector;
+use kube::runtime::watcher::{self, watcher};
+use supervisor::Context;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use crate::arrival;
+use crate::backoff::{jittered, random};
+use crate::context::{Provisioner, RunError};
+use crate::controller::{Watched, control};
+use crate::snapshot::apply::{failed, reconcile_content};
+use crate::snapshot::object::{Content, is_missing};
+
+/// How often the CRDs are looked for.
+const INTERVAL: Duration = Duration::from_mins(1);
+
+/// Healthy also without CRDs: volumes do not need them.
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: NonZeroU16) -> Result<(), RunError> {
+    let mut is_reported = false;
+    let one = ListParams::default().limit(1);
+    loop {
+        let found = tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            found = provisioner.contents.list_metadata(&one) => found,
+        };
+        let Err(error) = found else { break };
+        if !is_missing(&error) {
+            let error: &dyn std::error::Error = &error;
+            warn!(error, "contents of snapshots cannot be read, will retry");
+        } else if !is_reported {
+            is_reported = true;
+            info!("the cluster has no VolumeSnapshotContents; snapshots are available when their CRDs are installed");
+        }
+        cx.healthy();
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            () = sleep(jittered(INTERVAL, random())) => {}
+        }
+    }
+    let (contents, writer) = reflector::store();
+    let watched = Watched { objects: contents, what: "contents", parallel };
+    let keeper = Arc::clone(&provisioner);
+    let is_kept =
+        move |content: &Content| content.is_of_driver() && content.node().is_none_or(|node| node == keeper.node);
+    let changes = watcher(provisioner.contents.clone(), watcher::Config::default())
+        // The CRDs were removed: the service starts again and waits for them.
+        .take_while(|item| future::ready(!item.as_ref().is_err_and(ends)))
+        .modify(|content: &mut Content| content.metadata.managed_fields = None)
+        .try_filter_map(move |event| future::ready(Ok(arrival::only(event, &is_kept))))
+        .reflect(writer)
+        .applied_objects();
+    control(cx, watched, changes, provisioner, reconcile_content, failed).await
+}
+
+fn ends(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => is_missing(error),
+        _ => false,
+    }
+}

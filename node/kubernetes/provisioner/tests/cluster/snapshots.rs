@@ -1,0 +1,214 @@
+//! Snapshots of block volumes, and volumes that are restored from them. The tests act as the snapshot controller.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster::snapshot::{MANAGED_BY, PROTECTION};
+use envtest::{Cluster, Failure, Identity, SnapshotApi};
+use kube::ResourceExt as _;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use serde_json::{Value, json};
+use volume::{State, VolumeId};
+
+use crate::id_of;
+use crate::node::{Node, until};
+
+/// A node with a bound block claim `data`, and the source of its snapshots.
+async fn with_data(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Value), Failure> {
+    let api = SnapshotApi::install(cluster.admin(), namespace).await?;
+    let node = Node::start(cluster, namespace).await?;
+    let claim = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+    node.bound("data").await?;
+    let id = id_of(&claim.uid().unwrap_or_default())?;
+    node.settled(&id).await?;
+    Ok((node, api, json!({"volumeHandle": id.as_str()})))
+}
+
+fn snapshot_of(content: &DynamicObject) -> Result<VolumeId, Failure> {
+    Ok(format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?)
+}
+
+/// A block claim that is restored from the snapshot.
+fn restored_from(snapshot: &str) -> Value {
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot});
+    json!({"volumeMode": "Block", "dataSource": source})
+}
+
+async fn removed(node: &Node, id: &VolumeId) -> Result<(), Failure> {
+    until("the end of the snapshot", async || Ok(node.volumes.record(id).map(|record| format!("{record:?}")))).await
+}
+
+pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, source) = with_data(&cluster, "snapshot").await?;
+    node.volumes.set_passes(3);
+    let before = SystemTime::now();
+    let content = api.create("before", Some(&node.name), source, json!({})).await?;
+    let (name, id) = (content.name_any(), snapshot_of(&content)?);
+    let status = api.ready("before", &name).await?;
+    assert_eq!((&status["snapshotHandle"], &status["restoreSize"]), (&id.as_str().into(), &(1_u64 << 30).into()));
+    let taken = UNIX_EPOCH + Duration::from_nanos(status["creationTime"].as_u64().unwrap_or_default());
+    assert!((before..=SystemTime::now()).contains(&taken), "{status}");
+    for object in ["before", name.as_str()] {
+        let note = node.event(object, "SnapshotTaken").await?;
+        assert!(note.contains("1 GiB") && note.contains("reserves"), "{note}");
+        let events = node.events(object).await?;
+        assert!(events.iter().all(|event| event.type_.as_deref() == Some("Normal")), "{events:?}");
+    }
+    let mut larger = restored_from("before");
+    larger["resources"] = json!({"requests": {"storage": "2Gi"}});
+    let claim = node.claim_here("restored", larger).await?;
+    let pv = node.bound("restored").await?;
+    assert_eq!(pv.spec.unwrap_or_default().capacity.unwrap_or_default()["storage"].0, "2Gi");
+    assert_eq!(node.volumes.source(&id_of(&claim.uid().unwrap_or_default())?), Some(id.clone()));
+    api.gone("before", &name).await?;
+    assert_eq!(node.volumes.record(&id), None, "the snapshot is removed before its content");
+    node.end().await
+}
+
+pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, source) = with_data(&cluster, "retained").await?;
+    let content = api.create("first", Some(&node.name), source, json!({"deletionPolicy": "Retain"})).await?;
+    let id = snapshot_of(&content)?;
+    let first = api.ready("first", &content.name_any()).await?;
+    api.gone("first", &content.name_any()).await?;
+    assert_eq!(node.volumes.record(&id).map(|record| record.state), Some(State::Announced));
+    // Without the label: the node of the snapshot sets it.
+    let handle = json!({"snapshotHandle": id.as_str()});
+    let content = api.create("again", None, handle.clone(), json!({})).await?;
+    let second = api.ready("again", &content.name_any()).await?;
+    assert_eq!(second, first, "the instant and the size stay");
+    let found = api.contents.get(&content.name_any()).await?;
+    assert_eq!(found.labels().get(MANAGED_BY), Some(&node.name));
+    // A second content protects the snapshot.
+    let other = api.create("other", Some(&node.name), handle, json!({"deletionPolicy": "Retain"})).await?;
+    api.ready("other", &other.name_any()).await?;
+    api.delete("again", &content.name_any()).await?;
+    let note = node.event(&content.name_any(), "SnapshotDeleteError").await?;
+    assert!(note.contains(&other.name_any()) && note.contains("Retain"), "{note}");
+    api.gone("other", &other.name_any()).await?;
+    removed(&node, &id).await?;
+    node.end().await
+}
+
+pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, source) = with_data(&cluster, "untaken").await?;
+    let volume = source["volumeHandle"].clone();
+    let live = node.volumes.live();
+    let files = json!({"sourceVolumeMode": "Filesystem"});
+    for (name, source, more, words) in [
+        ("files", source, files, "only snapshots of block volumes are supported"),
+        ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "there is no volume pvc-none on this node"),
+        ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "there is no snapshot snapshot-none"),
+        // A volume is not a snapshot: the deletion of the content must not remove it.
+        ("volume", json!({"snapshotHandle": volume}), json!({}), "there is no snapshot"),
+    ] {
+        let content = api.create(name, Some(&node.name), source, more).await?;
+        let failed = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.contains(words));
+        let status = api.status(&content.name_any(), failed).await?;
+        assert_eq!(status["readyToUse"], false);
+        let note = node.event(name, "SnapshotCreationFailed").await?;
+        assert!(note.contains(words), "{note}");
+        if name == "volume" {
+            api.delete(name, &content.name_any()).await?;
+            node.event(&content.name_any(), "SnapshotDeleteError").await?;
+            let retain = Patch::Merge(json!({"spec": {"deletionPolicy": "Retain"}}));
+            api.contents.patch(&content.name_any(), &PatchParams::default(), &retain).await?;
+            until("the end of the content", async || {
+                let found = api.contents.get_opt(&content.name_any()).await?;
+                Ok(found.map(|found| found.data.to_string()))
+            })
+            .await?;
+        } else {
+            api.gone(name, &content.name_any()).await?;
+        }
+    }
+    assert_eq!(node.volumes.live(), live);
+    node.claim_here("early", restored_from("none")).await?;
+    let note = node.event("early", "ProvisioningFailed").await?;
+    assert!(note.contains("snapshot untaken/none") && note.contains("does not exist"), "{note}");
+    node.end().await
+}
+
+pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, api, source) = with_data(&cluster, "abandoned").await?;
+    let mut contents = Vec::new();
+    for name in ["kept", "orphan"] {
+        let content = api.create(name, Some(&node.name), source.clone(), json!({})).await?;
+        api.ready(name, &content.name_any()).await?;
+        contents.push(content);
+    }
+    node.volumes.set_passes(u32::MAX);
+    let begun = api.create("begun", Some(&node.name), source, json!({})).await?;
+    api.status(&begun.name_any(), |status| status["snapshotHandle"].is_string()).await?;
+    let [kept, orphan] = &contents[..] else { return Err("two contents".into()) };
+    node.halt().await?;
+    api.force("orphan", &orphan.name_any()).await?;
+    api.force("begun", &begun.name_any()).await?;
+    node.run().await?;
+    removed(&node, &snapshot_of(&begun)?).await?;
+    let (kept_id, orphan_id) = (snapshot_of(kept)?, snapshot_of(orphan)?);
+    let note = node.orphan_event(&orphan_id).await?;
+    assert!(note.contains("has no VolumeSnapshotContent"), "{note}");
+    assert!([&kept_id, &orphan_id].into_iter().all(|id| node.volumes.record(id).is_some()));
+    node.volumes.set_passes(0);
+    api.gone("kept", &kept.name_any()).await?;
+    node.end().await
+}
+
+pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let api = SnapshotApi::install(cluster.admin(), "default").await?;
+    crate::node::reconcile(&cluster).await?;
+    let own = SnapshotApi::of(cluster.client(Identity::Storage).await?, "default");
+    let (node, source) = (cluster.node(), json!({"volumeHandle": "pvc-1"}));
+    let mut names = Vec::new();
+    for (name, label) in [("own", Some(node)), ("bare", None), ("foreign", Some("another"))] {
+        names.push(api.create(name, label, source.clone(), json!({})).await?.name_any());
+    }
+    let [mine, bare, foreign] = &names[..] else { return Err("three contents".into()) };
+    let status = |handle: Value| json!({"status": {"snapshotHandle": handle, "readyToUse": true}});
+    let uid = api.contents.get(mine).await?.uid().unwrap_or_default();
+    let handle = Value::from(format!("snapshot-{uid}"));
+    let write_status = async |name: &str, status: Value| {
+        own.contents.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)
+    };
+    let write = async |name: &str, metadata: Value| {
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        own.contents.patch(name, &PatchParams::default(), &patch).await.map(drop)
+    };
+    let denied = |answer: Result<(), kube::Error>| {
+        assert!(
+            matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
+                && status.message.contains("contents of local.granary.dev")),
+            "{answer:?}"
+        );
+    };
+    // The API server reads the role some time after its creation.
+    until("the rights on contents", async || {
+        Ok(write_status(mine, status(handle.clone())).await.err().map(|error| error.to_string()))
+    })
+    .await?;
+    denied(write_status(foreign, status(handle.clone())).await);
+    denied(write_status(bare, status(handle)).await);
+    denied(write_status(mine, status("snapshot-of-another".into())).await);
+    let label = |node: &str| json!({"labels": {MANAGED_BY: node}});
+    denied(write(foreign, label(node)).await);
+    denied(write(bare, label("another")).await);
+    write(bare, label(node)).await?;
+    denied(write(mine, label("another")).await);
+    denied(write(mine, json!({"annotations": {"a": "b"}})).await);
+    denied(write(mine, json!({"labels": {"a": "b"}})).await);
+    denied(write(mine, json!({"finalizers": []})).await);
+    denied(write(mine, json!({"finalizers": [PROTECTION, "example.invalid/other"]})).await);
+    let spec = Patch::Merge(json!({"spec": {"deletionPolicy": "Retain"}}));
+    denied(own.contents.patch(mine, &PatchParams::default(), &spec).await.map(drop));
+    for (name, content) in ["own", "bare", "foreign"].into_iter().zip(&names) {
+        api.delete(name, content).await?;
+    }
+    denied(write(foreign, json!({"finalizers": []})).await);
+    write(mine, json!({"finalizers": []})).await?;
+    for content in [bare, foreign] {
+        let removed = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        api.contents.patch(content, &PatchParams::default(), &removed).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! The API of volume snapshots, without its controller: a test plays it.
+
+use std::time::Duration;
+
+use cluster::DRIVER_NAME;
+use cluster::snapshot::{
+    BEING_DELETED, CONTENT, CONTENTS, GROUP, MANAGED_BY, PROTECTION, SNAPSHOT, SNAPSHOTS, VERSION,
+};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use supervisor::{Settings, Supervisor};
+
+use crate::{Failure, PATIENCE, Seen, eventually};
+
+/// Snapshots of a namespace, and all contents.
+pub struct SnapshotApi {
+    pub snapshots: Api<DynamicObject>,
+    pub contents: Api<DynamicObject>,
+    namespace: String,
+}
+
+fn resource(kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
+}
+
+impl SnapshotApi {
+    /// Creates the CRDs as a node does.
+    pub async fn install(admin: Client, namespace: &str) -> Result<Self, Failure> {
+        let client = admin.clone();
+        let kinds =
+            Supervisor::start("snapshots", Settings::default(), move |cx| reconciler::snapshots(cx, client.clone()));
+        kinds.handle().healthy().await?;
+        kinds.stop(Duration::from_secs(10)).await?;
+        let api = Self::of(admin, namespace);
+        eventually(PATIENCE, "the API of snapshots", async || {
+            let all = ListParams::default();
+            api.snapshots.list(&all).await?;
+            api.contents.list(&all).await.map(|_| Seen::Done(()))
+        })
+        .await?;
+        Ok(api)
+    }
+
+    /// As another user.
+    pub fn of(client: Client, namespace: &str) -> Self {
+        Self {
+            snapshots: Api::namespaced_with(client.clone(), namespace, &resource(SNAPSHOT, SNAPSHOTS)),
+            contents: Api::all_with(client, &resource(CONTENT, CONTENTS)),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// Creates a snapshot and its content, which has this source and more fields of its spec.
+    pub async fn create(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        source: Value,
+        more: Value,
+    ) -> Result<DynamicObject, Failure> {
+        let new = DynamicObject::new(name, &resource(SNAPSHOT, SNAPSHOTS));
+        let new = new.data(json!({"spec": {"source": {"persistentVolumeClaimName": "data"}}}));
+        let snapshot = self.snapshots.create(&PostParams::default(), &new).await?;
+        let uid = snapshot.uid().unwrap_or_default();
+        let mut spec = json!({
+            "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": source, "sourceVolumeMode": "Block",
+            "volumeSnapshotClassName": "local",
+            "volumeSnapshotRef": {
+                "apiVersion": format!("{GROUP}/{VERSION}"), "kind": SNAPSHOT, "namespace": self.namespace, "name": name,
+                "uid": uid,
+            },
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
+        let mut new = DynamicObject::new(&format!("snapcontent-{uid}"), &resource(CONTENT, CONTENTS));
+        new.metadata.labels = node.map(|node| [(MANAGED_BY.to_owned(), node.to_owned())].into());
+        new.metadata.finalizers = Some(vec![PROTECTION.to_owned()]);
+        let content = self.contents.create(&PostParams::default(), &new.data(json!({"spec": spec}))).await?;
+        let status = json!({"status": {"boundVolumeSnapshotContentName": content.name_any(), "readyToUse": false}});
+        self.snapshots.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        Ok(content)
+    }
+
+    /// Waits until the content is ready; its status. The snapshot is ready then.
+    pub async fn ready(&self, snapshot: &str, content: &str) -> Result<Value, Failure> {
+        let status = self.status(content, |status| status["readyToUse"] == true).await?;
+        let ready = json!({"status": {"readyToUse": true}});
+        self.snapshots.patch_status(snapshot, &PatchParams::default(), &Patch::Merge(ready)).await?;
+        Ok(status)
+    }
+
+    /// Waits for a status of the content.
+    pub async fn status(&self, content: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
+        let what = format!("the status of content {content}");
+        let status = eventually(PATIENCE, &what, async || {
+            let found = self.contents.get(content).await?;
+            let status = found.data["status"].clone();
+            Ok::<_, kube::Error>(if is_reached(&status) {
+                Seen::Done(status)
+            } else {
+                Seen::NotYet(status.to_string())
+            })
+        });
+        Ok(status.await?)
+    }
+
+    /// Deletes the content, as the controller does when its snapshot is deleted.
+    pub async fn delete(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
+        let announced = json!({"metadata": {"annotations": {BEING_DELETED: "yes"}}});
+        self.contents.patch(content, &PatchParams::default(), &Patch::Merge(announced)).await?;
+        self.contents.delete(content, &DeleteParams::default()).await?;
+        self.snapshots.delete(snapshot, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Deletes a content and waits for its end.
+    pub async fn gone(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
+        self.delete(snapshot, content).await?;
+        eventually(PATIENCE, &format!("the end of content {content}"), async || {
+            let found = self.contents.get_opt(content).await?;
+            Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(found.data.to_string())))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Removes a content whatever the node has done.
+    pub async fn force(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
+        let bare = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        self.contents.patch(content, &PatchParams::default(), &bare).await?;
+        self.contents.delete(content, &DeleteParams::default()).await?;
+        self.snapshots.delete(snapshot, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
