@@ -197,6 +197,14 @@ fn manifests_in_the_operations_pages_have_valid_fields() {
     assert_none(&problems);
 }
 
+/// The first field of a manifest, or of its spec, that is not one of these.
+fn unknown(manifest: &Value, fields: &[&str], spec: &[&str]) -> Option<String> {
+    let other =
+        |object: &Value, known: &[&str]| object.as_object()?.keys().find(|key| !known.contains(&key.as_str())).cloned();
+    let common = [&["apiVersion", "kind", "metadata"][..], fields].concat();
+    other(manifest, &common).or_else(|| other(&manifest["spec"], spec))
+}
+
 /// The first field of a manifest that its kind does not have.
 fn lost(manifest: &Value) -> Option<String> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
@@ -210,6 +218,13 @@ fn lost(manifest: &Value) -> Option<String> {
         "StorageClass" => kept::<StorageClass>(manifest),
         "ClusterRole" => kept::<ClusterRole>(manifest),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
+        // Types of CRDs.
+        "VolumeSnapshot" => return unknown(manifest, &["spec"], &["source", "volumeSnapshotClassName"]),
+        "VolumeSnapshotClass" => return unknown(manifest, &["driver", "deletionPolicy", "parameters"], &[]),
+        "VolumeSnapshotContent" => {
+            let spec = ["deletionPolicy", "driver", "source", "sourceVolumeMode", "volumeSnapshotRef"];
+            return unknown(manifest, &["spec"], &spec);
+        }
         other => return Some(format!("add the kind {other} to this test")),
     };
     match kept {
