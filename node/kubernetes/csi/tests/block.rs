@@ -25,7 +25,7 @@ use proto::csi::NodePublishVolumeRequest;
 use proto::csi::volume_usage::Unit;
 use tonic::Code;
 use units::Bytes;
-use volume::{Access, Allocation, Store, VolumeId, Volumes as _};
+use volume::{Access, Allocation, Claim, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
 const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
@@ -104,6 +104,20 @@ fn numbers() -> BTreeSet<u32> {
 
 fn is_device(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+#[tokio::test]
+async fn a_snapshot_is_not_published() {
+    let mut node = Node::start().await;
+    let source = node.provision_block("pvc-1");
+    let claim = Claim { uid: "1".to_owned(), namespace: "default".to_owned(), name: "snapshot".to_owned() };
+    let want = SnapshotRequest { claim, class: "local".to_owned(), source };
+    let id: VolumeId = "snapshot-1".parse().expect("an identifier");
+    while node.store.take_snapshot(&id, &want).expect("a snapshot").into_inner().state != State::Announced {}
+    assert_eq!(node.publish_block("snapshot-1", "device").await, Err(Code::NotFound));
+    assert_eq!(node.publish_read_only("snapshot-1", "device").await, Err(Code::NotFound));
+    assert!(node.devices().is_empty() && !node.target("device").exists());
+    node.stop().await;
 }
 
 #[tokio::test]
