@@ -34,6 +34,10 @@
 //! project ID in the log: after a power failure, a file system that is mounted with `prjquota` has both, or no project
 //! on the directory.
 //!
+//! # Faults
+//! Limits are enforced while the file system works. [`Quotas::faults`] reports what XFS has detected: that it shut down, and
+//! damaged metadata, also of the quota records.
+//!
 //! # Limitations
 //! Project quotas are not a security boundary by themselves: in the initial user namespace, the owner of a file may
 //! change its project and its inherit flag. [`strays`] finds such files. The root directory of a file system cannot
@@ -47,6 +51,7 @@ mod allocator;
 mod directory;
 mod directory_state;
 mod error;
+mod fault;
 mod filesystem;
 mod limits;
 mod listing;
@@ -66,6 +71,7 @@ pub use allocator::Allocator;
 pub use allocator::Counter;
 pub use dir::Ensured;
 pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, TransferError, WalkError};
+pub use fault::Fault;
 pub use limits::{Limits, Quota, Usage, default_inodes};
 pub use project::{InvalidProjectId, ProjectId};
 pub use quotas::Quotas;

@@ -7,6 +7,7 @@ use units::Inodes;
 use crate::directory::open_directory;
 use crate::directory_state::{attributes, set_project};
 use crate::error::{FsError, RemoveError, SetError};
+use crate::fault::Fault;
 use crate::filesystem::FileSystem;
 use crate::limits::{CheckedLimits, Limits, Quota};
 use crate::project::ProjectId;
@@ -129,6 +130,18 @@ impl Quotas {
             }
             next = after;
         }
+    }
+
+    /// Faults of the file system that XFS has detected since it was mounted. Makes one system call for each allocation
+    /// group, and reads their headers.
+    ///
+    /// # Errors
+    /// [`FsError`].
+    ///
+    /// `XFS_IOC_BULKSTAT`, `XFS_IOC_FSGEOMETRY` and `XFS_IOC_AG_GEOMETRY`, Linux 5.4. Before Linux 6.9, XFS records damage
+    /// that xfs_scrub(8) finds, later also what operations find.
+    pub fn faults(&self) -> Result<Vec<Fault>, FsError> {
+        crate::fault::faults(self.0.as_fd())
     }
 
     /// Like [`report`](crate::report).

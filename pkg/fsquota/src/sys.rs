@@ -113,10 +113,54 @@ const Q_XGETNEXTQUOTA: u32 = 0x5809;
 mod ioctl {
     nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, super::FsXattr);
     nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::FsXattr);
+    nix::ioctl_readwrite!(xfs_ioc_ag_geometry, b'X', 61, super::GroupGeometry);
+    nix::ioctl_read!(xfs_ioc_fsgeometry, b'X', 126, super::Geometry);
     nix::ioctl_read!(xfs_ioc_free_eofblocks, b'X', 58, super::FreeBlocks);
     // The request number encodes the size of the request without the records that follow it.
     nix::ioctl_read_bad!(xfs_ioc_bulkstat, nix::request_code_read!(b'X', 127, 64), super::BulkRequest<0>);
 }
+
+/// `struct xfs_fsop_geom`, fs/xfs/libxfs/xfs_fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Geometry {
+    block_size: u32,
+    rt_extent_size: u32,
+    group_blocks: u32,
+    pub(crate) groups: u32,
+    log_blocks: u32,
+    sector_size: u32,
+    inode_size: u32,
+    inode_percent: u32,
+    sizes: [u64; 4],
+    uuid: [u8; 16],
+    stripe: [u32; 2],
+    version: i32,
+    flags: u32,
+    log_and_directory: [u32; 4],
+    /// `XFS_FSOP_GEOM_SICK_*`.
+    pub(crate) sick: u32,
+    checked: u32,
+    reserved: [u64; 17],
+}
+const _: () = assert!(offset_of!(Geometry, sick) == 112 && size_of::<Geometry>() == 256);
+
+/// `struct xfs_ag_geometry`, fs/xfs/libxfs/xfs_fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupGeometry {
+    number: u32,
+    length: u32,
+    free_blocks: u32,
+    inodes: u32,
+    free_inodes: u32,
+    /// `XFS_AG_GEOM_SICK_*`.
+    pub(crate) sick: u32,
+    checked: u32,
+    flags: u32,
+    reserved: [u64; 12],
+}
+const _: () = assert!(offset_of!(GroupGeometry, sick) == 20 && size_of::<GroupGeometry>() == 128);
 
 /// `struct xfs_fs_eofblocks`, fs/xfs/libxfs/xfs_fs.h.
 #[repr(C)]
@@ -225,6 +269,25 @@ pub(crate) fn set_fsxattr(inode: BorrowedFd<'_>, wanted: &FsXattr) -> Result<(),
     // above) from the reference and does not keep it.
     unsafe { ioctl::fs_ioc_fssetxattr(inode.as_raw_fd(), wanted) }?;
     Ok(())
+}
+
+/// Reads the geometry of the file system, and which of its metadata XFS has found damaged (`XFS_IOC_FSGEOMETRY`, with
+/// health since Linux 5.2).
+pub(crate) fn geometry(fs: BorrowedFd<'_>) -> Result<Geometry, Errno> {
+    let mut found = Geometry::default();
+    // SAFETY: `fs` is open during the call. The kernel writes one `struct xfs_fsop_geom` (size asserted above) through
+    // the pointer and does not keep the pointer; every bit pattern of it is valid.
+    unsafe { ioctl::xfs_ioc_fsgeometry(fs.as_raw_fd(), &raw mut found) }?;
+    Ok(found)
+}
+
+/// The same of an allocation group; the call reads its headers (`XFS_IOC_AG_GEOMETRY`, Linux 5.2).
+pub(crate) fn group_geometry(fs: BorrowedFd<'_>, number: u32) -> Result<GroupGeometry, Errno> {
+    let mut found = GroupGeometry { number, ..GroupGeometry::default() };
+    // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_ag_geometry` (size asserted
+    // above) through the pointer and does not keep the pointer; every bit pattern of it is valid.
+    unsafe { ioctl::xfs_ioc_ag_geometry(fs.as_raw_fd(), &raw mut found) }?;
+    Ok(found)
 }
 
 /// Frees preallocated blocks of a project behind the ends of its files and then deleted inodes of the whole file system

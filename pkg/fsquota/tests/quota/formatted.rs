@@ -47,6 +47,10 @@ impl Formatted {
         File::open(&self.target).unwrap()
     }
 
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
     /// Unmounts the file system and mounts it again.
     pub fn remount(&self, options: &str) {
         unmount(&self.target).unwrap();

@@ -6,6 +6,7 @@ mod accounting;
 mod allocation;
 mod boundaries;
 mod enforcement;
+mod faults;
 mod files;
 mod formatted;
 mod known;
