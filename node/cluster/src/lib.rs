@@ -28,6 +28,9 @@ pub use token::{Token, TokenError};
 
 pub const DRIVER_NAME: &str = "local.granary.dev";
 
+/// Share of its space or files in percent from which a filesystem volume is reported as almost full.
+pub const ALMOST_FULL: u64 = 90;
+
 /// Label of nodes by which PVs and CSI topologies select one.
 pub const TOPOLOGY_KEY: &str = "kubernetes.io/hostname";
 

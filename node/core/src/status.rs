@@ -27,6 +27,8 @@ use crate::metrics;
 /// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
 const ORPHANS: &str = "granary_orphans";
 
+const _: () = assert!(status::ALMOST_FULL == cluster::ALMOST_FULL);
+
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}")]
 pub struct ListenError {
@@ -101,6 +103,7 @@ impl Source for Node {
             uptime: Duration::from_millis(uptime_ms()),
             versions: versions(now, kubernetes.get()),
             services: self.services(),
+            disk_faults: disk_faults(&**volumes),
             storage: storage.ok(),
             mesh: mesh.status(),
             clock: clock(keeper.state().borrow().clone(), keeper.servers()),
@@ -154,6 +157,17 @@ fn versions(now: Duration, kubernetes: Option<&Kubernetes>) -> Versions {
     }
 }
 
+fn disk_faults(volumes: &dyn Volumes) -> Vec<String> {
+    match volumes.faults() {
+        Ok(faults) => faults.iter().map(ToString::to_string).collect(),
+        Err(error) => {
+            let error: &dyn Error = &error;
+            warn!(error, "the status page is without faults of the disk");
+            Vec::new()
+        }
+    }
+}
+
 fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
     let counted = families.iter().filter(|family| family.name() == ORPHANS).flat_map(MetricFamily::get_metric);
     counted
@@ -196,7 +210,7 @@ impl Found {
 }
 
 fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
-    let VolumeUsage { id, record, used } = volume;
+    let VolumeUsage { id, record, used, changed } = volume;
     let life = match record.state {
         _ if is_retired => Life::Retired,
         State::Staged => Life::Staged,
@@ -218,7 +232,7 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
         limit: record.size,
         used: used.bytes,
         inodes,
-        condition: Condition::of(life, mode, bytes, inodes),
+        condition: if changed.is_some() { Condition::LimitsChanged } else { Condition::of(life, mode, bytes, inodes) },
     }
 }
 
@@ -233,7 +247,7 @@ mod tests {
     use envtest::FakeVolumes;
     use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
-    use volume::{Allocation, Claim, Record};
+    use volume::{Allocation, Claim, DiskFault, Record};
 
     use super::*;
 
@@ -305,6 +319,18 @@ mod tests {
         assert_eq!(page.services[0].path, "granary");
         assert!(page.now > Duration::from_secs(1_700_000_000));
         assert_ne!(page.versions.kernel.release, "");
+    }
+
+    #[tokio::test]
+    async fn the_page_shows_faults_of_the_disk_and_changed_limits() {
+        let volumes = FakeVolumes::with_size(Bytes::GIB);
+        let filesystem = Mode::Filesystem { inodes: units::Inodes::new(64) };
+        volumes.put(&volume("data"), record("data", filesystem, State::Announced));
+        volumes.set_changed(&volume("data"), fsquota::Limits::default());
+        volumes.set_faults(vec![DiskFault::FileSystem(fsquota::Fault::ShutDown)]);
+        let page = page(volumes, Registry::new()).await;
+        assert_eq!(page.storage.unwrap().volumes[0].condition, Condition::LimitsChanged);
+        assert_eq!(page.disk_faults, ["XFS has shut the file system down"]);
     }
 
     #[tokio::test]

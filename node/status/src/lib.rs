@@ -31,8 +31,8 @@ mod server;
 pub use mesh::{Mesh, Peer};
 pub use metrics::metrics;
 pub use model::{
-    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service, Storage, Versions,
-    Volume, not_ready, services,
+    ALMOST_FULL, Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mode, Orphans, Page, Service,
+    Storage, Versions, Volume, not_ready, services,
 };
 pub use recent::{Recent, Severity, Warning};
 pub use server::{Audience, Source, serve};

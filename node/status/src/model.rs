@@ -10,7 +10,7 @@ use units::Bytes;
 use crate::{Mesh, Warning};
 
 /// Usage of a filesystem volume in percent from which it is reported as almost full.
-pub(crate) const ALMOST_FULL: u64 = 90;
+pub const ALMOST_FULL: u64 = 90;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
@@ -24,6 +24,8 @@ pub struct Page {
     pub versions: Versions,
     /// Services, parents before their children.
     pub services: Vec<Service>,
+    /// Faults of the data disk that the kernel has detected.
+    pub disk_faults: Vec<String>,
     /// The data disk; `None` if it could not be read, which is among the warnings.
     pub storage: Option<Storage>,
     /// The mesh; `None` on a node without one.
@@ -216,6 +218,8 @@ pub enum Condition {
     Retired,
     /// A filesystem volume close to its limit of space or inodes.
     AlmostFull,
+    /// Another program lifted or changed its limits.
+    LimitsChanged,
 }
 
 impl Condition {
@@ -241,6 +245,7 @@ impl Condition {
             Self::Staged => "no PV yet",
             Self::Retired => "being removed",
             Self::AlmostFull => "almost full",
+            Self::LimitsChanged => "limits changed",
         }
     }
 }

@@ -33,6 +33,9 @@ impl Page {
     /// Renders the page as an HTML document. All data is escaped.
     pub fn html(&self) -> String {
         let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
+        let faults = html! {
+            @for fault in &self.disk_faults { p class="bad" { "The data disk is faulty: " (fault) "." } }
+        };
         let page = html! {
             (DOCTYPE)
             html lang="en" {
@@ -47,10 +50,11 @@ impl Page {
                     main {
                         (section(SERVICES, services(&self.services)))
                         @if let Some(storage) = &self.storage {
-                            (section(STORAGE, storage.html()))
+                            (section(STORAGE, html! { (faults) (storage.html()) }))
                             (section(VOLUMES, storage.volumes()))
                         } @else {
-                            (section(STORAGE, note("bad", "The data disk could not be read; see the warnings.")))
+                            @let unreadable = note("bad", "The data disk could not be read; see the warnings.");
+                            (section(STORAGE, html! { (faults) (unreadable) }))
                         }
                         @if let Some(mesh) = &self.mesh { (section(MESH, mesh.html())) }
                         (section(WARNINGS, warnings(&self.warnings)))
@@ -134,7 +138,7 @@ impl Volume {
         let class = match self.condition {
             Condition::Fine => "good",
             Condition::Staged | Condition::Retired => "wait",
-            Condition::AlmostFull => "bad",
+            Condition::AlmostFull | Condition::LimitsChanged => "bad",
         };
         html! {
             th scope="row" { (self.namespace) "/" (self.claim) }

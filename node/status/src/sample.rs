@@ -60,6 +60,7 @@ pub fn example() -> Page {
             container_runtime: Some("containerd://2.2.1".to_owned()),
         },
         services,
+        disk_faults: Vec::new(),
         storage: Some(Storage::new(disk(32), volumes, closed, orphans)),
         mesh: Some(Mesh::new(vec![peer(2, Some(72)), peer(3, Some(4000)), peer(4, None)])),
         clock: Clock::Synchronized { server: "10.0.2.2".into(), offset_us: -1730, ago: Duration::from_secs(65) },
@@ -86,7 +87,8 @@ pub fn fresh() -> Page {
 
 /// Neither the data disk nor the mesh can be read.
 pub fn blind() -> Page {
-    Page { storage: None, mesh: Some(Mesh::default()), ..example() }
+    let disk_faults = vec!["XFS has shut the file system down".to_owned()];
+    Page { disk_faults, storage: None, mesh: Some(Mesh::default()), ..example() }
 }
 
 /// Five hundred volumes, two hundred peers, a hundred warnings, and names of maximum length.

@@ -294,6 +294,7 @@ mod tests {
                 now: Duration::ZERO,
                 uptime: Duration::ZERO,
                 versions: Versions::default(),
+                disk_faults: Vec::new(),
                 services: self.services(),
                 storage: None,
                 mesh: None,

@@ -48,6 +48,16 @@ pub struct Usage {
     pub inodes: Inodes,
 }
 
+impl Usage {
+    /// The larger share of the limits that is used, in percent, rounded down; `None` if there is no limit.
+    pub fn percent_of(self, limits: Limits) -> Option<u64> {
+        let share = |used: u64, limit: u64| (u128::from(used) * 100).checked_div(u128::from(limit));
+        let bytes = limits.bytes.and_then(|limit| share(self.bytes.get(), limit.get()));
+        let inodes = limits.inodes.and_then(|limit| share(self.inodes.get(), limit.get()));
+        bytes.max(inodes).map(|percent| u64::try_from(percent).unwrap_or(u64::MAX))
+    }
+}
+
 /// Limits and usage of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
@@ -196,6 +206,18 @@ mod tests {
     fn the_smallest_size_has_64_inodes() {
         assert_eq!(default_inodes(Bytes::new(1)), Inodes::new(64));
         assert_eq!(default_inodes(Bytes::GIB), Inodes::new(524_288));
+    }
+
+    #[test]
+    fn the_larger_share_of_two_limits_counts() {
+        let used = Usage { bytes: Bytes::new(899), inodes: Inodes::new(9) };
+        let percent = |bytes: Option<u64>, inodes: Option<u64>| {
+            used.percent_of(Limits { bytes: bytes.map(Bytes::new), inodes: inodes.map(Inodes::new) })
+        };
+        assert_eq!(percent(None, None), None);
+        assert_eq!(percent(Some(1000), None), Some(89));
+        assert_eq!(percent(Some(1000), Some(10)), Some(90));
+        assert_eq!(percent(Some(1), Some(u64::MAX)), Some(89_900));
     }
 
     #[test]

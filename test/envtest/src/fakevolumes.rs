@@ -7,12 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use dir::Ensured;
-use fsquota::{Limits, ProjectId};
+use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation,
-    Overcommit, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays, UsageError, VolumeCalls,
-    VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError,
+    Operation, Overcommit, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays, UsageError,
+    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -42,6 +42,10 @@ struct Disk {
     stuck: BTreeSet<VolumeId>,
     /// Those with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
+    used: BTreeMap<VolumeId, Usage>,
+    /// Those whose limits another program changed.
+    changed: BTreeMap<VolumeId, Limits>,
+    faults: Vec<DiskFault>,
     projects: u32,
     /// The sources of clones.
     sources: BTreeMap<VolumeId, VolumeId>,
@@ -115,6 +119,19 @@ impl FakeVolumes {
     /// As if a tenant had changed the project of inodes of the volume.
     pub fn set_drifted(&self, id: &VolumeId, drifted: Drifted) {
         self.disk().drifted.insert(id.clone(), drifted);
+    }
+
+    pub fn set_used(&self, id: &VolumeId, used: Usage) {
+        self.disk().used.insert(id.clone(), used);
+    }
+
+    /// As if an administrator had changed the limits of the volume.
+    pub fn set_changed(&self, id: &VolumeId, limits: Limits) {
+        self.disk().changed.insert(id.clone(), limits);
+    }
+
+    pub fn set_faults(&self, faults: Vec<DiskFault>) {
+        self.disk().faults = faults;
     }
 
     /// So many passes over clones do not end them.
@@ -433,9 +450,14 @@ impl Volumes for FakeVolumes {
     }
 
     fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
-        let used = fsquota::Usage::default();
-        let usage = |(id, record): (&VolumeId, &Record)| VolumeUsage { id: id.clone(), record: record.clone(), used };
-        Ok(self.disk().records.iter().map(usage).collect())
+        let disk = self.disk();
+        let usage = |(id, record): (&VolumeId, &Record)| VolumeUsage {
+            id: id.clone(),
+            record: record.clone(),
+            used: disk.used.get(id).copied().unwrap_or_default(),
+            changed: disk.changed.get(id).copied(),
+        };
+        Ok(disk.records.iter().map(usage).collect())
     }
 
     fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
@@ -444,6 +466,10 @@ impl Volumes for FakeVolumes {
 
     fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
         Ok(self.disk().drifted.get(id).cloned().unwrap_or_default())
+    }
+
+    fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
+        Ok(self.disk().faults.clone())
     }
 
     fn space(&self) -> Result<Space, LookError> {

@@ -4,6 +4,7 @@ use fsquota::Quota;
 use proto::csi::volume_usage::Unit;
 use proto::csi::{VolumeCondition, VolumeUsage};
 use units::Bytes;
+use volume::{ALMOST_FULL, DiskFault};
 
 use crate::host::{LoopDevice, PathContents};
 use crate::node::signed;
@@ -30,16 +31,34 @@ pub(crate) fn usage(found: &PathContents) -> Vec<VolumeUsage> {
     }
 }
 
-pub(crate) fn condition(found: &PathContents) -> VolumeCondition {
-    let wrong = match found {
+/// Faults that the content of a volume does not show.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    pub(crate) disk: Vec<DiskFault>,
+    pub(crate) limits_changed: bool,
+}
+
+/// The faults of the disk first, since the others may follow from them.
+pub(crate) fn condition(found: &PathContents, health: &Health) -> VolumeCondition {
+    let disk = health.disk.iter().map(|fault| format!("the node's data disk is faulty: {fault}"));
+    let limits =
+        health.limits_changed.then(|| "the volume's limits were changed; restart the node to set them".to_owned());
+    let wrong: Vec<String> = disk.chain(limits).chain(wrong(found)).collect();
+    if wrong.is_empty() {
+        return VolumeCondition { abnormal: false, message: "the volume works".to_owned() };
+    }
+    VolumeCondition { abnormal: true, message: wrong.join("; ") }
+}
+
+fn wrong(found: &PathContents) -> Option<String> {
+    match found {
         PathContents::Filesystem(quota) => filesystem(quota),
         PathContents::Block { image, device } => block(*image, *device),
         PathContents::Unusable => {
             Some("the volume's record or image cannot be used; the node's log has the reason".to_owned())
         }
         PathContents::Nothing => Some("the volume is not published here".to_owned()),
-    };
-    VolumeCondition { abnormal: wrong.is_some(), message: wrong.unwrap_or_else(|| "the volume works".to_owned()) }
+    }
 }
 
 fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<String> {
@@ -51,7 +70,10 @@ fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<String> {
         (_, Some(limit)) if used.inodes > limit => {
             Some(format!("the volume holds {}, more than its limit of {limit}; delete files or expand it", used.inodes))
         }
-        (Some(_), Some(_)) => None,
+        (Some(_), Some(_)) => {
+            let percent = used.percent_of(*limits).filter(|percent| *percent >= ALMOST_FULL)?;
+            Some(format!("{percent} % of the volume's space or files are used; delete files or expand it"))
+        }
     }
 }
 
@@ -70,9 +92,9 @@ fn block(image: Bytes, device: Option<LoopDevice>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
+    use std::num::{NonZeroU32, NonZeroU64};
 
-    use fsquota::{Limits, ProjectId, Usage};
+    use fsquota::{Fault, Limits, ProjectId, Usage};
     use proptest::prelude::*;
     use units::Inodes;
 
@@ -88,8 +110,13 @@ mod tests {
         })
     }
 
+    /// On a disk without faults.
+    fn works(found: &PathContents) -> VolumeCondition {
+        condition(found, &Health::default())
+    }
+
     fn block(device: Option<LoopDevice>) -> VolumeCondition {
-        condition(&PathContents::Block { image: Bytes::GIB, device })
+        works(&PathContents::Block { image: Bytes::GIB, device })
     }
 
     #[test]
@@ -111,19 +138,33 @@ mod tests {
             let found = block(device);
             assert!(found.abnormal && found.message.contains(says), "{found:?}");
         }
-        assert!(condition(&PathContents::Unusable).abnormal);
+        assert!(works(&PathContents::Unusable).abnormal);
     }
 
     #[test]
-    fn a_volume_without_a_quota_or_above_it_is_abnormal() {
+    fn a_volume_without_a_quota_or_almost_full_is_abnormal() {
         for (bytes, inodes, abnormal) in [
-            (Some(10), Some(10), false),
+            (Some(12), Some(12), false),
+            (Some(11), Some(12), true),
+            (Some(12), Some(11), true),
             (None, Some(10), true),
             (Some(10), None, true),
             (Some(9), Some(10), true),
             (Some(10), Some(9), true),
         ] {
-            assert_eq!(condition(&quota(bytes, inodes, (10, 10))).abnormal, abnormal, "{bytes:?} {inodes:?}");
+            assert_eq!(works(&quota(bytes, inodes, (10, 10))).abnormal, abnormal, "{bytes:?} {inodes:?}");
+        }
+    }
+
+    #[test]
+    fn all_faults_are_named() {
+        let disk = vec![DiskFault::FileSystem(Fault::ShutDown), DiskFault::Requests(NonZeroU64::MIN)];
+        let faulty = condition(&quota(Some(10), Some(10), (9, 1)), &Health { disk, limits_changed: true });
+        assert!(faulty.abnormal);
+        for says in
+            ["XFS has shut the file system down", "1 requests to the disk failed", "limits were changed", "90 %"]
+        {
+            assert!(faulty.message.contains(says), "{}", faulty.message);
         }
     }
 

@@ -10,11 +10,11 @@ mod targets;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use fsquota::Quota;
+use fsquota::{Limits, Quota};
 use mount::{CloneError, SetError, TableError, UnmountError};
 use nix::errno::Errno;
 use units::Bytes;
-use volume::VolumeId;
+use volume::{DiskFault, VolumeId};
 
 pub use devices::{DeviceObserver, NoObserver, RevokedDetach};
 pub use linux::{Linux, Opened};
@@ -36,6 +36,12 @@ pub trait Host: Send + Sync + 'static {
 
     /// Limits and usage of a volume, if it is at this path.
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError>;
+
+    /// Faults of the disk that the volumes are on, as they were read last.
+    fn disk_faults(&self) -> Vec<DiskFault>;
+
+    /// Whether another program changed the limits of the volume to these.
+    fn limits_changed(&self, volume: &VolumeId, limits: Limits) -> bool;
 
     /// Refreshes the size of all loop devices of a block volume. Returns the smallest size; `None` without a device.
     fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, ActError>;

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use volume::{VolumeId, VolumeLocks};
 
-use crate::condition::{condition, usage};
+use crate::condition::{Health, condition, usage};
 use crate::host::{Host, Inspection, PathContents};
 use crate::identity::{node_capabilities, node_info};
 use crate::layout::{DEVICES, matches};
@@ -205,12 +205,21 @@ impl Operation for Stats {
     }
 
     fn run(&self, host: &impl Host) -> Result<NodeGetVolumeStatsResponse, Failure> {
-        let found = match host.inspect(&self.volume, &self.path)? {
-            Inspection { volume: Volume::Unknown, .. } => return Err(PlanError::Unknown.into()),
-            Inspection { found: PathContents::Nothing, .. } => return Err(PlanError::NotPublished.into()),
-            Inspection { found, .. } => found,
+        let disk = host.disk_faults();
+        let found = match host.inspect(&self.volume, &self.path) {
+            Ok(Inspection { volume: Volume::Unknown, .. }) => return Err(PlanError::Unknown.into()),
+            Ok(Inspection { found: PathContents::Nothing, .. }) => return Err(PlanError::NotPublished.into()),
+            Ok(Inspection { found, .. }) => found,
+            // The condition has the reason. A file system that has shut down fails most operations.
+            Err(_) if !disk.is_empty() => PathContents::Unusable,
+            Err(error) => return Err(error.into()),
         };
-        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found)) })
+        let limits_changed = match &found {
+            PathContents::Filesystem(quota) => host.limits_changed(&self.volume, quota.limits),
+            PathContents::Nothing | PathContents::Block { .. } | PathContents::Unusable => false,
+        };
+        let condition = condition(&found, &Health { disk, limits_changed });
+        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition) })
     }
 }
 

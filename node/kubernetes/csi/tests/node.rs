@@ -6,11 +6,14 @@ mod kubelet;
 mod machine;
 mod traced;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 
 use csi::{Host as _, Publish, Stats};
 use dir::Name;
+use fsquota::Limits;
+use ktest_support::cut;
 use kubelet::MANY;
 use machine::{Node, SIZE, mounted, mounts_at};
 use mount::Attributes;
@@ -19,10 +22,10 @@ use nix::libc::{
 };
 use nix::mount::MsFlags;
 use nix::sys::statvfs::statvfs;
-use proto::csi::NodeUnpublishVolumeRequest;
+use proto::csi::{NodeUnpublishVolumeRequest, VolumeCondition};
 use tonic::Code;
 use traced::calls;
-use volume::Volumes as _;
+use volume::{DiskFault, DiskObserver, Volumes as _};
 
 /// Of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
@@ -153,5 +156,61 @@ async fn system_calls_do_not_grow_with_the_mounts() {
     assert_eq!(publish("b"), expected);
     assert_eq!(stats("b").len(), 3);
     drop(host);
+    node.stop().await;
+}
+
+async fn condition(node: &mut Node, target: &str) -> VolumeCondition {
+    let message = node.kubelet.stats("pvc-1", target);
+    let stats = node.client.node_get_volume_stats(message).await.expect("stats").into_inner();
+    stats.volume_condition.expect("a condition")
+}
+
+#[tokio::test]
+async fn changed_limits_are_an_abnormal_condition() {
+    let mut node = Node::start().await;
+    let volume = node.provision("pvc-1");
+    node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
+    assert!(!condition(&mut node, "mount").await.abnormal);
+    let project = node.store.open_volume(&volume).expect("the volume").project();
+    let root = File::open(node.disk.path()).expect("the disk");
+    let limits = |bytes| Limits { bytes: Some(bytes), inodes: None };
+    fsquota::set_limits(&root, project, limits(SIZE.saturating_add(SIZE))).expect("other limits");
+    let changed = condition(&mut node, "mount").await;
+    assert!(changed.abnormal && changed.message.contains("limits were changed"), "{changed:?}");
+    fsquota::set_limits(&root, project, limits(SIZE)).expect("its limits");
+    assert!(!condition(&mut node, "mount").await.abnormal);
+    drop(root);
+    node.stop().await;
+}
+
+/// As the node reads it in the kernel's log.
+#[derive(Debug)]
+struct FailedRequest;
+
+impl DiskObserver for FailedRequest {
+    fn faults(&self) -> Vec<DiskFault> {
+        vec![DiskFault::Requests(NonZeroU64::MIN)]
+    }
+}
+
+/// XFS shuts down when it cannot write its log.
+#[tokio::test]
+async fn a_disk_that_fails_is_an_abnormal_condition() {
+    let mut node = Node::start().await;
+    node.provision("pvc-1");
+    node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
+    assert_eq!(node.store.faults(), Ok(vec![]));
+    node.store.observe_disk(Box::new(FailedRequest));
+    let file = File::create(node.target("mount/file")).expect("a file");
+    let off = cut(node.disk.device());
+    assert!(file.sync_all().is_err());
+    drop((file, off));
+    let kinds: Result<Vec<&str>, _> = node.store.faults().map(|faults| faults.iter().map(DiskFault::kind).collect());
+    assert_eq!(kinds, Ok(vec!["shutdown", "io"]));
+    let faulty = condition(&mut node, "mount").await;
+    assert!(faulty.abnormal, "{faulty:?}");
+    for says in ["XFS has shut the file system down", "1 requests to the disk failed"] {
+        assert!(faulty.message.contains(says), "{faulty:?}");
+    }
     node.stop().await;
 }

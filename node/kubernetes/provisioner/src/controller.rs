@@ -30,7 +30,7 @@ use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
 use crate::{
-    Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, node_events, pv, snapshot, sweep,
+    Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, health, node_events, pv, snapshot, sweep,
 };
 
 #[derive(Clone)]
@@ -134,6 +134,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     cx.start("sweep", move |cx| sweep::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("discard", move |cx| discard::apply::run(cx, Arc::clone(&context)));
+    let context = shared();
+    cx.start("health", move |cx| health::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("drift", move |cx| drift::run(cx, Arc::clone(&context)));
     let context = shared();

@@ -1,12 +1,13 @@
 //! Events on claims, PVs, snapshots, pods and the Node.
 
+use fsquota::{Limits, Usage};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use tracing::warn;
 use units::Bytes;
-use volume::{DRIVER_NAME, Drifted, Mode, Record, VolumeId};
+use volume::{DRIVER_NAME, DiskFault, Drifted, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::event_queue::{EventQueue, QueuedEvent};
@@ -61,6 +62,9 @@ reasons! {
     Drifted: Warning "VolumeProjectChanged",
     Denied: Warning "VolumeCallDenied",
     LimitsAdvisory: Warning "VolumeLimitsAdvisory",
+    AlmostFull: Warning "VolumeAlmostFull",
+    LimitsChanged: Warning "VolumeLimitsChanged",
+    DiskFault: Warning "DataDiskFault",
 }
 
 /// The API server rejects notes above 1 KiB.
@@ -197,6 +201,37 @@ impl Events {
     pub(crate) fn limits_advisory(&self, node: &str, reason: &str) {
         let note = format!("the limits of volumes are advisory on this node: {reason}");
         self.publish(Reason::LimitsAdvisory, "Restrict", note, node_reference(node));
+    }
+
+    pub(crate) fn almost_full(&self, claim: ObjectReference, percent: u64, record: &Record, used: Usage) {
+        let files = match record.mode {
+            Mode::Filesystem { inodes } => format!(", and {} of its {inodes}", used.inodes.get()),
+            Mode::Block { .. } | Mode::Snapshot { .. } => String::new(),
+        };
+        let note = format!(
+            "the volume is {percent} % full: {} of its {} are used{files}; delete files, or expand the claim",
+            used.bytes, record.size
+        );
+        self.publish(Reason::AlmostFull, "CheckUsage", note, claim);
+    }
+
+    /// On the Node, because only a program with `CAP_SYS_ADMIN` can change them.
+    pub(crate) fn limits_changed(&self, node: &str, id: &VolumeId, found: Limits, record: &Record) {
+        let or_none = |limit: Option<String>| limit.unwrap_or_else(|| "none".to_owned());
+        let note = format!(
+            "the limits of volume {id} (claim {}) were changed: its space is {}, its limit of space {}, of files {}; restart              the node, which sets them again, and find the program that changed them",
+            record.claim,
+            record.size,
+            or_none(found.bytes.map(|bytes| bytes.to_string())),
+            or_none(found.inodes.map(|inodes| inodes.to_string())),
+        );
+        self.publish_on_node(Reason::LimitsChanged, "CheckLimits", note, node, id);
+    }
+
+    pub(crate) fn disk_fault(&self, node: &str, fault: &DiskFault) {
+        let note = format!("{fault}; copy the data disk, then replace or repair it");
+        // Each kind of fault has a series of its own.
+        self.publish(Reason::DiskFault, &format!("CheckDisk-{}", fault.kind()), note, node_reference(node));
     }
 
     pub(crate) fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {

@@ -48,6 +48,7 @@ struct Gauges {
     free: IntGauge,
     volumes: IntGaugeVec,
     retired: IntGauge,
+    limits_changed: IntGauge,
     limit: IntGaugeVec,
     used: IntGaugeVec,
     inode_limit: IntGaugeVec,
@@ -111,6 +112,10 @@ impl Gauges {
                 &["mode", "state"],
             )?,
             retired: IntGauge::new("granary_volumes_retired", "Deleted volumes whose data is not removed yet.")?,
+            limits_changed: IntGauge::new(
+                "granary_volumes_limits_changed",
+                "Volumes whose limits another program lifted or changed.",
+            )?,
             limit: vec("granary_volume_limit_bytes", "Size of a volume.", &VOLUME)?,
             used: vec(
                 "granary_volume_used_bytes",
@@ -130,10 +135,24 @@ impl Gauges {
         })
     }
 
-    fn all(&self) -> [&dyn Collector; 12] {
+    fn all(&self) -> [&dyn Collector; 13] {
         let Self { size, reserve, promisable, reserved, free, volumes, .. } = self;
-        let Self { retired, limit, used, inode_limit, inodes_used, errors, .. } = self;
-        [size, reserve, promisable, reserved, free, volumes, retired, limit, used, inode_limit, inodes_used, errors]
+        let Self { retired, limits_changed, limit, used, inode_limit, inodes_used, errors, .. } = self;
+        [
+            size,
+            reserve,
+            promisable,
+            reserved,
+            free,
+            volumes,
+            retired,
+            limits_changed,
+            limit,
+            used,
+            inode_limit,
+            inodes_used,
+            errors,
+        ]
     }
 
     fn set(&self, found: &Snapshot) {
@@ -144,6 +163,7 @@ impl Gauges {
         self.reserved.set(bytes(space.reserved));
         self.free.set(bytes(space.free()));
         self.retired.set(count(*retired));
+        self.limits_changed.set(count(volumes.iter().filter(|volume| volume.changed.is_some()).count()));
 
         for series in [&self.volumes, &self.limit, &self.used, &self.inode_limit, &self.inodes_used] {
             series.reset();
@@ -156,7 +176,7 @@ impl Gauges {
         for VolumeUsage { record, .. } in volumes {
             self.volumes.with_label_values(&[kind(record.mode), state(record.state)]).inc();
         }
-        for VolumeUsage { id, record, used } in volumes.iter().take(MOST) {
+        for VolumeUsage { id, record, used, .. } in volumes.iter().take(MOST) {
             let labels = [id.as_str(), &record.claim.namespace, &record.claim.name, kind(record.mode)];
             self.limit.with_label_values(&labels).set(bytes(record.size));
             self.used.with_label_values(&labels).set(bytes(used.bytes));
@@ -214,6 +234,7 @@ pub(crate) fn example() -> Snapshot {
             state,
         },
         used,
+        changed: None,
     };
     let files = Usage { bytes: Bytes::MIB, inodes: Inodes::new(3) };
     let image = Usage { bytes: Bytes::GIB, inodes: Inodes::new(2) };
@@ -273,6 +294,7 @@ mod tests {
                 r#"granary_volumes{mode="filesystem",state="staged"} 0"#,
                 r#"granary_volumes{mode="snapshot",state="announced"} 0"#,
                 r#"granary_volumes{mode="snapshot",state="staged"} 0"#,
+                "granary_volumes_limits_changed 0",
                 "granary_volumes_retired 1",
             ]
         );

@@ -29,10 +29,12 @@ mod discard {
     pub(crate) mod apply;
     pub(crate) mod queue;
 }
+mod disk_faults;
 mod drift;
 mod error;
 mod event_queue;
 mod events;
+mod health;
 mod index;
 mod inventory;
 mod listing;

@@ -6,6 +6,7 @@ use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use volume::Volumes;
 
+use crate::disk_faults::DiskFaults;
 use crate::inventory::{Inventory, Snapshot, count};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,8 @@ impl Metrics {
         for collector in metrics.collectors().into_iter().chain(volumes.calls().collectors()) {
             registry.register(collector)?;
         }
+        let of_disk = Arc::clone(&volumes);
+        registry.register(Box::new(DiskFaults::new(move || of_disk.faults())?))?;
         registry.register(Box::new(Inventory::new(move || Snapshot::of(&*volumes))?))?;
         Ok(metrics)
     }
@@ -206,7 +209,8 @@ mod tests {
         metrics.failed(Object::Claim, "Full");
         let inventory: Box<dyn Collector> = Box::new(Inventory::new(|| Ok(example())).unwrap());
         let calls = VolumeCalls::default().collectors();
-        let collectors = metrics.collectors().into_iter().chain(calls).chain([inventory]);
+        let faults: Box<dyn Collector> = Box::new(DiskFaults::new(|| Ok(Vec::new())).unwrap());
+        let collectors = metrics.collectors().into_iter().chain(calls).chain([faults, inventory]);
         docs::assert_described("Volumes and claims", collectors);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dir::{Dir, Ensured, Mode};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
@@ -22,7 +22,9 @@ use crate::ledger::{Disk, Space};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
-use crate::{Announced, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image, published};
+use crate::{
+    Announced, DiskFault, DiskObserver, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image, published,
+};
 
 /// Directories of the store itself.
 const PRIVATE: Mode = Mode::S_IRWXU;
@@ -46,6 +48,8 @@ pub struct Store {
     index: Mutex<Index>,
     pub(crate) locks: VolumeLocks,
     pub(crate) calls: VolumeCalls,
+    pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
+    pub(crate) last_faults: Mutex<Vec<DiskFault>>,
 }
 
 impl Store {
@@ -80,6 +84,8 @@ impl Store {
             index: Mutex::default(),
             locks: VolumeLocks::default(),
             calls: VolumeCalls::default(),
+            disk_observer: OnceLock::new(),
+            last_faults: Mutex::default(),
         };
         let (mut index, found) = (Index::default(), store.files.load()?);
         // Before the limits of their sources, whose pods may write.

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use dir::{Dir, Name};
-use fsquota::{FsError, ProjectId, Usage};
+use fsquota::{FsError, Limits, ProjectId, Usage};
+use units::Bytes;
 
 use crate::disk_state::Where;
 use crate::error::{ListError, LookError, UsageError};
-use crate::index::Entry;
+use crate::execution::is_confined;
+use crate::index::{Entry, Known};
 use crate::ledger::Space;
 use crate::record::{Record, RecordError, State};
 use crate::store::Store;
@@ -34,11 +36,13 @@ pub struct VolumeUsage {
     pub id: VolumeId,
     pub record: Record,
     pub used: Usage,
+    /// Limits that the kernel has instead of those of the record, see [`Store::changed_limits`].
+    pub changed: Option<Limits>,
 }
 
 /// Names and projects with a record.
 #[derive(Default)]
-struct Known {
+struct Accounted {
     volumes: BTreeSet<VolumeId>,
     projects: BTreeSet<ProjectId>,
 }
@@ -89,8 +93,8 @@ impl Store {
         Ok(found)
     }
 
-    fn answered_for(&self) -> Known {
-        let mut known = Known { projects: self.settings.other_projects.clone(), ..Known::default() };
+    fn answered_for(&self) -> Accounted {
+        let mut known = Accounted { projects: self.settings.other_projects.clone(), ..Accounted::default() };
         for (id, entry) in &self.index().volumes {
             known.volumes.insert(id.clone());
             known.projects.extend(entry.project());
@@ -104,22 +108,49 @@ impl Store {
     }
 
     pub(crate) fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
-        let mut used = BTreeMap::new();
+        let mut quotas = BTreeMap::new();
         for quota in self.quotas.report() {
             let quota = quota?;
-            used.insert(quota.id, quota.used);
+            quotas.insert(quota.id, quota);
         }
         let index = self.index();
-        let volumes = index.volumes.iter().filter_map(|(id, entry)| match entry {
+        let known = index.volumes.iter().filter_map(|(id, entry)| match entry {
             Entry::Known(known) => Some((id, &known.record)),
             Entry::Closed { .. } => None,
         });
-        Ok(volumes
-            .map(|(id, record)| {
-                let used = used.get(&record.project).copied().unwrap_or_default();
-                VolumeUsage { id: id.clone(), record: record.clone(), used }
-            })
-            .collect())
+        let usage = known.map(|(id, record)| {
+            let (limits, used) =
+                quotas.get(&record.project).map(|quota| (quota.limits, quota.used)).unwrap_or_default();
+            (VolumeUsage { id: id.clone(), record: record.clone(), used, changed: None }, limits)
+        });
+        let volumes: Vec<_> = usage.collect();
+        drop(index);
+        let checked = volumes.into_iter().map(|(volume, limits)| -> Result<_, UsageError> {
+            let changed = self.changed_limits(&volume.id, limits)?;
+            Ok(VolumeUsage { changed, ..volume })
+        });
+        checked.collect()
+    }
+
+    /// The limits that the kernel has of an announced filesystem volume, if they are not those of its record, because
+    /// another program changed them. A block volume never exceeds the size of its image.
+    ///
+    /// `found` are the limits that the caller has read. If they differ, this reads them again, while no operation has the
+    /// volume: operations change the record and the limits one after the other.
+    pub fn changed_limits(&self, id: &VolumeId, found: Limits) -> Result<Option<Limits>, FsError> {
+        let recorded = || match self.index().volumes.get(id) {
+            Some(Entry::Known(Known { record, .. })) if record.state == State::Announced && !record.mode.is_block() => {
+                Some((record.project, record.limits()))
+            }
+            Some(_) | None => None,
+        };
+        if recorded().is_none_or(|(_, limits)| are_of(found, limits)) {
+            return Ok(None);
+        }
+        let Some(_guard) = self.locks.try_lock(id) else { return Ok(None) };
+        let Some((project, limits)) = recorded() else { return Ok(None) };
+        let quota = self.quotas.quota(project)?;
+        Ok((!are_of(quota.limits, limits) && !is_confined(quota)).then_some(quota.limits))
     }
 
     /// The volume that an open file or directory of the data disk is in, by its project; also one in the trash.
@@ -144,7 +175,19 @@ impl Store {
     }
 }
 
-impl Known {
+/// The largest block of XFS: limits are rounded up to whole blocks.
+const BLOCK: Bytes = Bytes::new(64 << 10);
+
+/// Whether the kernel has these limits.
+fn are_of(found: Limits, wanted: Limits) -> bool {
+    let bytes = match (found.bytes, wanted.bytes) {
+        (Some(found), Some(wanted)) => found >= wanted && found.saturating_sub(wanted) < BLOCK,
+        (found, wanted) => found == wanted,
+    };
+    bytes && found.inodes == wanted.inodes
+}
+
+impl Accounted {
     /// Whether a volume has this name, or a piece of one that was moved aside to be removed (`.ID.NUMBER`).
     fn has(&self, name: &Name) -> bool {
         let volume = |text: &str| text.parse().is_ok_and(|id: VolumeId| self.volumes.contains(&id));

@@ -1,11 +1,13 @@
 //! The operations on a node's volumes.
 
 use dir::Ensured;
+use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record, Records, Request,
-    SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
+    DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record,
+    Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
+    VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -98,6 +100,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// volume has none.
     fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError>;
 
+    /// Faults of the disk since it was mounted.
+    fn faults(&self) -> Result<Vec<DiskFault>, FsError>;
+
     /// Size of the disk, and the space that it can still allocate.
     fn space(&self) -> Result<Space, LookError>;
 
@@ -186,6 +191,10 @@ impl Volumes for Store {
 
     fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
         self.drifted(id)
+    }
+
+    fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
+        self.faults()
     }
 
     fn space(&self) -> Result<Space, LookError> {

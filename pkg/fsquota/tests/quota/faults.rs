@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom};
+use std::num::NonZeroU32;
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
@@ -42,5 +43,8 @@ fn a_damaged_group_is_a_fault() {
         fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
         quotas.faults().unwrap()
     });
-    assert_eq!(found.into_iter().find(|faults| !faults.is_empty()), Some(vec![Fault::Group(3)]));
+    assert_eq!(
+        found.into_iter().find(|faults| !faults.is_empty()),
+        Some(vec![Fault::Groups { damaged: NonZeroU32::MIN, first: 3 }])
+    );
 }

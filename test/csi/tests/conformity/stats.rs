@@ -85,7 +85,7 @@ fn a_filesystem_volume_has_the_bytes_and_inodes_of_its_quota() {
     });
 }
 
-/// A pod has written all that it may: a full volume is not an ill one, and nothing is negative.
+/// A pod has written all that it may: nothing is negative.
 #[test]
 fn a_full_volume_has_nothing_left_and_nothing_negative() {
     hold(async |case| {
@@ -104,6 +104,7 @@ fn a_full_volume_has_nothing_left_and_nothing_negative() {
         let [bytes, inodes] = &stats.usage[..] else { panic!("{stats:?}") };
         assert!((0..=64 << 10).contains(&bytes.available) && bytes.used <= bytes.total, "{bytes:?}");
         assert!(inodes.available > 0 && inodes.used > 0, "{inodes:?}");
+        assert!(stats.volume_condition.is_some_and(|condition| condition.abnormal), "almost full");
         case.withdraw(&volume, &target).await;
     });
 }

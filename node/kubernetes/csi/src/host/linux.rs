@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Name};
+use fsquota::Limits;
 use loopdev::{Attached, Backing, DeviceNumber, FileId, Number};
 use mount::{Attributes, Kind, UnmountError};
 use nix::errno::Errno;
@@ -17,7 +18,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, OpenError, Store, VolumeId, Volumes as _};
+use volume::{Access, DiskFault, OpenError, Store, VolumeId, Volumes as _};
 
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
@@ -429,6 +430,14 @@ impl Host for Linux {
             _ => PathContents::Nothing,
         };
         Ok(Inspection { volume, found })
+    }
+
+    fn disk_faults(&self) -> Vec<DiskFault> {
+        self.volumes.last_faults()
+    }
+
+    fn limits_changed(&self, id: &VolumeId, limits: Limits) -> bool {
+        self.volumes.changed_limits(id, limits).is_ok_and(|changed| changed.is_some())
     }
 
     fn grow(&self, id: &VolumeId) -> Result<Option<Bytes>, ActError> {

@@ -11,7 +11,7 @@ use csi::{
 use fsquota::{Limits, ProjectId, Quota, Usage};
 use mount::Attributes;
 use units::{Bytes, Inodes};
-use volume::VolumeId;
+use volume::{DiskFault, VolumeId};
 
 type There = Option<(VolumeId, Attributes)>;
 
@@ -269,6 +269,14 @@ impl Host for FakeHost {
             (None, _) | (_, None) => PathContents::Nothing,
         };
         Ok(Inspection { volume: known, found })
+    }
+
+    fn disk_faults(&self) -> Vec<DiskFault> {
+        Vec::new()
+    }
+
+    fn limits_changed(&self, _: &VolumeId, _: Limits) -> bool {
+        false
     }
 
     fn grow(&self, volume: &VolumeId) -> Result<Option<Bytes>, ActError> {

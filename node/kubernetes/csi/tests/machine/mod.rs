@@ -1,6 +1,7 @@
 //! A node with a real disk: the plugin, the volumes, and where kubelet would look for them.
 
 use std::fs::{self, File};
+use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,25 +39,34 @@ pub struct Node {
 }
 
 /// A disk, and what tests leave on it.
-pub struct TestDisk(XfsDisk);
+pub struct TestDisk {
+    disk: XfsDisk,
+    number: u64,
+}
 
 impl TestDisk {
     pub fn new() -> Self {
-        Self(XfsDisk::with_project_quota())
-    }
-
-    pub fn path(&self) -> &Path {
-        self.0.path()
+        let disk = XfsDisk::with_project_quota();
+        // A file system that has shut down returns no attributes.
+        let number = fs::metadata(disk.path()).expect("the disk").dev();
+        Self { disk, number }
     }
 
     pub fn devices(&self) -> Vec<Attached> {
-        let disk = fs::metadata(self.path()).expect("the disk").dev();
         let mut found = loopdev::list().expect("devices");
         found.retain(|device| match device.status.backing {
-            Backing::File(file) => makedev(file.device.major.into(), file.device.minor.into()) == disk,
+            Backing::File(file) => makedev(file.device.major.into(), file.device.minor.into()) == self.number,
             Backing::Device(_) => false,
         });
         found
+    }
+}
+
+impl Deref for TestDisk {
+    type Target = XfsDisk;
+
+    fn deref(&self) -> &XfsDisk {
+        &self.disk
     }
 }
 

@@ -10,6 +10,7 @@ mod comparison;
 mod deletion;
 mod expansion;
 mod faults;
+mod health;
 mod kills;
 mod node;
 mod requests;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
         comparison::the_provisioner_survives_an_unreachable_api_server,
+        health::faults_of_disk_and_volumes_are_reported,
         faults::recovers_from_swallowed_responses,
         faults::recovers_from_cut_responses,
         faults::recovers_from_late_responses,

@@ -37,6 +37,24 @@ fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
     assert_eq!(fs::read(node.path("live", &id).join("kept")).unwrap(), b"x");
 }
 
+/// Images bound what block volumes use.
+#[test]
+fn changed_limits_of_filesystem_volumes_are_found() {
+    let node = Node::new();
+    let (_, data) = node.made(&files("pvc-1"));
+    let (_, image) = node.made(&disk("pvc-2", Allocation::Thin));
+    let changed =
+        |node: &Node| node.store.usage().unwrap().into_iter().map(|volume| volume.changed).collect::<Vec<_>>();
+    assert_eq!(changed(&node), [None, None]);
+    let other = Limits { bytes: Some(LARGER), inodes: Some(Inodes::new(7)) };
+    for record in [&data, &image] {
+        fsquota::set_limits(File::open(node.disk.path()).unwrap(), record.project, other).unwrap();
+    }
+    assert_eq!(changed(&node), [Some(other), None]);
+    let node = node.restarted();
+    assert_eq!(changed(&node), [None, None]);
+}
+
 #[test]
 fn a_full_filesystem_volume_goes_on_when_it_grew() {
     let node = Node::new();

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use dir::Ensured;
+use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request, Space,
-    Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request,
+    SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -86,6 +87,10 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
         self.below.drifted(id)
+    }
+
+    fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
+        self.below.faults()
     }
 
     fn space(&self) -> Result<Space, LookError> {

@@ -1,0 +1,37 @@
+//! Faults of the disk and of volumes.
+
+use std::sync::Arc;
+
+use envtest::{Cluster, Failure};
+use fsquota::{Fault, Limits, Usage};
+use kube::ResourceExt as _;
+use prometheus::TextEncoder;
+use serde_json::json;
+use units::{Bytes, Inodes};
+use volume::{DiskFault, VolumeId};
+
+use crate::node::Node;
+
+pub async fn faults_of_disk_and_volumes_are_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "health").await?;
+    node.claim_here("precious", json!({})).await?;
+    let id: VolumeId = node.bound("precious").await?.name_any().parse()?;
+    node.settled(&id).await?;
+    // The first look follows the start.
+    node.halt().await?;
+    node.volumes.set_used(&id, Usage { bytes: Bytes::new(950 << 20), inodes: Inodes::new(3) });
+    node.volumes.set_changed(&id, Limits::default());
+    node.volumes.set_faults(vec![DiskFault::FileSystem(Fault::ShutDown)]);
+    node.run().await?;
+    let full = node.event("precious", "VolumeAlmostFull").await?;
+    assert!(full.contains("92 % full") && full.contains("950 MiB of its 1 GiB"), "{full}");
+    let changed = node.event(&node.name, "VolumeLimitsChanged").await?;
+    assert!(changed.contains(id.as_str()) && changed.contains("limit of space none"), "{changed}");
+    let faulty = node.event(&node.name, "DataDiskFault").await?;
+    assert!(faulty.contains("XFS has shut the file system down"), "{faulty}");
+    let metrics = TextEncoder::new().encode_to_string(&node.registry.gather())?;
+    for line in [r#"granary_disk_faults{fault="shutdown"} 1"#, "granary_volumes_limits_changed 1"] {
+        assert!(metrics.lines().any(|found| found == line), "{line} in:\n{metrics}");
+    }
+    node.end().await
+}
