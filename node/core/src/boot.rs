@@ -117,7 +117,8 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
     let command_line = CommandLine::parse(&line);
     // Reported below, when the channel to the host is open.
-    let (stream, recent) = log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
+    let (stream, recent, disk_health) =
+        log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
     boot.log = Some(stream.clone());
     let absent = kmod::load(BOOT_MODULES)?.without_hardware;
     drivers::start()?;
@@ -146,6 +147,13 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
         }
     }
     stream.keep(directory, bounds);
+    match disk_health.observe(storage.volumes().file_system()) {
+        Ok(()) => storage.volumes().observe_disk(Box::new(disk_health)),
+        Err(error) => {
+            let error: &dyn Error = &error;
+            warn!(error, "errors of the data disk are only logged");
+        }
+    }
     if let Err(error) = stream.follow_kernel() {
         warn!(%error, "kernel messages are not in the log, only on the console");
     }

@@ -12,6 +12,7 @@ pub mod certificates;
 pub mod command_line;
 mod control_plane;
 pub mod disk;
+pub mod disk_health;
 mod dns;
 pub mod drivers;
 #[cfg(test)]

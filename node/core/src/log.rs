@@ -15,11 +15,14 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts it, on the console and in memory, and keeps the last warnings. A second call changes nothing.
+use crate::disk_health::DiskHealth;
+
+/// Starts it, on the console and in memory, keeps the last warnings, and the failed requests of the data disk. A second call changes
+/// nothing.
 ///
 /// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `info` on; on the
 /// console and among the last warnings from `programs` on.
-pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
+pub fn start(programs: Level) -> Result<(Stream, Recent, DiskHealth), StartError> {
     let filter = Targets::new()
         .with_default(Level::INFO)
         .with_target("kube", LevelFilter::WARN)
@@ -31,12 +34,13 @@ pub fn start(programs: Level) -> Result<(Stream, Recent), StartError> {
         .with_target("rustls", LevelFilter::WARN);
     let recent = Recent::default();
     let warnings = Warnings { recent: recent.clone(), programs };
-    let stream = Stream::start(vec![Box::new(warnings)], Rate::default())?;
+    let disk_health = DiskHealth::default();
+    let stream = Stream::start(vec![Box::new(warnings), Box::new(disk_health.clone())], Rate::default())?;
     stream.show(programs, consoles())?;
     if tracing_subscriber::registry().with(stream.layer()).with(filter).try_init().is_ok() {
         log_panics(stream.clone());
     }
-    Ok((stream, recent))
+    Ok((stream, recent, disk_health))
 }
 
 /// `/dev/console`, and the other consoles that the kernel writes to. One that cannot be opened has its messages only.

@@ -48,7 +48,8 @@ mod program;
 mod project_ids;
 mod projects;
 mod signature;
-#[expect(unsafe_code, reason = "the ioctls of XFS and of partitions have no wrapper in nix")]
+mod smart;
+#[expect(unsafe_code, reason = "the ioctls of XFS, partitions and NVMe have no wrapper in nix")]
 mod sys;
 pub mod sysfs;
 mod tree;
@@ -65,4 +66,5 @@ pub use plan::{Decision, MINIMUM, plan};
 pub use probe::ProbeError;
 pub use program::{Programs, RunError};
 pub use signature::{MalformedLine, Mark, Signature, Usage};
+pub use smart::SmartWarnings;
 pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Passage, Root, Tree};

@@ -1,5 +1,5 @@
 //! The ioctls that nix lacks: of a mounted XFS its size, growing it, and its label; of a disk its
-//! partitions.
+//! partitions, and its SMART log.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 use std::num::NonZeroU32;
@@ -55,6 +55,35 @@ struct BlockArgument {
 }
 const _: () = assert!(size_of::<BlockArgument>() == 24);
 
+/// `struct nvme_passthru_cmd`, include/uapi/linux/nvme_ioctl.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct NvmeCommand {
+    opcode: u8,
+    flags: u8,
+    reserved: u16,
+    namespace: u32,
+    words_2_and_3: [u32; 2],
+    metadata: u64,
+    address: u64,
+    metadata_length: u32,
+    data_length: u32,
+    word_10: u32,
+    words_11_to_15: [u32; 5],
+    timeout_milliseconds: u32,
+    result: u32,
+}
+const _: () = assert!(size_of::<NvmeCommand>() == 72);
+
+/// Get Log Page.
+const GET_LOG: u8 = 2;
+/// The log of the whole controller.
+const ALL_NAMESPACES: u32 = u32::MAX;
+/// SMART / Health Information.
+const SMART: u32 = 2;
+/// Of the SMART log.
+const LOG_SIZE: usize = 512;
+
 /// `BLKPG_ADD_PARTITION`.
 const ADD: c_int = 1;
 /// `BLKPG_RESIZE_PARTITION`.
@@ -68,6 +97,7 @@ mod ioctl {
     nix::ioctl_read!(xfs_ioc_fsgeometry, b'X', 126, super::FsGeometry);
     // `_IO(0x12, 105)`: its number says nothing of the argument.
     nix::ioctl_write_ptr_bad!(blkpg, nix::request_code_none!(0x12, 105), super::BlockArgument);
+    nix::ioctl_readwrite!(nvme_admin, b'N', 0x41, super::NvmeCommand);
     nix::ioctl_write_ptr!(fs_ioc_setfslabel, 0x94, 50, [u8; super::LABEL_SIZE]);
 }
 
@@ -151,4 +181,27 @@ fn change_partition(
     // of this function; it writes to neither and keeps nothing.
     unsafe { ioctl::blkpg(disk.as_raw_fd(), &raw const argument) }?;
     Ok(())
+}
+
+/// The SMART log of an NVMe disk's controller.
+///
+/// `NVME_IOCTL_ADMIN_CMD`, Linux 3.3.
+pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
+    let mut log = [0; LOG_SIZE];
+    let mut command = NvmeCommand {
+        opcode: GET_LOG,
+        namespace: ALL_NAMESPACES,
+        address: log.as_mut_ptr().expose_provenance() as u64,
+        data_length: LOG_SIZE as u32,
+        // The number of further words of 4 bytes, and the log.
+        word_10: (LOG_SIZE as u32 / 4 - 1) << 16 | SMART,
+        timeout_milliseconds: 5000,
+        ..NvmeCommand::default()
+    };
+    // SAFETY: `disk` is open during the call. The kernel reads and writes one `struct nvme_passthru_cmd` (size asserted
+    // above) through the pointer, and writes at most `data_length` bytes, the size of `log`, to `address` before it
+    // returns. It keeps neither pointer; every bit pattern of both is valid.
+    let status = unsafe { ioctl::nvme_admin(disk.as_raw_fd(), &raw mut command) }?;
+    // A positive result is a status of the controller.
+    if status == 0 { Ok(log) } else { Err(Errno::EIO) }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fsquota::{Allocator, Limits};
-use ktest_support::XfsDisk;
+use ktest_support::{Disk, XfsDisk, cut};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nodelog::{Bounds, Origin, Rate, Record, Sink, Stream};
 use prometheus::Registry;
@@ -205,4 +205,21 @@ fn kernel_messages_are_logged_and_losses_counted() {
     late.kept.wait("the last one", |record| record.message.starts_with("1999 "));
     assert!(late.dropped() > 1000, "{}", late.dropped());
     late.stream.close(LIMIT);
+}
+
+/// The kernel counts failed requests of neither virtio nor NVMe disks: its log is the only source.
+#[test]
+fn a_failed_request_names_its_disk() {
+    let log = Log::start();
+    log.stream.follow_kernel().unwrap();
+    let disk = Disk::take();
+    let mut device = OpenOptions::new().write(true).open(disk.path()).unwrap();
+    device.write_all(&[0; 4096]).unwrap();
+    let off = cut(disk.path());
+    assert!(device.sync_all().is_err());
+    drop(off);
+    let name = disk.path().file_name().and_then(|name| name.to_str());
+    log.kept.wait("the failed request", |record| {
+        record.origin == Origin::Kernel && kerneltext::failed_disk(&record.message) == name
+    });
 }
