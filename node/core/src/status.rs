@@ -247,13 +247,14 @@ mod tests {
     use envtest::FakeVolumes;
     use prometheus::{IntGaugeVec, Opts};
     use supervisor::{Settings, Supervisor};
-    use volume::{Allocation, Claim, DiskFault, Record};
+    use volume::{Allocation, Claim, DiskFault, Owner, Record};
 
     use super::*;
 
     fn record(name: &str, mode: Mode, state: State) -> Record {
         Record {
             claim: Claim { uid: name.to_owned(), namespace: "shop".to_owned(), name: name.to_owned() },
+            owner: Owner::Provisioner,
             class: "local".to_owned(),
             mode,
             size: Bytes::MIB,

@@ -15,7 +15,7 @@ use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, Mode, Opened, Request, Settings, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, Mode, Opened, Owner, Request, Settings, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::check;
@@ -207,7 +207,7 @@ pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
         Shape::Thick => Mode::Block { allocation: Allocation::Thick },
         Shape::Thin => Mode::Block { allocation: Allocation::Thin },
     };
-    Request { claim, class: "local".into(), mode, size, source: None }
+    Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None }
 }
 
 /// For `map_err`: this call of the store failed.

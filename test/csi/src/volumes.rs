@@ -9,7 +9,7 @@ use dir::{Dir, Mode, Name};
 use loopdev::{Attached, Backing};
 use mount::Identity;
 use units::{Bytes, Inodes};
-use volume::{Claim, Request, Store, VolumeId, Volumes as _};
+use volume::{Claim, Owner, Request, Store, VolumeId, Volumes as _};
 
 /// Of shared volumes: enough for an XFS image.
 pub const SIZE: Bytes = Bytes::new(16 << 20);
@@ -106,7 +106,10 @@ impl Volumes {
             Kind::Block => volume::Mode::Block { allocation: volume::Allocation::Thin },
         };
         self.store
-            .provision(&id, &Request { claim, class: "local".to_owned(), mode, size, source: None })
+            .provision(
+                &id,
+                &Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size, source: None },
+            )
             .expect("provision");
         let directory = self.live.join(id.as_str());
         Volume { id, kind, directory }

@@ -228,8 +228,8 @@ impl Disk {
         }
         self.projects += 1;
         let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
-        let Request { claim, class, mode, size, source: _ } = want.clone();
-        let record = Record { claim, class, mode, size, project, cloning, state: State::Staged };
+        let Request { claim, owner, class, mode, size, source: _ } = want.clone();
+        let record = Record { claim, owner, class, mode, size, project, cloning, state: State::Staged };
         self.records.insert(id.clone(), record.clone());
         match &record.cloning {
             Some(Cloning { source, .. }) => {

@@ -220,12 +220,13 @@ fn int(count: u64) -> i64 {
 pub(crate) fn example() -> Snapshot {
     use fsquota::{ProjectId, Usage};
     use units::Inodes;
-    use volume::{Allocation, Claim, Overcommit, Record};
+    use volume::{Allocation, Claim, Overcommit, Owner, Record};
 
     let volume = |name: &str, mode, state, used| VolumeUsage {
         id: format!("pvc-{name}").parse().expect("an identifier"),
         record: Record {
             claim: Claim { uid: name.into(), namespace: "shop".into(), name: name.into() },
+            owner: Owner::Provisioner,
             class: "local".into(),
             mode,
             size: Bytes::GIB,

@@ -12,6 +12,7 @@
 //! | no record, or an unreadable one | | reported, kept |
 //!
 //! Snapshots are compared with their contents: `snapshot/sweep.rs`.
+//! Volumes of another [`Owner`](volume::Owner) are ignored: claims and PVs do not decide about them.
 //!
 //! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may be
 //! that of another cluster. Then nothing is undone or removed.
@@ -87,14 +88,17 @@ impl Provisioner {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
+        let is_managed = |id: &VolumeId| readable.get(id).is_none_or(|record| record.owner.is_provisioner());
+        let retired = retired.into_iter().filter(is_managed);
         let is_snapshot = |id: &VolumeId| readable.get(id).is_some_and(|record| record.mode.is_snapshot());
-        let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.into_iter().partition(is_snapshot);
+        let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.partition(is_snapshot);
         let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) =
             readable.into_iter().partition(|(_, record)| record.mode.is_snapshot());
         let since = Instant::now();
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
-            for (id, record) in readable.iter().filter(|(_, record)| record.state == State::Staged) {
+            let staged = |(_, record): &(_, &Record)| record.state == State::Staged && record.owner.is_provisioner();
+            for (id, record) in readable.iter().filter(staged) {
                 self.settle_staged(id, record).await?;
             }
             for id in retired.iter().filter(|id| !listing.has(id)) {
@@ -241,7 +245,7 @@ fn log_lost(id: &VolumeId, pv: &str, error: &(dyn std::error::Error + 'static)) 
 
 /// See the module.
 fn is_plausible(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool {
-    !listing.is_empty || records.values().all(|record| record.state == State::Staged)
+    !listing.is_empty || records.values().all(|record| record.state == State::Staged || !record.owner.is_provisioner())
 }
 
 /// Announced volumes that are not in the trash and have no PV.
@@ -250,7 +254,8 @@ fn orphans(
     retired: &BTreeSet<VolumeId>,
     listing: &Listing,
 ) -> BTreeSet<VolumeId> {
-    let announced = records.iter().filter(|(_, record)| record.state == State::Announced).map(|(id, _)| id);
+    let announced = |record: &Record| record.state == State::Announced && record.owner.is_provisioner();
+    let announced = records.iter().filter(|(_, record)| announced(record)).map(|(id, _)| id);
     announced.filter(|id| !retired.contains(*id) && listing.of_volume(id).is_empty()).cloned().collect()
 }
 
@@ -259,7 +264,7 @@ mod tests {
     use fsquota::ProjectId;
     use k8s_openapi::api::core::v1::PersistentVolume;
     use units::{Bytes, Inodes};
-    use volume::Mode;
+    use volume::{Mode, Owner};
 
     use super::*;
     use crate::listing;
@@ -273,6 +278,7 @@ mod tests {
     fn record(state: State) -> Record {
         Record {
             claim: Claim { uid: "u".into(), namespace: "n".into(), name: "c".into() },
+            owner: Owner::Provisioner,
             class: "local".into(),
             mode: Mode::Filesystem { inodes: Inodes::new(64) },
             size: Bytes::GIB,
@@ -280,6 +286,11 @@ mod tests {
             cloning: None,
             state,
         }
+    }
+
+    /// Of CSI's Controller service.
+    fn external() -> Record {
+        Record { owner: Owner::Controller { source: None }, ..record(State::Announced) }
     }
 
     fn pv(name: &str) -> PersistentVolume {
@@ -293,6 +304,7 @@ mod tests {
             (id("pvc-used"), record(State::Announced)),
             (id("pvc-trash"), record(State::Announced)),
             (id("pvc-orphan"), record(State::Announced)),
+            (id("pvc-external"), external()),
         ]
         .into();
         let listing = Listing::of(&[pv("pvc-used"), pv("pvc-of-no-record")], NODE);
@@ -306,6 +318,7 @@ mod tests {
         let had_one = [(id("pvc-used"), record(State::Announced)), (id("pvc-staged"), record(State::Staged))].into();
         assert!(!is_plausible(&nothing, &had_one));
         assert!(is_plausible(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
+        assert!(is_plausible(&nothing, &[(id("pvc-external"), external())].into()));
         // The first claim of a new cluster, interrupted.
         assert!(is_plausible(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
     }

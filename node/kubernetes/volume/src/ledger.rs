@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use units::Bytes;
 
 use crate::record::{Allocation, Mode};
-use crate::{Overcommit, VolumeId};
+use crate::{BLOCK, Overcommit, VolumeId};
 
 /// The reservations of all records: what the disk holds, in memory, so that a new claim costs no walk over the others.
 #[derive(Debug, Default)]
@@ -40,7 +40,6 @@ impl Space {
     /// The largest volume that fits, in whole blocks, when one of a size has this mode. The reservation of a larger one
     /// must not be less.
     pub fn largest(&self, mode: impl Fn(Bytes) -> Mode) -> Bytes {
-        const BLOCK: u64 = 4096;
         let fits = |blocks: u64| {
             let size = Bytes::new(blocks * BLOCK);
             mode(size).reserved(size) <= self.free()

@@ -93,6 +93,7 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
     };
     let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
     if record.claim.uid != want.claim.uid
+        || record.owner != want.owner
         || discriminant(&record.mode) != discriminant(&want.mode)
         || record.size != want.size
         || other_source
@@ -260,7 +261,7 @@ mod tests {
     use units::Inodes;
 
     use super::*;
-    use crate::record::{Allocation, Cloning, Mode};
+    use crate::record::{Allocation, Cloning, Mode, Owner};
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
     const NOTHING: DiskState = DiskState::NOTHING;
@@ -273,7 +274,7 @@ mod tests {
 
     fn want(mode: Mode) -> Request {
         let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
-        Request { claim, class: "local".into(), mode, size: Bytes::GIB, source: None }
+        Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size: Bytes::GIB, source: None }
     }
 
     fn clone_of(source: &str) -> Request {

@@ -20,7 +20,31 @@ pub struct Claim {
 
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        match self.namespace.as_str() {
+            "" => f.write_str(&self.name),
+            namespace => write!(f, "{namespace}/{}", self.name),
+        }
+    }
+}
+
+/// The part of the node that creates, expands and deletes a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Owner {
+    /// The provisioner. It removes the volume when no claim and no PV need it.
+    #[default]
+    Provisioner,
+    /// The CSI Controller service. Only its client removes the volume, whose [`Claim::uid`] is the name that the client gave
+    /// it. The namespace of the claim is empty if the client did not send it.
+    Controller {
+        /// The volume whose content it began with. A request of the same name with another one is a conflict.
+        source: Option<VolumeId>,
+    },
+}
+
+impl Owner {
+    pub fn is_provisioner(&self) -> bool {
+        *self == Self::Provisioner
     }
 }
 
@@ -155,6 +179,7 @@ pub struct Cloning {
 pub struct Record {
     /// Of a snapshot: the namespace and name of the VolumeSnapshot, and the UID of its content.
     pub claim: Claim,
+    pub owner: Owner,
     pub class: String,
     pub mode: Mode,
     pub size: Bytes,
@@ -195,7 +220,8 @@ const EARLIER: u32 = 2;
 /// With [`Cloning`]: an earlier release would finish such a volume without the content of its source.
 const CLONING: u32 = 3;
 
-/// Of snapshots: an earlier release would let pods use them, and undo those that have no claim.
+/// Of snapshots: an earlier release would let pods use them, and undo those that have no claim. Also with an [`Owner`] other than
+/// the provisioner, which would remove such a volume in an earlier release.
 const VERSION: u32 = 4;
 
 /// Only this is read before the version is known.
@@ -210,6 +236,8 @@ struct Versioned {
 struct Stored {
     version: u32,
     claim: Claim,
+    #[serde(default, skip_serializing_if = "Owner::is_provisioner")]
+    owner: Owner,
     class: String,
     mode: Mode,
     size_bytes: Bytes,
@@ -224,8 +252,8 @@ impl Record {
         let Versioned { version } = parse(content)?;
         match version {
             EARLIER..=VERSION => {
-                let Stored { version: _, claim, class, mode, size_bytes, project, cloning } = parse(content)?;
-                Ok(Self { claim, class, mode, size: size_bytes, project, cloning, state })
+                let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning } = parse(content)?;
+                Ok(Self { claim, owner, class, mode, size: size_bytes, project, cloning, state })
             }
             1 => Err(RecordError::Version1),
             other => Err(RecordError::Version(other)),
@@ -234,13 +262,13 @@ impl Record {
 
     /// The content of the record's file.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { claim, class, mode, size, project, cloning, state: _ } = self.clone();
-        let version = match (mode, &cloning) {
-            (Mode::Snapshot { .. }, _) => VERSION,
-            (_, Some(_)) => CLONING,
-            (_, None) => EARLIER,
+        let Self { claim, owner, class, mode, size, project, cloning, state: _ } = self.clone();
+        let version = match (mode, &owner, &cloning) {
+            (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => VERSION,
+            (_, Owner::Provisioner, Some(_)) => CLONING,
+            (_, Owner::Provisioner, None) => EARLIER,
         };
-        let stored = Stored { version, claim, class, mode, size_bytes: size, project, cloning };
+        let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning };
         // Strings, numbers and unit variants: nothing in it can fail to be JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
         content.push(b'\n');
@@ -294,9 +322,14 @@ mod tests {
             source: source.parse().expect("an identifier"),
             headroom: Bytes::new(headroom),
         }));
-        (claim, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, state).prop_map(
-            |(claim, class, mode, size, project, cloning, state)| Record {
+        let owner = prop::option::of(prop::option::of("[a-z][a-z0-9]{1,9}")).prop_map(|owner| match owner {
+            Some(source) => Owner::Controller { source: source.map(|source| source.parse().expect("an identifier")) },
+            None => Owner::Provisioner,
+        });
+        (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, state).prop_map(
+            |(claim, owner, class, mode, size, project, cloning, state)| Record {
                 claim,
+                owner,
                 class,
                 mode,
                 size: Bytes::new(size),
@@ -372,6 +405,17 @@ mod tests {
         assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
         let disk = Mode::Block { allocation: Allocation::Thin };
         assert_eq!(record.reserved(), disk.reserved(record.size), "the whole size is reserved");
+    }
+
+    #[test]
+    fn a_volume_of_the_controller_service_is_read_by_no_earlier_release() {
+        let content = br#"{"version":4,"claim":{"uid":"u","namespace":"","name":"c"},
+            "owner":{"controller":{"source":"pvc-1"}},"class":"","mode":{"block":{"allocation":"thick"}},
+            "size_bytes":4096,"project":7}"#;
+        let record = Record::parse(content, State::Staged).unwrap();
+        assert_eq!(record.owner, Owner::Controller { source: Some("pvc-1".parse().unwrap()) });
+        assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+        assert_eq!(record.claim.to_string(), "c");
     }
 
     #[test]

@@ -4,11 +4,15 @@ use fsquota::ProjectId;
 use units::Bytes;
 
 use crate::VolumeId;
-use crate::record::{Claim, Cloning, Mode, Record, State};
+use crate::record::{Claim, Cloning, Mode, Owner, Record, State};
+
+/// The file system's block. Sizes of volumes are multiples of it.
+pub const BLOCK: u64 = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub claim: Claim,
+    pub owner: Owner,
     pub class: String,
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
@@ -23,7 +27,7 @@ impl Request {
     }
 
     pub(crate) fn record(&self, project: ProjectId, cloning: Option<Cloning>) -> Record {
-        let Self { claim, class, mode, size, source: _ } = self.clone();
-        Record { mode: mode.at_present(), claim, class, size, project, cloning, state: State::Staged }
+        let Self { claim, owner, class, mode, size, source: _ } = self.clone();
+        Record { mode: mode.at_present(), claim, owner, class, size, project, cloning, state: State::Staged }
     }
 }

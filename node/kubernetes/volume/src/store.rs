@@ -23,7 +23,8 @@ use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
 use crate::{
-    Announced, DiskFault, DiskObserver, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image, published,
+    Announced, BLOCK, DiskFault, DiskObserver, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image,
+    published,
 };
 
 /// Directories of the store itself.
@@ -324,7 +325,7 @@ impl Store {
 
     pub(crate) fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         let too_large = || Error::TooLarge { id: id.clone(), wanted: to };
-        let size = to.round_up::<4096>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
+        let size = to.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok()).ok_or_else(too_large)?;
         let (known, seen) = self.look(id)?;
         let Some(known) = known else {
             return Err(if seen == DiskState::NOTHING {

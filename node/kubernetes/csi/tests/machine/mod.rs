@@ -20,7 +20,7 @@ use supervisor::Supervisor;
 use tonic::Code;
 use tonic::transport::Channel;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Request, Store, VolumeId, Volumes as _};
+use volume::{Allocation, Claim, Owner, Request, Store, VolumeId, Volumes as _};
 
 use crate::kubelet::Kubelet;
 
@@ -167,7 +167,8 @@ impl Node {
 pub fn make(store: &Store, volume: &str, mode: volume::Mode) -> VolumeId {
     let id: VolumeId = volume.parse().expect("an identifier");
     let claim = Claim { uid: volume.to_owned(), namespace: "default".to_owned(), name: "claim".to_owned() };
-    let request = Request { claim, class: "local".to_owned(), mode, size: SIZE, source: None };
+    let request =
+        Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size: SIZE, source: None };
     store.provision(&id, &request).expect("provision");
     store.announce(&id).expect("announce");
     id

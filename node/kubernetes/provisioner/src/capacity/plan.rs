@@ -12,9 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, 
 use kube::{Resource as _, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 use units::Bytes;
-use volume::{DRIVER_NAME, Space, TOPOLOGY_KEY};
+use volume::{DRIVER_NAME, Space, TOPOLOGY_KEY, VolumeMode};
 
-use crate::class::{self, VolumeMode};
+use crate::class;
 use crate::quantity;
 
 pub(crate) const NAMESPACE: &str = "kube-system";

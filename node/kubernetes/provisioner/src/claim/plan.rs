@@ -6,9 +6,9 @@ use cluster::snapshot;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
-use volume::{Claim, DRIVER_NAME, Request, VolumeId};
+use volume::{BLOCK, Claim, DRIVER_NAME, Owner, Request, VolumeId, VolumeMode};
 
-use crate::class::{self, ClassRejection, ReclaimPolicy, VolumeMode};
+use crate::class::{self, ClassRejection, ReclaimPolicy};
 use crate::quantity::{self, QuantityError};
 use crate::topology::OtherTopology;
 
@@ -18,9 +18,6 @@ const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// All annotations of a claim that the provisioner reads.
 pub(crate) const ANNOTATIONS: [&str; 4] = [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS];
-
-/// The file system's block. Sizes are multiples of it.
-pub(crate) const BLOCK: u64 = 4096;
 
 /// A claim without a volume that the scheduler assigned to this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +130,14 @@ pub(crate) fn check(
     };
     let size = size(spec)?;
     let mode = parameters.mode(volume_mode, size);
-    let volume = Request { claim: assigned.claim.clone(), class: class_name, mode, size, source: None };
+    let volume = Request {
+        claim: assigned.claim.clone(),
+        owner: Owner::Provisioner,
+        class: class_name,
+        mode,
+        size,
+        source: None,
+    };
     Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, source, access_modes, reclaim: parameters.reclaim }))
 }
 

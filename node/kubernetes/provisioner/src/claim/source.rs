@@ -115,14 +115,14 @@ impl CloneError {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use volume::{Allocation, Claim, Mode, Request};
+    use volume::{Allocation, Claim, Mode, Owner, Request};
 
     use super::*;
     use crate::class::ReclaimPolicy;
 
     fn request(mode: Mode, size: Bytes) -> ProvisionRequest {
         let claim = Claim { uid: "new".into(), namespace: "default".into(), name: "new".into() };
-        let volume = Request { claim, class: "local".into(), mode, size, source: None };
+        let volume = Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None };
         let id = "pvc-new".parse().expect("an identifier");
         ProvisionRequest { id, volume, source: None, access_modes: vec![], reclaim: ReclaimPolicy::Delete }
     }

@@ -9,10 +9,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use units::Bytes;
-use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, Record, VolumeId};
+use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, Record, VolumeId, VolumeMode};
 
 use crate::claim::plan::ProvisionRequest;
-use crate::class::{ReclaimPolicy, VolumeMode};
+use crate::class::ReclaimPolicy;
 use crate::quantity;
 
 /// The PV of a volume, with its actual size. An admission policy lists all fields (reconciler/src/pv_policy.rs): add new
@@ -144,7 +144,7 @@ mod tests {
     use fsquota::ProjectId;
     use serde_json::{Value, json};
     use units::Inodes;
-    use volume::{Allocation, Claim, Mode, Request, State};
+    use volume::{Allocation, Claim, Mode, Owner, Request, State};
 
     use super::*;
     use crate::claim::plan::AccessMode;
@@ -154,10 +154,18 @@ mod tests {
     fn request(reclaim: ReclaimPolicy) -> (ProvisionRequest, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
         let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
-        let volume = Request { claim: claim.clone(), class: "local".into(), mode, size, source: None };
+        let volume = Request {
+            claim: claim.clone(),
+            owner: Owner::Provisioner,
+            class: "local".into(),
+            mode,
+            size,
+            source: None,
+        };
         let id = "pvc-u1".parse().expect("an identifier");
         let record = Record {
             claim,
+            owner: Owner::Provisioner,
             class: "local".into(),
             mode,
             size,

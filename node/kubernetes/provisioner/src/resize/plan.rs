@@ -10,8 +10,8 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use units::Bytes;
+use volume::BLOCK;
 
-use crate::claim::plan::BLOCK;
 use crate::quantity::{self, QuantityError};
 
 /// Whole blocks that fit into the API's 63 bits.

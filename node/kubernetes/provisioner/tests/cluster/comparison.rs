@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
 use units::{Bytes, Inodes};
-use volume::{Claim, Drifted, State, VolumeId};
+use volume::{Claim, Drifted, Owner, Record, State, VolumeId};
 
 use crate::node::{Node, until};
 use crate::{id_of, record};
@@ -87,6 +87,43 @@ pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<
     // The PV can be deleted nevertheless.
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.gone(&pv).await?;
+    node.end().await
+}
+
+/// Their client has no claim and may have no PV, and decides alone about their end.
+pub async fn volumes_of_the_controller_service_are_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::stopped(&cluster, "external", Bytes::new(100 << 30)).await?;
+    // Without any PV, nothing is removed at all.
+    node.claim_here("other", json!({})).await?;
+    node.run().await?;
+    let other = node.bound("other").await?;
+    node.halt().await?;
+    let id = |number: u8| id_of(&format!("0d3a7d6e-0000-4000-8000-0000000000b{number}"));
+    let volume = |owner, state| {
+        let claim = Claim { uid: "u".into(), namespace: "external".into(), name: "gone".into() };
+        Record { owner, ..record(claim, "class-external", state) }
+    };
+    let external = [id(1)?, id(2)?, id(3)?];
+    // The comparison reaches these last.
+    let removed = [id(4)?, id(5)?];
+    for (id, state) in external.iter().zip([State::Announced, State::Staged, State::Announced]) {
+        node.volumes.put(id, volume(Owner::Controller { source: None }, state));
+    }
+    for (id, state) in removed.iter().zip([State::Staged, State::Announced]) {
+        node.volumes.put(id, volume(Owner::Provisioner, state));
+    }
+    for id in [&external[2], &removed[1]] {
+        node.volumes.retire(id);
+    }
+    node.run().await?;
+    for id in &removed {
+        until("the end of the record", async || Ok(node.volumes.record(id).map(|record| format!("{record:?}"))))
+            .await?;
+    }
+    assert!(external.iter().all(|id| node.volumes.record(id).is_some()), "{:?}", node.volumes.live());
+    assert_eq!(node.volumes.retired(), external[2..]);
+    node.claims().delete("other", &DeleteParams::default()).await?;
+    node.gone(&other).await?;
     node.end().await
 }
 

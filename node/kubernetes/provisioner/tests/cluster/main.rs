@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use envtest::{Failure, Suite};
 use units::{Bytes, Inodes};
-use volume::{Claim, Mode, Record, State, VolumeId};
+use volume::{Claim, Mode, Owner, Record, State, VolumeId};
 
 macro_rules! suite {
     ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
@@ -76,6 +76,7 @@ fn main() -> ExitCode {
         comparison::a_staged_volume_whose_claim_is_gone_is_undone,
         comparison::a_staged_volume_whose_claim_exists_is_finished,
         comparison::an_announced_volume_without_a_pv_is_reported_and_kept,
+        comparison::volumes_of_the_controller_service_are_kept,
         comparison::a_pv_without_a_volume_is_reported,
         comparison::a_file_that_counts_to_another_project_is_reported,
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
@@ -112,6 +113,7 @@ fn id_of(uid: &str) -> Result<VolumeId, Failure> {
 fn record(claim: Claim, class: &str, state: State) -> Record {
     Record {
         claim,
+        owner: Owner::Provisioner,
         class: class.to_owned(),
         mode: Mode::Filesystem { inodes: Inodes::new(1 << 19) },
         size: Bytes::GIB,

@@ -9,7 +9,8 @@ use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, Error, LiveVolumeError, Mode, Record, Request, Settings, SnapshotRequest, VolumeId, Volumes,
+    Allocation, Claim, Error, LiveVolumeError, Mode, Owner, Record, Request, Settings, SnapshotRequest, VolumeId,
+    Volumes,
 };
 
 use crate::node::Node;
@@ -45,12 +46,12 @@ enum Call {
 
 fn request(mode: Mode, size: Bytes) -> Request {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
-    Request { claim, class: "local".into(), mode, size, source: None }
+    Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None }
 }
 
 /// Without the project ID and the instant of a snapshot, which differ.
 fn shown(record: &Record) -> String {
-    let Record { claim, class, mode, size, project: _, cloning: _, state } = record;
+    let Record { claim, owner: _, class, mode, size, project: _, cloning: _, state } = record;
     if mode.is_snapshot() {
         return format!("{claim} {} {class} {mode} {size} {state:?}", claim.uid);
     }

@@ -4,7 +4,8 @@ use dir::Ensured;
 use loopdev::{Config, Control, Detach};
 use units::{Bytes, Inodes};
 use volume::{
-    Access, Allocation, Claim, LiveVolume, LiveVolumeError, Mode, OpenError, Request, Settings, VolumeId, Volumes as _,
+    Access, Allocation, Claim, LiveVolume, LiveVolumeError, Mode, OpenError, Owner, Request, Settings, VolumeId,
+    Volumes as _,
 };
 
 use crate::node::Node;
@@ -20,7 +21,12 @@ impl Node {
     fn provisioned(&self, name: &str, mode: Mode) -> VolumeId {
         let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
         let id = name.parse().unwrap();
-        self.store.provision(&id, &Request { claim, class: "local".into(), mode, size: SIZE, source: None }).unwrap();
+        self.store
+            .provision(
+                &id,
+                &Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size: SIZE, source: None },
+            )
+            .unwrap();
         id
     }
 }

@@ -21,7 +21,7 @@ use standalone::kubelet::{self, KubeletError};
 use standalone::program;
 use tempfile::TempDir;
 use units::Bytes;
-use volume::{Claim, Mode, Neighbours, Request, Volumes as _};
+use volume::{Claim, Mode, Neighbours, Owner, Request, Volumes as _};
 
 fn place(directory: &Path, more: &[&str]) -> Place {
     let directory = format!("--directory={}", directory.display());
@@ -161,7 +161,9 @@ fn space_and_projects_of_other_programs_are_not_allocated() {
     let claim = Claim { uid: "u".into(), namespace: "default".into(), name: "c".into() };
     let mode = Mode::Filesystem { inodes: fsquota::default_inodes(size) };
     let id = "pvc-1".parse().unwrap();
-    volumes.provision(&id, &Request { claim, class: "local".into(), mode, size, source: None }).unwrap();
+    volumes
+        .provision(&id, &Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None })
+        .unwrap();
     volumes.announce(&id).unwrap();
     let volume = volumes.open_volume(&id).unwrap();
     assert!(volume.project() >= Neighbours::FIRST_PROJECT);

@@ -11,7 +11,7 @@ use ktest_support::XfsDisk;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Record, Request, Settings, Store, VolumeId, Volumes as _};
+use volume::{Allocation, Claim, Mode, Owner, Record, Request, Settings, Store, VolumeId, Volumes as _};
 
 /// A node's volumes directory.
 pub struct Node {
@@ -113,7 +113,7 @@ pub fn disk(name: &str, allocation: Allocation) -> Request {
 
 pub fn sized(name: &str, mode: Mode, size: Bytes) -> Request {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
-    Request { claim, class: "local".into(), mode, size, source: None }
+    Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None }
 }
 
 pub const SIZE: Bytes = Bytes::new(16 << 20);

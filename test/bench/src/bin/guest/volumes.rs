@@ -8,7 +8,7 @@ use dir::{Dir, Name};
 use ktest_support::{XfsDisk, block_stats};
 use nix::sys::stat::Mode as FileMode;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Request, Settings, Store, VolumeId, Volumes as _};
+use volume::{Allocation, Claim, Mode, Owner, Request, Settings, Store, VolumeId, Volumes as _};
 
 use crate::call::CallError;
 use crate::region::measured;
@@ -106,7 +106,10 @@ fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
 /// All that the provisioner asks of the disk for a claim.
 fn claim(store: &Store, id: &VolumeId, mode: Mode) -> Result<(), CallError> {
     let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "data".to_owned() };
-    store.provision(id, &Request { claim, class: "local".to_owned(), mode, size: SIZE, source: None })?;
+    store.provision(
+        id,
+        &Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size: SIZE, source: None },
+    )?;
     store.announce(id)?;
     Ok(())
 }
