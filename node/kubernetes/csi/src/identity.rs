@@ -23,6 +23,8 @@ const NODE: [rpc::Type; 4] =
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,
+    /// Those that depend on the plugin's settings.
+    pub(crate) services: Vec<service::Type>,
     pub(crate) host: Arc<H>,
 }
 
@@ -43,10 +45,11 @@ impl<H: Host> Identity for IdentityService<H> {
         &self,
         _request: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        let topology = Service { r#type: service::Type::VolumeAccessibilityConstraints.into() };
+        let services = self.services.iter().chain(&[service::Type::VolumeAccessibilityConstraints]);
+        let services = services.map(|service| plugin_capability::Type::Service(Service { r#type: (*service).into() }));
         let expansion = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
-        let types = [plugin_capability::Type::Service(topology), plugin_capability::Type::VolumeExpansion(expansion)];
-        let capabilities = types.map(|r#type| PluginCapability { r#type: Some(r#type) }).to_vec();
+        let types = services.chain([plugin_capability::Type::VolumeExpansion(expansion)]);
+        let capabilities = types.map(|r#type| PluginCapability { r#type: Some(r#type) }).collect();
         Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 
@@ -66,12 +69,16 @@ impl<H: Host> Identity for IdentityService<H> {
     }
 }
 
+/// The node, where alone its volumes can be used.
+pub(crate) fn topology(node: &str) -> Topology {
+    Topology { segments: HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), node.to_owned())]) }
+}
+
 pub(crate) fn node_info(node: &str) -> NodeGetInfoResponse {
-    let segments = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), node.to_owned())]);
     NodeGetInfoResponse {
         node_id: node.to_owned(),
         max_volumes_per_node: 0, // limited by the disk only
-        accessible_topology: Some(Topology { segments }),
+        accessible_topology: Some(topology(node)),
     }
 }
 

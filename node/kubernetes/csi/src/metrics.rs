@@ -41,14 +41,21 @@ impl Metrics {
                 "Detaches of published loop devices by other processes, such as pods, that the plugin revoked.",
             )?,
         };
-        // A series that begins with its first call has not increased, and the alert misses that call.
-        for method in METHODS.iter().filter_map(|path| served(path)) {
-            for code in COUNTED_FROM_THE_START {
-                metrics.calls.with_label_values(&[method, code_name(code)]);
-            }
-            metrics.duration.with_label_values(&[method]);
+        for service in [identity_server::SERVICE_NAME, node_server::SERVICE_NAME] {
+            metrics.begin(service);
         }
         Ok(metrics)
+    }
+
+    /// Creates the series of a service that is served. A series that begins with its first call has not increased, and the alert
+    /// misses that call.
+    pub(crate) fn begin(&self, service: &str) {
+        for method in METHODS.iter().filter_map(|path| method_of(path, service)) {
+            for code in COUNTED_FROM_THE_START {
+                self.calls.with_label_values(&[method, code_name(code)]);
+            }
+            self.duration.with_label_values(&[method]);
+        }
     }
 
     fn collectors(&self) -> [Box<dyn Collector>; 3] {
@@ -68,10 +75,9 @@ impl Metrics {
     }
 }
 
-/// The name of a method, given its path, if the plugin has its service.
-fn served(path: &'static str) -> Option<&'static str> {
-    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
-    [identity_server::SERVICE_NAME, node_server::SERVICE_NAME].contains(&service).then_some(method)
+/// The name of a method, given its path, if it is one of the service.
+fn method_of(path: &'static str, service: &str) -> Option<&'static str> {
+    path.strip_prefix('/')?.strip_prefix(service)?.strip_prefix('/')
 }
 
 /// The loop devices of the node's volumes, counted at each scrape.

@@ -1,14 +1,17 @@
 //! The plugin as a service of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::unistd::Uid;
 use prometheus::Registry;
+use proto::csi::controller_server::{self, ControllerServer};
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
+use proto::csi::plugin_capability::service;
 use proto::registration::registration_server::RegistrationServer;
 use supervisor::Context;
 use tokio::sync::{Notify, OnceCell, watch};
@@ -16,8 +19,9 @@ use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
 use tracing::{error, info, warn};
-use volume::{VolumeId, VolumeLocks};
+use volume::{VolumeId, VolumeLocks, Volumes};
 
+use crate::controller::ControllerService;
 use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
@@ -105,6 +109,16 @@ pub struct Plugin<H> {
     again: Notify,
     swept: OnceCell<()>,
     revoked: watch::Sender<BTreeMap<VolumeId, u64>>,
+    controller: Option<Controlled>,
+}
+
+/// The volumes of the Controller service.
+struct Controlled(Arc<dyn Volumes>);
+
+impl fmt::Debug for Controlled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Controlled")
+    }
 }
 
 impl<H: Host> Plugin<H> {
@@ -115,7 +129,15 @@ impl<H: Host> Plugin<H> {
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
         let (locks, again, swept, revoked) =
             (VolumeLocks::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, locks, metrics, again, swept, revoked })
+        Ok(Self { settings, host, locks, metrics, again, swept, revoked, controller: None })
+    }
+
+    /// Also serves the Controller service, which creates, expands and deletes these volumes. No provisioner may do so beside it.
+    #[must_use]
+    pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
+        self.metrics.begin(controller_server::SERVICE_NAME);
+        self.controller = Some(Controlled(volumes));
+        self
     }
 
     /// The supervised service: removes the leftovers of a power cut, opens the loop devices of all targets, detaches those
@@ -260,7 +282,13 @@ impl<H: Host> Plugin<H> {
     /// Serves CSI on `plugins/DRIVER.sock`. At the end, completes running calls, including those that the kubelet canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
-        let identity = IdentityService { version: version.clone(), host: Arc::clone(&self.host) };
+        let controller = self.controller.as_ref().map(|Controlled(volumes)| ControllerService {
+            node: node.clone(),
+            volumes: Arc::clone(volumes),
+            locks: self.locks.clone(),
+        });
+        let services = controller.iter().map(|_| service::Type::ControllerService).collect();
+        let identity = IdentityService { version: version.clone(), services, host: Arc::clone(&self.host) };
         let node = NodeService {
             node: node.clone(),
             kubelet: kubelet.clone(),
@@ -269,8 +297,12 @@ impl<H: Host> Plugin<H> {
         };
         let identity = IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE);
         let node = NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE);
-        let routes = Routes::new(Observed::new(identity, self.metrics.clone()))
+        let mut routes = Routes::new(Observed::new(identity, self.metrics.clone()))
             .add_service(Observed::new(node, self.metrics.clone()));
+        if let Some(controller) = controller {
+            let controller = ControllerServer::new(controller).max_decoding_message_size(MAX_MESSAGE);
+            routes = routes.add_service(Observed::new(controller, self.metrics.clone()));
+        }
         let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();
         socket.serve(routes, Arc::default(), || {}, cx.cancelled()).await?;

@@ -9,13 +9,15 @@ use proto::csi::volume_capability::access_mode::Mode as Access;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{
     CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest,
+    NodeUnpublishVolumeRequest, VolumeCapability,
 };
 use units::Bytes;
-use volume::{VolumeId, VolumeIdError};
+use volume::{ParameterError, VolumeId, VolumeIdError, VolumeMode};
 
 /// Linux's limit of paths, with the NUL.
 const PATH_MAX: usize = 4096;
+/// CSI's limit of names, in bytes.
+pub(crate) const NAME_MAX: usize = 128;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -47,6 +49,20 @@ pub enum RequestError {
     MountGroup,
     #[error("no volume has at least {required} and at most {limit} bytes")]
     Range { required: i64, limit: i64 },
+    #[error("the name has control characters or more than {NAME_MAX} bytes; use a shorter one of printable characters")]
+    Name,
+    #[error("volume_capabilities has both mount and block; a volume has one of them")]
+    MixedModes,
+    #[error("the parameters of the storage class cannot be used")]
+    Parameters(#[source] ParameterError),
+    #[error("mutable_parameters are not supported; remove spec.volumeAttributesClassName of the claim")]
+    MutableParameters,
+    #[error("a snapshot as content source is not supported, and the volume would be empty; remove it")]
+    SnapshotSource,
+    #[error("max_entries is {found}; use 0 for no limit, or a positive number")]
+    MaxEntries { found: i32 },
+    #[error("starting_token {found:?} is not from a response; list from the start again")]
+    Token { found: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -127,6 +143,15 @@ impl fmt::Display for Mode {
     }
 }
 
+impl From<Mode> for VolumeMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Filesystem => Self::Filesystem,
+            Mode::Block => Self::Block,
+        }
+    }
+}
+
 /// The mount of a directory. Not `noexec`: programs on a volume can be executed in containers, and in a pod with a user
 /// namespace the kernel locks the flags of the node's mount (mount_namespaces(7)).
 pub(crate) const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
@@ -190,17 +215,22 @@ pub enum Purpose {
     Unpublish,
 }
 
-impl Publish {
-    pub(crate) fn parse(message: &NodePublishVolumeRequest, kubelet: &Path) -> Result<Self, RequestError> {
-        let volume = volume_id(&message.volume_id)?;
-        let target = path("target_path", &message.target_path, kubelet)?;
-        let capability = required("volume_capability", message.volume_capability.as_ref())?;
-        let (mode, attributes) = match required("volume_capability.access_type", capability.access_type.as_ref())? {
+/// The supported use of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capability {
+    pub(crate) mode: Mode,
+    sharing: Sharing,
+    reads_only: bool,
+}
+
+impl Capability {
+    pub(crate) fn parse(capability: &VolumeCapability) -> Result<Self, RequestError> {
+        let mode = match required("volume_capability.access_type", capability.access_type.as_ref())? {
             AccessType::Mount(mount) => {
                 check_mount(mount)?;
-                (Mode::Filesystem, DIRECTORY)
+                Mode::Filesystem
             }
-            AccessType::Block(_) => (Mode::Block, NODE),
+            AccessType::Block(_) => Mode::Block,
         };
         let access = required("volume_capability.access_mode", capability.access_mode.as_ref())?.mode;
         let (sharing, reads_only) = match Access::try_from(access) {
@@ -212,6 +242,20 @@ impl Publish {
                 other @ (Access::MultiNodeReaderOnly | Access::MultiNodeSingleWriter | Access::MultiNodeMultiWriter),
             ) => return Err(RequestError::AccessMode { mode: other.as_str_name().to_owned() }),
             Err(_) => return Err(RequestError::AccessMode { mode: access.to_string() }),
+        };
+        Ok(Self { mode, sharing, reads_only })
+    }
+}
+
+impl Publish {
+    pub(crate) fn parse(message: &NodePublishVolumeRequest, kubelet: &Path) -> Result<Self, RequestError> {
+        let volume = volume_id(&message.volume_id)?;
+        let target = path("target_path", &message.target_path, kubelet)?;
+        let capability = required("volume_capability", message.volume_capability.as_ref())?;
+        let Capability { mode, sharing, reads_only } = Capability::parse(capability)?;
+        let attributes = match mode {
+            Mode::Filesystem => DIRECTORY,
+            Mode::Block => NODE,
         };
         let attributes = Attributes { read_only: message.readonly || reads_only, ..attributes };
         Ok(Self { volume, target, mode, attributes, sharing })
@@ -255,11 +299,11 @@ impl Stats {
     }
 }
 
-fn required<T>(field: &'static str, value: Option<T>) -> Result<T, RequestError> {
+pub(crate) fn required<T>(field: &'static str, value: Option<T>) -> Result<T, RequestError> {
     value.ok_or(RequestError::Missing { field })
 }
 
-fn volume_id(text: &str) -> Result<VolumeId, RequestError> {
+pub(crate) fn volume_id(text: &str) -> Result<VolumeId, RequestError> {
     required("volume_id", (!text.is_empty()).then_some(text))?.parse().map_err(RequestError::VolumeId)
 }
 
@@ -282,7 +326,7 @@ fn check_mount(MountVolume { fs_type, mount_flags, volume_mount_group }: &MountV
 }
 
 /// 0 in csi.proto means not set.
-fn range(
+pub(crate) fn range(
     &CapacityRange { required_bytes: required, limit_bytes: limit }: &CapacityRange,
 ) -> Result<Range, RequestError> {
     let impossible = || RequestError::Range { required, limit };
@@ -301,7 +345,6 @@ fn range(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use proto::csi::VolumeCapability;
     use proto::csi::volume_capability::{AccessMode, BlockVolume};
 
     use super::*;

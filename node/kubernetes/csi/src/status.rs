@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use loopdev::AttachError;
 use tonic::{Code, Status};
-use volume::VolumeId;
+use volume::{Claim, SourceError, VolumeId, VolumeRefusal};
 
+use crate::controller::{Conflict, SourceRejection};
 use crate::host::{ActError, LookError};
 use crate::plan::PlanError;
 use crate::request::{PathError, RequestError};
@@ -51,6 +52,107 @@ pub(crate) enum CallError {
     Failed { call: Call, volume: VolumeId, path: PathBuf, source: Failure },
 }
 
+/// A call of the Controller service that changes a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Create,
+    Expand,
+    Delete,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Create => "create",
+            Self::Expand => "expand",
+            Self::Delete => "delete",
+        })
+    }
+}
+
+/// A call of the Controller service failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControllerError {
+    #[error("invalid request")]
+    Request(#[from] RequestError),
+    #[error("cannot {change} the volume")]
+    Volume { change: Change, source: volume::Error },
+    #[error(
+        "cannot {change} volume {id}: the provisioner created it for claim {claim}; run the node with --provisioner=own, and          {change} it by its claim"
+    )]
+    OfProvisioner { change: Change, id: VolumeId, claim: Claim },
+    #[error("volume {id} exists already, created {conflict}; delete it, or use another name")]
+    Conflict { id: VolumeId, conflict: Conflict },
+    #[error(transparent)]
+    Source(#[from] SourceRejection),
+    #[error("volume {0} does not exist on this node")]
+    Unknown(VolumeId),
+    #[error("the volume does not exist: its ID has invalid characters")]
+    Impossible,
+    #[error("volume {id} is a {is} volume; correct the access type of volume_capability")]
+    Mode { id: VolumeId, is: volume::Mode },
+    #[error("accessibility_requirements exclude node {node}, and its volumes can be used there only")]
+    Elsewhere { node: String },
+    #[error(transparent)]
+    List(#[from] volume::ListError),
+    #[error("cannot measure the data disk")]
+    Look(#[from] volume::LookError),
+    #[error(transparent)]
+    Live(#[from] volume::LiveVolumeError),
+}
+
+impl From<ControllerError> for Status {
+    fn from(error: ControllerError) -> Self {
+        let code = match &error {
+            ControllerError::Request(error) => of_request(error),
+            ControllerError::Volume { change, source } => of_store(*change, source),
+            ControllerError::OfProvisioner { .. } => Code::FailedPrecondition,
+            ControllerError::Conflict { .. } => Code::AlreadyExists,
+            ControllerError::Source(SourceRejection::Unknown(_))
+            | ControllerError::Unknown(_)
+            | ControllerError::Impossible => Code::NotFound,
+            ControllerError::Source(SourceRejection::Filesystem(_) | SourceRejection::Block(_))
+            | ControllerError::Mode { .. } => Code::InvalidArgument,
+            // The client selects another node.
+            ControllerError::Elsewhere { .. } => Code::ResourceExhausted,
+            ControllerError::List(_) | ControllerError::Look(_) | ControllerError::Live(_) => Code::Internal,
+        };
+        Self::new(code, chain(&error))
+    }
+}
+
+fn of_store(change: Change, error: &volume::Error) -> Code {
+    use volume::Error;
+
+    match error {
+        // The client selects another node for a new volume. An expansion has no alternative.
+        Error::Full { .. } => match change {
+            Change::Create => Code::ResourceExhausted,
+            Change::Expand | Change::Delete => Code::OutOfRange,
+        },
+        Error::TooLarge { .. } => Code::OutOfRange,
+        Error::Unknown { .. } => Code::NotFound,
+        Error::Refused { source, .. } => match source {
+            VolumeRefusal::Differs { .. } => Code::AlreadyExists,
+            VolumeRefusal::NotAnnounced => Code::Unavailable,
+            VolumeRefusal::Snapshot | VolumeRefusal::Volume => Code::InvalidArgument,
+            VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
+        },
+        Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
+        // The next call continues.
+        Error::Unfinished { .. } | Error::Copying { .. } => Code::Aborted,
+        Error::Source { source, .. } => match source {
+            SourceError::Unknown { .. } => Code::NotFound,
+            SourceError::NotAnnounced { .. } => Code::Unavailable,
+            SourceError::Filesystem { .. } | SourceError::Unsupported { .. } => Code::InvalidArgument,
+            SourceError::Larger { .. } => Code::OutOfRange,
+            SourceError::Grown { .. } => Code::Aborted,
+            SourceError::Closed { .. } | SourceError::Look { .. } => Code::Internal,
+        },
+        Error::Closed { .. } | Error::Look { .. } | Error::Act { .. } | Error::Announced { .. } => Code::Internal,
+    }
+}
+
 impl From<CallError> for Status {
     fn from(error: CallError) -> Self {
         let code = match &error {
@@ -78,12 +180,20 @@ fn of_request(error: &RequestError) -> Code {
     match error {
         RequestError::Missing { .. }
         | RequestError::VolumeId(_)
+        | RequestError::Name
+        | RequestError::MixedModes
+        | RequestError::Parameters(_)
+        | RequestError::MutableParameters
+        | RequestError::SnapshotSource
+        | RequestError::MaxEntries { .. }
         | RequestError::Path { .. }
         | RequestError::AccessMode { .. }
         | RequestError::FilesystemType { .. }
         | RequestError::MountOptions
         | RequestError::MountGroup => Code::InvalidArgument,
         RequestError::Range { .. } => Code::OutOfRange,
+        // Of ListVolumes: the client begins again.
+        RequestError::Token { .. } => Code::Aborted,
     }
 }
 
@@ -152,7 +262,7 @@ fn of_look(error: &LookError) -> Code {
 }
 
 /// The error and its causes in one line: a status has no other place for them.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -199,6 +309,23 @@ mod tests {
             assert_eq!(invalid(call, RequestError::Path { field: "path", source: outside }), code, "{call}");
         }
         assert_eq!(invalid(Call::Expand, RequestError::Range { required: -1, limit: 0 }), Code::OutOfRange);
+    }
+
+    #[test]
+    fn errors_of_the_store_have_the_codes_of_the_specification() {
+        let id = || "pvc-1".parse::<VolumeId>().expect("an identifier");
+        let code = |change, source| Status::from(ControllerError::Volume { change, source }).code();
+        let full = || volume::Error::Full { id: id(), wanted: units::Bytes::GIB, free: units::Bytes::ZERO };
+        assert_eq!(code(Change::Create, full()), Code::ResourceExhausted);
+        assert_eq!(code(Change::Expand, full()), Code::OutOfRange);
+        let published = volume::Error::Published { id: id(), target: "/k/t".into() };
+        assert_eq!(code(Change::Delete, published), Code::FailedPrecondition);
+        let source = |source| volume::Error::Source { id: id(), source };
+        assert_eq!(code(Change::Create, source(SourceError::Unknown { volume: id() })), Code::NotFound);
+        let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "data".into() };
+        let status = Status::from(ControllerError::OfProvisioner { change: Change::Delete, id: id(), claim });
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains("claim shop/data; run the node with --provisioner=own"), "{status}");
     }
 
     #[test]

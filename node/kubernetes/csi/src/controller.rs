@@ -1,0 +1,332 @@
+//! The Controller service of this node's volumes, for clusters with external-provisioner.
+//!
+//! It changes only volumes that it created: their records name it as [`Owner`](volume::Owner). Those of the provisioner are
+//! listed, can be cloned, and stay unchanged.
+
+mod plan;
+mod request;
+
+use std::collections::HashMap;
+use std::ops::Bound;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use proto::csi::controller_server::Controller;
+use proto::csi::controller_service_capability::{self, rpc};
+use proto::csi::list_volumes_response::Entry;
+use proto::csi::validate_volume_capabilities_response::Confirmed;
+use proto::csi::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
+    ControllerPublishVolumeResponse, ControllerServiceCapability, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest,
+    CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest, DeleteVolumeResponse,
+    GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
+    ValidateVolumeCapabilitiesResponse, Volume,
+};
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status};
+use units::Bytes;
+use volume::{Error, Record, Records, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
+
+use crate::controller::request::{Capacity, Create, Grow, Named, Page, Placement, Validate};
+use crate::identity::topology;
+use crate::node::signed;
+use crate::status::{Change, ControllerError, chain};
+
+pub(crate) use plan::{Conflict, SourceRejection};
+
+const CAPABILITIES: [rpc::Type; 6] = [
+    rpc::Type::CreateDeleteVolume,
+    rpc::Type::ListVolumes,
+    rpc::Type::GetCapacity,
+    rpc::Type::CloneVolume,
+    rpc::Type::ExpandVolume,
+    rpc::Type::SingleNodeMultiWriter,
+];
+
+pub(crate) struct ControllerService {
+    pub(crate) node: String,
+    pub(crate) volumes: Arc<dyn Volumes>,
+    /// Those of the Node service.
+    pub(crate) locks: VolumeLocks,
+}
+
+impl ControllerService {
+    /// Runs blocking work in a thread. It ends its work also if the client cancels the call.
+    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&dyn Volumes) -> T + Send + 'static) -> T {
+        let volumes = Arc::clone(&self.volumes);
+        match spawn_blocking(move || work(&*volumes)).await {
+            Ok(done) => done,
+            // The layer in front of this service makes it an error of this call.
+            Err(panicked) => resume_unwind(panicked.into_panic()),
+        }
+    }
+
+    /// Repeats a change of one volume while its error says that the next pass continues. The thread has the lock, and other
+    /// calls for the volume wait. A client that cancels the call ends it after the present pass; its next call continues.
+    async fn change<T: Send + 'static>(
+        &self,
+        id: &VolumeId,
+        continues: fn(&Error) -> bool,
+        change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
+    ) -> Result<T, ControllerError> {
+        let mut guard = self.locks.lock(id).await;
+        loop {
+            let (id, change) = (id.clone(), change.clone());
+            let pass = move |volumes: &dyn Volumes| -> (VolumeGuard, Result<T, ControllerError>) {
+                (guard, change(volumes, &id))
+            };
+            let (returned, changed) = self.on_disk(pass).await;
+            match changed {
+                Err(ControllerError::Volume { source, .. }) if continues(&source) => guard = returned,
+                changed => return changed,
+            }
+        }
+    }
+
+    fn message(&self, id: &VolumeId, size: Bytes) -> Volume {
+        Volume {
+            capacity_bytes: signed(size.get()),
+            volume_id: id.to_string(),
+            volume_context: HashMap::new(),
+            content_source: None,
+            accessible_topology: vec![topology(&self.node)],
+        }
+    }
+}
+
+/// Creates the volume, or finishes what an earlier call began.
+fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerError> {
+    let request = plan::create(want, &volumes.records()?.readable)?;
+    let failed = |source| ControllerError::Volume { change: Change::Create, source };
+    let record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
+    volumes.announce(&want.id).map_err(failed)?;
+    // Makes the announcement durable: after a power cut, no other call would repeat it.
+    volumes.live_volume(&want.id)?;
+    Ok(record)
+}
+
+/// The record of a volume that this service may change.
+fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<Record>, ControllerError> {
+    let Records { mut readable, mut unreadable } = volumes.records()?;
+    if let Some(source) = unreadable.remove(id) {
+        let id = id.clone();
+        return Err(ControllerError::Volume { change, source: Error::Closed { id, source } });
+    }
+    match readable.remove(id) {
+        Some(record) if record.owner.is_provisioner() => {
+            Err(ControllerError::OfProvisioner { change, id: id.clone(), claim: record.claim })
+        }
+        record => Ok(record),
+    }
+}
+
+fn delete(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
+    let change = Change::Delete;
+    let removed = match owned(volumes, id, change)?.map(|record| record.state) {
+        None => return Ok(()),
+        Some(State::Staged) => volumes.undo(id),
+        Some(State::Announced) => volumes.retire(id).and_then(|_| volumes.discard(id)),
+    };
+    removed.map(drop).map_err(|source| ControllerError::Volume { change, source })
+}
+
+/// Returns the size, and whether a pod has the block device, whose size the kubelet then refreshes.
+fn expand(volumes: &dyn Volumes, id: &VolumeId, want: &Grow) -> Result<(Bytes, bool), ControllerError> {
+    let change = Change::Expand;
+    let record = owned(volumes, id, change)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
+    if let Some(mode) = want.mode.map(VolumeMode::from)
+        && mode != record.mode.into()
+    {
+        return Err(ControllerError::Mode { id: id.clone(), is: record.mode });
+    }
+    let size = want.range.grown(record.size)?;
+    let record = volumes.expand(id, size).map_err(|source| ControllerError::Volume { change, source })?.into_inner();
+    Ok((record.size, volumes.live_volume(id)?.attached))
+}
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Result<Response<CreateVolumeResponse>, Status> {
+        let want = Create::parse(request.get_ref(), &self.node).map_err(ControllerError::from)?;
+        if want.place == Placement::Elsewhere {
+            return Err(ControllerError::Elsewhere { node: self.node.clone() }.into());
+        }
+        let id = want.id.clone();
+        let want = Arc::new(want);
+        let copies = |error: &Error| matches!(error, Error::Copying { .. });
+        let record = self.change(&id, copies, move |volumes, _| create(volumes, &want)).await?;
+        let volume =
+            Volume { content_source: request.into_inner().volume_content_source, ..self.message(&id, record.size) };
+        Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        match Named::of_delete(request.get_ref()).map_err(ControllerError::from)? {
+            Named::Impossible => {}
+            Named::Volume(id) => self.change(&id, Error::is_shrinking, delete).await?,
+        }
+        Ok(Response::new(DeleteVolumeResponse {}))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Result<Response<ControllerExpandVolumeResponse>, Status> {
+        let want = Grow::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let id = want.id.clone();
+        let want = Arc::new(want);
+        let (size, node_expansion_required) =
+            self.change(&id, |_| false, move |volumes, id| expand(volumes, id, &want)).await?;
+        let capacity_bytes = signed(size.get());
+        Ok(Response::new(ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let want = Validate::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let id = match want.id {
+            Named::Volume(id) => id,
+            Named::Impossible => return Err(ControllerError::Impossible.into()),
+        };
+        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
+        let is_volume = |record: &&Record| !record.mode.is_snapshot();
+        let record = records.readable.get(&id).filter(is_volume).ok_or(ControllerError::Unknown(id))?;
+        let rejection = plan::validate(want.mode, want.parameters, record).err();
+        let message = request.into_inner();
+        let response = match rejection {
+            Some(rejection) => ValidateVolumeCapabilitiesResponse { message: chain(&rejection), confirmed: None },
+            None => ValidateVolumeCapabilitiesResponse {
+                confirmed: Some(Confirmed {
+                    volume_context: message.volume_context,
+                    volume_capabilities: message.volume_capabilities,
+                    parameters: message.parameters,
+                    mutable_parameters: HashMap::new(),
+                }),
+                message: String::new(),
+            },
+        };
+        Ok(Response::new(response))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        let Page { after, most } = Page::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?.readable;
+        let mut rest = records
+            .range::<VolumeId, _>((after, Bound::<VolumeId>::Unbounded))
+            .filter(|(_, record)| record.state == State::Announced && !record.mode.is_snapshot())
+            .peekable();
+        let page: Vec<_> = rest.by_ref().take(most).collect();
+        let next_token = match (page.last(), rest.peek()) {
+            (Some((last, _)), Some(_)) => Page::token(last),
+            _ => String::new(),
+        };
+        let entry =
+            |(id, record): (&VolumeId, &Record)| Entry { volume: Some(self.message(id, record.size)), status: None };
+        Ok(Response::new(ListVolumesResponse { entries: page.into_iter().map(entry).collect(), next_token }))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Result<Response<GetCapacityResponse>, Status> {
+        let Capacity { mode, parameters, place } =
+            Capacity::parse(request.get_ref(), &self.node).map_err(ControllerError::from)?;
+        if place == Placement::Elsewhere {
+            let maximum_volume_size = Some(0);
+            return Ok(Response::new(GetCapacityResponse { maximum_volume_size, ..GetCapacityResponse::default() }));
+        }
+        let space = self.on_disk(|volumes| volumes.space()).await.map_err(ControllerError::from)?;
+        let modes = mode.map_or(vec![VolumeMode::Filesystem, VolumeMode::Block], |mode| vec![mode.into()]);
+        let largest = modes.into_iter().map(|mode| space.largest(|size| parameters.mode(mode, size))).max();
+        Ok(Response::new(GetCapacityResponse {
+            available_capacity: signed(space.free().get()),
+            maximum_volume_size: largest.map(|size| signed(size.get())),
+            minimum_volume_size: None,
+        }))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |kind: rpc::Type| ControllerServiceCapability {
+            r#type: Some(controller_service_capability::Type::Rpc(controller_service_capability::Rpc {
+                r#type: kind.into(),
+            })),
+        };
+        let capabilities = CAPABILITIES.map(capability).to_vec();
+        Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _: Request<ControllerPublishVolumeRequest>,
+    ) -> Result<Response<ControllerPublishVolumeResponse>, Status> {
+        Err(unannounced("PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<ControllerUnpublishVolumeResponse>, Status> {
+        Err(unannounced("PUBLISH_UNPUBLISH_VOLUME"))
+    }
+
+    async fn create_snapshot(
+        &self,
+        _: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        Err(unannounced("CREATE_DELETE_SNAPSHOT"))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        _: Request<DeleteSnapshotRequest>,
+    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
+        Err(unannounced("CREATE_DELETE_SNAPSHOT"))
+    }
+
+    async fn list_snapshots(
+        &self,
+        _: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        Err(unannounced("LIST_SNAPSHOTS"))
+    }
+
+    async fn get_snapshot(&self, _: Request<GetSnapshotRequest>) -> Result<Response<GetSnapshotResponse>, Status> {
+        Err(unannounced("GET_SNAPSHOT"))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        _: Request<ControllerGetVolumeRequest>,
+    ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
+        Err(unannounced("GET_VOLUME"))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _: Request<ControllerModifyVolumeRequest>,
+    ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
+        Err(unannounced("MODIFY_VOLUME"))
+    }
+}
+
+fn unannounced(capability: &str) -> Status {
+    Status::unimplemented(format!("{capability} is not announced"))
+}

@@ -1,0 +1,237 @@
+//! Decisions of the Controller service, from the records of volumes. Pure.
+
+use std::collections::BTreeMap;
+
+use units::Bytes;
+use volume::{Owner, Parameters, Record, Request, VolumeId, VolumeMode};
+
+use crate::controller::request::Create;
+use crate::request::{Mode, RequestError};
+use crate::status::ControllerError;
+
+/// Difference between a volume and a request of the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Conflict {
+    #[error("for another name or by the provisioner")]
+    Creator,
+    #[error("from another content source")]
+    Source,
+    #[error("with another access type")]
+    Mode,
+    #[error("with other parameters")]
+    Parameters,
+    #[error("with a size outside of capacity_range")]
+    Size,
+}
+
+/// The content source cannot be cloned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SourceRejection {
+    #[error("content source {0} does not exist on this node")]
+    Unknown(VolumeId),
+    #[error("volume {0} is a filesystem volume, of which clones are not supported; copy its files")]
+    Filesystem(VolumeId),
+    #[error("volume {0} is a block volume; request the access type block")]
+    Block(VolumeId),
+}
+
+/// The request for the store. If the volume exists, it has the size of that volume.
+pub(crate) fn create(want: &Create, records: &BTreeMap<VolumeId, Record>) -> Result<Request, ControllerError> {
+    let owner = Owner::Controller { source: want.source.clone() };
+    let mode = VolumeMode::from(want.mode);
+    let size = match records.get(&want.id) {
+        Some(record) => {
+            let conflict = |conflict| ControllerError::Conflict { id: want.id.clone(), conflict };
+            compare(want, &owner, record).map_err(conflict)?;
+            record.size
+        }
+        None => want.range.size(want.source.as_ref().map(|source| check_source(source, mode, records)).transpose()?)?,
+    };
+    Ok(Request {
+        claim: want.claim.clone(),
+        owner,
+        // Clients send its parameters only.
+        class: String::new(),
+        mode: want.parameters.mode(mode, size),
+        size,
+        source: want.source.clone(),
+    })
+}
+
+fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict> {
+    if record.owner.is_provisioner() || record.claim.uid != want.claim.uid {
+        return Err(Conflict::Creator);
+    }
+    if record.owner != *owner {
+        return Err(Conflict::Source);
+    }
+    let mode = VolumeMode::from(want.mode);
+    if VolumeMode::from(record.mode) != mode {
+        return Err(Conflict::Mode);
+    }
+    if !want.range.contains(record.size) {
+        return Err(Conflict::Size);
+    }
+    // An expansion raises the number of inodes in proportion, and rounds it.
+    let is_expanded = mode == VolumeMode::Filesystem && want.range.size(None).ok() != Some(record.size);
+    let is_same = record.mode == want.parameters.mode(mode, record.size);
+    if is_same || is_expanded { Ok(()) } else { Err(Conflict::Parameters) }
+}
+
+/// The size of the source.
+fn check_source(
+    source: &VolumeId,
+    mode: VolumeMode,
+    records: &BTreeMap<VolumeId, Record>,
+) -> Result<Bytes, SourceRejection> {
+    let record = records.get(source).ok_or_else(|| SourceRejection::Unknown(source.clone()))?;
+    match (VolumeMode::from(record.mode), mode) {
+        (VolumeMode::Block, VolumeMode::Block) => Ok(record.size),
+        (VolumeMode::Block, VolumeMode::Filesystem) => Err(SourceRejection::Block(source.clone())),
+        (VolumeMode::Filesystem, _) => Err(SourceRejection::Filesystem(source.clone())),
+    }
+}
+
+/// The reason why the volume does not have these capabilities and parameters.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unconfirmed {
+    #[error("not supported")]
+    Request(#[from] RequestError),
+    #[error("the volume is a {is} volume")]
+    Mode { is: volume::Mode },
+    #[error("the volume was created with other parameters")]
+    Parameters,
+}
+
+pub(crate) fn validate(
+    mode: Result<Mode, RequestError>,
+    parameters: Result<Option<Parameters>, RequestError>,
+    record: &Record,
+) -> Result<(), Unconfirmed> {
+    let (mode, parameters) = (VolumeMode::from(mode?), parameters?);
+    if VolumeMode::from(record.mode) != mode {
+        return Err(Unconfirmed::Mode { is: record.mode });
+    }
+    // The number of inodes of an expanded volume depends on its history.
+    let is_same = |parameters: Parameters| parameters.mode(mode, record.size) == record.mode;
+    if mode == VolumeMode::Block && !parameters.is_none_or(is_same) {
+        return Err(Unconfirmed::Parameters);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use fsquota::ProjectId;
+    use volume::{Claim, State};
+
+    use super::*;
+    use crate::controller::request::Placement;
+    use crate::request::Range;
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an identifier")
+    }
+
+    fn want(mode: Mode, size: Bytes) -> Create {
+        Create {
+            id: id("data"),
+            claim: Claim { uid: "data".into(), namespace: String::new(), name: "data".into() },
+            mode,
+            parameters: Parameters::default(),
+            range: Range { required: Some(size), limit: None },
+            source: None,
+            place: Placement::Here,
+        }
+    }
+
+    fn parameters(name: &str, value: &str) -> Parameters {
+        Parameters::parse(&[(name.to_owned(), value.to_owned())].into()).expect("valid parameters")
+    }
+
+    /// The volume of this request.
+    fn record(want: &Create) -> Record {
+        let request = create(want, &BTreeMap::new()).expect("a request");
+        let Request { claim, owner, class, mode, size, source: _ } = request;
+        let project = ProjectId::new(7).expect("an ID");
+        Record { claim, owner, class, mode, size, project, cloning: None, state: State::Announced }
+    }
+
+    fn conflict(want: &Create, record: Record) -> Option<Conflict> {
+        match create(want, &[(id("data"), record)].into()) {
+            Ok(_) => None,
+            Err(ControllerError::Conflict { conflict, .. }) => Some(conflict),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn the_same_request_again_is_the_same_volume() {
+        for mode in [Mode::Filesystem, Mode::Block] {
+            let want = want(mode, Bytes::GIB);
+            let record = record(&want);
+            let again = create(&want, &[(id("data"), record.clone())].into()).expect("a request");
+            assert_eq!((again.size, again.mode, again.owner), (record.size, record.mode, record.owner));
+        }
+    }
+
+    #[test]
+    fn other_requests_of_the_same_name_are_conflicts() {
+        let files = want(Mode::Filesystem, Bytes::GIB);
+        let disk = want(Mode::Block, Bytes::GIB);
+        let tests = [
+            (want(Mode::Filesystem, Bytes::TIB), record(&files), Some(Conflict::Size)),
+            // At least this size.
+            (want(Mode::Filesystem, Bytes::MIB), record(&files), None),
+            (disk.clone(), record(&files), Some(Conflict::Mode)),
+            (
+                Create { parameters: parameters("bytesPerInode", "65536"), ..files.clone() },
+                record(&files),
+                Some(Conflict::Parameters),
+            ),
+            (
+                Create { parameters: parameters("blockAllocation", "thin"), ..disk.clone() },
+                record(&disk),
+                Some(Conflict::Parameters),
+            ),
+            (Create { source: Some(id("other")), ..disk.clone() }, record(&disk), Some(Conflict::Source)),
+            (files.clone(), Record { owner: Owner::Provisioner, ..record(&files) }, Some(Conflict::Creator)),
+            (
+                files.clone(),
+                Record { claim: Claim { uid: "Data".into(), ..files.claim.clone() }, ..record(&files) },
+                Some(Conflict::Creator),
+            ),
+        ];
+        for (want, record, expected) in tests {
+            assert_eq!(conflict(&want, record), expected, "{want:?}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_a_block_volume_of_this_node() {
+        let clone = Create { source: Some(id("source")), ..want(Mode::Block, Bytes::GIB) };
+        let with = |mode: Mode| {
+            let source = record(&want(mode, Bytes::GIB));
+            let volume_mode = VolumeMode::from(clone.mode);
+            check_source(&id("source"), volume_mode, &[(id("source"), source)].into())
+        };
+        assert_eq!(with(Mode::Block), Ok(Bytes::GIB));
+        assert_eq!(with(Mode::Filesystem), Err(SourceRejection::Filesystem(id("source"))));
+        let unknown = create(&clone, &BTreeMap::new()).expect_err("there is no source");
+        assert!(matches!(unknown, ControllerError::Source(SourceRejection::Unknown(_))), "{unknown}");
+        // Without a size, the clone has that of its source.
+        let source = record(&want(Mode::Block, Bytes::MIB));
+        let request = create(&Create { range: Range::default(), ..clone }, &[(id("source"), source)].into()).unwrap();
+        assert_eq!(request.size, Bytes::MIB);
+    }
+
+    #[test]
+    fn a_volume_has_the_capabilities_of_its_mode() {
+        let disk = record(&want(Mode::Block, Bytes::GIB));
+        assert!(validate(Ok(Mode::Block), Ok(None), &disk).is_ok());
+        assert!(matches!(validate(Ok(Mode::Filesystem), Ok(None), &disk), Err(Unconfirmed::Mode { .. })));
+        let thin = parameters("blockAllocation", "thin");
+        assert!(matches!(validate(Ok(Mode::Block), Ok(Some(thin)), &disk), Err(Unconfirmed::Parameters)));
+        assert!(matches!(validate(Err(RequestError::MixedModes), Ok(None), &disk), Err(Unconfirmed::Request(_))));
+    }
+}

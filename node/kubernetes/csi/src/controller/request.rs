@@ -1,0 +1,421 @@
+//! Checked requests of the Controller service. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+
+use proto::csi::volume_content_source::Type as Source;
+use proto::csi::{
+    ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, ListVolumesRequest,
+    Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest, VolumeCapability,
+};
+use sha2::{Digest as _, Sha256};
+use units::Bytes;
+use volume::{BLOCK, Claim, Parameters, TOPOLOGY_KEY, VolumeId};
+
+use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, range, required, volume_id};
+
+/// Of a volume without a requested size.
+const DEFAULT: Bytes = Bytes::GIB;
+/// Volumes in one response of `ListVolumes`, which has to fit into a message of gRPC.
+const PAGE: usize = 10_000;
+/// Begins the token of a page, so that it is not confused with the ID of a volume.
+const AFTER: &str = "after:";
+
+/// Parameters that external-provisioner adds with `--extra-create-metadata`. They describe the claim.
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
+const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
+const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    pub(crate) id: VolumeId,
+    pub(crate) claim: Claim,
+    pub(crate) mode: Mode,
+    pub(crate) parameters: Parameters,
+    pub(crate) range: Range,
+    pub(crate) source: Option<VolumeId>,
+    /// Whether the volume may be on this node.
+    pub(crate) place: Placement,
+}
+
+/// Whether a topology requirement allows this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    Here,
+    Elsewhere,
+}
+
+/// The volume may not exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    Volume(VolumeId),
+    /// No volume has such an ID.
+    Impossible,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grow {
+    pub(crate) id: VolumeId,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) range: Range,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Page {
+    pub(crate) after: Bound<VolumeId>,
+    pub(crate) most: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    /// `None`: either.
+    pub(crate) mode: Option<Mode>,
+    pub(crate) parameters: Parameters,
+    pub(crate) place: Placement,
+}
+
+#[derive(Debug)]
+pub(crate) struct Validate {
+    pub(crate) id: Named,
+    /// The mode of the capabilities, or the reason why no volume has them.
+    pub(crate) mode: Result<Mode, RequestError>,
+    pub(crate) parameters: Result<Option<Parameters>, RequestError>,
+}
+
+impl Create {
+    pub(crate) fn parse(message: &CreateVolumeRequest, node: &str) -> Result<Self, RequestError> {
+        let name = required("name", Some(message.name.as_str()).filter(|name| !name.is_empty()))?;
+        if name.len() > NAME_MAX || name.chars().any(char::is_control) {
+            return Err(RequestError::Name);
+        }
+        let mode = modes(&message.volume_capabilities)?;
+        if !message.mutable_parameters.is_empty() {
+            return Err(RequestError::MutableParameters);
+        }
+        let (claim, parameters) = claim(name, &message.parameters);
+        let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
+        let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
+        let source = match message.volume_content_source.as_ref() {
+            None => None,
+            Some(source) => match required("volume_content_source.type", source.r#type.as_ref())? {
+                Source::Volume(source) => Some(volume_id(&source.volume_id)?),
+                Source::Snapshot(_) => return Err(RequestError::SnapshotSource),
+            },
+        };
+        let place = Placement::of(message.accessibility_requirements.as_ref(), node);
+        Ok(Self { id: id_of(name), claim, mode, parameters, range, source, place })
+    }
+}
+
+/// The ID of the volume of this name: the name itself, as of `pvc-UID`, or a digest of it if the name is not an ID.
+fn id_of(name: &str) -> VolumeId {
+    name.parse().unwrap_or_else(|_| {
+        let digest: String = Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("csi-{digest}").parse().expect("hexadecimal digits after a letter are an ID")
+    })
+}
+
+/// The claim, as far as the client describes it, and the parameters of the class.
+fn claim(name: &str, parameters: &HashMap<String, String>) -> (Claim, BTreeMap<String, String>) {
+    let mut parameters: BTreeMap<_, _> = parameters.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    parameters.remove(PV_NAME);
+    let namespace = parameters.remove(CLAIM_NAMESPACE).unwrap_or_default();
+    let claim = parameters.remove(CLAIM_NAME).unwrap_or_else(|| name.to_owned());
+    (Claim { uid: name.to_owned(), namespace, name: claim }, parameters)
+}
+
+/// The mode that all capabilities have.
+fn modes(capabilities: &[VolumeCapability]) -> Result<Mode, RequestError> {
+    let mut modes = capabilities.iter().map(|capability| Capability::parse(capability).map(|found| found.mode));
+    let first = modes.next().ok_or(RequestError::Missing { field: "volume_capabilities" })??;
+    for mode in modes {
+        if mode? != first {
+            return Err(RequestError::MixedModes);
+        }
+    }
+    Ok(first)
+}
+
+impl Placement {
+    fn of(requirement: Option<&TopologyRequirement>, node: &str) -> Self {
+        let requisite = requirement.map_or(&[][..], |requirement| &requirement.requisite);
+        if requisite.is_empty() || requisite.iter().any(|topology| is_here(topology, node)) {
+            Self::Here
+        } else {
+            Self::Elsewhere
+        }
+    }
+}
+
+fn is_here(topology: &Topology, node: &str) -> bool {
+    topology.segments.iter().all(|(key, value)| key == TOPOLOGY_KEY && value == node)
+}
+
+impl Named {
+    pub(crate) fn of_delete(message: &DeleteVolumeRequest) -> Result<Self, RequestError> {
+        Self::parse(&message.volume_id)
+    }
+
+    fn parse(text: &str) -> Result<Self, RequestError> {
+        match volume_id(text) {
+            Ok(id) => Ok(Self::Volume(id)),
+            Err(RequestError::VolumeId(_)) => Ok(Self::Impossible),
+            Err(missing) => Err(missing),
+        }
+    }
+}
+
+impl Grow {
+    pub(crate) fn parse(message: &ControllerExpandVolumeRequest) -> Result<Self, RequestError> {
+        let id = volume_id(&message.volume_id)?;
+        let range = range(required("capacity_range", message.capacity_range.as_ref())?)?;
+        let mode = message.volume_capability.as_ref().map(Capability::parse).transpose()?.map(|found| found.mode);
+        Ok(Self { id, mode, range })
+    }
+}
+
+impl Page {
+    pub(crate) fn parse(message: &ListVolumesRequest) -> Result<Self, RequestError> {
+        let most = match usize::try_from(message.max_entries) {
+            Ok(0) => PAGE,
+            Ok(most) => most.min(PAGE),
+            Err(_) => return Err(RequestError::MaxEntries { found: message.max_entries }),
+        };
+        let token = message.starting_token.as_str();
+        let after = match token.strip_prefix(AFTER).map(str::parse) {
+            None if token.is_empty() => Bound::Unbounded,
+            Some(Ok(id)) => Bound::Excluded(id),
+            None | Some(Err(_)) => return Err(RequestError::Token { found: token.to_owned() }),
+        };
+        Ok(Self { after, most })
+    }
+
+    pub(crate) fn token(last: &VolumeId) -> String {
+        format!("{AFTER}{last}")
+    }
+}
+
+impl Capacity {
+    pub(crate) fn parse(message: &GetCapacityRequest, node: &str) -> Result<Self, RequestError> {
+        let mode = match message.volume_capabilities.as_slice() {
+            [] => None,
+            capabilities => Some(modes(capabilities)?),
+        };
+        let (_, parameters) = claim("", &message.parameters);
+        let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
+        let place = match &message.accessible_topology {
+            Some(topology) if !is_here(topology, node) => Placement::Elsewhere,
+            Some(_) | None => Placement::Here,
+        };
+        Ok(Self { mode, parameters, place })
+    }
+}
+
+impl Validate {
+    pub(crate) fn parse(message: &ValidateVolumeCapabilitiesRequest) -> Result<Self, RequestError> {
+        let id = Named::parse(&message.volume_id)?;
+        let mode = match modes(&message.volume_capabilities) {
+            Err(missing @ RequestError::Missing { .. }) => return Err(missing),
+            Ok(_) if !message.mutable_parameters.is_empty() => Err(RequestError::MutableParameters),
+            mode => mode,
+        };
+        let (_, parameters) = claim("", &message.parameters);
+        let parameters = if parameters.is_empty() {
+            Ok(None)
+        } else {
+            Parameters::parse(&parameters).map(Some).map_err(RequestError::Parameters)
+        };
+        Ok(Self { id, mode, parameters })
+    }
+}
+
+impl Range {
+    /// The size of a new volume: the smallest one in the range, in whole blocks, or the default one. `source` is the size of
+    /// the volume that it is a clone of.
+    pub(crate) fn size(self, source: Option<Bytes>) -> Result<Bytes, RequestError> {
+        let most = self.limit.map(|limit| Bytes::new(limit.get() / BLOCK * BLOCK));
+        let default = source.unwrap_or(DEFAULT);
+        let wanted = self.required.unwrap_or_else(|| most.map_or(default, |most| most.min(default)));
+        self.blocks(wanted).filter(|size| *size > Bytes::ZERO).ok_or_else(|| self.impossible())
+    }
+
+    /// The size of an expanded volume. It does not become smaller.
+    pub(crate) fn grown(self, size: Bytes) -> Result<Bytes, RequestError> {
+        let wanted = self.required.map_or(size, |required| required.max(size));
+        self.blocks(wanted).ok_or_else(|| self.impossible())
+    }
+
+    pub(crate) fn contains(self, size: Bytes) -> bool {
+        self.required.is_none_or(|least| size >= least) && self.limit.is_none_or(|most| size <= most)
+    }
+
+    fn blocks(self, size: Bytes) -> Option<Bytes> {
+        size.round_up::<BLOCK>().filter(|size| i64::try_from(size.get()).is_ok() && self.contains(*size))
+    }
+
+    fn impossible(self) -> RequestError {
+        let signed = |bytes: Option<Bytes>| bytes.map_or(0, |bytes| crate::node::signed(bytes.get()));
+        RequestError::Range { required: signed(self.required), limit: signed(self.limit) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proto::csi::volume_capability::access_mode::Mode as Access;
+    use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+    use proto::csi::{CapacityRange, VolumeContentSource, volume_content_source};
+
+    use super::*;
+
+    const NODE: &str = "node-1";
+
+    fn capability(access_type: AccessType, mode: Access) -> VolumeCapability {
+        VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access_type) }
+    }
+
+    fn mount() -> VolumeCapability {
+        capability(AccessType::Mount(MountVolume::default()), Access::SingleNodeWriter)
+    }
+
+    fn block() -> VolumeCapability {
+        capability(AccessType::Block(BlockVolume {}), Access::SingleNodeWriter)
+    }
+
+    fn message(name: &str) -> CreateVolumeRequest {
+        CreateVolumeRequest {
+            name: name.to_owned(),
+            volume_capabilities: vec![mount()],
+            ..CreateVolumeRequest::default()
+        }
+    }
+
+    fn topology(key: &str, value: &str) -> Topology {
+        Topology { segments: HashMap::from([(key.to_owned(), value.to_owned())]) }
+    }
+
+    fn range_of(required: u64, limit: u64) -> Range {
+        let given = |bytes| (bytes != 0).then_some(Bytes::new(bytes));
+        Range { required: given(required), limit: given(limit) }
+    }
+
+    #[test]
+    fn a_name_that_is_an_id_is_the_id() {
+        let uid = "pvc-0b6f2f6e-9c1f-4d4e-8d0a-6f1f2a3b4c5d";
+        assert_eq!(Create::parse(&message(uid), NODE).unwrap().id.as_str(), uid);
+        let [one, other] = ["Data 1", "Data 2"].map(|name| Create::parse(&message(name), NODE).unwrap());
+        assert_eq!(one.id.as_str().len(), "csi-".len() + 64);
+        assert_ne!(one.id, other.id);
+        assert_eq!(one.claim.uid, "Data 1");
+    }
+
+    #[test]
+    fn invalid_requests_are_rejected() {
+        let reason = |change: fn(&mut CreateVolumeRequest)| {
+            let mut message = message("data");
+            change(&mut message);
+            Create::parse(&message, NODE).expect_err("it is rejected")
+        };
+        assert!(matches!(reason(|message| message.name.clear()), RequestError::Missing { field: "name" }));
+        assert!(matches!(reason(|message| message.name.push('\n')), RequestError::Name));
+        assert!(matches!(reason(|message| message.name = "a".repeat(129)), RequestError::Name));
+        assert!(matches!(reason(|message| message.volume_capabilities.clear()), RequestError::Missing { .. }));
+        assert!(matches!(reason(|message| message.volume_capabilities.push(block())), RequestError::MixedModes));
+        let many = |message: &mut CreateVolumeRequest| {
+            let writers = capability(AccessType::Mount(MountVolume::default()), Access::MultiNodeMultiWriter);
+            message.volume_capabilities.push(writers);
+        };
+        assert!(matches!(reason(many), RequestError::AccessMode { .. }));
+        let unknown = |message: &mut CreateVolumeRequest| {
+            message.parameters.insert("fast".into(), "yes".into());
+        };
+        assert!(matches!(reason(unknown), RequestError::Parameters(_)));
+        let mutable = |message: &mut CreateVolumeRequest| {
+            message.mutable_parameters.insert("readIOPS".into(), "1".into());
+        };
+        assert!(matches!(reason(mutable), RequestError::MutableParameters));
+        let snapshot = |message: &mut CreateVolumeRequest| {
+            let snapshot = volume_content_source::SnapshotSource::default();
+            message.volume_content_source =
+                Some(VolumeContentSource { r#type: Some(volume_content_source::Type::Snapshot(snapshot)) });
+        };
+        assert!(matches!(reason(snapshot), RequestError::SnapshotSource));
+        let negative = |message: &mut CreateVolumeRequest| {
+            message.capacity_range = Some(CapacityRange { required_bytes: -1, limit_bytes: 0 });
+        };
+        assert!(matches!(reason(negative), RequestError::Range { .. }));
+    }
+
+    #[test]
+    fn external_provisioners_metadata_describe_the_claim() {
+        let metadata =
+            [(CLAIM_NAMESPACE, "shop"), (CLAIM_NAME, "data"), (PV_NAME, "pvc-1"), ("blockAllocation", "thin")];
+        let parameters = metadata.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let message = CreateVolumeRequest { parameters: parameters.into(), ..message("pvc-1") };
+        let create = Create::parse(&message, NODE).unwrap();
+        assert_eq!((create.claim.to_string().as_str(), create.claim.uid.as_str()), ("shop/data", "pvc-1"));
+        assert_eq!(create.parameters.allocation, volume::Allocation::Thin);
+    }
+
+    #[test]
+    fn one_requisite_topology_has_to_be_the_nodes() {
+        let place = |requisite: Vec<Topology>| {
+            let accessibility_requirements = Some(TopologyRequirement { requisite, preferred: vec![] });
+            Create::parse(&CreateVolumeRequest { accessibility_requirements, ..message("data") }, NODE).unwrap().place
+        };
+        let other = topology(TOPOLOGY_KEY, "node-2");
+        assert_eq!(place(vec![]), Placement::Here);
+        assert_eq!(place(vec![other.clone(), topology(TOPOLOGY_KEY, NODE)]), Placement::Here);
+        assert_eq!(place(vec![other]), Placement::Elsewhere);
+        assert_eq!(place(vec![topology("zone", NODE)]), Placement::Elsewhere);
+    }
+
+    #[test]
+    fn a_size_is_the_smallest_of_the_range_in_whole_blocks() {
+        for (required, limit, source, size) in [
+            (1, 0, None, Some(4096)),
+            (4097, 8192, None, Some(8192)),
+            (4097, 8191, None, None),
+            (0, 0, None, Some(1 << 30)),
+            (0, 8191, None, Some(4096)),
+            (0, 4095, None, None),
+            (0, 0, Some(8192), Some(8192)),
+            (i64::MAX.cast_unsigned(), 0, None, None),
+        ] {
+            let found = range_of(required, limit).size(source.map(Bytes::new)).ok().map(Bytes::get);
+            assert_eq!(found, size, "{required} {limit} {source:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_other_origin_are_rejected() {
+        let page = |token: &str| {
+            Page::parse(&ListVolumesRequest { starting_token: token.to_owned(), ..ListVolumesRequest::default() })
+        };
+        assert_eq!(page("").unwrap().after, Bound::Unbounded);
+        let id: VolumeId = "pvc-1".parse().unwrap();
+        assert_eq!(page(&Page::token(&id)).unwrap().after, Bound::Excluded(id));
+        for token in ["pvc-1", "invalid-token", "after:", "after:../x"] {
+            assert!(matches!(page(token), Err(RequestError::Token { .. })), "{token}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn sizes_are_in_the_range(required in 0u64..1 << 40, limit in 0u64..1 << 40, has in 0u64..1 << 28) {
+            let range = range_of(required, limit);
+            if let Ok(size) = range.size(None) {
+                prop_assert!(size.get().is_multiple_of(BLOCK) && size > Bytes::ZERO && range.contains(size));
+            }
+            let has = Bytes::new(has * BLOCK);
+            if let Ok(size) = range.grown(has) {
+                prop_assert!(size.get().is_multiple_of(BLOCK) && size >= has && range.contains(size));
+            }
+        }
+
+        #[test]
+        fn every_name_has_an_id(name in ".{1,60}") {
+            prop_assert_eq!(id_of(&name), id_of(&name));
+        }
+    }
+}
