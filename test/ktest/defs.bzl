@@ -62,7 +62,7 @@ _guest_binary = rule(
     attrs = _ATTRS,
 )
 
-def _payload(name, program, modules, drivers, tools, tool_packages):
+def _payload(name, program, modules, drivers, tools, tool_packages, programs = {}):
     """NAME_payload: what a guest has beside //test/ktest:guest. A macro."""
     common = {
         "tags": ["manual"],
@@ -80,7 +80,7 @@ def _payload(name, program, modules, drivers, tools, tool_packages):
     initramfs(
         name = name + "_payload",
         directories = [],
-        files = {program: "program"},
+        files = {program: "program"} | {label: "usr/bin/" + file for label, file in programs.items()},
         links = {"lib64": "usr/lib"} if tools else {},
         trees = trees,
         **common
@@ -93,6 +93,7 @@ def ktest(
         drivers = [],
         tools = [],
         tool_packages = [Label("//third_party/debian:test_packages")],
+        programs = {},
         host_cpus = 1,
         size = "small",
         timeout = "moderate",
@@ -112,13 +113,14 @@ def ktest(
         drivers: kernel modules in /drivers, which the program loads itself (`kmod::Drivers`).
         tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
         tool_packages: Debian packages of the tools and of all libraries that they load.
+        programs: static programs of other packages that the test starts: label -> name in /usr/bin.
         size: as for every test.
         timeout: as for every test. Emulation is slow on a busy machine, hence more than a minute.
         host_cpus: CPUs of the host that the test keeps busy. A guest that mostly waits shares the host with another test.
         tags: as for every test.
         **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
-    _payload(name, test, modules, drivers, tools, tool_packages)
+    _payload(name, test, modules, drivers, tools, tool_packages, programs)
     _guest_test(
         name = name,
         size = size,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 
-use crate::{Case, Census, Kind, Node, Volume};
+use crate::{Case, Census, Kind, Node, Services, Volume};
 
 /// Two for each kind of volume.
 const AT_ONCE: usize = 4;
@@ -94,6 +94,6 @@ fn settled(node: &Node, before: Census, what: &str, act: impl FnOnce()) -> Censu
 
 /// The node of all behaviors. One that fails does not end the others.
 fn shared() -> MutexGuard<'static, Node> {
-    static NODE: LazyLock<Mutex<Node>> = LazyLock::new(|| Mutex::new(Node::start()));
+    static NODE: LazyLock<Mutex<Node>> = LazyLock::new(|| Mutex::new(Node::start(Services::NodeAlone)));
     NODE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -29,5 +29,5 @@ pub use census::Census;
 pub use client::{answer, connect};
 pub use hold::{hold, hold_each, hold_each_in_turn, hold_in_turn, hold_published, with_case};
 pub use messages::{capability, read_only, with_mode};
-pub use node::{NODE_NAME, Node, VERSION};
+pub use node::{NODE_NAME, Node, Services, VERSION};
 pub use volumes::{Kind, SIZE, Volume};

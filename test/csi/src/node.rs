@@ -22,8 +22,16 @@ pub const NODE_NAME: &str = "node-1";
 pub const VERSION: &str = "1.2.3";
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// The services of the plugin beside Identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Services {
+    NodeAlone,
+    WithController,
+}
+
 pub struct Node {
     runtime: Runtime,
+    services: Services,
     running: Mutex<Option<Running>>,
     volumes: Volumes,
     kubelet: PathBuf,
@@ -38,7 +46,7 @@ struct Running {
 }
 
 impl Node {
-    pub(crate) fn start() -> Self {
+    pub fn start(services: Services) -> Self {
         let disk = XfsDisk::with_project_quota();
         let data = Dir::open(disk.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
@@ -50,7 +58,7 @@ impl Node {
         }
         // The plugin's threads are not the test's: a behaviour may block its own.
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-        let node = Self { runtime, running: Mutex::default(), volumes, kubelet, _disk: disk };
+        let node = Self { runtime, services, running: Mutex::default(), volumes, kubelet, _disk: disk };
         node.block_on(node.begin());
         node
     }
@@ -97,11 +105,20 @@ impl Node {
     }
 
     pub async fn restart(&self) {
+        self.stop().await;
+        self.begin().await;
+    }
+
+    /// Stops the plugin, and unmounts the disk.
+    pub fn end(self) {
+        self.block_on(self.stop());
+    }
+
+    async fn stop(&self) {
         let ended = self.running().take().expect("the plugin runs");
         let Running { supervisor, plugin, channel } = ended;
         drop((plugin, channel));
         supervisor.stop(LIMIT).await.expect("nothing is aborted");
-        self.begin().await;
     }
 
     async fn begin(&self) {
@@ -111,7 +128,11 @@ impl Node {
             watch: Duration::from_secs(3600),
             ..Settings::new(self.kubelet.clone(), NODE_NAME, VERSION)
         };
-        let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
+        let plugin = Plugin::new(settings, host, &Registry::new()).expect("metrics");
+        let plugin = Arc::new(match self.services {
+            Services::NodeAlone => plugin,
+            Services::WithController => plugin.with_controller(self.volumes.store().clone()),
+        });
         let service = Arc::clone(&plugin);
         let supervisor =
             Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));

@@ -1,0 +1,250 @@
+//! Requirements of the Controller service that csi-sanity does not check.
+
+use std::collections::{BTreeSet, HashMap};
+
+use conformity::{Kind, NODE_NAME, Node, Services, answer, capability};
+use proto::csi::controller_client::ControllerClient;
+use proto::csi::plugin_capability::{Type, service};
+use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_content_source::{self, VolumeSource};
+use proto::csi::{
+    CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
+    GetPluginCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, Topology,
+    TopologyRequirement, VolumeContentSource,
+};
+use tonic::Code;
+use tonic::transport::Channel;
+use units::Bytes;
+use volume::{Owner, Record, VolumeId, Volumes as _};
+
+const SIZE: i64 = 16 << 20;
+
+fn client(node: &Node) -> ControllerClient<Channel> {
+    ControllerClient::new(node.channel())
+}
+
+fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(CapacityRange { required_bytes: SIZE, limit_bytes: 0 }),
+        volume_capabilities: vec![capability(kind, Mode::SingleNodeWriter)],
+        ..CreateVolumeRequest::default()
+    }
+}
+
+async fn create(node: &Node, request: CreateVolumeRequest) -> Result<proto::csi::Volume, Code> {
+    answer(client(node).create_volume(request).await).map(|response| response.volume.expect("a volume"))
+}
+
+async fn delete(node: &Node, id: &str) -> Result<(), Code> {
+    let request = DeleteVolumeRequest { volume_id: id.to_owned(), ..DeleteVolumeRequest::default() };
+    answer(client(node).delete_volume(request).await).map(drop)
+}
+
+fn record(node: &Node, id: &str) -> Option<Record> {
+    let id: VolumeId = id.parse().expect("an ID");
+    node.volumes().store().records().expect("records").readable.remove(&id)
+}
+
+/// One node for all: each has a file system of its own.
+#[test]
+fn the_controller_service_works_beside_the_node_service() {
+    let node = Node::start(Services::WithController);
+    node.block_on(async {
+        it_is_announced(&node).await;
+        a_volume_has_the_owner_and_the_place(&node).await;
+        a_conflict_exists_already(&node).await;
+        other_nodes_are_rejected(&node).await;
+        volumes_of_the_provisioner_stay_unchanged(&node).await;
+        a_published_volume_is_not_deleted(&node).await;
+        a_clone_has_the_content_of_its_source(&node).await;
+        pages_have_every_volume_once(&node).await;
+        a_volume_survives_a_restart(&node).await;
+    });
+    node.end();
+}
+
+async fn it_is_announced(node: &Node) {
+    let able = answer(node.identity().get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await).expect("answer");
+    let services = able.capabilities.iter().filter_map(|capability| match &capability.r#type {
+        Some(Type::Service(found)) => Some(found.r#type()),
+        Some(Type::VolumeExpansion(_)) | None => None,
+    });
+    let expected = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints];
+    assert_eq!(services.collect::<Vec<_>>(), expected);
+}
+
+async fn a_volume_has_the_owner_and_the_place(node: &Node) {
+    let metadata = [("csi.storage.k8s.io/pvc/namespace", "shop"), ("csi.storage.k8s.io/pvc/name", "data")];
+    let parameters: HashMap<_, _> = metadata.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    for kind in Kind::ALL {
+        let request = CreateVolumeRequest { parameters: parameters.clone(), ..request("pvc-owned", kind) };
+        let volume = create(node, request).await.expect("create");
+        assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("pvc-owned", SIZE));
+        let here = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), NODE_NAME.to_owned())]);
+        assert_eq!(volume.accessible_topology, [Topology { segments: here }]);
+        let record = record(node, "pvc-owned").expect("a record");
+        assert_eq!(record.owner, Owner::Controller { source: None });
+        assert_eq!(record.claim.to_string(), "shop/data");
+        delete(node, "pvc-owned").await.expect("delete");
+        delete(node, "pvc-owned").await.expect("the same again");
+        assert_eq!(self::record(node, "pvc-owned"), None);
+    }
+}
+
+async fn a_conflict_exists_already(node: &Node) {
+    let name = "One Name";
+    let id = create(node, request(name, Kind::Filesystem)).await.expect("create").volume_id;
+    assert!(id.starts_with("csi-"), "{id}");
+    let larger = CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 };
+    let with = |value: &str| HashMap::from([("bytesPerInode".to_owned(), value.to_owned())]);
+    for (other, code) in [
+        (request(name, Kind::Block), Some(Code::AlreadyExists)),
+        (
+            CreateVolumeRequest { capacity_range: Some(larger), ..request(name, Kind::Filesystem) },
+            Some(Code::AlreadyExists),
+        ),
+        (
+            CreateVolumeRequest { parameters: with("65536"), ..request(name, Kind::Filesystem) },
+            Some(Code::AlreadyExists),
+        ),
+        (CreateVolumeRequest { parameters: with("2048"), ..request(name, Kind::Filesystem) }, None),
+        (CreateVolumeRequest { parameters: with("0"), ..request(name, Kind::Filesystem) }, Some(Code::InvalidArgument)),
+    ] {
+        assert_eq!(create(node, other.clone()).await.err(), code, "{other:?}");
+    }
+    // After an expansion, the first request is still one of the same volume.
+    let grow = ControllerExpandVolumeRequest {
+        volume_id: id.clone(),
+        capacity_range: Some(larger),
+        ..ControllerExpandVolumeRequest::default()
+    };
+    let grown = answer(client(node).controller_expand_volume(grow).await).expect("expand");
+    assert_eq!((grown.capacity_bytes, grown.node_expansion_required), (2 * SIZE, false));
+    let again = create(node, request(name, Kind::Filesystem)).await.expect("the same again");
+    assert_eq!((again.volume_id.as_str(), again.capacity_bytes), (id.as_str(), 2 * SIZE));
+    delete(node, &id).await.expect("delete");
+}
+
+async fn other_nodes_are_rejected(node: &Node) {
+    let segments = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), "node-2".to_owned())]);
+    let elsewhere = Topology { segments };
+    let accessibility_requirements =
+        Some(TopologyRequirement { requisite: vec![elsewhere.clone()], ..TopologyRequirement::default() });
+    let request = CreateVolumeRequest { accessibility_requirements, ..request("elsewhere", Kind::Block) };
+    assert_eq!(create(node, request).await.err(), Some(Code::ResourceExhausted));
+    assert_eq!(record(node, "elsewhere"), None);
+    for (place, is_here) in [(None, true), (Some(elsewhere), false)] {
+        let request = GetCapacityRequest { accessible_topology: place, ..GetCapacityRequest::default() };
+        let found = answer(client(node).get_capacity(request).await).expect("capacity");
+        assert_eq!(found.available_capacity > 0, is_here, "{found:?}");
+        assert_eq!(found.maximum_volume_size.expect("a size") > 0, is_here, "{found:?}");
+    }
+    let too_large = CreateVolumeRequest {
+        capacity_range: Some(CapacityRange { required_bytes: 1 << 50, limit_bytes: 0 }),
+        ..self::request("too-large", Kind::Block)
+    };
+    assert_eq!(create(node, too_large).await.err(), Some(Code::ResourceExhausted));
+    assert_eq!(record(node, "too-large"), None);
+}
+
+async fn volumes_of_the_provisioner_stay_unchanged(node: &Node) {
+    let id = "pvc-shared-filesystem-0";
+    let record = || record(node, id).expect("a record");
+    let before = record();
+    let expand = ControllerExpandVolumeRequest {
+        volume_id: id.to_string(),
+        capacity_range: Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 }),
+        ..ControllerExpandVolumeRequest::default()
+    };
+    assert_eq!(delete(node, id).await.err(), Some(Code::FailedPrecondition));
+    let expanded = answer(client(node).controller_expand_volume(expand).await);
+    assert_eq!(expanded.err(), Some(Code::FailedPrecondition));
+    let created = create(node, request(id, Kind::Filesystem)).await;
+    assert_eq!(created.err(), Some(Code::AlreadyExists));
+    assert_eq!(record(), before);
+}
+
+async fn a_published_volume_is_not_deleted(node: &Node) {
+    for kind in Kind::ALL {
+        let id = create(node, request("pvc-published", kind)).await.expect("create").volume_id;
+        let target_path = node.kubelet().join("pods/published").display().to_string();
+        let publish = NodePublishVolumeRequest {
+            volume_id: id.clone(),
+            target_path: target_path.clone(),
+            volume_capability: Some(capability(kind, Mode::SingleNodeWriter)),
+            ..NodePublishVolumeRequest::default()
+        };
+        answer(node.client().node_publish_volume(publish).await).expect("publish");
+        assert_eq!(delete(node, &id).await.err(), Some(Code::FailedPrecondition), "{kind:?}");
+        // The kubelet refreshes the size of a device.
+        let expand = ControllerExpandVolumeRequest {
+            volume_id: id.clone(),
+            capacity_range: Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 }),
+            ..ControllerExpandVolumeRequest::default()
+        };
+        let expanded = answer(client(node).controller_expand_volume(expand).await).expect("expand");
+        assert_eq!(expanded.node_expansion_required, kind == Kind::Block);
+        let unpublish = NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path };
+        answer(node.client().node_unpublish_volume(unpublish).await).expect("unpublish");
+        delete(node, &id).await.expect("delete");
+    }
+}
+
+async fn a_clone_has_the_content_of_its_source(node: &Node) {
+    let source = create(node, request("pvc-source", Kind::Block)).await.expect("create").volume_id;
+    let live = node.kubelet().with_file_name("volumes").join("live");
+    let image = |id: &str| live.join(id).join("image");
+    let content = vec![7; 1 << 20];
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(image(&source))
+        .and_then(|mut image| std::io::Write::write_all(&mut image, &content))
+        .expect("write");
+    let of = |volume_id: &str| {
+        let source = VolumeSource { volume_id: volume_id.to_owned() };
+        Some(VolumeContentSource { r#type: Some(volume_content_source::Type::Volume(source)) })
+    };
+    let request = |name: &str, kind| CreateVolumeRequest { volume_content_source: of(&source), ..request(name, kind) };
+    let clone = create(node, request("pvc-clone", Kind::Block)).await.expect("clone");
+    assert_eq!(clone.content_source, of(&source));
+    let copied = std::fs::read(image(&clone.volume_id)).expect("read");
+    assert!(copied.starts_with(&content) && copied.len() == usize::try_from(SIZE).unwrap());
+    assert_eq!(create(node, request("pvc-files", Kind::Filesystem)).await.err(), Some(Code::InvalidArgument));
+    let other = CreateVolumeRequest { volume_content_source: None, ..request("pvc-clone", Kind::Block) };
+    assert_eq!(create(node, other).await.err(), Some(Code::AlreadyExists));
+    // The source may be deleted first, and the request repeated after that.
+    delete(node, &source).await.expect("delete the source");
+    create(node, request("pvc-clone", Kind::Block)).await.expect("the same again");
+    delete(node, "pvc-clone").await.expect("delete");
+}
+
+async fn pages_have_every_volume_once(node: &Node) {
+    let list = async |max_entries, starting_token| {
+        answer(client(node).list_volumes(ListVolumesRequest { max_entries, starting_token }).await)
+    };
+    let all = list(0, String::new()).await.expect("all volumes");
+    assert_eq!(all.next_token, "");
+    let (mut found, mut token) = (Vec::new(), String::new());
+    for _ in 0..all.entries.len() {
+        let page = list(3, token).await.expect("a page");
+        assert!((1..=3).contains(&page.entries.len()));
+        found.extend(page.entries);
+        token = page.next_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(found, all.entries);
+    let ids: BTreeSet<_> = found.iter().map(|entry| entry.volume.clone().expect("a volume").volume_id).collect();
+    assert_eq!(ids.len(), found.len());
+    assert_eq!(list(-1, String::new()).await.err(), Some(Code::InvalidArgument));
+}
+
+async fn a_volume_survives_a_restart(node: &Node) {
+    let id = create(node, request("pvc-restart", Kind::Block)).await.expect("create").volume_id;
+    node.restart().await;
+    assert_eq!(create(node, request("pvc-restart", Kind::Block)).await.expect("the same again").volume_id, id);
+    assert_eq!(record(node, &id).map(|record| record.size), Some(Bytes::new(SIZE.cast_unsigned())));
+    delete(node, &id).await.expect("delete");
+}

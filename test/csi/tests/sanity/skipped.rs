@@ -1,0 +1,81 @@
+//! The specs of csi-sanity that do not run, each with the reason.
+
+use conformity::Kind;
+
+use crate::Spec;
+
+const CONTROLLER: &str = "Controller Service [Controller Server]";
+
+/// Names of specs, or the beginnings of the names of all specs of a container.
+const SKIPPED: [(&str, &[&str]); 6] = [
+    (
+        "the Controller service has no snapshots",
+        &[
+            "CreateSnapshot [Controller Server]",
+            "DeleteSnapshot [Controller Server]",
+            "GetSnapshot [Controller Server]",
+            "ListSnapshots [Controller Server]",
+            "Controller Service [Controller Server] CreateVolume should create volume from an existing source snapshot",
+            "Controller Service [Controller Server] CreateVolume should fail when the volume source snapshot is not found",
+            "GroupController Service",
+        ],
+    ),
+    (
+        "volumes have no mutable parameters",
+        &[
+            "ModifyVolume [Controller Server]",
+            "Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
+            "Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
+        ],
+    ),
+    (
+        "calls of CSI 1.13: the plugin reports the condition in NodeGetVolumeStats",
+        &[
+            "ControllerGetVolumeHealth [Controller Server]",
+            "ControllerListVolumeHealth [Controller Server]",
+            "Node Service NodeGetVolumeHealth",
+            "Node Service NodeGetStorageHealth",
+        ],
+    ),
+    ("volumes are published without staging", &["Node Service NodeStageVolume", "Node Service NodeUnstageVolume"]),
+    (
+        "the node's own disk is attached to no other node",
+        &[
+            "Controller Service [Controller Server] ControllerPublishVolume",
+            "Controller Service [Controller Server] ControllerUnpublishVolume",
+            "Controller Service [Controller Server] volume lifecycle",
+        ],
+    ),
+    (
+        "disabled in csi-sanity as unreliable; `controller::pages_have_every_volume_once` covers pages",
+        &["Controller Service [Controller Server] ListVolumes pagination should detect volumes"],
+    ),
+];
+
+/// The specs that the command line leaves out: csi-sanity would run them.
+pub(crate) fn left_out(kind: Kind) -> impl Iterator<Item = &'static str> {
+    let specs: &[_] = match kind {
+        // The capability CLONE_VOLUME is for both access types, and only block volumes can be cloned.
+        Kind::Filesystem => &[
+            "Controller Service \\[Controller Server\\] CreateVolume should create volume from an existing source volume",
+        ],
+        Kind::Block => &[],
+    };
+    specs.iter().copied()
+}
+
+/// Fails unless exactly the listed specs were skipped.
+pub(crate) fn compare(kind: Kind, skipped: &[&Spec], ran: &[&Spec]) {
+    let left_out: Vec<_> = left_out(kind).map(|spec| spec.replace('\\', "")).collect();
+    let listed = || SKIPPED.iter().flat_map(|(_, specs)| *specs).copied().chain(left_out.iter().map(String::as_str));
+    let is_listed = |name: &str| listed().any(|start| name.starts_with(start));
+    let names = |specs: &[&Spec]| specs.iter().map(|spec| spec.name()).collect::<Vec<_>>();
+    let (skipped, ran) = (names(skipped), names(ran));
+    let without_reason: Vec<_> = skipped.iter().filter(|name| !is_listed(name)).collect();
+    assert!(without_reason.is_empty(), "skipped without a reason here: {without_reason:#?}");
+    let listed_and_ran: Vec<_> = ran.iter().filter(|name| is_listed(name)).collect();
+    assert!(listed_and_ran.is_empty(), "listed as skipped, but they ran: {listed_and_ran:#?}");
+    let unknown: Vec<_> = listed().filter(|start| !skipped.iter().any(|name| name.starts_with(start))).collect();
+    assert!(unknown.is_empty(), "csi-sanity has no such specs: {unknown:#?}");
+    assert!(ran.iter().any(|name| name.starts_with(CONTROLLER)), "{ran:#?}");
+}
