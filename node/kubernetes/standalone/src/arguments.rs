@@ -43,6 +43,9 @@ pub struct Node {
     pub kubelet: PathBuf,
     #[command(flatten)]
     pub place: Place,
+    /// The program that creates volumes for claims.
+    #[arg(long, value_enum, default_value_t = Provisioner::Own)]
+    pub provisioner: Provisioner,
     /// Address of metrics and health checks.
     #[arg(long, default_value_t = LISTEN)]
     pub listen: SocketAddr,
@@ -58,6 +61,14 @@ pub struct Node {
     /// The kubelet's directory with links to the logs of containers. They name the pod of a denied call.
     #[arg(long, value_parser = directory, default_value = "/var/log/containers")]
     pub container_logs: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Provisioner {
+    /// This program.
+    Own,
+    /// external-provisioner, by the CSI Controller service, which this program then serves on its socket.
+    External,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -252,6 +263,7 @@ mod tests {
         assert_eq!(node.place.reserved(Bytes::new(1000 << 30)), Bytes::new((1000 << 30) / 100 * 2));
         assert_eq!(node.listen.to_string(), "[::]:7839");
         assert_eq!((node.limits, node.pods_cgroup), (Limits::Enforced, None));
+        assert_eq!(node.provisioner, Provisioner::Own);
         assert!(parse("node").unwrap_err().contains("--node"));
     }
 
@@ -268,6 +280,7 @@ mod tests {
             ("check --file-system=mine", "[possible values: own, shared]"),
             ("node --node=n1 --listen=7839", "invalid socket address"),
             ("node --node=n1 --log-level=loud", "[possible values: error, warn, info, debug, trace]"),
+            ("node --node=n1 --provisioner=none", "[possible values: own, external]"),
             ("reclaimer", "--pod"),
             ("release", "unrecognized subcommand"),
             ("node --node=n1 --limits=off", "[possible values: enforced, advisory]"),

@@ -21,7 +21,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use volume::Volumes as _;
 
-use crate::arguments::{Arguments, Node, Place, Reclaimer, Task};
+use crate::arguments::{Arguments, Node, Place, Provisioner, Reclaimer, Task};
 use crate::directory::{Directory, LockedDirectory};
 use crate::lease::{Candidate, Times};
 use crate::limits::{self, Enforcer};
@@ -96,7 +96,7 @@ fn serve(arguments: Arguments) -> Result<(), BoxError> {
 }
 
 async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
-    let Node { node, kubelet, place, listen, limits, pods_cgroup, sys, container_logs } = arguments;
+    let Node { node, kubelet, place, provisioner, listen, limits, pods_cgroup, sys, container_logs } = arguments;
     kubelet::check(&kubelet)?;
     let locked = LockedDirectory::lock(&place)?;
     let (notices, queue) = provisioner::notices();
@@ -108,7 +108,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     enforcer.apply();
     let directory = locked.open(&place)?;
     let volumes = directory.volumes();
-    info!(%node, directory = %place.directory.display(), kubelet = %kubelet.display(), "granary-storage started");
+    info!(%node, ?provisioner, directory = %place.directory.display(), kubelet = %kubelet.display(), "granary-storage started");
     let registry = Registry::new();
     let settings = csi::Settings {
         start: csi::Start::BesideKubelet,
@@ -117,7 +117,11 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     let host =
         csi::Linux::new(&kubelet, Arc::clone(&volumes)).with_observer(podguard::Devices(enforcer.restrictions()));
     podguard::Metrics::register(&registry, enforcer.restrictions())?;
-    let plugin = Arc::new(csi::Plugin::new(settings, host, &registry)?);
+    let plugin = csi::Plugin::new(settings, host, &registry)?;
+    let plugin = Arc::new(match provisioner {
+        Provisioner::Own => plugin,
+        Provisioner::External => plugin.with_controller(volumes.clone()),
+    });
     let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
     let services = NodeServices {
@@ -125,6 +129,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
         provisioning: provisioning::Settings {
             client: client()?,
             node,
+            provisioner,
             volumes,
             metrics,
             register_again: Arc::new(move || again.register_again()),

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::info;
 use volume::{VolumeId, Volumes};
 
-use crate::arguments::NodeName;
+use crate::arguments::{NodeName, Provisioner};
 use crate::identity;
 
 #[derive(Clone)]
@@ -18,6 +18,7 @@ pub struct Settings {
     /// With the pod's token.
     pub client: Client,
     pub node: NodeName,
+    pub provisioner: Provisioner,
     pub volumes: Arc<dyn Volumes>,
     pub metrics: Metrics,
     /// Called when the kubelet's record of the CSI driver is lost.
@@ -28,12 +29,13 @@ pub struct Settings {
     pub notices: NoticeQueue,
 }
 
-/// Runs the provisioner and checks the kubelet's record of the driver, until it is cancelled. Healthy once the provisioner is.
+/// Runs the provisioner, unless it is another program, and checks the kubelet's record of the driver, until it is cancelled.
+/// Healthy once the provisioner is.
 ///
 /// # Errors
 /// [`identity::IdentityError`], or the failure of a service.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
-    let Settings { client, node, volumes, metrics, register_again, revoked, notices } = settings;
+    let Settings { client, node, provisioner, volumes, metrics, register_again, revoked, notices } = settings;
     tokio::select! {
         () = cx.cancelled() => return Ok(()),
         checked = identity::check(&client, &node) => checked?,
@@ -48,12 +50,17 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
         revoked,
         notices,
     };
-    let volumes = cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()));
+    let volumes = match provisioner {
+        Provisioner::Own => Some(cx.start("volumes", move |cx| provisioner::run(cx, settings.clone()))),
+        Provisioner::External => None,
+    };
     cx.start("csinode", move |cx| {
         let (client, node, again) = (client.clone(), node.clone(), Arc::clone(&register_again));
         async move { csinode::run(cx, client, node.as_str(), || again()).await }
     });
-    volumes.healthy().await?;
+    if let Some(volumes) = volumes {
+        volumes.healthy().await?;
+    }
     cx.healthy();
     cx.cancelled().await;
     Ok(())

@@ -11,6 +11,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
 use serde_json::json;
+use standalone::arguments::Provisioner;
 use standalone::provisioning::{self, Settings};
 use supervisor::Supervisor;
 use tokio::sync::watch;
@@ -35,6 +36,7 @@ impl Worker {
         let settings = Settings {
             client: pods.client("granary-storage", Some(name)).await?,
             node: name.parse()?,
+            provisioner: Provisioner::Own,
             volumes: disk.clone(),
             metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
             register_again: Arc::new(|| {}),
