@@ -11,8 +11,8 @@ use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
     Cloning, DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError,
-    Operation, Overcommit, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays, UsageError,
-    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Operation, Overcommit, Owner, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays,
+    UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -264,7 +264,9 @@ impl Disk {
             }
         };
         let mode = Mode::Snapshot { taken: SystemTime::now() };
-        let done = match self.provision(id, &Request { claim, class, mode, size, source: Some(source) }) {
+        let done = match self
+            .provision(id, &Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) })
+        {
             Ok(_) => self.announce(id)?,
             Err(Error::Copying { .. }) => Ensured::Created(()),
             Err(error) => return Err(error),

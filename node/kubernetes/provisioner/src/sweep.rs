@@ -97,8 +97,9 @@ impl Provisioner {
         let since = Instant::now();
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
-            let staged = |(_, record): &(_, &Record)| record.state == State::Staged && record.owner.is_provisioner();
-            for (id, record) in readable.iter().filter(staged) {
+            let staged =
+                readable.iter().filter(|(_, record)| record.state == State::Staged && record.owner.is_provisioner());
+            for (id, record) in staged {
                 self.settle_staged(id, record).await?;
             }
             for id in retired.iter().filter(|id| !listing.has(id)) {

@@ -11,7 +11,7 @@ use units::Bytes;
 use crate::error::{Error, SourceError};
 use crate::index::{Entry, Known};
 use crate::plan::{Step, VolumeRefusal};
-use crate::record::{Claim, Mode, Record};
+use crate::record::{Claim, Mode, Owner, Record};
 use crate::store::{Store, refused};
 use crate::{Request, VolumeId};
 
@@ -31,7 +31,7 @@ impl SnapshotRequest {
         let Self { claim, class, source } = self.clone();
         // The record gets the instant.
         let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
-        Request { claim, class, mode, size, source: Some(source) }
+        Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) }
     }
 }
 

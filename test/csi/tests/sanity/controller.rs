@@ -96,12 +96,12 @@ async fn a_conflict_exists_already(node: &Node) {
     let name = "One Name";
     let id = create(node, request(name, Kind::Filesystem)).await.expect("create").volume_id;
     assert!(id.starts_with("csi-"), "{id}");
-    let larger = CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 };
+    let larger = || Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 });
     let with = |value: &str| HashMap::from([("bytesPerInode".to_owned(), value.to_owned())]);
     for (other, code) in [
         (request(name, Kind::Block), Some(Code::AlreadyExists)),
         (
-            CreateVolumeRequest { capacity_range: Some(larger), ..request(name, Kind::Filesystem) },
+            CreateVolumeRequest { capacity_range: larger(), ..request(name, Kind::Filesystem) },
             Some(Code::AlreadyExists),
         ),
         (
@@ -116,7 +116,7 @@ async fn a_conflict_exists_already(node: &Node) {
     // After an expansion, the first request is still one of the same volume.
     let grow = ControllerExpandVolumeRequest {
         volume_id: id.clone(),
-        capacity_range: Some(larger),
+        capacity_range: larger(),
         ..ControllerExpandVolumeRequest::default()
     };
     let grown = answer(client(node).controller_expand_volume(grow).await).expect("expand");

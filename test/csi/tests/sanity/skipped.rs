@@ -7,7 +7,7 @@ use crate::Spec;
 const CONTROLLER: &str = "Controller Service [Controller Server]";
 
 /// Names of specs, or the beginnings of the names of all specs of a container.
-const SKIPPED: [(&str, &[&str]); 6] = [
+static SKIPPED: [(&str, &[&str]); 6] = [
     (
         "the Controller service has no snapshots",
         &[
@@ -54,7 +54,7 @@ const SKIPPED: [(&str, &[&str]); 6] = [
 
 /// The specs that the command line leaves out: csi-sanity would run them.
 pub(crate) fn left_out(kind: Kind) -> impl Iterator<Item = &'static str> {
-    let specs: &[_] = match kind {
+    let specs: &'static [&'static str] = match kind {
         // The capability CLONE_VOLUME is for both access types, and only block volumes can be cloned.
         Kind::Filesystem => &[
             "Controller Service \\[Controller Server\\] CreateVolume should create volume from an existing source volume",

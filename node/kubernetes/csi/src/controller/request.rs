@@ -138,7 +138,7 @@ fn modes(capabilities: &[VolumeCapability]) -> Result<Mode, RequestError> {
 
 impl Placement {
     fn of(requirement: Option<&TopologyRequirement>, node: &str) -> Self {
-        let requisite = requirement.map_or(&[][..], |requirement| &requirement.requisite);
+        let requisite = requirement.map(|requirement| requirement.requisite.as_slice()).unwrap_or_default();
         if requisite.is_empty() || requisite.iter().any(|topology| is_here(topology, node)) {
             Self::Here
         } else {
@@ -182,7 +182,7 @@ impl Page {
             Err(_) => return Err(RequestError::MaxEntries { found: message.max_entries }),
         };
         let token = message.starting_token.as_str();
-        let after = match token.strip_prefix(AFTER).map(str::parse) {
+        let after = match token.strip_prefix(AFTER).map(str::parse::<VolumeId>) {
             None if token.is_empty() => Bound::Unbounded,
             Some(Ok(id)) => Bound::Excluded(id),
             None | Some(Err(_)) => return Err(RequestError::Token { found: token.to_owned() }),

@@ -111,6 +111,7 @@ mod tests {
     use fsquota::ProjectId;
     use serde_json::{Value, json};
     use units::Bytes;
+    use volume::Owner;
 
     use super::*;
 
@@ -226,6 +227,7 @@ mod tests {
     fn the_status_has_the_instant_and_the_size() {
         let record = Record {
             claim: Claim { uid: "u".into(), namespace: "shop".into(), name: "before".into() },
+            owner: Owner::Provisioner,
             class: "local".into(),
             mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::new(1, 2) },
             size: Bytes::GIB,

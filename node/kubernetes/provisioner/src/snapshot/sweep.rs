@@ -79,7 +79,7 @@ mod tests {
     use fsquota::ProjectId;
     use serde_json::json;
     use units::Bytes;
-    use volume::{Claim, Mode};
+    use volume::{Claim, Mode, Owner};
 
     use super::*;
 
@@ -90,6 +90,7 @@ mod tests {
     fn record(state: State) -> Record {
         Record {
             claim: Claim { uid: "u".into(), namespace: "n".into(), name: "s".into() },
+            owner: Owner::Provisioner,
             class: "local".into(),
             mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH },
             size: Bytes::GIB,
