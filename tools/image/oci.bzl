@@ -1,18 +1,24 @@
-"""Container images of static programs."""
+"""Container images of static programs, and of other layers."""
 
 def _oci_archive_impl(ctx):
     description = ctx.actions.declare_file(ctx.label.name + ".json")
+    binary = ctx.executable.binary
+    if bool(binary) != bool(ctx.attr.path):
+        fail("{}: binary and path go together".format(ctx.label))
     ctx.actions.write(description, json.encode(struct(
         reference = ctx.attr.reference,
-        path = ctx.attr.path,
+        layers = [layer.path for layer in ctx.files.layers],
+        program = struct(path = ctx.attr.path, file = binary.path) if binary else None,
         entrypoint = ctx.attr.entrypoint,
+        arguments = ctx.attr.arguments,
+        environment = ["{}={}".format(name, value) for name, value in ctx.attr.env.items()],
         user = ctx.attr.user or None,
     )))
     archive = ctx.actions.declare_file(ctx.label.name + ".tar")
     ctx.actions.run(
         executable = ctx.executable._oci,
-        arguments = [ctx.actions.args().add(description).add(ctx.executable.binary).add(archive)],
-        inputs = [description, ctx.executable.binary],
+        arguments = [ctx.actions.args().add(description).add(archive)],
+        inputs = [description] + ctx.files.layers + ([binary] if binary else []),
         outputs = [archive],
         mnemonic = "OciArchive",
         progress_message = "Creating image %{label}",
@@ -22,19 +28,27 @@ def _oci_archive_impl(ctx):
 oci_archive = rule(
     implementation = _oci_archive_impl,
     attrs = {
+        "arguments": attr.string_list(
+            doc = "Arguments of the entry point, or the command if there is no entry point, of a container that has none.",
+        ),
         "binary": attr.label(
-            doc = "The one program of the image, statically linked.",
+            doc = "The program of the uppermost layer, statically linked.",
+            allow_files = True,
             cfg = "target",
             executable = True,
-            mandatory = True,
         ),
         "entrypoint": attr.string_list(
             doc = "The command that a container of the image runs.",
-            mandatory = True,
+        ),
+        "env": attr.string_dict(
+            doc = "Environment of the containers.",
+        ),
+        "layers": attr.label_list(
+            doc = "Layers below the program, uncompressed archives, the lowest first.",
+            allow_files = [".tar"],
         ),
         "path": attr.string(
             doc = "Absolute path of the program in the image.",
-            mandatory = True,
         ),
         "reference": attr.string(
             doc = "Full name of the image with a tag.",

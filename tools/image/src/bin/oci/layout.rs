@@ -1,9 +1,10 @@
-//! OCI image layout (image specification 1.1) with one layer, configuration, manifest and index.
+//! OCI image layout (image specification 1.1) with layers, configuration, manifest and index.
 
 use crate::archive::Archive;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -15,11 +16,32 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 pub(crate) struct Description {
     /// Full name with a tag, like `granary.invalid/pause:1`.
     reference: String,
-    /// Absolute path of the program in the image.
-    path: String,
+    /// Uncompressed tar archives, the lowest first.
+    pub(crate) layers: Vec<PathBuf>,
+    /// The program of the uppermost layer.
+    pub(crate) program: Option<Program>,
     entrypoint: Vec<String>,
+    /// Arguments of the entry point if the container has none.
+    arguments: Vec<String>,
+    /// `NAME=VALUE`.
+    environment: Vec<String>,
     /// `UID:GID` in digits, because the image has no user list. `None` for root.
     user: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Program {
+    /// Absolute path in the image.
+    path: String,
+    pub(crate) file: PathBuf,
+}
+
+/// The content of the files that a description names.
+#[derive(Default)]
+pub(crate) struct Contents {
+    pub(crate) layers: Vec<Vec<u8>>,
+    pub(crate) program: Vec<u8>,
 }
 
 /// The description is invalid, or writing failed.
@@ -72,7 +94,12 @@ struct Config<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Process<'a> {
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
     entrypoint: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    cmd: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    env: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<&'a str>,
 }
@@ -80,7 +107,7 @@ struct Process<'a> {
 #[derive(Serialize)]
 struct RootFs {
     r#type: &'static str,
-    diff_ids: [String; 1],
+    diff_ids: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -89,7 +116,7 @@ struct Manifest {
     schema_version: u8,
     media_type: &'static str,
     config: Descriptor,
-    layers: [Descriptor; 1],
+    layers: Vec<Descriptor>,
 }
 
 #[derive(Serialize)]
@@ -100,21 +127,29 @@ struct Index {
     manifests: [Descriptor; 1],
 }
 
-pub(crate) fn layout(image: &Description, program: &[u8]) -> Result<Layout, LayoutError> {
+pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, LayoutError> {
     let tag = match image.reference.rsplit_once(':') {
         Some((_, tag)) if !tag.contains('/') => tag.to_owned(),
         _ => return Err(LayoutError::NoTag(image.reference.clone())),
     };
     let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
-    let layer = layout.add(LAYER, layer(&image.path, program)?);
+    let mut layers: Vec<_> = contents.layers.into_iter().map(|content| layout.add(LAYER, content)).collect();
+    if let Some(program) = &image.program {
+        layers.push(layout.add(LAYER, layer(&program.path, &contents.program)?));
+    }
     let config = Config {
         platform: PLATFORM,
-        config: Process { entrypoint: &image.entrypoint, user: image.user.as_deref() },
-        // The layer is not compressed, so its digest equals that of the content (`diff_id`).
-        rootfs: RootFs { r#type: "layers", diff_ids: [layer.digest.clone()] },
+        config: Process {
+            entrypoint: &image.entrypoint,
+            cmd: &image.arguments,
+            env: &image.environment,
+            user: image.user.as_deref(),
+        },
+        // The layers are not compressed, so their digests equal those of the content (`diff_id`).
+        rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest.clone()).collect() },
     };
     let config = layout.add(CONFIG, serde_json::to_vec(&config)?);
-    let manifest = Manifest { schema_version: 2, media_type: MANIFEST, config, layers: [layer] };
+    let manifest = Manifest { schema_version: 2, media_type: MANIFEST, config, layers };
     let mut manifest = layout.add(MANIFEST, serde_json::to_vec(&manifest)?);
     manifest.platform = Some(PLATFORM);
     // containerd reads the full name from the first annotation, other programs read the tag from the second.
@@ -167,10 +202,24 @@ mod tests {
     fn pause() -> Description {
         Description {
             reference: "granary.invalid/pause:1".into(),
-            path: "/usr/bin/pause".into(),
+            layers: Vec::new(),
+            program: Some(Program { path: "/usr/bin/pause".into(), file: PathBuf::new() }),
             entrypoint: vec!["/usr/bin/pause".into()],
+            arguments: Vec::new(),
+            environment: Vec::new(),
             user: Some("65535:65535".into()),
         }
+    }
+
+    fn program(content: &[u8]) -> Contents {
+        Contents { layers: Vec::new(), program: content.to_vec() }
+    }
+
+    /// Configuration and manifest.
+    fn parsed(layout: &Layout) -> [Value; 2] {
+        let index: Value = serde_json::from_slice(&layout.index).unwrap();
+        let manifest: Value = serde_json::from_slice(blob(layout, &index["manifests"][0])).unwrap();
+        [serde_json::from_slice(blob(layout, &manifest["config"])).unwrap(), manifest]
     }
 
     fn blob<'a>(layout: &'a Layout, descriptor: &Value) -> &'a [u8] {
@@ -182,10 +231,8 @@ mod tests {
 
     #[test]
     fn the_index_references_the_program() {
-        let layout = layout(&pause(), b"program").unwrap();
-        let index: Value = serde_json::from_slice(&layout.index).unwrap();
-        let manifest: Value = serde_json::from_slice(blob(&layout, &index["manifests"][0])).unwrap();
-        let config: Value = serde_json::from_slice(blob(&layout, &manifest["config"])).unwrap();
+        let layout = layout(&pause(), program(b"program")).unwrap();
+        let [config, manifest] = parsed(&layout);
         assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
         assert_eq!(config["config"], json!({"Entrypoint": ["/usr/bin/pause"], "User": "65535:65535"}));
 
@@ -204,8 +251,33 @@ mod tests {
     }
 
     #[test]
+    fn layers_are_below_the_program() {
+        let shell = Description {
+            entrypoint: Vec::new(),
+            arguments: vec!["sh".into()],
+            environment: vec!["PATH=/bin".into()],
+            user: None,
+            ..pause()
+        };
+        let contents =
+            || Contents { layers: vec![b"lowest".to_vec(), b"second".to_vec()], program: b"program".to_vec() };
+        let layers = |layout: &Layout| {
+            let [config, manifest] = parsed(layout);
+            let digests = manifest["layers"].as_array().unwrap().iter().map(|layer| layer["digest"].clone()).collect();
+            assert_eq!(config["rootfs"]["diff_ids"], Value::Array(digests));
+            assert_eq!(config["config"], json!({"Cmd": ["sh"], "Env": ["PATH=/bin"]}));
+            manifest["layers"].as_array().unwrap().iter().map(|layer| blob(layout, layer).to_vec()).collect::<Vec<_>>()
+        };
+        let with_program = layers(&layout(&shell, contents()).unwrap());
+        assert_eq!(with_program.len(), 3);
+        assert_eq!(with_program[..2], contents().layers);
+        let without = Description { program: None, ..shell };
+        assert_eq!(layers(&layout(&without, contents()).unwrap()), contents().layers);
+    }
+
+    #[test]
     fn the_index_has_the_full_name_for_containerd() {
-        let index: Value = serde_json::from_slice(&layout(&pause(), b"").unwrap().index).unwrap();
+        let index: Value = serde_json::from_slice(&layout(&pause(), program(b"")).unwrap().index).unwrap();
         let annotations = &index["manifests"][0]["annotations"];
         assert_eq!(annotations["io.containerd.image.name"], "granary.invalid/pause:1");
         assert_eq!(annotations["org.opencontainers.image.ref.name"], "1");
@@ -222,7 +294,7 @@ mod tests {
     fn archives_are_reproducible() {
         let archive = || {
             let mut bytes = Vec::new();
-            layout(&pause(), b"program").unwrap().write(&mut bytes).unwrap();
+            layout(&pause(), program(b"program")).unwrap().write(&mut bytes).unwrap();
             bytes
         };
         assert_eq!(archive(), archive());
@@ -237,12 +309,13 @@ mod tests {
     #[test]
     fn a_reference_without_a_tag_is_rejected() {
         let image = Description { reference: "registry.invalid:5000/pause".into(), ..pause() };
-        assert!(matches!(layout(&image, b""), Err(LayoutError::NoTag(_))));
+        assert!(matches!(layout(&image, Contents::default()), Err(LayoutError::NoTag(_))));
     }
 
     #[test]
     fn a_path_that_leaves_the_image_is_rejected() {
-        let image = Description { path: "/../pause".into(), ..pause() };
-        assert!(matches!(layout(&image, b""), Err(LayoutError::Path(_))));
+        let outside = Program { path: "/../pause".into(), file: PathBuf::new() };
+        let image = Description { program: Some(outside), ..pause() };
+        assert!(matches!(layout(&image, Contents::default()), Err(LayoutError::Path(_))));
     }
 }

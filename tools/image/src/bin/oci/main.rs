@@ -1,5 +1,4 @@
-//! Creates an OCI image layout with one static program, as a tar archive for `ctr images import`:
-//! `oci DESCRIPTION PROGRAM OUTPUT`.
+//! Creates an OCI image layout with one image, as a tar archive for `ctr images import`: `oci DESCRIPTION OUTPUT`.
 //!
 //! The output is reproducible: no times, no owners, sorted entries.
 #![forbid(unsafe_code)]
@@ -7,6 +6,7 @@
 mod archive;
 mod layout;
 
+use crate::layout::{Contents, Description};
 use std::env;
 use std::error::Error;
 use std::fs::File;
@@ -21,9 +21,14 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
-    let [description, program, output] = &*arguments else {
-        return Err("usage: oci DESCRIPTION PROGRAM OUTPUT".into());
+    let [description, output] = &*arguments else {
+        return Err("usage: oci DESCRIPTION OUTPUT".into());
     };
-    let layout = layout::layout(&files::description(description)?, &files::bytes(program)?)?;
+    let description: Description = files::description(description)?;
+    let contents = Contents {
+        layers: description.layers.iter().map(|layer| files::bytes(layer)).collect::<Result<_, _>>()?,
+        program: description.program.as_ref().map_or(Ok(Vec::new()), |program| files::bytes(&program.file))?,
+    };
+    let layout = layout::layout(&description, contents)?;
     Ok(layout.write(File::create(output).map_err(FileError::of("create", output))?)?)
 }
