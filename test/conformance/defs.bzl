@@ -1,0 +1,42 @@
+"""Parts of the images of Kubernetes' end-to-end tests."""
+
+def _shell_layer_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".tar")
+    lines = [
+        "set -eu",
+        "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
+        # The root directory of the image, which all users read.
+        "umask 022; chmod 0755 \"$work\"",
+        "mkdir \"$work/bin\" \"$work/etc\"",
+        "cp {} \"$work/bin/busybox\"; chmod 0755 \"$work/bin/busybox\"".format(ctx.file.busybox.path),
+        "for name in $(\"$work/bin/busybox\" --list); do",
+        "  [ -e \"$work/bin/$name\" ] || ln -s busybox \"$work/bin/$name\"",
+        "done",
+    ]
+    for path in ["root", "tmp"] + ctx.attr.directories:
+        lines.append("mkdir -p \"$work/{path}\"; chmod 1777 \"$work/{path}\"".format(path = path))
+    for path, target in ctx.attr.links.items():
+        lines.append("ln -s {} \"$work/{}\"".format(target, path))
+    for path, content in ctx.attr.texts.items():
+        lines.append("printf '%s\\n' '{}' >\"$work/{}\"".format(content, path))
+    lines.append("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} .".format(out.path))
+    ctx.actions.run_shell(
+        inputs = [ctx.file.busybox],
+        outputs = [out],
+        command = "\n".join(lines),
+        mnemonic = "ShellLayer",
+        progress_message = "Creating the files of %{label}",
+        use_default_shell_env = True,
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+shell_layer = rule(
+    implementation = _shell_layer_impl,
+    doc = "A rule: the layer of an image with busybox, a link to it for each of its commands, and writable directories. An archive.",
+    attrs = {
+        "busybox": attr.label(default = "//third_party/debian:busybox", allow_single_file = True, doc = "The program, linked statically."),
+        "directories": attr.string_list(doc = "Further directories that every user may write to."),
+        "links": attr.string_dict(doc = "Path in the image -> target of the link."),
+        "texts": attr.string_dict(doc = "Path in the image -> content of the file, without a quotation mark."),
+    },
+)

@@ -1,0 +1,106 @@
+//! The command line.
+
+use crate::selection::Suite;
+use clap::Parser;
+use launch::Image;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Runs Kubernetes' end-to-end tests against a cluster of two nodes.
+#[derive(Debug, Parser)]
+#[command(name = "conformance")]
+pub(crate) struct Arguments {
+    /// The suite to run.
+    #[arg(long, value_enum, default_value = "conformance")]
+    pub(crate) suite: Suite,
+    /// Runs only tests of the suite whose names match this regular expression, in Go's syntax.
+    #[arg(long, value_name = "REGEX")]
+    pub(crate) focus: Option<String>,
+    /// Directory for `e2e.log`, `junit.xml` and the consoles of the nodes; a new one in the temporary directory if omitted.
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Lists the tests without running them, and boots no node.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The program with the tests; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) e2e: PathBuf,
+    /// The kubectl that tests start; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) kubectl: PathBuf,
+    /// The description of the storage driver; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) driver: PathBuf,
+    /// Images for the nodes; the build gives them.
+    #[arg(long, hide = true)]
+    pub(crate) archive: Vec<Archive>,
+    #[arg(long, hide = true)]
+    kernel: PathBuf,
+    #[arg(long, hide = true)]
+    initramfs: PathBuf,
+    #[arg(long, hide = true)]
+    system: PathBuf,
+    #[arg(long, hide = true)]
+    cmdline: PathBuf,
+}
+
+/// An archive with one image, `NAME:TAG=FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Archive {
+    pub(crate) image: String,
+    pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not an image with its archive; use NAME:TAG=FILE")]
+pub(crate) struct ArchiveError(String);
+
+impl FromStr for Archive {
+    type Err = ArchiveError;
+
+    fn from_str(text: &str) -> Result<Self, ArchiveError> {
+        let (image, file) = text.split_once('=').ok_or_else(|| ArchiveError(text.to_owned()))?;
+        Ok(Self { image: image.to_owned(), file: file.into() })
+    }
+}
+
+impl Arguments {
+    pub(crate) fn image(&self) -> Image {
+        Image {
+            kernel: self.kernel.clone(),
+            initramfs: self.initramfs.clone(),
+            system: self.system.clone(),
+            command_line: self.cmdline.clone(),
+        }
+    }
+
+    /// The directory that the user names. Bazel starts programs in another one.
+    pub(crate) fn output(&self) -> Option<PathBuf> {
+        let directory = env::var_os("BUILD_WORKING_DIRECTORY").unwrap_or_default();
+        self.output.as_ref().map(|output| Path::new(&directory).join(output))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_has_the_name_of_its_image() {
+        let archive: Archive = "registry.invalid:5000/busybox:1=a/b.tar".parse().unwrap();
+        assert_eq!(archive, Archive { image: "registry.invalid:5000/busybox:1".into(), file: "a/b.tar".into() });
+        assert!("a/b.tar".parse::<Archive>().is_err());
+    }
+
+    #[test]
+    fn the_default_is_the_conformance_suite() {
+        let files = ["e2e", "kubectl", "driver", "kernel", "initramfs", "system", "cmdline"];
+        let files = files.map(|name| format!("--{name}=file"));
+        let all = ["conformance"].into_iter().chain(files.iter().map(String::as_str));
+        let arguments = Arguments::try_parse_from(all.clone()).unwrap();
+        assert_eq!((arguments.suite, arguments.focus), (Suite::Conformance, None));
+        let arguments = Arguments::try_parse_from(all.chain(["--suite=external-storage", "--focus=data"])).unwrap();
+        assert_eq!((arguments.suite, arguments.focus.as_deref()), (Suite::ExternalStorage, Some("data")));
+    }
+}
