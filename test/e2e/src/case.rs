@@ -4,7 +4,7 @@ use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -114,6 +114,11 @@ impl Case {
         let text =
             |event: core::Event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default());
         Ok(events.items.into_iter().map(text).collect())
+    }
+
+    pub fn snapshots(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshot");
+        Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
     }
 
     pub fn api<K>(&self) -> Api<K>

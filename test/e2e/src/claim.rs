@@ -13,6 +13,8 @@ pub struct Claim {
     pub size: u64,
     pub mode: VolumeMode,
     pub class: Option<String>,
+    /// Name of the VolumeSnapshot whose content the volume gets.
+    pub snapshot: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl VolumeMode {
 
 impl Claim {
     pub fn new(name: &'static str, size: u64) -> Self {
-        Self { name, size, mode: VolumeMode::Filesystem, class: None }
+        Self { name, size, mode: VolumeMode::Filesystem, class: None, snapshot: None }
     }
 
     pub fn block(name: &'static str, size: u64) -> Self {
@@ -43,14 +45,20 @@ impl Claim {
         Self { class: Some(class.to_owned()), ..self }
     }
 
+    pub fn restored_from(self, snapshot: &'static str) -> Self {
+        Self { snapshot: Some(snapshot), ..self }
+    }
+
     pub(crate) fn object(&self) -> Result<PersistentVolumeClaim, serde_json::Error> {
         serde_json::from_value(json!({"metadata": {"name": self.name}, "spec": self.spec()}))
     }
 
     /// The specification alone, as templates of claims have it.
     pub fn spec(&self) -> Value {
+        let snapshot = |name| json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name});
         json!({
             "accessModes": ["ReadWriteOnce"],
+            "dataSource": self.snapshot.map(snapshot),
             "volumeMode": self.mode.as_str(),
             "storageClassName": self.class,
             "resources": {"requests": {"storage": self.size.to_string()}},

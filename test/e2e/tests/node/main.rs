@@ -10,6 +10,7 @@ mod killed;
 mod network;
 mod privileges;
 mod registry;
+mod snapshot;
 mod stateful_set;
 mod status;
 mod volumes;

@@ -1,6 +1,6 @@
 //! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
 
-use crate::{confinement, device, directory, dns, kernel, network, privileges, status};
+use crate::{confinement, device, directory, dns, kernel, network, privileges, snapshot, status};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -48,6 +48,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 
+    part.must_show("a_snapshot_of_a_device_becomes_ready", snapshot::take(case, &first)).await?;
     tokio::join!(
         part.shows("a_volume_that_grew_ends_at_its_new_size", directory::paint(&first)),
         part.shows("a_device_that_grew_ends_at_its_new_size", device::paint(&first)),
@@ -57,6 +58,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     tokio::join!(
         part.shows("a_tenants_data_is_not_found_by_the_next", directory::is_empty(&next)),
         part.shows("a_tenants_data_is_not_found_on_the_next_device", device::is_empty(&next)),
+        part.shows("a_snapshot_is_restored_after_the_end_of_its_volume", snapshot::is_restored(case, &next)),
     );
     Ok(())
 }
@@ -152,5 +154,7 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
 async fn next(case: &Case) -> Result<Server, Failure> {
     case.claim(&Claim::new("data", DIRECTORY[1])).await?;
     case.claim(&Claim::block("device", DEVICE[1])).await?;
-    case.open(&Pod::server("next").with(Volume::claim("data")).with(Volume::device("device"))).await
+    case.claim(&snapshot::claim()).await?;
+    let next = Pod::server("next").with(Volume::claim("data")).with(Volume::device("device"));
+    case.open(&next.with(Volume::device(snapshot::RESTORED))).await
 }
