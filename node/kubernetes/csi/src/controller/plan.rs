@@ -84,7 +84,8 @@ fn check_source(
     mode: VolumeMode,
     records: &BTreeMap<VolumeId, Record>,
 ) -> Result<Bytes, SourceRejection> {
-    let record = records.get(source).ok_or_else(|| SourceRejection::Unknown(source.clone()))?;
+    let is_volume = |record: &&Record| !record.mode.is_snapshot();
+    let record = records.get(source).filter(is_volume).ok_or_else(|| SourceRejection::Unknown(source.clone()))?;
     match (VolumeMode::from(record.mode), mode) {
         (VolumeMode::Block, VolumeMode::Block) => Ok(record.size),
         (VolumeMode::Block, VolumeMode::Filesystem) => Err(SourceRejection::Block(source.clone())),
