@@ -29,7 +29,7 @@ oci_archive = rule(
     implementation = _oci_archive_impl,
     attrs = {
         "arguments": attr.string_list(
-            doc = "Arguments of the entry point, or the command if there is no entry point, of a container that has none.",
+            doc = "Default arguments of the entry point. Of an image without an entry point: its default command.",
         ),
         "binary": attr.label(
             doc = "The program of the uppermost layer, statically linked.",
