@@ -1,6 +1,7 @@
 //! Options of boots.
 
 use crate::spec::NodeSpec;
+use clap::Args;
 use cluster::Overcommit;
 use qemu::{Card, DiskModel, Forward};
 use std::fmt;
@@ -10,12 +11,17 @@ use std::str::FromStr;
 use std::time::Duration;
 use units::Bytes;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Files of the image. A program that boots it gets them from the build, as hidden arguments.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct Image {
+    #[arg(long, value_name = "FILE", hide = true)]
     pub kernel: PathBuf,
+    #[arg(long, value_name = "FILE", hide = true)]
     pub initramfs: PathBuf,
+    #[arg(long, value_name = "FILE", hide = true)]
     pub system: PathBuf,
     /// File with the command line of the kernel, without machine-specific arguments.
+    #[arg(long = "cmdline", value_name = "FILE", hide = true)]
     pub command_line: PathBuf,
 }
 

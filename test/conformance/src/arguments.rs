@@ -35,14 +35,8 @@ pub(crate) struct Arguments {
     /// Images for the nodes; the build gives them.
     #[arg(long, hide = true)]
     pub(crate) archive: Vec<Archive>,
-    #[arg(long, hide = true)]
-    kernel: PathBuf,
-    #[arg(long, hide = true)]
-    initramfs: PathBuf,
-    #[arg(long, hide = true)]
-    system: PathBuf,
-    #[arg(long, hide = true)]
-    cmdline: PathBuf,
+    #[command(flatten)]
+    pub(crate) image: Image,
 }
 
 /// An archive with one image, `NAME:TAG=FILE`.
@@ -66,15 +60,6 @@ impl FromStr for Archive {
 }
 
 impl Arguments {
-    pub(crate) fn image(&self) -> Image {
-        Image {
-            kernel: self.kernel.clone(),
-            initramfs: self.initramfs.clone(),
-            system: self.system.clone(),
-            command_line: self.cmdline.clone(),
-        }
-    }
-
     /// The directory that the user names. Bazel starts programs in another one.
     pub(crate) fn output(&self) -> Option<PathBuf> {
         let directory = env::var_os("BUILD_WORKING_DIRECTORY").unwrap_or_default();

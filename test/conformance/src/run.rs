@@ -88,7 +88,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Outcome, RunError> {
 async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Interrupts) -> Result<Outcome, RunError> {
     // Has the disks and the administrator's key.
     let state = TempDir::with_prefix("granary-").map_err(RunError::prepare("create a temporary directory"))?;
-    let mut options = Options::new(arguments.image(), state.path());
+    let mut options = Options::new(arguments.image.clone(), state.path());
     options.logs = output.to_owned();
     options.memory = CONTROL_PLANE_MEMORY;
     options.data_size = Some(DATA_SIZE);

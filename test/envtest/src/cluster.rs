@@ -136,12 +136,15 @@ impl Cluster {
     /// Creates the kinds of snapshots, their default class and the controller's role, as the node does, and starts
     /// snapshot-controller. Dropped or stopped, the controller ends; the objects stay.
     pub async fn start_snapshots(&self) -> Result<Supervisor, StartError> {
+        self.reconcile_snapshots().await?;
+        start("snapshot-controller", snapshot_controller::service(&self.config, &self.credentials)).await
+    }
+
+    /// Creates the kinds of snapshots, their default class and the controller's role, or corrects them, as the node does.
+    pub async fn reconcile_snapshots(&self) -> Result<(), StartError> {
         let client = self.admin();
-        let objects = start("snapshots", move |cx| reconciler::snapshots(cx, client.clone())).await?;
-        let controller =
-            start("snapshot-controller", snapshot_controller::service(&self.config, &self.credentials)).await?;
-        drop(objects);
-        Ok(controller)
+        start("snapshots", move |cx| reconciler::snapshots(cx, client.clone())).await?;
+        Ok(())
     }
 
     /// Kills the API server: one that is asked to end waits 5 s for connections without a request (Go's

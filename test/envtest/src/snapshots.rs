@@ -1,7 +1,5 @@
 //! The API of volume snapshots, without its controller: a test plays it.
 
-use std::time::Duration;
-
 use cluster::DRIVER_NAME;
 use cluster::snapshot::{
     BEING_DELETED, CONTENT, CONTENTS, GROUP, MANAGED_BY, PROTECTION, SNAPSHOT, SNAPSHOTS, VERSION,
@@ -11,9 +9,8 @@ use kube::api::{
 };
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 
-use crate::{Failure, PATIENCE, Seen, eventually};
+use crate::{Cluster, Failure, PATIENCE, Seen, eventually};
 
 /// Snapshots of a namespace, and all contents.
 pub struct SnapshotApi {
@@ -28,13 +25,9 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
 
 impl SnapshotApi {
     /// Creates the CRDs as a node does.
-    pub async fn install(admin: Client, namespace: &str) -> Result<Self, Failure> {
-        let client = admin.clone();
-        let kinds =
-            Supervisor::start("snapshots", Settings::default(), move |cx| reconciler::snapshots(cx, client.clone()));
-        kinds.handle().healthy().await?;
-        kinds.stop(Duration::from_secs(10)).await?;
-        let api = Self::of(admin, namespace);
+    pub async fn install(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        cluster.reconcile_snapshots().await?;
+        let api = Self::of(cluster.admin(), namespace);
         eventually(PATIENCE, "the API of snapshots", async || {
             let all = ListParams::default();
             api.snapshots.list(&all).await?;

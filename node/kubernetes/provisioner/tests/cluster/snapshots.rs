@@ -15,7 +15,7 @@ use crate::node::{Node, until};
 
 /// A node with a bound block claim `data`, and the source of its snapshots.
 async fn with_data(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Value), Failure> {
-    let api = SnapshotApi::install(cluster.admin(), namespace).await?;
+    let api = SnapshotApi::install(cluster, namespace).await?;
     let node = Node::start(cluster, namespace).await?;
     let claim = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
     node.bound("data").await?;
@@ -156,7 +156,7 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
 }
 
 pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let api = SnapshotApi::install(cluster.admin(), "default").await?;
+    let api = SnapshotApi::install(&cluster, "default").await?;
     crate::node::reconcile(&cluster).await?;
     let own = SnapshotApi::of(cluster.client(Identity::Storage).await?, "default");
     let (node, source) = (cluster.node(), json!({"volumeHandle": "pvc-1"}));

@@ -35,7 +35,7 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
     claims.create(&PostParams::default(), &claim("clone", source)?).await?;
     // The node that serves its content.
-    let api = SnapshotApi::install(admin.clone(), "default").await?;
+    let api = SnapshotApi::install(&cluster, "default").await?;
     let content = api.create("before", Some("one"), json!({"volumeHandle": "source"}), json!({})).await?.name_any();
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "before"});
     claims.create(&PostParams::default(), &claim("restored", source)?).await?;

@@ -1,7 +1,6 @@
 //! The kinds of snapshots.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cluster::SNAPSHOT_CONTROLLER_USER;
 use envtest::{Cluster, Failure};
@@ -10,7 +9,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-use supervisor::{Settings, Supervisor};
 
 const KINDS: [&str; 3] = [
     "volumesnapshotclasses.snapshot.storage.k8s.io",
@@ -18,14 +16,6 @@ const KINDS: [&str; 3] = [
     "volumesnapshots.snapshot.storage.k8s.io",
 ];
 const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
-
-/// Until all objects are correct.
-async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
-    let client = cluster.admin();
-    let tree = Supervisor::start("snapshots", Settings::default(), move |cx| reconciler::snapshots(cx, client.clone()));
-    tree.handle().healthy().await?;
-    Ok(tree.stop(Duration::from_secs(10)).await?)
-}
 
 pub(crate) async fn the_kinds_are_created_and_correct_ones_are_not_written(
     cluster: Arc<Cluster>,
@@ -39,9 +29,9 @@ pub(crate) async fn the_kinds_are_created_and_correct_ones_are_not_written(
         versions.push(Api::<ClusterRole>::all(cluster.admin()).get(SNAPSHOT_CONTROLLER_USER).await?.resource_version());
         Ok(versions)
     };
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     let before = versions().await?;
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     assert_eq!(versions().await?, before);
     Ok(())
 }
@@ -49,7 +39,7 @@ pub(crate) async fn the_kinds_are_created_and_correct_ones_are_not_written(
 pub(crate) async fn a_changed_kind_is_repaired_and_that_of_another_client_stays(
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     let definitions = Api::<CustomResourceDefinition>::all(cluster.admin());
     let short_names = async || -> Result<Option<Vec<String>>, kube::Error> {
         Ok(definitions.get(KINDS[0]).await?.spec.names.short_names)
@@ -58,7 +48,7 @@ pub(crate) async fn a_changed_kind_is_repaired_and_that_of_another_client_stays(
     let everything = PatchParams::default();
     let other = json!({"spec": {"names": {"shortNames": ["other"]}}});
     definitions.patch(KINDS[0], &everything, &Patch::Merge(&other)).await?;
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, ours);
 
     let foreign = json!({
@@ -66,12 +56,12 @@ pub(crate) async fn a_changed_kind_is_repaired_and_that_of_another_client_stays(
         "spec": {"names": {"shortNames": ["other"]}},
     });
     definitions.patch(KINDS[0], &everything, &Patch::Merge(&foreign)).await?;
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, Some(vec!["other".to_owned()]));
 
     let again = json!({"metadata": {"annotations": {REVISION_ANNOTATION: "0"}}});
     definitions.patch(KINDS[0], &everything, &Patch::Merge(&again)).await?;
-    reconcile(&cluster).await?;
+    cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, ours);
     Ok(())
 }

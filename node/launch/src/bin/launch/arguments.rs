@@ -92,18 +92,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) exit_after_demo: bool,
 
-    /// The image's kernel.
-    #[arg(long, value_name = "FILE", hide = true)]
-    kernel: PathBuf,
-    /// The image's initramfs.
-    #[arg(long, value_name = "FILE", hide = true)]
-    initramfs: PathBuf,
-    /// The image's system partition.
-    #[arg(long, value_name = "FILE", hide = true)]
-    system: PathBuf,
-    /// The image's command line.
-    #[arg(long, value_name = "FILE", hide = true)]
-    cmdline: PathBuf,
+    #[command(flatten)]
+    image: Image,
     /// The image as a disk.
     #[arg(long, value_name = "FILE", hide = true)]
     disk: PathBuf,
@@ -142,7 +132,7 @@ impl Arguments {
         let options: Vec<clap::Id> = parser.get_arguments().map(clap::Arg::get_id).cloned().collect();
         let matches = parser.try_get_matches_from_mut(words)?;
         let arguments = Self::from_arg_matches(&matches)?;
-        let internal = ["command", "kernel", "initramfs", "system", "cmdline", "disk", "detached"];
+        let internal = ["command", "kernel", "initramfs", "system", "command_line", "disk", "detached"];
         let given = options.iter().map(clap::Id::as_str).filter(|option| {
             !internal.contains(option) && matches.value_source(option) == Some(ValueSource::CommandLine)
         });
@@ -188,13 +178,7 @@ impl Arguments {
     }
 
     pub(crate) fn options(&self, temporary: &Path) -> ClusterOptions {
-        let image = Image {
-            kernel: self.kernel.clone(),
-            initramfs: self.initramfs.clone(),
-            system: self.system.clone(),
-            command_line: self.cmdline.clone(),
-        };
-        let mut options = Options::new(image, temporary);
+        let mut options = Options::new(self.image.clone(), temporary);
         if self.firmware {
             options.boot = Boot::Firmware(self.disk.clone());
         }

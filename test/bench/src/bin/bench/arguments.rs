@@ -39,29 +39,11 @@ pub(crate) struct Arguments {
 /// The image; the build gives it.
 #[derive(Debug, Args)]
 pub(crate) struct ImageFiles {
-    #[arg(long, hide = true)]
-    kernel: PathBuf,
-    #[arg(long, hide = true)]
-    initramfs: PathBuf,
-    #[arg(long, hide = true)]
-    system: PathBuf,
-    #[arg(long, hide = true)]
-    cmdline: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: Image,
     /// Files to weigh.
     #[arg(long, hide = true)]
     pub(crate) part: Vec<PartFile>,
-}
-
-impl ImageFiles {
-    /// To boot.
-    pub(crate) fn files(&self) -> Image {
-        Image {
-            kernel: self.kernel.clone(),
-            initramfs: self.initramfs.clone(),
-            system: self.system.clone(),
-            command_line: self.cmdline.clone(),
-        }
-    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -97,7 +97,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             let (mut kind, mut samples) = (String::new(), Vec::new());
             for boot in 1..=boots.get() {
                 eprintln!("boot {boot} of {boots}");
-                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.files(), volumes))?;
+                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.files.clone(), volumes))?;
                 kind = accelerator;
                 samples.push(sample);
             }
