@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
@@ -43,6 +45,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Histories at once. Each has three disks.
+const WORKERS: usize = 2;
+
 struct Run {
     start: Instant,
     patience: Duration,
@@ -52,15 +57,30 @@ struct Run {
 impl Run {
     fn points(&self, points: usize, seed: Option<u64>) -> Result<(), Box<Failure>> {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let (mut seed, mut done) = (seed.unwrap_or_else(now), 0);
-        while done < points {
-            let plan = Plan::Random { seed, points: POINTS.min(points - done) };
-            let looked = self.run(plan, |looked, _| format!("seed {seed}: {} of {points} points", done + looked))?;
-            done += looked.max(1);
-            println!("seed {seed}: {looked} points hold, {done} in {} s", self.start.elapsed().as_secs());
-            seed = seed.wrapping_add(1);
-        }
-        Ok(())
+        let seeds = AtomicU64::new(seed.unwrap_or_else(now));
+        let (claimed, done, has_failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        let histories = || {
+            while !has_failed.load(Relaxed) {
+                let before = claimed.fetch_add(POINTS, Relaxed);
+                if before >= points {
+                    break;
+                }
+                let (seed, wanted) = (seeds.fetch_add(1, Relaxed), POINTS.min(points - before));
+                let shown = |_, _| format!("{} of {points} points", done.fetch_add(1, Relaxed) + 1);
+                let looked = self.run(Plan::Random { seed, points: wanted }, shown);
+                let looked = looked.inspect_err(|_| has_failed.store(true, Relaxed))?;
+                // A short history has fewer points. One that has none is counted, so that this ends.
+                claimed.fetch_sub(POINTS - looked.clamp(1, POINTS), Relaxed);
+                let (done, seconds) = (done.load(Relaxed), self.start.elapsed().as_secs());
+                println!("seed {seed}: {looked} points hold, {done} of {points} in {seconds} s");
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(histories)).collect();
+            let ends = workers.into_iter().map(|worker| worker.join().expect("an experiment panicked"));
+            ends.fold(Ok(()), Result::and)
+        })
     }
 
     fn sequences(&self, first: usize) -> Result<(), Box<Failure>> {
@@ -77,8 +97,9 @@ impl Run {
     fn run(&self, plan: Plan, shown: impl Fn(usize, usize) -> String) -> Result<usize, Box<Failure>> {
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: self.patience };
         let report = |looked: &Looked, all| {
+            let shown = shown(looked.points, all);
             if self.is_terminal {
-                eprint!("\r{}, {} s\x1b[K", shown(looked.points, all), self.start.elapsed().as_secs());
+                eprint!("\r{shown}, {} s\x1b[K", self.start.elapsed().as_secs());
             }
         };
         let Looked { points, .. } = experiment.run(report)?;
