@@ -12,9 +12,14 @@ use std::ffi::OsString;
 use std::io;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use units::Bytes;
 
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ", Kubernetes ", env!("KUBERNETES_VERSION"));
+/// Only Bazel gives the version of Kubernetes, which is in third_party/kubernetes/go.mod.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let kubernetes = option_env!("KUBERNETES_VERSION").unwrap_or("of an unknown version");
+    format!("{}, Kubernetes {kubernetes}", env!("CARGO_PKG_VERSION"))
+});
 
 const EXAMPLES: &str = "\
 Examples, each after `./bazelw run //:launch --`:
@@ -33,7 +38,7 @@ Examples, each after `./bazelw run //:launch --`:
 /// With several nodes, the others join the first one as workers, each node has a claim of each mode, and pods of different
 /// nodes communicate through the mesh.
 #[derive(Debug, Parser)]
-#[command(name = "launch", display_name = "Granary", version = VERSION, after_help = EXAMPLES)]
+#[command(name = "launch", display_name = "Granary", version = VERSION.as_str(), after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Command for a cluster that is kept. Without a command: boots nodes, shows claims in use, runs until Ctrl-C.
     #[arg(value_enum)]
