@@ -225,7 +225,7 @@ async fn serve(
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;
     let images = imagegc::Metrics::register(&registry).map_err(BootError::Metrics)?;
-    let image_gc = ImageGc::new(services.paths.containerd.clone(), services.paths.containerd_socket(), images);
+    let image_gc = ImageGc::new(storage.images(), services.paths.containerd_socket(), images);
     let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {
         node: config.node.to_string(),

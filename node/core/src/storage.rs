@@ -93,6 +93,11 @@ impl Storage {
         (self.data.log.node.path().to_owned(), nodelog::Bounds::within(limit))
     }
 
+    /// Images, and what containers write to their own root: a directory of the project that limits them.
+    pub fn images(&self) -> PathBuf {
+        self.data.containerd.overlayfs.snapshots.path().to_owned()
+    }
+
     pub fn kubelet(&self) -> PathBuf {
         self.data.kubelet.path().to_owned()
     }
@@ -111,7 +116,7 @@ fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
     let parts: [Dir; Part::ALL.len()] = [
         data.open(|data| &data.etcd)?,
         data.open(|data| &data.kubelet.pods)?,
-        data.open(|data| &data.containerd)?,
+        data.open(|data| &data.containerd.content)?,
         data.open(|data| &data.log.pods)?,
         data.open(|data| &data.log.node)?,
         data.open(|data| &data.log.audit)?,

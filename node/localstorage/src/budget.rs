@@ -4,10 +4,10 @@ use fsquota::Limits;
 use units::{Bytes, Inodes};
 
 /// A part of the data disk that others than the node itself write to: pods, their images, the
-/// cluster's objects. Each is a directory with a limit of its own.
+/// cluster's objects. Each is a directory with a limit of its own, or several with a common one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// containerd's root: images, and what containers write to their own root.
+    /// Two directories of containerd: images, packed and unpacked, and what containers write to their own root.
     Containerd,
     /// kubelet's directory of pods: emptyDirs above all.
     Pods,

@@ -51,7 +51,7 @@ impl DataDisk {
             State::Formatted => self.grow(&root, &path)?,
             State::Empty | State::Unfinished => self.finish(&root, &path)?,
         }
-        let projects = Projects::open(&root, &tree)?;
+        let mut projects = Projects::open(&root, &tree)?;
         Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
     }
 

@@ -1,5 +1,6 @@
 //! The parts of the data disk get their projects and limits.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use dir::{Dir, Ensured, Mode, Name};
@@ -21,6 +22,8 @@ const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) struct Projects {
     budget: Budget,
     ids: ProjectIds,
+    /// Parts of which a directory has the project.
+    assigned: BTreeSet<Part>,
 }
 
 impl Projects {
@@ -48,7 +51,7 @@ impl Projects {
         if recorded.as_ref() != Some(&ids) {
             root.write(&name, &ids.text(), MODE).map_err(failed("write"))?;
         }
-        Ok(Self { budget, ids })
+        Ok(Self { budget, ids, assigned: BTreeSet::new() })
     }
 
     /// Limits a directory of the tree, if it is a part. Called before it has content: what is in
@@ -56,11 +59,13 @@ impl Projects {
     ///
     /// At every boot: a limit that was changed last may have been lost in a power cut, and the disk may
     /// have been enlarged.
-    pub(crate) fn limit(&self, dir: &Dir, entry: Entry<'_>) -> Result<(), MountError> {
+    pub(crate) fn limit(&mut self, dir: &Dir, entry: Entry<'_>) -> Result<(), MountError> {
         let Some((part, id)) = entry.part.and_then(|part| Some((part, self.ids.get(part)?))) else { return Ok(()) };
         let limits = self.budget.limits(part);
         let path = entry.path.display();
-        match fsquota::assign(dir, id, limits) {
+        let failed = |source| MountError::Limit { path: entry.path.to_owned(), source };
+        let is_first = self.assigned.insert(part);
+        match if is_first { fsquota::assign(dir, id, limits) } else { fsquota::join(dir, id, limits) } {
             Ok(Ensured::Created(_)) => {
                 let (limit, inodes) = (self.budget.bytes(part), limits.inodes.unwrap_or_default().get());
                 info!(%path, %limit, %inodes, "directory limited");
@@ -77,11 +82,13 @@ impl Projects {
                 );
                 Ok(())
             }
+            // Of a former release, in which containerd's root was the directory of the part.
+            Err(SetError::Nested { outer }) if outer == id => fsquota::set_limits(dir, id, limits).map_err(failed),
             Err(SetError::Nested { .. }) => {
                 is_nested(entry.path);
                 Ok(())
             }
-            Err(source) => Err(MountError::Limit { path: entry.path.to_owned(), source }),
+            Err(source) => Err(failed(source)),
         }
     }
 }
@@ -106,21 +113,26 @@ fn is_nested(path: &Path) {
     info!(path = %path.display(), "directory is limited by the one above it");
 }
 
-/// The project that a part's directory has, if there is one.
+/// The project that a directory of the part has.
 fn present(root: &Dir, tree: &Data, part: Part) -> Result<Option<ProjectId>, MountError> {
-    let mut place = None;
+    let mut paths = Vec::new();
     tree.visit(&mut |entry| {
         if entry.part == Some(part) {
-            place = Some(entry.path);
+            paths.push(entry.path);
         }
     });
-    let Some(path) = place else { return Ok(None) };
-    let Some(place) = below(tree.path(), path) else { return Ok(None) };
-    match root.open_beneath(place) {
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(source) => Err(MountError::Directory { step: "open", path: path.to_owned(), source }),
-        Ok(dir) => fsquota::project(&dir).map_err(|source| MountError::Project { path: path.to_owned(), source }),
+    for path in paths {
+        let Some(place) = below(tree.path(), path) else { continue };
+        let dir = match root.open_beneath(place) {
+            Err(error) if error.is_not_found() => continue,
+            opened => opened.map_err(|source| MountError::Directory { step: "open", path: path.to_owned(), source })?,
+        };
+        let found = fsquota::project(&dir);
+        if let Some(id) = found.map_err(|source| MountError::Project { path: path.to_owned(), source })? {
+            return Ok(Some(id));
+        }
     }
+    Ok(None)
 }
 
 /// Whether nothing on the disk has this project, and it has no limits.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symli
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fsquota::{Allocator, Limits, SetError};
+use fsquota::{Allocator, Limits, ProjectId, SetError};
 use ktest_support::{Disk, unmount};
 use localstorage::{Budget, Data, DataDisk, LABEL, Mounted, Part, Root, Tree};
 use nix::errno::Errno;
@@ -246,13 +246,13 @@ fn a_part_that_is_limited_by_the_directory_above_it_stays_so() {
 fn a_part_that_was_filled_without_a_limit_keeps_its_data_and_the_others_are_limited() {
     let machine = Machine::new();
     machine.mount();
-    let file = machine.data.containerd.path().join("image");
-    fs::create_dir(machine.data.containerd.path()).unwrap();
+    let file = machine.data.containerd.content.path().join("image");
+    fs::create_dir_all(machine.data.containerd.content.path()).unwrap();
     fs::write(&file, "an image").unwrap();
     machine.unmount();
     let data = machine.boot();
     assert_eq!(fs::read(&file).unwrap(), b"an image");
-    assert_eq!(fsquota::project(data.open(|data| &data.containerd).unwrap()), Ok(None));
+    assert_eq!(fsquota::project(data.open(|data| &data.containerd.content).unwrap()), Ok(None));
     assert_eq!(quota(data.etcd.path()).limits, data.budget().unwrap().limits(Part::Etcd));
 }
 
@@ -322,7 +322,7 @@ fn nothing_moves_from_one_part_to_another() {
     let data = machine.boot();
     let from = data.kubelet.pods.path().join("file");
     fs::write(&from, "x").unwrap();
-    for to in [data.containerd.path(), data.log.pods.path()] {
+    for to in [data.containerd.content.path(), data.log.pods.path()] {
         let to = to.join("file");
         assert_eq!(fs::rename(&from, &to).unwrap_err().kind(), io::ErrorKind::CrossesDevices);
         assert_eq!(fs::hard_link(&from, &to).unwrap_err().kind(), io::ErrorKind::CrossesDevices);
@@ -335,10 +335,10 @@ fn a_part_does_not_hold_another_project() {
     let machine = Machine::new();
     let data = machine.boot();
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
-    let inner = data.containerd.path().join("inner");
+    let inner = data.containerd.content.path().join("inner");
     fs::create_dir(&inner).unwrap();
     let refused = fsquota::set(File::open(&inner).unwrap(), Limits::for_size(Bytes::MIB), &ids);
-    let outer = quota(data.containerd.path()).id;
+    let outer = quota(data.containerd.content.path()).id;
     assert!(matches!(refused, Err(SetError::Nested { outer: found }) if found == outer), "{refused:?}");
 }
 
@@ -382,7 +382,7 @@ impl Drop for Overlay {
 fn containers_write_to_an_overlay_in_a_part_as_to_any_other() {
     let machine = Machine::new();
     let data = machine.boot();
-    let overlay = Overlay::mount(data.containerd.path(), |lower| {
+    let overlay = Overlay::mount(data.containerd.overlayfs.snapshots.path(), |lower| {
         for file in ["changed", "deleted", "renamed", "linked"] {
             fs::write(lower.join(file), "lower").unwrap();
         }
@@ -410,13 +410,51 @@ fn containers_write_to_an_overlay_in_a_part_as_to_any_other() {
 fn what_containers_write_is_limited_with_their_images() {
     let machine = Machine::new();
     let data = machine.boot();
-    let overlay = Overlay::mount(data.containerd.path(), |_| {});
+    let overlay = Overlay::mount(data.containerd.overlayfs.snapshots.path(), |_| {});
     let limit = data.budget().unwrap().bytes(Part::Containerd);
-    let before = quota(data.containerd.path()).used.bytes;
+    let before = quota(data.containerd.content.path()).used.bytes;
     assert_eq!(size(&statvfs(overlay.merged()).unwrap()), limit);
     let taken = fill(overlay.merged());
     assert!(taken <= limit.saturating_sub(before));
     assert!(limit.saturating_sub(taken) < Bytes::MIB, "{taken} of {limit}");
+}
+
+#[test]
+fn images_and_writable_layers_have_one_limit_and_containerds_records_none() {
+    let machine = Machine::new();
+    let data = machine.boot();
+    let (content, snapshots) = (data.containerd.content.path(), data.containerd.overlayfs.snapshots.path());
+    fill(snapshots);
+    let refused = fs::write(content.join("image"), [1; 4096]).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+    for records in [data.containerd.path(), data.containerd.overlayfs.path()] {
+        fs::write(records.join("metadata.db"), [1; 1 << 20]).unwrap();
+        assert_eq!(fsquota::project(File::open(records).unwrap()), Ok(None));
+    }
+    let data = machine.boot_again(data);
+    let (content, snapshots) = (data.containerd.content.path(), data.containerd.overlayfs.snapshots.path());
+    assert_eq!(quota(content), quota(snapshots));
+}
+
+/// A former release gave the project to containerd's root.
+#[test]
+fn the_part_of_a_former_release_keeps_its_limit_and_grows_with_the_disk() {
+    let machine = Machine::new();
+    machine.mount();
+    let data = &machine.data;
+    let id = ProjectId::new(1 << 31).unwrap();
+    fs::create_dir(data.containerd.path()).unwrap();
+    fsquota::assign(File::open(data.containerd.path()).unwrap(), id, Limits::for_size(Bytes::MIB)).unwrap();
+    fs::create_dir_all(data.containerd.content.path()).unwrap();
+    fs::create_dir_all(data.containerd.overlayfs.snapshots.path()).unwrap();
+    let record = format!("{{\"containerd\":{id}}}");
+    fs::write(data.project_ids.path(), record).unwrap();
+    machine.unmount();
+    let data = machine.boot();
+    let limits = data.budget().unwrap().limits(Part::Containerd);
+    let root = quota(data.containerd.path());
+    assert_eq!((root.id, root.limits), (id, limits));
+    assert_eq!(quota(data.containerd.overlayfs.snapshots.path()), root);
 }
 
 #[test]

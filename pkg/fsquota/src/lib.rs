@@ -77,6 +77,6 @@ pub use project::{InvalidProjectId, ProjectId};
 pub use quotas::Quotas;
 pub use read::{Report, get, project, quota, report, require, sync};
 pub use remove::{disown, remove};
-pub use set::{assign, set, set_limits};
+pub use set::{assign, join, set, set_limits};
 pub use strays::{Drift, Stray, Strays, strays};
 pub use transfer::{Transferred, transfer};

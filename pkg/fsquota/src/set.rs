@@ -27,7 +27,7 @@ pub fn set(dir: impl AsFd, limits: Limits, ids: &Allocator) -> Result<Ensured<Pr
     let mut seen = DirectoryState::of(&dir)?;
     let fs = seen.file_system()?;
     if let Some(present) = seen.project() {
-        return apply(&mut seen, fs, present, limits);
+        return apply(&mut seen, fs, present, limits, Sharing::Exclusive);
     }
     // The allocator's descriptor keeps its file system mounted, so that no other one can have this device number.
     if seen.device()? != ids.device() {
@@ -49,7 +49,20 @@ pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<P
     let dir = open_directory(dir.as_fd())?;
     let mut seen = DirectoryState::of(&dir)?;
     let fs = seen.file_system()?;
-    apply(&mut seen, fs, id, limits)
+    apply(&mut seen, fs, id, limits, Sharing::Exclusive)
+}
+
+/// Adds an empty directory to a project that other directories may have: they have the limits together. The directory must
+/// be on the file system of the others.
+///
+/// # Errors
+/// Those of [`assign`] but for [`SetError::InUse`].
+pub fn join(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<ProjectId>, SetError> {
+    let limits = CheckedLimits::try_from(limits)?;
+    let dir = open_directory(dir.as_fd())?;
+    let mut seen = DirectoryState::of(&dir)?;
+    let fs = seen.file_system()?;
+    apply(&mut seen, fs, id, limits, Sharing::Shared)
 }
 
 /// Changes the limits of a project regardless of its directories, for example to restore recorded limits. `fs` is any
@@ -65,15 +78,23 @@ pub fn set_limits(fs: impl AsFd, id: ProjectId, limits: Limits) -> Result<(), Se
     Ok(FileSystem::of(&fs)?.set_limits(id, limits.try_into()?)?)
 }
 
+/// Whether other directories may have the project of a directory that gets it.
+#[derive(Clone, Copy)]
+enum Sharing {
+    Exclusive,
+    Shared,
+}
+
 fn apply(
     seen: &mut DirectoryState<'_>,
     fs: FileSystem<'_>,
     id: ProjectId,
     limits: CheckedLimits,
+    sharing: Sharing,
 ) -> Result<Ensured<ProjectId>, SetError> {
-    match seen.project() {
-        Some(found) if found != id => Err(SetError::OtherProject { found, wanted: id }),
-        Some(_) if seen.inherits() => {
+    match (seen.project(), sharing) {
+        (Some(found), _) if found != id => Err(SetError::OtherProject { found, wanted: id }),
+        (Some(_), _) if seen.inherits() => {
             if seen.outer() == Some(id) {
                 return Err(SetError::Nested { outer: id });
             }
@@ -81,13 +102,13 @@ fn apply(
             Ok(Ensured::Unchanged(id))
         }
         // Without the flag, new files in the directory would not be counted.
-        Some(_) => {
+        (Some(_), _) | (None, Sharing::Shared) => {
             check_new(seen, limits)?;
             fs.set_limits(id, limits)?;
             seen.set_project(Some(id))?;
             Ok(Ensured::Created(id))
         }
-        None => {
+        (None, Sharing::Exclusive) => {
             check_new(seen, limits)?;
             assign_checked(seen, fs, id, limits)
         }

@@ -32,7 +32,7 @@ struct Progress {
 
 #[derive(Debug)]
 pub struct ImageGc {
-    /// containerd's root, a project with limits.
+    /// Of containerd, in the project that limits images and writable layers.
     directory: PathBuf,
     socket: PathBuf,
     metrics: Metrics,

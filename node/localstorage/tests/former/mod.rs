@@ -15,14 +15,25 @@ pub const FIRST: u32 = 1 << 31;
 pub fn create(data: &Data) {
     let mut entries = Vec::new();
     data.visit(&mut |entry| entries.extend(entry.directory.then_some(entry)));
-    for entry in &entries {
+    // The root of containerd was the directory of its part, and inherits its project to those that are the part now.
+    let containerd = data.containerd.path();
+    let (inner, outer): (Vec<_>, Vec<_>) =
+        entries.into_iter().partition(|entry| entry.path != containerd && entry.path.starts_with(containerd));
+    for entry in &outer {
         fs::create_dir(entry.path).unwrap();
     }
     let ids = Allocator::open(File::open(data.volumes.path()).unwrap()).unwrap();
     let budget = budget(data);
-    for entry in entries {
-        let Some(part) = entry.part else { continue };
+    for entry in &outer {
+        let part = if entry.path == containerd { Some(Part::Containerd) } else { entry.part };
+        let Some(part) = part else { continue };
         fsquota::set(File::open(entry.path).unwrap(), budget.limits(part), &ids).unwrap();
+    }
+    for entry in &inner {
+        fs::create_dir(entry.path).unwrap();
+    }
+    for entry in outer.iter().chain(&inner) {
+        let Some(part) = entry.part else { continue };
         fs::create_dir_all(entry.path.join("one/two")).unwrap();
         for (file, content) in files(entry.path, part) {
             fs::write(file, content).unwrap();
@@ -60,6 +71,7 @@ pub fn faults(data: &Data) -> Vec<String> {
         of_parts.push(quota.id);
     });
     of_parts.sort_unstable();
+    of_parts.dedup();
     let all: Vec<ProjectId> =
         fsquota::report(&File::open(data.path()).unwrap()).unwrap().map(|quota| quota.unwrap().id).collect();
     if all != of_parts {

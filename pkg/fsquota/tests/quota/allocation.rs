@@ -1,10 +1,11 @@
 //! Allocation of project IDs.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::thread;
 
 use fsquota::{AllocateError, Allocator, Ensured, ProjectId, SetError};
+use units::Inodes;
 
 use crate::volumes::{SIZE, Volumes, size};
 
@@ -117,4 +118,25 @@ fn an_assign_that_stopped_after_the_limits_is_completed() {
     assert_eq!(fsquota::assign(&dir, id, size(SIZE)).unwrap(), Ensured::Created(id));
     assert_eq!(fsquota::assign(&dir, id, size(SIZE)).unwrap(), Ensured::Unchanged(id));
     assert_eq!(fsquota::get(&dir).unwrap().limits, size(SIZE));
+}
+
+#[test]
+fn directories_that_join_a_project_have_its_limits_together() {
+    let volumes = Volumes::new();
+    let (first, id) = volumes.volume("a", size(SIZE));
+    let second = volumes.dir("b");
+    assert!(matches!(fsquota::assign(&second, id, size(SIZE)), Err(SetError::InUse { .. })));
+    assert_eq!(fsquota::join(&second, id, size(SIZE)).unwrap(), Ensured::Created(id));
+    assert_eq!(fsquota::join(&second, id, size(SIZE)).unwrap(), Ensured::Unchanged(id));
+    fs::write(volumes.path("a/file"), [1; 4096]).unwrap();
+    fs::write(volumes.path("b/file"), [1; 4096]).unwrap();
+    let quota = fsquota::get(&first).unwrap();
+    assert_eq!((quota.limits, quota.used.inodes), (size(SIZE), Inodes::new(4)));
+    assert_eq!(quota, fsquota::get(&second).unwrap());
+
+    fs::create_dir(volumes.path("c")).unwrap();
+    fs::write(volumes.path("c/file"), "").unwrap();
+    let filled = File::open(volumes.path("c")).unwrap();
+    assert!(matches!(fsquota::join(&filled, id, size(SIZE)), Err(SetError::NotEmpty)));
+    assert_eq!(fsquota::project(&filled), Ok(None));
 }
