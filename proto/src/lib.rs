@@ -1,12 +1,12 @@
 //! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in `third_party/kubernetes/go.mod`), the few calls of the Container Runtime Interface that the
+//! their official files (pinned in go.mod files of `third_party`), the few calls of the Container Runtime Interface that the
 //! node makes itself, from `cri/cri.proto`, and the configuration of a node, from `node/v1/config.proto`.
 //!
 //! The last file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
 //! `bazel run //proto:reference` writes docs/configuration.md from its comments.
 #![forbid(unsafe_code)]
 
-/// The Container Storage Interface, `csi.proto` 1.12.
+/// The Container Storage Interface, `csi.proto` 1.13, with the conditions of volumes of 1.12.
 pub mod csi {
     #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
     tonic::include_proto!("csi.v1");

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mount::Attributes;
 use proto::csi::{
-    NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest,
+    NodeExpandVolumeRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeHealth,
 };
 use tonic::Code;
 use units::Bytes;
@@ -106,6 +106,11 @@ impl<'n> Case<'n> {
 
     pub async fn stats(&self, message: NodeGetVolumeStatsRequest) -> Result<NodeGetVolumeStatsResponse, Code> {
         answer(self.node.client().node_get_volume_stats(message).await)
+    }
+
+    pub async fn health(&self, message: NodeGetVolumeHealthRequest) -> Result<VolumeHealth, Code> {
+        let response = answer(self.node.client().node_get_volume_health(message).await)?;
+        Ok(response.volume_health.expect("the health is required"))
     }
 
     /// Returns the capacity.

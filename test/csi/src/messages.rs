@@ -5,8 +5,8 @@ use std::path::Path;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use proto::csi::{
-    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, VolumeCapability,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability,
 };
 
 use crate::{Case, Kind, Volume};
@@ -49,6 +49,11 @@ impl Case<'_> {
     pub fn asking(&self, volume: &Volume, path: &Path) -> NodeGetVolumeStatsRequest {
         let (volume_id, volume_path) = (volume.id.to_string(), text(path));
         NodeGetVolumeStatsRequest { volume_id, volume_path, ..NodeGetVolumeStatsRequest::default() }
+    }
+
+    pub fn asking_health(&self, volume: &Volume, path: Option<&Path>) -> NodeGetVolumeHealthRequest {
+        let (volume_id, volume_publish_path) = (volume.id.to_string(), path.map(text).unwrap_or_default());
+        NodeGetVolumeHealthRequest { volume_id, volume_publish_path, ..NodeGetVolumeHealthRequest::default() }
     }
 
     /// `range`: `required_bytes` and `limit_bytes`.

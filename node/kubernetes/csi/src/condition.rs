@@ -1,10 +1,12 @@
-//! Usage and condition of a volume.
+//! Usage, condition and health of a volume. The condition is that of CSI 1.12, the health that of CSI 1.13.
 
-use fsquota::Quota;
+use fsquota::{Fault, Quota};
+use proto::csi::node_get_storage_health_response::StorageBackendHealth;
+use proto::csi::volume_health::VolumeHealthEntry;
 use proto::csi::volume_usage::Unit;
-use proto::csi::{VolumeCondition, VolumeUsage};
+use proto::csi::{StorageHealthErrorType, VolumeCondition, VolumeHealth, VolumeHealthErrorType, VolumeUsage};
 use units::Bytes;
-use volume::{ALMOST_FULL, DiskFault};
+use volume::{ALMOST_FULL, DiskFault, VolumeId};
 
 use crate::host::{LoopDevice, PathContents};
 use crate::node::signed;
@@ -38,53 +40,115 @@ pub(crate) struct Health {
     pub(crate) limits_changed: bool,
 }
 
+/// A fault of a volume.
+struct Problem {
+    status: VolumeHealthErrorType,
+    /// In CamelCase. No two problems of a volume have the same one.
+    reason: &'static str,
+    message: String,
+}
+
+impl Problem {
+    fn degraded(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { status: VolumeHealthErrorType::Degraded, reason, message: message.into() }
+    }
+
+    fn inaccessible(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { status: VolumeHealthErrorType::Inaccessible, reason, message: message.into() }
+    }
+
+    fn of_disk(fault: &DiskFault) -> Self {
+        let message = format!("the node's data disk is faulty: {fault}");
+        match fault {
+            DiskFault::FileSystem(Fault::ShutDown) => Self::inaccessible("FileSystemShutDown", message),
+            DiskFault::FileSystem(Fault::Metadata) => Self::degraded("FileSystemDamaged", message),
+            DiskFault::FileSystem(Fault::Groups { .. }) => Self::degraded("AllocationGroupsDamaged", message),
+            DiskFault::Requests(_) => Self::degraded("DiskRequestsFailed", message),
+            DiskFault::Warnings { .. } => Self::degraded("DiskWarnings", message),
+        }
+    }
+}
+
 /// The faults of the disk first, since the others may follow from them.
+fn problems(found: Option<&PathContents>, health: &Health) -> Vec<Problem> {
+    let disk = health.disk.iter().map(Problem::of_disk);
+    let changed = || Problem::degraded("LimitsChanged", "the volume's limits were changed; restart the node to set them");
+    disk.chain(health.limits_changed.then(changed)).chain(found.and_then(wrong)).collect()
+}
+
 pub(crate) fn condition(found: &PathContents, health: &Health) -> VolumeCondition {
-    let disk = health.disk.iter().map(|fault| format!("the node's data disk is faulty: {fault}"));
-    let limits =
-        health.limits_changed.then(|| "the volume's limits were changed; restart the node to set them".to_owned());
-    let wrong: Vec<String> = disk.chain(limits).chain(wrong(found)).collect();
+    let wrong: Vec<String> = problems(Some(found), health).into_iter().map(|problem| problem.message).collect();
     if wrong.is_empty() {
         return VolumeCondition { abnormal: false, message: "the volume works".to_owned() };
     }
     VolumeCondition { abnormal: true, message: wrong.join("; ") }
 }
 
-fn wrong(found: &PathContents) -> Option<String> {
+pub(crate) fn health(volume: &VolumeId, found: Option<&PathContents>, health: &Health) -> VolumeHealth {
+    let entry = |Problem { status, reason, message }| VolumeHealthEntry {
+        status: status.into(),
+        reason: reason.to_owned(),
+        message,
+    };
+    let health_statuses = problems(found, health).into_iter().map(entry).collect();
+    VolumeHealth { volume_id: volume.to_string(), health_statuses }
+}
+
+pub(crate) fn storage_health(disk: &[DiskFault]) -> Vec<StorageBackendHealth> {
+    let entry = |Problem { status, reason, message }| {
+        let status = match status {
+            VolumeHealthErrorType::Inaccessible => StorageHealthErrorType::StorageUnreachable,
+            _ => StorageHealthErrorType::StorageDegraded,
+        };
+        StorageBackendHealth { status: status.into(), reason: reason.to_owned(), message, volume_capability: None }
+    };
+    disk.iter().map(Problem::of_disk).map(entry).collect()
+}
+
+fn wrong(found: &PathContents) -> Option<Problem> {
     match found {
         PathContents::Filesystem(quota) => filesystem(quota),
         PathContents::Block { image, device } => block(*image, *device),
-        PathContents::Unusable => {
-            Some("the volume's record or image cannot be used; the node's log has the reason".to_owned())
-        }
-        PathContents::Nothing => Some("the volume is not published here".to_owned()),
+        PathContents::Unusable => Some(Problem::inaccessible(
+            "VolumeUnusable",
+            "the volume's record or image cannot be used; the node's log has the reason",
+        )),
+        PathContents::Nothing => Some(Problem::inaccessible("NotPublished", "the volume is not published here")),
     }
 }
 
-fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<String> {
+fn filesystem(Quota { limits, used, .. }: &Quota) -> Option<Problem> {
+    let over = |used: String, limit: String| {
+        let message = format!("the volume holds {used}, more than its limit of {limit}; delete files or expand it");
+        Some(Problem::degraded("OverLimit", message))
+    };
     match (limits.bytes, limits.inodes) {
-        (None, _) | (_, None) => Some("the volume has no quota and can fill the node's disk".to_owned()),
-        (Some(limit), _) if used.bytes > limit => {
-            Some(format!("the volume holds {}, more than its limit of {limit}; delete files or expand it", used.bytes))
+        (None, _) | (_, None) => {
+            Some(Problem::degraded("NoQuota", "the volume has no quota and can fill the node's disk"))
         }
-        (_, Some(limit)) if used.inodes > limit => {
-            Some(format!("the volume holds {}, more than its limit of {limit}; delete files or expand it", used.inodes))
-        }
+        (Some(limit), _) if used.bytes > limit => over(used.bytes.to_string(), limit.to_string()),
+        (_, Some(limit)) if used.inodes > limit => over(used.inodes.to_string(), limit.to_string()),
         (Some(_), Some(_)) => {
             let percent = used.percent_of(*limits).filter(|percent| *percent >= ALMOST_FULL)?;
-            Some(format!("{percent} % of the volume's space or files are used; delete files or expand it"))
+            let message = format!("{percent} % of the volume's space or files are used; delete files or expand it");
+            Some(Problem::degraded("AlmostFull", message))
         }
     }
 }
 
-fn block(image: Bytes, device: Option<LoopDevice>) -> Option<String> {
+fn block(image: Bytes, device: Option<LoopDevice>) -> Option<Problem> {
     match device {
-        None => Some("the volume's device was detached under its pods; restart them".to_owned()),
+        None => {
+            let message = "the volume's device was detached under its pods; restart them";
+            Some(Problem::inaccessible("DeviceDetached", message))
+        }
         Some(LoopDevice { size, .. }) if size != image => {
-            Some(format!("the volume's device has {size}, its image {image}: its expansion is not finished"))
+            let message = format!("the volume's device has {size}, its image {image}: its expansion is not finished");
+            Some(Problem::degraded("ExpansionUnfinished", message))
         }
         Some(LoopDevice { direct_io: false, .. }) => {
-            Some("the volume's device has no direct I/O: its data is cached twice".to_owned())
+            let message = "the volume's device has no direct I/O: its data is cached twice";
+            Some(Problem::degraded("CachedTwice", message))
         }
         Some(LoopDevice { direct_io: true, .. }) => None,
     }
@@ -166,6 +230,35 @@ mod tests {
         {
             assert!(faulty.message.contains(says), "{}", faulty.message);
         }
+    }
+
+    #[test]
+    fn the_health_has_each_fault_with_its_severity() {
+        use VolumeHealthErrorType::{Degraded, Inaccessible};
+
+        let disk = vec![DiskFault::FileSystem(Fault::ShutDown), DiskFault::Requests(NonZeroU64::MIN)];
+        let storage: Vec<_> = storage_health(&disk).into_iter().map(|entry| (entry.status(), entry.reason)).collect();
+        let unreachable = (StorageHealthErrorType::StorageUnreachable, "FileSystemShutDown".to_owned());
+        assert_eq!(storage, [unreachable, (StorageHealthErrorType::StorageDegraded, "DiskRequestsFailed".to_owned())]);
+        let id: VolumeId = "pvc-1".parse().expect("an identifier");
+        let entries = |found: Option<&PathContents>, faults: &Health| {
+            let health = health(&id, found, faults);
+            assert_eq!(health.volume_id, "pvc-1");
+            health.health_statuses.into_iter().map(|entry| (entry.status(), entry.reason)).collect::<Vec<_>>()
+        };
+        let found = quota(Some(10), Some(10), (9, 1));
+        let expected = [
+            (Inaccessible, "FileSystemShutDown"),
+            (Degraded, "DiskRequestsFailed"),
+            (Degraded, "LimitsChanged"),
+            (Degraded, "AlmostFull"),
+        ];
+        let faults = Health { disk, limits_changed: true };
+        assert_eq!(entries(Some(&found), &faults), expected.map(|(status, reason)| (status, reason.to_owned())));
+        assert_eq!(entries(None, &Health::default()), []);
+        let detached = PathContents::Block { image: Bytes::GIB, device: None };
+        let detached = entries(Some(&detached), &Health::default());
+        assert_eq!(detached, [(Inaccessible, "DeviceDetached".to_owned())]);
     }
 
     proptest! {

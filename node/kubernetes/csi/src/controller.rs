@@ -17,7 +17,9 @@ use proto::csi::list_volumes_response::Entry;
 use proto::csi::validate_volume_capabilities_response::Confirmed;
 use proto::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
-    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
+    ControllerListVolumeHealthResponse,
     ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
     ControllerPublishVolumeResponse, ControllerServiceCapability, ControllerUnpublishVolumeRequest,
     ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest,
@@ -32,29 +34,35 @@ use units::Bytes;
 use volume::{Error, Record, Records, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
 
 use crate::controller::request::{Capacity, Create, Grow, Named, Page, Placement, Validate};
+use crate::condition::{Health, health};
+use crate::host::{Host, PathContents};
 use crate::identity::topology;
 use crate::node::signed;
+use crate::request::volume_id;
 use crate::status::{Change, ControllerError, chain};
 
 pub(crate) use plan::{Conflict, SourceRejection};
 
-const CAPABILITIES: [rpc::Type; 6] = [
+const CAPABILITIES: [rpc::Type; 7] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
     rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
     rpc::Type::SingleNodeMultiWriter,
+    rpc::Type::GetVolumeHealth,
 ];
 
-pub(crate) struct ControllerService {
+pub(crate) struct ControllerService<H> {
     pub(crate) node: String,
+    /// Has the faults of the disk.
+    pub(crate) host: Arc<H>,
     pub(crate) volumes: Arc<dyn Volumes>,
     /// Those of the Node service.
     pub(crate) locks: VolumeLocks,
 }
 
-impl ControllerService {
+impl<H: Host> ControllerService<H> {
     /// Runs blocking work in a thread. It ends its work also if the client cancels the call.
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&dyn Volumes) -> T + Send + 'static) -> T {
         let volumes = Arc::clone(&self.volumes);
@@ -149,7 +157,7 @@ fn expand(volumes: &dyn Volumes, id: &VolumeId, want: &Grow) -> Result<(Bytes, b
 }
 
 #[tonic::async_trait]
-impl Controller for ControllerService {
+impl<H: Host> Controller for ControllerService<H> {
     async fn create_volume(
         &self,
         request: Request<CreateVolumeRequest>,
@@ -317,6 +325,30 @@ impl Controller for ControllerService {
         _: Request<ControllerGetVolumeRequest>,
     ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
         Err(unannounced("GET_VOLUME"))
+    }
+
+    /// The faults of the disk, which all volumes have in common, and of the volume's record.
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<ControllerGetVolumeHealthResponse>, Status> {
+        let id = volume_id(&request.get_ref().volume_id).map_err(ControllerError::from)?;
+        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
+        let is_volume = records.readable.get(&id).is_some_and(|record| !record.mode.is_snapshot());
+        let found = records.unreadable.contains_key(&id).then_some(PathContents::Unusable);
+        if !is_volume && found.is_none() {
+            return Err(ControllerError::Unknown(id).into());
+        }
+        let faults = Health { disk: self.host.disk_faults(), limits_changed: false };
+        let volume_health = Some(health(&id, found.as_ref(), &faults));
+        Ok(Response::new(ControllerGetVolumeHealthResponse { volume_health }))
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        _: Request<ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<ControllerListVolumeHealthResponse>, Status> {
+        Err(unannounced("LIST_VOLUME_HEALTH"))
     }
 
     async fn controller_modify_volume(

@@ -37,6 +37,8 @@ pub trait Host: Send + Sync + 'static {
     /// Limits and usage of a volume, if it is at this path.
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError>;
 
+    fn volume(&self, volume: &VolumeId) -> Result<Volume, LookError>;
+
     /// Faults of the disk that the volumes are on, as they were read last.
     fn disk_faults(&self) -> Vec<DiskFault>;
 

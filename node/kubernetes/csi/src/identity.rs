@@ -18,8 +18,15 @@ use tracing::warn;
 
 use crate::host::Host;
 
-const NODE: [rpc::Type; 4] =
-    [rpc::Type::ExpandVolume, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::SingleNodeMultiWriter];
+/// The kubelet reads the condition, which CSI 1.13 replaces by the health.
+const NODE: [rpc::Type; 6] = [
+    rpc::Type::ExpandVolume,
+    rpc::Type::GetVolumeStats,
+    rpc::Type::VolumeCondition,
+    rpc::Type::SingleNodeMultiWriter,
+    rpc::Type::GetVolumeHealth,
+    rpc::Type::GetStorageHealth,
+];
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use proto::csi::node_server::Node;
 use proto::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse,
-    NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest, NodeGetStorageHealthResponse,
+    NodeGetVolumeHealthRequest, NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse,
     NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
@@ -16,12 +17,12 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 use volume::{VolumeId, VolumeLocks};
 
-use crate::condition::{Health, condition, usage};
+use crate::condition::{Health, condition, health, storage_health, usage};
 use crate::host::{Host, Inspection, PathContents};
 use crate::identity::{node_capabilities, node_info};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
-use crate::request::{Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
+use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
 use crate::status::{Call, CallError, Failure};
 
 /// A checked request of one volume at one path. Its work blocks the thread.
@@ -35,7 +36,8 @@ pub trait Operation: Sized + Send + 'static {
     /// The message lacks a field, or has an invalid one.
     fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError>;
 
-    fn place(&self) -> (&VolumeId, &TargetPath);
+    /// The path may be left out of a request for the health.
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>);
 
     /// # Errors
     /// The host or the volume's state does not allow it. The operation undoes its changes.
@@ -58,7 +60,8 @@ fn parse<O: Operation>(message: &O::Message, kubelet: &Path) -> Result<O, CallEr
 fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, CallError> {
     operation.run(host).map_err(|source| {
         let (volume, target) = operation.place();
-        CallError::Failed { call: O::CALL, volume: volume.clone(), path: target.full().to_owned(), source }
+        let path = target.map(|target| target.full().to_owned());
+        CallError::Failed { call: O::CALL, volume: volume.clone(), path, source }
     })
 }
 
@@ -74,7 +77,7 @@ impl<H: Host> NodeService<H> {
         let operation: O = parse(message, &self.kubelet)?;
         let guard = match O::CALL {
             // Statistics change nothing, and the kubelet asks often.
-            Call::Stats => None,
+            Call::Stats | Call::Health => None,
             Call::Publish | Call::Unpublish | Call::Expand => Some(self.locks.lock(operation.place().0).await),
         };
         let host = Arc::clone(&self.host);
@@ -100,8 +103,8 @@ impl Operation for Publish {
         Self::parse(message, kubelet)
     }
 
-    fn place(&self) -> (&VolumeId, &TargetPath) {
-        (&self.volume, &self.target)
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
+        (&self.volume, Some(&self.target))
     }
 
     fn run(&self, host: &impl Host) -> Result<NodePublishVolumeResponse, Failure> {
@@ -142,8 +145,8 @@ impl Operation for Unpublish {
         Self::parse(message, kubelet)
     }
 
-    fn place(&self) -> (&VolumeId, &TargetPath) {
-        (&self.volume, &self.target)
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
+        (&self.volume, Some(&self.target))
     }
 
     fn run(&self, host: &impl Host) -> Result<NodeUnpublishVolumeResponse, Failure> {
@@ -170,8 +173,8 @@ impl Operation for Expand {
         Self::parse(message, kubelet)
     }
 
-    fn place(&self) -> (&VolumeId, &TargetPath) {
-        (&self.volume, &self.path)
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
+        (&self.volume, Some(&self.path))
     }
 
     fn run(&self, host: &impl Host) -> Result<NodeExpandVolumeResponse, Failure> {
@@ -200,26 +203,68 @@ impl Operation for Stats {
         Self::parse(message, kubelet)
     }
 
-    fn place(&self) -> (&VolumeId, &TargetPath) {
-        (&self.volume, &self.path)
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
+        (&self.volume, Some(&self.path))
     }
 
     fn run(&self, host: &impl Host) -> Result<NodeGetVolumeStatsResponse, Failure> {
-        let disk = host.disk_faults();
-        let found = match host.inspect(&self.volume, &self.path) {
-            Ok(Inspection { volume: Volume::Unknown, .. }) => return Err(PlanError::Unknown.into()),
-            Ok(Inspection { found: PathContents::Nothing, .. }) => return Err(PlanError::NotPublished.into()),
-            Ok(Inspection { found, .. }) => found,
-            // The condition has the reason. A file system that has shut down fails most operations.
-            Err(_) if !disk.is_empty() => PathContents::Unusable,
-            Err(error) => return Err(error.into()),
+        let (found, health) = examine(host, &self.volume, &self.path)?;
+        if matches!(found, PathContents::Nothing) {
+            return Err(PlanError::NotPublished.into());
+        }
+        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition(&found, &health)) })
+    }
+}
+
+/// The part of a volume that the path shows, and faults that it does not show.
+fn examine(host: &impl Host, volume: &VolumeId, path: &TargetPath) -> Result<(PathContents, Health), Failure> {
+    let disk = host.disk_faults();
+    let found = match host.inspect(volume, path) {
+        Ok(Inspection { volume: Volume::Unknown, .. }) => return Err(PlanError::Unknown.into()),
+        Ok(Inspection { found, .. }) => found,
+        // The condition has the reason. A file system that has shut down fails most operations.
+        Err(_) if !disk.is_empty() => PathContents::Unusable,
+        Err(error) => return Err(error.into()),
+    };
+    let limits_changed = match &found {
+        PathContents::Filesystem(quota) => host.limits_changed(volume, quota.limits),
+        PathContents::Nothing | PathContents::Block { .. } | PathContents::Unusable => false,
+    };
+    Ok((found, Health { disk, limits_changed }))
+}
+
+impl Operation for Check {
+    type Message = NodeGetVolumeHealthRequest;
+    type Response = NodeGetVolumeHealthResponse;
+
+    const CALL: Call = Call::Health;
+
+    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
+        Self::parse(message, kubelet)
+    }
+
+    fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
+        (&self.volume, self.path.as_ref())
+    }
+
+    fn run(&self, host: &impl Host) -> Result<NodeGetVolumeHealthResponse, Failure> {
+        let (found, faults) = match &self.path {
+            Some(path) => {
+                let (found, faults) = examine(host, &self.volume, path)?;
+                (Some(found), faults)
+            }
+            None => {
+                let faults = Health { disk: host.disk_faults(), limits_changed: false };
+                match host.volume(&self.volume) {
+                    Ok(Volume::Unknown | Volume::NotAnnounced) => return Err(PlanError::Unknown.into()),
+                    Ok(Volume::Known(_)) => (None, faults),
+                    Ok(Volume::Damaged) => (Some(PathContents::Unusable), faults),
+                    Err(_) if !faults.disk.is_empty() => (Some(PathContents::Unusable), faults),
+                    Err(error) => return Err(error.into()),
+                }
+            }
         };
-        let limits_changed = match &found {
-            PathContents::Filesystem(quota) => host.limits_changed(&self.volume, quota.limits),
-            PathContents::Nothing | PathContents::Block { .. } | PathContents::Unusable => false,
-        };
-        let condition = condition(&found, &Health { disk, limits_changed });
-        Ok(NodeGetVolumeStatsResponse { usage: usage(&found), volume_condition: Some(condition) })
+        Ok(NodeGetVolumeHealthResponse { volume_health: Some(health(&self.volume, found.as_ref(), &faults)) })
     }
 }
 
@@ -256,6 +301,20 @@ impl<H: Host> Node for NodeService<H> {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         self.call::<Stats>(request.get_ref()).await
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
+        self.call::<Check>(request.get_ref()).await
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        _: Request<NodeGetStorageHealthRequest>,
+    ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
+        Ok(Response::new(NodeGetStorageHealthResponse { backend_health: storage_health(&self.host.disk_faults()) }))
     }
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {

@@ -283,6 +283,7 @@ impl<H: Host> Plugin<H> {
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
         let controller = self.controller.as_ref().map(|Controlled(volumes)| ControllerService {
+            host: Arc::clone(&self.host),
             node: node.clone(),
             volumes: Arc::clone(volumes),
             locks: self.locks.clone(),

@@ -8,8 +8,8 @@ use mount::Attributes;
 use proto::csi::volume_capability::access_mode::Mode as Access;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{
-    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, VolumeCapability,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability,
 };
 use units::Bytes;
 use volume::{ParameterError, VolumeId, VolumeIdError, VolumeMode};
@@ -189,6 +189,14 @@ pub struct Stats {
     pub(crate) path: TargetPath,
 }
 
+/// A request for the health of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    pub(crate) volume: VolumeId,
+    /// Without a path, only faults of the disk and of the volume's record are reported.
+    pub(crate) path: Option<TargetPath>,
+}
+
 /// The requested sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Range {
@@ -296,6 +304,15 @@ impl Stats {
     pub(crate) fn parse(message: &NodeGetVolumeStatsRequest, kubelet: &Path) -> Result<Self, RequestError> {
         let volume = volume_id(&message.volume_id)?;
         Ok(Self { volume, path: path("volume_path", &message.volume_path, kubelet)? })
+    }
+}
+
+impl Check {
+    pub(crate) fn parse(message: &NodeGetVolumeHealthRequest, kubelet: &Path) -> Result<Self, RequestError> {
+        let text = message.volume_publish_path.as_str();
+        let volume = volume_id(&message.volume_id)?;
+        let path = (!text.is_empty()).then(|| path("volume_publish_path", text, kubelet)).transpose()?;
+        Ok(Self { volume, path })
     }
 }
 

@@ -20,6 +20,7 @@ pub enum Call {
     Unpublish,
     Expand,
     Stats,
+    Health,
 }
 
 impl fmt::Display for Call {
@@ -29,6 +30,7 @@ impl fmt::Display for Call {
             Self::Unpublish => "unpublish",
             Self::Expand => "expand",
             Self::Stats => "read the statistics of",
+            Self::Health => "read the health of",
         })
     }
 }
@@ -48,8 +50,8 @@ pub enum Failure {
 pub(crate) enum CallError {
     #[error("invalid request")]
     Request { call: Call, source: RequestError },
-    #[error("cannot {call} volume {volume} at {}", path.display())]
-    Failed { call: Call, volume: VolumeId, path: PathBuf, source: Failure },
+    #[error("cannot {call} volume {volume}{}", path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default())]
+    Failed { call: Call, volume: VolumeId, path: Option<PathBuf>, source: Failure },
 }
 
 /// A call of the Controller service that changes a volume.
@@ -158,11 +160,11 @@ impl From<CallError> for Status {
         let code = match &error {
             // A path where nothing can be published has no volume.
             CallError::Request {
-                call: Call::Expand | Call::Stats,
+                call: Call::Expand | Call::Stats | Call::Health,
                 source: RequestError::Path { source: PathError::Outside { .. }, .. },
             }
             | CallError::Failed {
-                call: Call::Expand | Call::Stats,
+                call: Call::Expand | Call::Stats | Call::Health,
                 source: Failure::Look(LookError::Link { .. }),
                 ..
             } => Code::NotFound,
@@ -273,7 +275,7 @@ mod tests {
 
     fn failed(call: Call, source: impl Into<Failure>) -> Status {
         let volume = "pvc-1".parse().expect("an identifier");
-        CallError::Failed { call, volume, path: "/k/t".into(), source: source.into() }.into()
+        CallError::Failed { call, volume, path: Some("/k/t".into()), source: source.into() }.into()
     }
 
     fn invalid(call: Call, source: RequestError) -> Code {
@@ -303,6 +305,7 @@ mod tests {
             (Call::Unpublish, Code::InvalidArgument),
             (Call::Expand, Code::NotFound),
             (Call::Stats, Code::NotFound),
+            (Call::Health, Code::NotFound),
         ] {
             assert_eq!(failed(call, LookError::Link { parent: "pods".into() }).code(), code, "{call}");
             let outside = PathError::Outside { kubelet: "/k".into() };

@@ -112,8 +112,10 @@ async fn the_node_has_a_name_topology_and_capabilities() {
         })
         .collect();
     able.sort_unstable();
-    use rpc::Type::{ExpandVolume, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition};
-    assert_eq!(able, [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter]);
+    use rpc::Type::{
+        ExpandVolume, GetStorageHealth, GetVolumeHealth, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition,
+    };
+    assert_eq!(able, [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use conformity::{Kind, SIZE, Volume, hold, hold_each, hold_published};
 use nix::fcntl::{FallocateFlags, fallocate};
 use proto::csi::volume_usage::Unit;
-use proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage};
+use proto::csi::{NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, VolumeHealthErrorType, VolumeUsage};
 use tonic::Code;
 use units::Bytes;
 
@@ -105,6 +105,20 @@ fn a_full_volume_has_nothing_left_and_nothing_negative() {
         assert!((0..=64 << 10).contains(&bytes.available) && bytes.used <= bytes.total, "{bytes:?}");
         assert!(inodes.available > 0 && inodes.used > 0, "{inodes:?}");
         assert!(stats.volume_condition.is_some_and(|condition| condition.abnormal), "almost full");
+        let whole = case.asking_health(&volume, Some(&target));
+        let health = case.health(whole.clone()).await.expect("its health");
+        assert_eq!(health.volume_id, volume.id.to_string());
+        let [entry] = &health.health_statuses[..] else { panic!("{health:?}") };
+        assert_eq!((entry.status(), entry.reason.as_str()), (VolumeHealthErrorType::Degraded, "AlmostFull"));
+        let health = case.health(case.asking_health(&volume, None)).await.expect("its health without a path");
+        assert_eq!(health.health_statuses, []);
+        for (volume_id, code) in [("", Code::InvalidArgument), ("pvc-other", Code::NotFound)] {
+            let volume_id = volume_id.to_owned();
+            for volume_publish_path in [String::new(), whole.volume_publish_path.clone()] {
+                let message = NodeGetVolumeHealthRequest { volume_id: volume_id.clone(), volume_publish_path, ..whole.clone() };
+                assert_eq!(case.health(message).await.err(), Some(code));
+            }
+        }
         case.withdraw(&volume, &target).await;
     });
 }

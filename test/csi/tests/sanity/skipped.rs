@@ -29,13 +29,8 @@ static SKIPPED: [(&str, &[&str]); 6] = [
         ],
     ),
     (
-        "calls of CSI 1.13: the plugin reports the condition in NodeGetVolumeStats",
-        &[
-            "ControllerGetVolumeHealth [Controller Server]",
-            "ControllerListVolumeHealth [Controller Server]",
-            "Node Service NodeGetVolumeHealth",
-            "Node Service NodeGetStorageHealth",
-        ],
+        "each volume has its health from ControllerGetVolumeHealth",
+        &["ControllerListVolumeHealth [Controller Server]"],
     ),
     ("volumes are published without staging", &["Node Service NodeStageVolume", "Node Service NodeUnstageVolume"]),
     (

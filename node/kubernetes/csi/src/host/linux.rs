@@ -432,6 +432,10 @@ impl Host for Linux {
         Ok(Inspection { volume, found })
     }
 
+    fn volume(&self, id: &VolumeId) -> Result<Volume, LookError> {
+        self.open(id, Access::ReadOnly).map(|(volume, ..)| volume)
+    }
+
     fn disk_faults(&self) -> Vec<DiskFault> {
         self.volumes.last_faults()
     }

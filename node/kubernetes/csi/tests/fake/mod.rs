@@ -271,6 +271,10 @@ impl Host for FakeHost {
         Ok(Inspection { volume: known, found })
     }
 
+    fn volume(&self, volume: &VolumeId) -> Result<Volume, LookError> {
+        Ok(self.state().mode(volume).map_or(Volume::Unknown, Volume::Known))
+    }
+
     fn disk_faults(&self) -> Vec<DiskFault> {
         Vec::new()
     }
