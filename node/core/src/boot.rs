@@ -221,6 +221,7 @@ async fn serve(
     logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
     let linux =
         csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(podguard::Devices(guard.restrictions()));
+    storage.volumes().throttle_by(linux.throttle());
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;

@@ -260,6 +260,7 @@ mod tests {
             size: Bytes::MIB,
             project: fsquota::ProjectId::new(7).unwrap(),
             cloning: None,
+            io: volume::IoLimits::NONE,
             state,
         }
     }

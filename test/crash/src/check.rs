@@ -170,7 +170,17 @@ mod tests {
 
     fn found(number: u16, shape: Shape, project: ProjectId) -> (String, Found) {
         let volume::Request { claim, owner, class, mode, size, source: _ } = request(Number(number), shape, SIZE);
-        let record = Record { claim, owner, class, mode, size, project, cloning: None, state: State::Announced };
+        let record = Record {
+            claim,
+            owner,
+            class,
+            mode,
+            size,
+            project,
+            cloning: None,
+            io: volume::IoLimits::NONE,
+            state: State::Announced,
+        };
         let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
         let directory = Directory { path: "live".into(), project: Some(project), image };
         let records = vec![(Register::Records, record.to_bytes())];

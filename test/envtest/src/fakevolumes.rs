@@ -10,9 +10,9 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError,
-    Operation, Overcommit, Owner, Record, Records, Request, SnapshotRequest, SourceError, Space, State, Strays,
-    UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, DiskFault, DriftError, Drifted, Error, IoLimits, IoRejection, ListError, LiveVolume, LiveVolumeError,
+    LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, SnapshotRequest, SourceError,
+    Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -51,6 +51,8 @@ struct Disk {
     sources: BTreeMap<VolumeId, VolumeId>,
     /// How many more passes do not end a clone.
     passes: u32,
+    /// The node cannot limit I/O.
+    unthrottled: bool,
 }
 
 impl FakeVolumes {
@@ -137,6 +139,11 @@ impl FakeVolumes {
     /// So many passes over clones do not end them.
     pub fn set_passes(&self, passes: u32) {
         self.disk().passes = passes;
+    }
+
+    /// The node lacks the I/O controller, or has it again.
+    pub fn set_unthrottled(&self, unthrottled: bool) {
+        self.disk().unthrottled = unthrottled;
     }
 
     /// The volume from which this one was cloned.
@@ -229,7 +236,8 @@ impl Disk {
         self.projects += 1;
         let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
         let Request { claim, owner, class, mode, size, source: _ } = want.clone();
-        let record = Record { claim, owner, class, mode, size, project, cloning, state: State::Staged };
+        let io = IoLimits::NONE;
+        let record = Record { claim, owner, class, mode, size, project, cloning, io, state: State::Staged };
         self.records.insert(id.clone(), record.clone());
         match &record.cloning {
             Some(Cloning { source, .. }) => {
@@ -345,6 +353,24 @@ impl Disk {
         Err(Error::Refused { id: id.clone(), source })
     }
 
+    fn limit_io(&mut self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
+        let Some((record, _)) = self.look(id) else { return Err(Error::Unknown { id: id.clone() }) };
+        if !record.mode.is_block() && !limits.is_none() {
+            let source = VolumeRefusal::Io(IoRejection::Filesystem);
+            return Err(Error::Refused { id: id.clone(), source });
+        }
+        if self.unthrottled && !limits.is_none() {
+            let source = ThrottleError::Unsupported("the io controller is missing".into());
+            return Err(Error::Throttle { id: id.clone(), source });
+        }
+        if record.io == limits {
+            return Ok(Ensured::Unchanged(record));
+        }
+        let record = Record { io: limits, ..record };
+        self.records.insert(id.clone(), record.clone());
+        Ok(Ensured::Created(record))
+    }
+
     fn restore(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         match self.look(id) {
             None | Some((_, false)) => Ok(Ensured::Unchanged(())),
@@ -407,6 +433,10 @@ impl Volumes for FakeVolumes {
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         self.change(Operation::Expand, id, |disk| disk.expand(id, to))
+    }
+
+    fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
+        self.change(Operation::LimitIo, id, |disk| disk.limit_io(id, limits))
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use units::Bytes;
 use volume::{DiskFault, VolumeId};
 
+pub use cgroup::CgroupError;
 pub use devices::{DeviceObserver, NoObserver, RevokedDetach};
 pub use linux::{Linux, Opened};
 
@@ -186,4 +187,6 @@ pub enum ActError {
     Detach(#[from] loopdev::DetachError),
     #[error("cannot refresh the size of the volume's loop device")]
     Resize(#[from] loopdev::ResizeError),
+    #[error("cannot limit the I/O of the pod")]
+    Cgroup(#[from] CgroupError),
 }

@@ -34,11 +34,11 @@ mod server;
 mod status;
 
 pub use host::{
-    ActError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, NoObserver, Opened, PathContents,
-    RevokedDetach, WatchReport,
+    ActError, CgroupError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, NoObserver, Opened,
+    PathContents, RevokedDetach, WatchReport,
 };
 pub use node::{Operation, call};
-pub use plan::{Device, Elsewhere, PlanError, Shape, Step, Target, Volume, VolumeView};
+pub use plan::{Device, Elsewhere, Io, PlanError, Shape, Step, Target, Volume, VolumeView};
 pub use plugin::{Plugin, RunError, Settings, Start};
 pub use request::{
     LookRequest, Mode, PathError, Publish, Purpose, Range, RequestError, Sharing, Stats, TargetPath, Unpublish,

@@ -17,6 +17,7 @@ pub struct VolumeView {
     /// The loop device of a block volume: for a publish, the one with the requested access; for an unpublish, one without
     /// other targets, if any.
     pub device: Device,
+    pub io: Io,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,14 @@ pub enum Device {
     Shared,
 }
 
+/// Limits of the I/O of the pod of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Io {
+    Unlimited,
+    /// For a publish: the volume has limits. For an unpublish: the pod may have limits on a device of the volume.
+    Limited,
+}
+
 /// An idempotent change at a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -96,10 +105,14 @@ pub enum Step {
     Attach {
         read_only: bool,
     },
+    /// Limits the I/O of the pod on the device, before it has it.
+    Limit,
     /// The mount has these attributes from the start.
     Bind(Attributes),
     Unmount,
     RemoveTarget,
+    /// Removes the limits of the pod.
+    Unlimit,
     /// Detaches the volume's loop devices without other targets.
     Detach,
 }
@@ -159,6 +172,9 @@ pub(crate) fn publish(want: &Publish, seen: &VolumeView) -> Result<Vec<Step>, Pl
     if want.mode == Mode::Block && seen.device == Device::Absent {
         steps.push(Step::Attach { read_only: want.attributes.read_only });
     }
+    if seen.io == Io::Limited {
+        steps.push(Step::Limit);
+    }
     steps.push(Step::Bind(want.attributes));
     match (want.sharing, seen.elsewhere) {
         (Sharing::OneTarget, Elsewhere::Published) => Err(PlanError::InUse),
@@ -171,9 +187,10 @@ pub(crate) fn undo(done: &[Step]) -> Vec<Step> {
     let opposite = |step: &Step| match step {
         Step::CreateTarget(_) => Some(Step::RemoveTarget),
         Step::Attach { .. } => Some(Step::Detach),
+        Step::Limit => Some(Step::Unlimit),
         Step::Bind(_) => Some(Step::Unmount),
         // The removed mount was stale.
-        Step::Unmount | Step::RemoveTarget | Step::Detach => None,
+        Step::Unmount | Step::RemoveTarget | Step::Unlimit | Step::Detach => None,
     };
     done.iter().rev().filter_map(opposite).collect()
 }
@@ -188,6 +205,9 @@ pub(crate) fn unpublish(seen: &VolumeView) -> Result<Vec<Step>, PlanError> {
         (Target::Foreign, _) => return Err(PlanError::Foreign),
         (Target::Obstructed, _) => return Err(PlanError::NotRemovable),
     };
+    if seen.io == Io::Limited {
+        steps.push(Step::Unlimit);
+    }
     if seen.device == Device::Idle {
         steps.push(Step::Detach);
     }

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use loopdev::AttachError;
 use tonic::{Code, Status};
-use volume::{Claim, SourceError, VolumeId, VolumeRefusal};
+use volume::{Claim, SourceError, ThrottleError, VolumeId, VolumeRefusal};
 
 use crate::controller::{Conflict, SourceRejection};
-use crate::host::{ActError, LookError};
+use crate::host::{ActError, CgroupError, LookError};
 use crate::plan::PlanError;
 use crate::request::{PathError, RequestError};
 
@@ -137,7 +137,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Refused { source, .. } => match source {
             VolumeRefusal::Differs { .. } => Code::AlreadyExists,
             VolumeRefusal::NotAnnounced => Code::Unavailable,
-            VolumeRefusal::Snapshot | VolumeRefusal::Volume => Code::InvalidArgument,
+            VolumeRefusal::Snapshot | VolumeRefusal::Volume | VolumeRefusal::Io(_) => Code::InvalidArgument,
             VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
         },
         Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
@@ -150,6 +150,10 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
             SourceError::Larger { .. } => Code::OutOfRange,
             SourceError::Grown { .. } => Code::Aborted,
             SourceError::Closed { .. } | SourceError::Look { .. } => Code::Internal,
+        },
+        Error::Throttle { source, .. } => match source {
+            ThrottleError::None | ThrottleError::Unsupported(_) => Code::FailedPrecondition,
+            ThrottleError::Apply(_) => Code::Internal,
         },
         Error::Closed { .. } | Error::Look { .. } | Error::Act { .. } | Error::Announced { .. } => Code::Internal,
     }
@@ -218,6 +222,14 @@ fn of_failure(failure: &Failure) -> Code {
         Failure::Act(error) => match error {
             ActError::Look(error) => of_look(error),
             ActError::NotEmpty | ActError::Busy => Code::FailedPrecondition,
+            ActError::Cgroup(error) => match error {
+                CgroupError::Missing { .. } => Code::Unavailable,
+                CgroupError::NoPod
+                | CgroupError::Hierarchy { .. }
+                | CgroupError::Controller { .. }
+                | CgroupError::NoLimits { .. } => Code::FailedPrecondition,
+                CgroupError::File { .. } => Code::Internal,
+            },
             ActError::VolumeGone => Code::NotFound,
             // The next call finds something else.
             ActError::DeviceGone | ActError::AttachImage(AttachError::Contended { .. }) => Code::Unavailable,

@@ -3,6 +3,7 @@
 mod detach;
 mod kubelet;
 mod machine;
+mod throttled;
 mod traced;
 
 use std::collections::BTreeSet;

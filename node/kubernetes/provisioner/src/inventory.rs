@@ -232,6 +232,7 @@ pub(crate) fn example() -> Snapshot {
             size: Bytes::GIB,
             project: ProjectId::new(7).expect("an ID"),
             cloning: None,
+            io: volume::IoLimits::NONE,
             state,
         },
         used,

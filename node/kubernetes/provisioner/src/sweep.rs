@@ -285,6 +285,7 @@ mod tests {
             size: Bytes::GIB,
             project: ProjectId::new(7).expect("an ID"),
             cloning: None,
+            io: volume::IoLimits::NONE,
             state,
         }
     }

@@ -100,6 +100,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     kubelet::check(&kubelet)?;
     let locked = LockedDirectory::lock(&place)?;
     let (notices, queue) = provisioner::notices();
+    let cgroups = sys.join("fs/cgroup");
     let settings =
         limits::Settings { limits, pods: pods_cgroup, sys, directory: place.directory.clone(), links: container_logs };
     let enforcer = Arc::new(Enforcer::new(settings, notices));
@@ -114,8 +115,9 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
         start: csi::Start::BesideKubelet,
         ..csi::Settings::new(&kubelet, node.as_str(), env!("CARGO_PKG_VERSION"))
     };
-    let host =
-        csi::Linux::new(&kubelet, Arc::clone(&volumes)).with_observer(podguard::Devices(enforcer.restrictions()));
+    let host = csi::Linux::with_cgroups(&kubelet, Arc::clone(&volumes), cgroups)
+        .with_observer(podguard::Devices(enforcer.restrictions()));
+    volumes.throttle_by(host.throttle());
     podguard::Metrics::register(&registry, enforcer.restrictions())?;
     let plugin = csi::Plugin::new(settings, host, &registry)?;
     let plugin = Arc::new(match provisioner {

@@ -24,10 +24,11 @@ pub enum Operation {
     Undo,
     TakeSnapshot,
     RemoveSnapshot,
+    LimitIo,
 }
 
 impl Operation {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Provision,
         Self::Announce,
         Self::Expand,
@@ -37,6 +38,7 @@ impl Operation {
         Self::Undo,
         Self::TakeSnapshot,
         Self::RemoveSnapshot,
+        Self::LimitIo,
     ];
 
     const fn name(self) -> &'static str {
@@ -50,6 +52,7 @@ impl Operation {
             Self::Undo => "undo",
             Self::TakeSnapshot => "take_snapshot",
             Self::RemoveSnapshot => "remove_snapshot",
+            Self::LimitIo => "limit_io",
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::VolumeId;
 use crate::execution::PASS;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
+use crate::throttle::ThrottleError;
 
 /// A change of a volume failed.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,8 @@ pub enum Error {
     /// One pass does not copy all blocks that the volume shares with its source. The next call continues.
     #[error("volume {id} is copied in part: at most {left} are left")]
     Copying { id: VolumeId, left: Bytes },
+    #[error("cannot limit the I/O of volume {id}")]
+    Throttle { id: VolumeId, source: ThrottleError },
 }
 
 /// Why a volume is not the source of a clone.
@@ -194,11 +197,15 @@ pub struct UsageError(#[from] fsquota::FsError);
 
 impl Error {
     /// Whether asking again is in vain as long as nothing is deleted or less is asked for: what Kubernetes calls an
-    /// infeasible resize.
+    /// infeasible resize or modification.
     pub const fn is_infeasible(&self) -> bool {
         match self {
-            Self::Full { .. } | Self::TooLarge { .. } => true,
-            Self::Unknown { .. }
+            Self::Full { .. }
+            | Self::TooLarge { .. }
+            | Self::Refused { source: VolumeRefusal::Io(_), .. }
+            | Self::Throttle { source: ThrottleError::None | ThrottleError::Unsupported(_), .. } => true,
+            Self::Throttle { source: ThrottleError::Apply(_), .. }
+            | Self::Unknown { .. }
             | Self::Refused { .. }
             | Self::Closed { .. }
             | Self::Look { .. }
@@ -226,6 +233,7 @@ impl Error {
             Self::Announced { .. } => "announced",
             Self::Source { .. } => "source",
             Self::Copying { .. } => "copying",
+            Self::Throttle { .. } => "throttle",
         }
     }
 

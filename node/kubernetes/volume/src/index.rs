@@ -25,6 +25,7 @@ pub(crate) struct Index {
 
 /// A volume with a record.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "almost all volumes are known")]
 pub(crate) enum Entry {
     /// One that can be understood.
     Known(Known),

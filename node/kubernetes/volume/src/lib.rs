@@ -31,6 +31,7 @@ mod group;
 mod id;
 mod image;
 mod index;
+mod io_limits;
 mod ledger;
 mod live;
 mod locks;
@@ -44,6 +45,7 @@ mod settings;
 mod snapshot;
 mod store;
 mod survey;
+mod throttle;
 mod volumes;
 
 pub use calls::{Operation, VolumeCalls};
@@ -53,6 +55,7 @@ pub use drift::{DriftError, Drifted};
 pub use error::{ActError, Error, ListError, LookError, OpenError, SourceError, StartError, UsageError};
 pub use fault::{DiskFault, DiskObserver};
 pub use id::{VolumeId, VolumeIdError};
+pub use io_limits::{IoLimits, IoRejection};
 pub use ledger::Space;
 pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
@@ -65,6 +68,7 @@ pub use settings::{Neighbours, Settings};
 pub use snapshot::SnapshotRequest;
 pub use store::Store;
 pub use survey::{Records, Strays, VolumeUsage};
+pub use throttle::{IoThrottle, ThrottleError};
 pub use volumes::Volumes;
 
 /// The names of the store's own directories.

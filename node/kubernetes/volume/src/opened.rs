@@ -9,7 +9,7 @@ use units::Bytes;
 
 use crate::error::OpenError;
 use crate::record::Record;
-use crate::{Mode, VolumeId, image};
+use crate::{IoLimits, Mode, VolumeId, image};
 
 /// An announced volume that is open for use.
 #[derive(Debug)]
@@ -32,6 +32,10 @@ impl Announced {
     /// How pods see it.
     pub const fn mode(&self) -> Mode {
         self.record.mode
+    }
+
+    pub const fn io(&self) -> IoLimits {
+        self.record.io
     }
 
     /// Whether an open file or directory of the data disk is in it, by its project: one system call.
@@ -59,6 +63,10 @@ impl Opened {
 
     pub const fn size(&self) -> Bytes {
         self.record.size
+    }
+
+    pub const fn io(&self) -> IoLimits {
+        self.record.io
     }
 
     pub const fn project(&self) -> ProjectId {

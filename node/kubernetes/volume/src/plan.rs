@@ -8,9 +8,9 @@ use std::mem::discriminant;
 
 use units::Bytes;
 
-use crate::Request;
 use crate::disk_state::{DiskState, Place, Where};
 use crate::record::{Claim, Record, State};
+use crate::{IoRejection, Request};
 
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub enum VolumeRefusal {
     Snapshot,
     #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
+    #[error("the volume cannot have the limits of its VolumeAttributesClass: {0}")]
+    Io(IoRejection),
 }
 
 /// Creates the volume. After an empty plan, or one that only syncs, it exists as requested.

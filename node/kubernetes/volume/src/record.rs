@@ -8,7 +8,7 @@ use fsquota::{Limits, ProjectId};
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Inodes};
 
-use crate::{VolumeId, image};
+use crate::{IoLimits, VolumeId, image};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -186,6 +186,8 @@ pub struct Record {
     pub project: ProjectId,
     /// `None` also for a clone that shares nothing any more.
     pub cloning: Option<Cloning>,
+    /// None of a filesystem volume and of a snapshot.
+    pub io: IoLimits,
     pub state: State,
 }
 
@@ -222,7 +224,10 @@ const CLONING: u32 = 3;
 
 /// Of snapshots: an earlier release would let pods use them, and undo those that have no claim. Also with an [`Owner`] other than
 /// the provisioner, which would remove such a volume in an earlier release.
-const VERSION: u32 = 4;
+const OWNED: u32 = 4;
+
+/// With [`IoLimits`]: an earlier release would not limit the I/O of pods.
+const VERSION: u32 = 5;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -230,7 +235,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Versions 2 to 4 of the file. The state is the directory of the file.
+/// Versions 2 to 5 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -244,6 +249,8 @@ struct Stored {
     project: ProjectId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cloning: Option<Cloning>,
+    #[serde(default, skip_serializing_if = "IoLimits::is_none")]
+    io: IoLimits,
 }
 
 impl Record {
@@ -252,8 +259,9 @@ impl Record {
         let Versioned { version } = parse(content)?;
         match version {
             EARLIER..=VERSION => {
-                let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning } = parse(content)?;
-                Ok(Self { claim, owner, class, mode, size: size_bytes, project, cloning, state })
+                let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning, io } =
+                    parse(content)?;
+                Ok(Self { claim, owner, class, mode, size: size_bytes, project, cloning, io, state })
             }
             1 => Err(RecordError::Version1),
             other => Err(RecordError::Version(other)),
@@ -262,13 +270,14 @@ impl Record {
 
     /// The content of the record's file.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { claim, owner, class, mode, size, project, cloning, state: _ } = self.clone();
+        let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
         let version = match (mode, &owner, &cloning) {
-            (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => VERSION,
+            _ if !io.is_none() => VERSION,
+            (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => OWNED,
             (_, Owner::Provisioner, Some(_)) => CLONING,
             (_, Owner::Provisioner, None) => EARLIER,
         };
-        let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning };
+        let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io };
         // Strings, numbers and unit variants: nothing in it can fail to be JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
         content.push(b'\n');
@@ -326,8 +335,10 @@ mod tests {
             Some(source) => Owner::Controller { source: source.map(|source| source.parse().expect("an identifier")) },
             None => Owner::Provisioner,
         });
-        (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, state).prop_map(
-            |(claim, owner, class, mode, size, project, cloning, state)| Record {
+        let io =
+            prop::option::of(any::<u32>()).prop_map(|read_operations| IoLimits { read_operations, ..IoLimits::NONE });
+        (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, io, state).prop_map(
+            |(claim, owner, class, mode, size, project, cloning, io, state)| Record {
                 claim,
                 owner,
                 class,
@@ -335,6 +346,7 @@ mod tests {
                 size: Bytes::new(size),
                 project: ProjectId::new(project).expect("in range"),
                 cloning,
+                io,
                 state,
             },
         )
@@ -419,9 +431,22 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_with_io_limits_is_read_by_no_earlier_release() {
+        let content = br#"{"version":5,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+            "mode":{"block":{"allocation":"thick"}},"size_bytes":4096,"project":7,
+            "io":{"read_operations":100,"write_bytes":65536}}"#;
+        let record = Record::parse(content, State::Announced).unwrap();
+        let io = IoLimits { read_operations: Some(100), write_bytes: Some(Bytes::new(65536)), ..IoLimits::NONE };
+        assert_eq!(record.io, io);
+        assert!(record.to_bytes().starts_with(br#"{"version":5,"#));
+        let unlimited = Record { io: IoLimits::NONE, ..record };
+        assert!(unlimited.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+    }
+
+    #[test]
     fn another_version_is_named_whatever_else_it_holds() {
-        let error = Record::parse(br#"{"version":5,"new":true}"#, State::Staged).unwrap_err();
-        assert!(matches!(error, RecordError::Version(5)));
+        let error = Record::parse(br#"{"version":6,"new":true}"#, State::Staged).unwrap_err();
+        assert!(matches!(error, RecordError::Version(6)));
         assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
     }
 

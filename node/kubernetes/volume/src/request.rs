@@ -3,8 +3,8 @@
 use fsquota::ProjectId;
 use units::Bytes;
 
-use crate::VolumeId;
 use crate::record::{Claim, Cloning, Mode, Owner, Record, State};
+use crate::{IoLimits, VolumeId};
 
 /// The file system's block. Sizes of volumes are multiples of it.
 pub const BLOCK: u64 = 4096;
@@ -28,6 +28,7 @@ impl Request {
 
     pub(crate) fn record(&self, project: ProjectId, cloning: Option<Cloning>) -> Record {
         let Self { claim, owner, class, mode, size, source: _ } = self.clone();
-        Record { mode: mode.at_present(), claim, owner, class, size, project, cloning, state: State::Staged }
+        let io = IoLimits::NONE;
+        Record { mode: mode.at_present(), claim, owner, class, size, project, cloning, io, state: State::Staged }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use dir::{Dir, Ensured, Mode};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
@@ -23,8 +23,8 @@ use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
 use crate::{
-    Announced, BLOCK, DiskFault, DiskObserver, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed, image,
-    published,
+    Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed,
+    image, published,
 };
 
 /// Directories of the store itself.
@@ -51,6 +51,7 @@ pub struct Store {
     pub(crate) calls: VolumeCalls,
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
+    pub(crate) throttle: Mutex<Option<Weak<dyn IoThrottle>>>,
 }
 
 impl Store {
@@ -87,6 +88,7 @@ impl Store {
             calls: VolumeCalls::default(),
             disk_observer: OnceLock::new(),
             last_faults: Mutex::default(),
+            throttle: Mutex::default(),
         };
         let (mut index, found) = (Index::default(), store.files.load()?);
         // Before the limits of their sources, whose pods may write.

@@ -5,8 +5,8 @@ use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record,
-    Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
+    DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Operation,
+    Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
     VolumeUsage,
 };
 
@@ -33,6 +33,14 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error>;
+
+    /// Limits the I/O of each pod that has the block volume, now and later. When it returns, the limits are durable and in
+    /// force. `Unchanged` if the record had them before; they are applied to pods again.
+    ///
+    /// # Errors
+    /// [`Error::Throttle`]: unless [`Error::is_infeasible`], the next call continues. [`Error::Refused`]: it is a filesystem
+    /// volume. [`Error::Unknown`].
+    fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error>;
 
     /// Moves the volume into the trash; its data stays until [`Volumes::discard`]. Idempotent: `Unchanged` if there is
     /// no such volume.
@@ -141,6 +149,10 @@ impl Volumes for Store {
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         self.change(Operation::Expand, id, || self.expand(id, to))
+    }
+
+    fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
+        self.change(Operation::LimitIo, id, || self.limit_io(id, limits))
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -155,7 +155,8 @@ mod tests {
         let request = create(want, &BTreeMap::new()).expect("a request");
         let Request { claim, owner, class, mode, size, source: _ } = request;
         let project = ProjectId::new(7).expect("an ID");
-        Record { claim, owner, class, mode, size, project, cloning: None, state: State::Announced }
+        let io = volume::IoLimits::NONE;
+        Record { claim, owner, class, mode, size, project, cloning: None, io, state: State::Announced }
     }
 
     fn conflict(want: &Create, record: Record) -> Option<Conflict> {

@@ -1,67 +1,218 @@
 //! Cgroups of pods. As long as one exists, its processes may have a device node and the permission for its number.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
-const ROOT: &str = "/sys/fs/cgroup";
+use loopdev::DeviceNumber;
+use nix::errno::Errno;
+use volume::IoLimits;
 
 /// Of a pod's cgroup below the root: kubelet may have a part of the tree, and has a level for each class of pods.
 const LEVELS: usize = 4;
 
-#[derive(Debug)]
-pub(super) struct PodCgroup(String);
+/// The file of a cgroup with the limits of devices, `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, without a line for a device
+/// that has none (cgroup v2; Documentation/admin-guide/cgroup-v2.rst).
+const LIMITS: &str = "io.max";
+
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    #[error("cannot read {}; the host's hierarchy of cgroup v2 is needed", path.display())]
+    Hierarchy { path: PathBuf, source: std::io::Error },
+    #[error("{} does not have the controller io; enable it in the kernel (CONFIG_BLK_CGROUP, CONFIG_BLK_DEV_THROTTLING)", path.display())]
+    Controller { path: PathBuf },
+    #[error("the target names no pod; publish the volume where the kubelet publishes block volumes")]
+    NoPod,
+    #[error("the pod has no cgroup below {} yet; try again", root.display())]
+    Missing { root: PathBuf },
+    #[error("{} has no {LIMITS}; enable the controller io in cgroup.subtree_control of the cgroups above it", cgroup.display())]
+    NoLimits { cgroup: PathBuf },
+    #[error("cannot {what} {}", path.display())]
+    File { what: &'static str, path: PathBuf, source: std::io::Error },
+}
+
+/// The hierarchy of the host.
+#[derive(Clone, Debug)]
+pub(super) struct Cgroups {
+    root: PathBuf,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct PodCgroup {
+    name: String,
+    path: PathBuf,
+}
+
+impl Cgroups {
+    pub(super) const fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// Whether I/O can be limited.
+    pub(super) fn check(&self) -> Result<(), CgroupError> {
+        let path = self.root.join("cgroup.controllers");
+        let controllers = match fs::read_to_string(&path) {
+            Ok(controllers) => controllers,
+            Err(source) => return Err(CgroupError::Hierarchy { path, source }),
+        };
+        if controllers.split_whitespace().any(|name| name == "io") {
+            Ok(())
+        } else {
+            Err(CgroupError::Controller { path })
+        }
+    }
+
+    /// The cgroups of all pods. None where no cgroup2 is mounted.
+    pub(super) fn pods(&self) -> Vec<PodCgroup> {
+        let mut found = Vec::new();
+        collect(&self.root, LEVELS, &mut found);
+        found
+    }
+
+    /// The cgroup of the pod with this UID.
+    pub(super) fn of(&self, pod: &OsStr) -> Result<PodCgroup, CgroupError> {
+        let found = self.pods().into_iter().find(|cgroup| cgroup.is_of(pod));
+        found.ok_or_else(|| CgroupError::Missing { root: self.root.clone() })
+    }
+}
 
 impl PodCgroup {
     /// Whether it is the cgroup of the pod with this UID: `podUID`, or `kubepods-CLASS-podUID.slice` with `_` for `-`.
     pub(super) fn is_of(&self, pod: &OsStr) -> bool {
-        pod.to_str().is_some_and(|uid| self.0.contains(uid) || self.0.contains(&uid.replace('-', "_")))
+        pod.to_str().is_some_and(|uid| self.name.contains(uid) || self.name.contains(&uid.replace('-', "_")))
+    }
+
+    /// Sets the limits of a device, or removes them. Idempotent. Does nothing if the pod has ended: no process is in its cgroup.
+    pub(super) fn limit(&self, device: DeviceNumber, limits: IoLimits) -> Result<(), CgroupError> {
+        let path = self.path.join(LIMITS);
+        let failed = |what| move |source| CgroupError::File { what, path: self.path.join(LIMITS), source };
+        let found = match fs::read_to_string(&path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::NotFound && (limits.is_none() || !self.path.exists()) => {
+                return Ok(());
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(CgroupError::NoLimits { cgroup: self.path.clone() });
+            }
+            Err(error) => return Err(failed("read")(error)),
+        };
+        if has(&found, device, limits) {
+            return Ok(());
+        }
+        match fs::write(&path, line(device, limits)) {
+            // The kernel removes the limits of a device with the device.
+            Err(error) if limits.is_none() && error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+            Err(_) if !self.path.exists() => Ok(()),
+            written => written.map_err(failed("write")),
+        }
     }
 }
 
-/// The cgroups of all pods. None where no cgroup2 is mounted.
-pub(super) fn pods() -> Vec<PodCgroup> {
-    let mut found = Vec::new();
-    collect(Path::new(ROOT), LEVELS, &mut found);
-    found
+/// Whether the content of the file has these limits of the device.
+fn has(content: &str, device: DeviceNumber, limits: IoLimits) -> bool {
+    let DeviceNumber { major, minor } = device;
+    let of_device = format!("{major}:{minor}");
+    let found = content.lines().map(str::split_whitespace).find_map(|mut words| {
+        let is_of_device = words.next() == Some(&*of_device);
+        is_of_device.then(|| words.collect::<Vec<_>>())
+    });
+    match found {
+        Some(found) => values(limits).iter().all(|value| found.contains(&value.as_str())),
+        None => limits.is_none(),
+    }
+}
+
+fn line(DeviceNumber { major, minor }: DeviceNumber, limits: IoLimits) -> String {
+    format!("{major}:{minor} {}", values(limits).join(" "))
+}
+
+fn values(limits: IoLimits) -> [String; 4] {
+    let IoLimits { read_operations, write_operations, read_bytes, write_bytes } = limits;
+    let [rbps, wbps] = [read_bytes, write_bytes].map(|limit| limit.map(units::Bytes::get));
+    let [riops, wiops] = [read_operations, write_operations].map(|limit| limit.map(u64::from));
+    [("rbps", rbps), ("wbps", wbps), ("riops", riops), ("wiops", wiops)]
+        .map(|(name, limit)| format!("{name}={}", limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())))
 }
 
 fn collect(dir: &Path, levels: usize, found: &mut Vec<PodCgroup>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        if let Some(name) = name(entry.file_name()) {
-            found.push(PodCgroup(name));
-        } else if levels > 1 {
-            collect(&entry.path(), levels - 1, found);
+        let path = entry.path();
+        match entry.file_name().into_string() {
+            Ok(name) if name.starts_with("pod") || name.contains("-pod") => found.push(PodCgroup { name, path }),
+            _ if levels > 1 => collect(&path, levels - 1, found),
+            _ => {}
         }
     }
 }
 
-fn name(name: OsString) -> Option<String> {
-    let name = name.into_string().ok()?;
-    let is_pod = name.starts_with("pod") || name.contains("-pod");
-    is_pod.then_some(name)
-}
-
 #[cfg(test)]
 mod tests {
+    use units::Bytes;
+
     use super::*;
+
+    const DEVICE: DeviceNumber = DeviceNumber { major: 7, minor: 9 };
+    const LIMITED: IoLimits = IoLimits { write_bytes: Some(Bytes::MIB), read_operations: Some(100), ..IoLimits::NONE };
+
+    fn hierarchy(pods: &[&str]) -> (tempfile::TempDir, Cgroups) {
+        let root = tempfile::tempdir().expect("a directory");
+        for path in pods {
+            fs::create_dir_all(root.path().join(path)).expect("directories");
+        }
+        let cgroups = Cgroups::new(root.path().to_owned());
+        (root, cgroups)
+    }
 
     #[test]
     fn pods_are_found_by_both_drivers_names() {
-        let root = tempfile::tempdir().expect("a directory");
-        for path in [
+        let (_root, cgroups) = hierarchy(&[
             "kubepods/burstable/pod11-22/container",
             "kubepods/pod33-44",
             "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod55_66.slice",
             "system/77-88",
-        ] {
-            fs::create_dir_all(root.path().join(path)).expect("directories");
-        }
-        let mut found = Vec::new();
-        collect(root.path(), LEVELS, &mut found);
+        ]);
+        let found = cgroups.pods();
         let exists = |uid: &str| found.iter().any(|cgroup| cgroup.is_of(OsStr::new(uid)));
         assert!(exists("11-22") && exists("33-44") && exists("55-66"), "{found:?}");
         assert!(!exists("77-88") && !exists("container"), "{found:?}");
+        assert!(cgroups.of(OsStr::new("11-22")).is_ok_and(|found| found.path.ends_with("burstable/pod11-22")));
+        assert!(matches!(cgroups.of(OsStr::new("77-88")), Err(CgroupError::Missing { .. })));
+    }
+
+    #[test]
+    fn a_hierarchy_without_the_controller_is_rejected_with_the_reason() {
+        let (root, cgroups) = hierarchy(&[]);
+        assert!(matches!(cgroups.check(), Err(CgroupError::Hierarchy { .. })), "no cgroup v2");
+        let controllers = root.path().join("cgroup.controllers");
+        fs::write(&controllers, "cpuset cpu memory iox\n").expect("write");
+        assert!(matches!(cgroups.check(), Err(CgroupError::Controller { .. })));
+        fs::write(&controllers, "cpuset cpu io memory\n").expect("write");
+        cgroups.check().expect("it has the controller");
+    }
+
+    #[test]
+    fn limits_are_written_as_the_kernel_reads_them() {
+        assert_eq!(line(DEVICE, LIMITED), "7:9 rbps=max wbps=1048576 riops=100 wiops=max");
+        assert_eq!(line(DEVICE, IoLimits::NONE), "7:9 rbps=max wbps=max riops=max wiops=max");
+        let content = format!("7:90 rbps=1 wbps=1 riops=1 wiops=1\n{}\n", line(DEVICE, LIMITED));
+        assert!(has(&content, DEVICE, LIMITED) && !has(&content, DEVICE, IoLimits::NONE));
+        assert!(!has(&content, DEVICE, IoLimits { write_operations: Some(10), ..LIMITED }));
+        assert!(has("7:90 rbps=1 wbps=1 riops=1 wiops=1\n", DEVICE, IoLimits::NONE) && has("", DEVICE, IoLimits::NONE));
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone_has_no_limits_and_one_without_the_file_is_an_error() {
+        let (root, cgroups) = hierarchy(&["kubepods/pod1"]);
+        let pod = cgroups.of(OsStr::new("1")).expect("the pod");
+        pod.limit(DEVICE, IoLimits::NONE).expect("nothing to remove");
+        assert!(matches!(pod.limit(DEVICE, LIMITED), Err(CgroupError::NoLimits { .. })));
+        let file = root.path().join("kubepods/pod1/io.max");
+        fs::write(&file, "").expect("write");
+        pod.limit(DEVICE, LIMITED).expect("limited");
+        assert_eq!(fs::read_to_string(&file).expect("read"), line(DEVICE, LIMITED));
+        fs::remove_dir_all(root.path().join("kubepods")).expect("remove");
+        pod.limit(DEVICE, LIMITED).expect("the pod has ended");
     }
 }

@@ -29,8 +29,11 @@ use loopdev::{
 use tracing::{info, warn};
 use volume::VolumeId;
 
+use super::cgroup::Cgroups;
 use super::targets::Targets;
-use super::{ActError, LookError, block, cgroup};
+use super::{ActError, LookError, block};
+
+mod limits;
 
 /// How often the flag AUTOCLEAR of a device is cleared at most: the kernel freezes the device's queue for it, and a pod
 /// can set the flag again at once.
@@ -80,6 +83,7 @@ impl DeviceId {
 #[derive(Debug)]
 pub(super) struct PublishedDevices {
     observer: Box<dyn DeviceObserver>,
+    cgroups: Cgroups,
     numbers: OnceLock<Numbers>,
     /// Of the volumes' disk.
     block_size: OnceLock<u32>,
@@ -107,6 +111,10 @@ struct Inner {
     targets: Option<Targets>,
     /// The UIDs of the pods that have it or had it.
     pods: BTreeSet<OsString>,
+    /// Those of them that have it.
+    users: BTreeSet<OsString>,
+    /// Those of them that may have limits of its I/O.
+    limited: BTreeSet<OsString>,
     /// When the flag was cleared last.
     cleared: Option<Instant>,
 }
@@ -121,15 +129,21 @@ enum Former {
 }
 
 impl PublishedDevices {
-    pub(super) fn new(observer: impl DeviceObserver) -> Self {
+    pub(super) fn new(observer: impl DeviceObserver, cgroups: Cgroups) -> Self {
         Self {
             observer: Box::new(observer),
+            cgroups,
             numbers: OnceLock::new(),
             block_size: OnceLock::new(),
             open: Mutex::default(),
             former: Mutex::default(),
             unheld: Mutex::default(),
         }
+    }
+
+    /// Without devices.
+    pub(super) fn with_observer(&self, observer: impl DeviceObserver) -> Self {
+        Self::new(observer, self.cgroups.clone())
     }
 
     /// The devices that are attached to an image. Looks at all devices of the machine only if another one than those that
@@ -284,13 +298,17 @@ impl PublishedDevices {
             Some(Former::Published { pods, .. }) => pods,
             Some(Former::Mark) | None => BTreeSet::new(),
         };
-        let inner = Mutex::new(Inner { device: Some(device), targets, pods, cleared: None });
+        let (users, limited) = (BTreeSet::new(), BTreeSet::new());
+        let inner = Mutex::new(Inner { device: Some(device), targets, pods, users, limited, cleared: None });
         lock(&self.open).insert(number, Arc::new(Entry { volume: volume.clone(), backing, dev, inner }));
         announced
     }
 
     pub(super) fn serve(&self, number: Number, pod: Option<&OsStr>) {
-        self.change(number, |inner| inner.pods.extend(pod.map(OsStr::to_owned)));
+        self.change(number, |inner| {
+            inner.pods.extend(pod.map(OsStr::to_owned));
+            inner.users.extend(pod.map(OsStr::to_owned));
+        });
     }
 
     /// Detaches a device from this file only, through the open descriptor. Idempotent.
@@ -298,6 +316,7 @@ impl PublishedDevices {
         let entry = lock(&self.open).remove(&number);
         let held = entry.and_then(|entry| {
             let mut inner = lock(&entry.inner);
+            self.clear_limits(entry.dev, &inner.limited);
             inner.device.take().map(|device| (device, std::mem::take(&mut inner.pods)))
         });
         let (device, pods) = match held {
@@ -361,7 +380,8 @@ impl PublishedDevices {
                 Former::Mark if numbers.is_latest(number) => continue,
                 Former::Mark => {}
                 Former::Published { pods: had, .. } => {
-                    let exists = |pod: &OsString| pods.get_or_init(cgroup::pods).iter().any(|found| found.is_of(pod));
+                    let exists =
+                        |pod: &OsString| pods.get_or_init(|| self.cgroups.pods()).iter().any(|found| found.is_of(pod));
                     if nodes.show(number, kubelet) || had.iter().any(exists) {
                         continue;
                     }

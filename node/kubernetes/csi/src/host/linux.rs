@@ -5,7 +5,7 @@ use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,14 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, DiskFault, OpenError, Store, VolumeId, Volumes as _};
+use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, Store, VolumeId, Volumes as _};
 
+use super::cgroup::{CgroupError, Cgroups};
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
-use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
+use crate::plan::{Device, Elsewhere, Io, Shape, Step, Target, Volume, VolumeView};
 use crate::request::{LookRequest, Mode, Purpose, Sharing, TargetPath};
 
 #[derive(Clone, Debug)]
@@ -71,6 +72,8 @@ pub(super) const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).unio
 const READABLE: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 const TARGET_DIRECTORY: Permissions = Permissions::S_IRWXU.union(Permissions::S_IRGRP).union(Permissions::S_IXGRP);
 const TARGET_FILE: Permissions = Permissions::S_IRUSR.union(Permissions::S_IWUSR);
+/// The mount point of cgroup2.
+const CGROUPS: &str = "/sys/fs/cgroup";
 /// Time for other processes to close their files at the target, and the interval of attempts.
 const BUSY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -78,14 +81,31 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
     pub fn new(kubelet: impl Into<PathBuf>, volumes: Arc<Store>) -> Self {
-        let (kubelet, devices) = (kubelet.into(), Arc::new(PublishedDevices::new(NoObserver)));
+        Self::with_cgroups(kubelet, volumes, CGROUPS)
+    }
+
+    /// `cgroups` is the mount point of the host's cgroup2 hierarchy.
+    pub fn with_cgroups(kubelet: impl Into<PathBuf>, volumes: Arc<Store>, cgroups: impl Into<PathBuf>) -> Self {
+        let devices = Arc::new(PublishedDevices::new(NoObserver, Cgroups::new(cgroups.into())));
+        let kubelet = kubelet.into();
         let directories = Arc::new(PublishedDirectories::new(kubelet.clone(), Arc::clone(&volumes)));
         Self { kubelet, volumes, devices, directories }
     }
 
     #[must_use]
     pub fn with_observer(self, observer: impl DeviceObserver) -> Self {
-        Self { devices: Arc::new(PublishedDevices::new(observer)), ..self }
+        Self { devices: Arc::new(self.devices.with_observer(observer)), ..self }
+    }
+
+    /// Applies changes of the limits of volumes: for [`Store::throttle_by`].
+    pub fn throttle(&self) -> Weak<dyn IoThrottle> {
+        let devices: Arc<dyn IoThrottle> = self.devices.clone();
+        Arc::downgrade(&devices)
+    }
+
+    /// None also of a volume that is gone.
+    fn io(&self, id: &VolumeId) -> IoLimits {
+        self.volumes.announced(id).map_or(IoLimits::NONE, |volume| volume.io())
     }
 
     /// The volume, and its image if it is a block volume.
@@ -274,6 +294,16 @@ impl Linux {
         }
     }
 
+    /// Sets the limits of pods again: those that another program changed, or that an earlier process did not set. Removes
+    /// none.
+    fn limit_again<'a>(&self, volumes: impl Iterator<Item = &'a VolumeId>) {
+        for volume in volumes.filter(|volume| !self.io(volume).is_none()) {
+            if let Err(reason) = self.devices.apply_limits(volume, || self.io(volume)) {
+                warn!(%volume, error = &reason as &dyn Error, "cannot limit the I/O of pods");
+            }
+        }
+    }
+
     /// Finds the open devices of a block volume that has no record any more.
     fn open_devices(&self, at: &mut Opened, seen: &mut VolumeView, target: &TargetPath) -> Result<(), LookError> {
         at.idle = self.devices.of(&at.id);
@@ -346,7 +376,13 @@ impl Host for Linux {
             }
             _ => there,
         };
-        let mut seen = VolumeView { volume, target: there, elsewhere: Elsewhere::Nowhere, device: Device::Absent };
+        let is_limited = match purpose {
+            Purpose::Publish { .. } => opened.as_ref().is_some_and(|volume| !volume.io().is_none()),
+            Purpose::Unpublish => pod(target.beneath()).is_some_and(|pod| self.devices.is_limited(id, &pod)),
+        };
+        let io = if is_limited { Io::Limited } else { Io::Unlimited };
+        let (elsewhere, device) = (Elsewhere::Nowhere, Device::Absent);
+        let mut seen = VolumeView { volume, target: there, elsewhere, device, io };
         let mut at = Opened {
             id: id.clone(),
             volume: opened,
@@ -383,6 +419,14 @@ impl Host for Linux {
                 at.fresh = Some(self.attach(at, read_only)?);
                 Ok(())
             }
+            Step::Limit => {
+                let (device, pod) = (self.hold(at)?, pod(at.target.beneath()).ok_or(CgroupError::NoPod)?);
+                self.devices.limit(device.number, &pod, || self.io(&at.id))
+            }
+            Step::Unlimit => match pod(at.target.beneath()) {
+                Some(pod) => Ok(self.devices.unlimit(&at.id, &pod)?),
+                None => Ok(()),
+            },
             Step::Bind(attributes) => match (&at.image, &at.volume) {
                 (None, Some(volume)) => {
                     self.directories.add(&at.id, at.target.full())?;
@@ -405,6 +449,9 @@ impl Host for Linux {
             Step::RemoveTarget => {
                 remove(at.parent()?, at.target.name())?;
                 self.devices.remove_target(&at.id, at.target.full());
+                if let Some(pod) = pod(at.target.beneath()) {
+                    self.devices.leave(&at.id, &pod);
+                }
                 Ok(())
             }
             Step::Detach => self.detach(at),
@@ -511,6 +558,7 @@ impl Host for Linux {
                 }
             }
         }
+        self.limit_again(images.values());
         Ok(failed)
     }
 
@@ -520,6 +568,7 @@ impl Host for Linux {
             return Ok(WatchReport::default());
         }
         let nodes = block::Nodes::look()?;
+        self.limit_again(held.iter().map(|(_, volume)| volume));
         let is_published = |number| nodes.has_targets(number, &self.kubelet, None);
         let revoked = self.devices.watch(is_published);
         self.remove_former(&nodes);

@@ -7,7 +7,7 @@ use crate::request::TargetPath;
 
 impl VolumeView {
     fn after(self, step: &Step) -> Self {
-        let VolumeView { volume, target, elsewhere, device } = self;
+        let VolumeView { volume, target, elsewhere, device, io } = self;
         let shape = match (target, volume) {
             (Target::Stale, _) | (_, Volume::Known(Mode::Block)) => Shape::File,
             _ => Shape::Directory,
@@ -19,8 +19,10 @@ impl VolumeView {
             Step::Unmount => (Target::Bare(shape), device),
             Step::RemoveTarget => (Target::Absent, device),
             Step::Detach => (target, Device::Absent),
+            Step::Limit | Step::Unlimit => (target, device),
         };
-        Self { volume, target, elsewhere, device }
+        let io = if *step == Step::Unlimit { Io::Unlimited } else { io };
+        Self { volume, target, elsewhere, device, io }
     }
 }
 
@@ -58,10 +60,12 @@ prop_compose! {
         ],
         elsewhere in prop_oneof![Just(Elsewhere::Nowhere), Just(Elsewhere::Published)],
         device in prop_oneof![Just(Device::Absent), Just(Device::Idle), Just(Device::Shared)],
+        io in prop_oneof![Just(Io::Unlimited), Just(Io::Limited)],
     ) -> VolumeView {
-        // Only block volumes have devices.
-        let device = if volume == Volume::Known(Mode::Block) { device } else { Device::Absent };
-        VolumeView { volume, target, elsewhere, device }
+        // Only block volumes have devices, and limits.
+        let is_block = volume == Volume::Known(Mode::Block);
+        let (device, io) = if is_block { (device, io) } else { (Device::Absent, Io::Unlimited) };
+        VolumeView { volume, target, elsewhere, device, io }
     }
 }
 
@@ -77,7 +81,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn publish_finishes_after_any_cut_and_then_does_nothing(want in want(), seen in seen(), cut in 0_usize..4) {
+    fn publish_finishes_after_any_cut_and_then_does_nothing(want in want(), seen in seen(), cut in 0_usize..5) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
         let half = steps.iter().take(cut).fold(seen, VolumeView::after);
         let done = publish(&want, &half)?.iter().fold(half, VolumeView::after);
@@ -87,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn unpublish_finishes_after_any_cut_and_then_does_nothing(seen in seen(), cut in 0_usize..4) {
+    fn unpublish_finishes_after_any_cut_and_then_does_nothing(seen in seen(), cut in 0_usize..5) {
         let Ok(steps) = unpublish(&seen) else { return Ok(()) };
         let half = steps.iter().take(cut).fold(seen, VolumeView::after);
         let done = unpublish(&half)?.iter().fold(half, VolumeView::after);
@@ -102,6 +106,7 @@ proptest! {
         let gone = unpublish(&there)?.iter().fold(there, VolumeView::after);
         prop_assert_eq!(gone.target, Target::Absent);
         prop_assert_ne!(gone.device, Device::Idle);
+        prop_assert_eq!(gone.io, Io::Unlimited);
     }
 
     #[test]
@@ -115,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn an_interrupted_plan_can_be_undone(want in want(), seen in seen(), cut in 0_usize..4) {
+    fn an_interrupted_plan_can_be_undone(want in want(), seen in seen(), cut in 0_usize..5) {
         let Ok(steps) = publish(&want, &seen) else { return Ok(()) };
         let done = &steps[..cut.min(steps.len())];
         let back = undo(done).iter().fold(done.iter().fold(seen, VolumeView::after), VolumeView::after);
@@ -154,6 +159,7 @@ const SEEN: VolumeView = VolumeView {
     target: Target::Bare(Shape::Directory),
     elsewhere: Elsewhere::Nowhere,
     device: Device::Absent,
+    io: Io::Unlimited,
 };
 
 const BLOCK: VolumeView = VolumeView { volume: Volume::Known(Mode::Block), target: Target::Absent, ..SEEN };
@@ -200,6 +206,18 @@ fn a_second_target_shares_the_device_of_the_first() {
     assert_eq!(publish(&want, &BLOCK), Ok(vec![make, Step::Attach { read_only: false }, bind]));
     let seen = VolumeView { device: Device::Shared, elsewhere: Elsewhere::Published, ..BLOCK };
     assert_eq!(publish(&want, &seen), Ok(vec![make, bind]));
+}
+
+#[test]
+fn a_pod_gets_a_limited_device_with_its_limits() {
+    let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
+    let seen = VolumeView { io: Io::Limited, ..BLOCK };
+    let make = Step::CreateTarget(Shape::File);
+    let steps = [make, Step::Attach { read_only: false }, Step::Limit, Step::Bind(Attributes::INERT)];
+    assert_eq!(publish(&want, &seen).as_deref(), Ok(&steps[..]));
+    assert_eq!(undo(&steps[..3]), [Step::Unlimit, Step::Detach, Step::RemoveTarget]);
+    let left = VolumeView { io: Io::Limited, device: Device::Idle, ..BLOCK };
+    assert_eq!(unpublish(&left), Ok(vec![Step::Unlimit, Step::Detach]));
 }
 
 #[test]

@@ -95,8 +95,17 @@ impl Node {
         Self::on_with(disk, |_| {}).await
     }
 
+    /// With a hierarchy of cgroups, which the plugin checks often.
+    pub async fn on_cgroups(disk: TestDisk, cgroups: &Path) -> Self {
+        Self::begin(disk, |settings| settings.watch = Duration::from_millis(50), cgroups).await
+    }
+
     /// With other settings of the plugin.
     pub async fn on_with(disk: TestDisk, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::begin(disk, change, Path::new("/sys/fs/cgroup")).await
+    }
+
+    async fn begin(disk: TestDisk, change: impl FnOnce(&mut Settings), cgroups: &Path) -> Self {
         let data = Dir::open(disk.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
         let sub = |name: &str| {
@@ -108,7 +117,8 @@ impl Node {
         let kubelet = Kubelet { directory: disk.path().join("kubelet") };
         let mut settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
         change(&mut settings);
-        let host = Linux::new(kubelet.directory.clone(), Arc::clone(&store));
+        let host = Linux::with_cgroups(kubelet.directory.clone(), Arc::clone(&store), cgroups);
+        store.throttle_by(host.throttle());
         let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
         let service = Arc::clone(&plugin);
         let supervisor =

@@ -171,6 +171,7 @@ mod tests {
             size,
             project: ProjectId::new(7).expect("an ID"),
             cloning: None,
+            io: volume::IoLimits::NONE,
             state: State::Staged,
         };
         (ProvisionRequest { id, volume, source: None, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)

@@ -233,6 +233,7 @@ mod tests {
             size: Bytes::GIB,
             project: ProjectId::new(7).expect("an ID"),
             cloning: None,
+            io: volume::IoLimits::NONE,
             state: State::Announced,
         };
         let found = status(&id("snapshot-u"), &record);

@@ -119,6 +119,7 @@ fn record(claim: Claim, class: &str, state: State) -> Record {
         size: Bytes::GIB,
         project: fsquota::ProjectId::new(7).expect("an ID"),
         cloning: None,
+        io: volume::IoLimits::NONE,
         state,
     }
 }

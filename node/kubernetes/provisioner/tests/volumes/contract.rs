@@ -51,11 +51,11 @@ fn request(mode: Mode, size: Bytes) -> Request {
 
 /// Without the project ID and the instant of a snapshot, which differ.
 fn shown(record: &Record) -> String {
-    let Record { claim, owner: _, class, mode, size, project: _, cloning: _, state } = record;
+    let Record { claim, owner: _, class, mode, size, project: _, cloning: _, io, state } = record;
     if mode.is_snapshot() {
         return format!("{claim} {} {class} {mode} {size} {state:?}", claim.uid);
     }
-    format!("{claim} {} {class} {mode:?} {size} {state:?}", claim.uid)
+    format!("{claim} {} {class} {mode:?} {size} {io} {state:?}", claim.uid)
 }
 
 fn recorded(answer: Result<Ensured<Record>, Error>) -> String {

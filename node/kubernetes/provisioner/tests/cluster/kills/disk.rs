@@ -6,8 +6,8 @@ use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DiskFault, DriftError, Drifted, Error, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request,
-    SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Record,
+    Records, Request, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -43,6 +43,10 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
         self.change("expand", |below| below.expand(id, to))
+    }
+
+    fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
+        self.change("limit the I/O", |below| below.limit_io(id, limits))
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -1,0 +1,73 @@
+//! Limits of the I/O of volumes. The record has them; the CSI plugin applies them to pods.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::{PoisonError, Weak};
+
+use dir::Ensured;
+use tracing::info;
+
+use crate::error::Error;
+use crate::index::Known;
+use crate::plan::{Step, VolumeRefusal};
+use crate::record::Record;
+use crate::store::{Store, refused};
+use crate::{IoLimits, IoRejection, Mode, VolumeId};
+
+/// Applies the limits of volumes to the pods that have them.
+pub trait IoThrottle: fmt::Debug + Send + Sync {
+    /// Fails if this node cannot limit I/O.
+    fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
+
+    /// Limits the I/O of all pods that have the volume now. Idempotent. A pod that is about to get the volume reads the limits
+    /// of the record.
+    fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
+}
+
+/// Why a volume does not have the limits.
+#[derive(Debug, thiserror::Error)]
+pub enum ThrottleError {
+    #[error("this program does not publish volumes")]
+    None,
+    /// Until the node is changed.
+    #[error("this node cannot limit I/O")]
+    Unsupported(#[source] Box<dyn StdError + Send + Sync>),
+    /// The record has them.
+    #[error("the limits are not in force for all pods")]
+    Apply(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+impl Store {
+    /// The part of the process that publishes volumes. It replaces an earlier one.
+    pub fn throttle_by(&self, throttle: Weak<dyn IoThrottle>) {
+        *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = Some(throttle);
+    }
+
+    pub(crate) fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
+        let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        match record.mode {
+            Mode::Block { .. } => {}
+            _ if limits.is_none() => return Ok(Ensured::Unchanged(record)),
+            _ => return Err(refused(id)(VolumeRefusal::Io(IoRejection::Filesystem))),
+        }
+        let failed = |source| Error::Throttle { id: id.clone(), source };
+        let throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let throttle = throttle.and_then(|throttle| throttle.upgrade()).ok_or_else(|| failed(ThrottleError::None))?;
+        if !limits.is_none() {
+            throttle.check().map_err(|source| failed(ThrottleError::Unsupported(source)))?;
+        }
+        let former = record.io;
+        let record = Record { io: limits, ..record };
+        if former != limits {
+            let failed = |source| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+            self.files.replace(id, &record).map_err(failed)?;
+            self.index().change(id, |known| {
+                known.record.io = limits;
+                known.announcement = None;
+            });
+            info!(volume = %id, claim = %record.claim, io = %limits, former = %former, "I/O of the volume limited");
+        }
+        throttle.apply(id, limits).map_err(|source| failed(ThrottleError::Apply(source)))?;
+        Ok(if former == limits { Ensured::Unchanged(record) } else { Ensured::Created(record) })
+    }
+}
