@@ -15,6 +15,10 @@ pub(crate) enum Error {
     NoClass,
     #[error("the storage class {class} does not exist; create it, or create the claim again with another class")]
     UnknownClass { class: String },
+    #[error(
+        "the VolumeAttributesClass {class} does not exist; create it, or name another one in spec.volumeAttributesClassName"
+    )]
+    UnknownAttributesClass { class: String },
     #[error(transparent)]
     Rejected(#[from] Rejection),
     #[error(transparent)]
@@ -29,6 +33,8 @@ pub(crate) enum Error {
     Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]
     Expand(volume::Error),
+    #[error(transparent)]
+    Modify(volume::Error),
     #[error(transparent)]
     Live(#[from] LiveVolumeError),
     #[error("the kubelet could not expand the block device of the pods; it will try again")]
@@ -75,6 +81,7 @@ impl Error {
         match self {
             Self::NoClass => "NoClass",
             Self::UnknownClass { .. } => "UnknownClass",
+            Self::UnknownAttributesClass { .. } => "UnknownAttributesClass",
             Self::Rejected(rejection) => rejection.kind(),
             Self::Clone(_) => "Clone",
             Self::Full(_) => "Full",
@@ -83,6 +90,7 @@ impl Error {
             Self::NameTaken { .. } => "NameTaken",
             Self::Infeasible { .. } => "ExpandInfeasible",
             Self::Expand(_) => "ExpandStore",
+            Self::Modify(_) => "ModifyStore",
             Self::Live(_) => "ExpandHeld",
             Self::NodeResize => "ExpandNode",
             Self::Endless(_) => "ExpandEndless",

@@ -7,7 +7,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use tracing::warn;
 use units::Bytes;
-use volume::{DRIVER_NAME, DiskFault, Drifted, Mode, Record, VolumeId};
+use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::event_queue::{EventQueue, QueuedEvent};
@@ -52,6 +52,10 @@ reasons! {
     NodeResizes: Normal "FileSystemResizeRequired",
     Resized: Normal "VolumeResizeSuccessful",
     ResizeFailed: Warning "VolumeResizeFailed",
+    Modifying: Normal "VolumeModify",
+    Modified: Normal "VolumeModifySuccessful",
+    ModifyCanceled: Normal "VolumeModifyCanceled",
+    ModifyFailed: Warning "VolumeModifyFailed",
     DeleteFailed: Warning "VolumeFailedDelete",
     DetachRevoked: Warning "VolumeDetachRevoked",
     SnapshotTaken: Normal "SnapshotTaken",
@@ -99,7 +103,8 @@ impl Events {
             Mode::Block { allocation } => format!("is a block device of {} ({allocation})", record.size),
             Mode::Snapshot { .. } => format!("is a snapshot of {}", record.size),
         };
-        let note = format!("volume {id} {limits}{}", free_space(free));
+        let io = if record.io.is_none() { String::new() } else { format!(", with {}", record.io) };
+        let note = format!("volume {id} {limits}{io}{}", free_space(free));
         self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&()));
     }
 
@@ -138,6 +143,37 @@ impl Events {
         error: &(dyn std::error::Error + Sync),
     ) {
         self.publish_size(Reason::ResizeFailed, kind, wanted, chain(error), claim);
+    }
+
+    pub(crate) fn modifying(&self, claim: &PersistentVolumeClaim, class: &str) {
+        let note = format!("the volume gets class {class}");
+        self.publish_class(Reason::Modifying, "Modify", class, note, claim);
+    }
+
+    pub(crate) fn modified(&self, claim: &PersistentVolumeClaim, class: &str, io: IoLimits) {
+        let note = format!("the volume has class {class}: {io}");
+        self.publish_class(Reason::Modified, "Modify", class, note, claim);
+    }
+
+    pub(crate) fn modify_canceled(&self, claim: &PersistentVolumeClaim) {
+        let note = "the claim requests no class any more; the volume is unchanged".to_owned();
+        self.publish(Reason::ModifyCanceled, "Modify", note, claim.object_ref(&()));
+    }
+
+    pub(crate) fn modify_failed(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &str,
+        kind: &str,
+        error: &(dyn std::error::Error + Sync),
+    ) {
+        self.publish_class(Reason::ModifyFailed, kind, class, chain(error), claim);
+    }
+
+    /// Each class has series of its own. An action has at most 128 bytes.
+    fn publish_class(&self, reason: Reason, action: &str, class: &str, note: String, claim: &PersistentVolumeClaim) {
+        let class = class.get(..80).unwrap_or(class);
+        self.publish(reason, &format!("{action}To-{class}"), note, claim.object_ref(&()));
     }
 
     /// Each size has series of its own.

@@ -17,6 +17,8 @@ mod capacity {
 }
 mod claim {
     pub(crate) mod apply;
+    pub(crate) mod bound;
+    pub(crate) mod conditions;
     pub(crate) mod plan;
     pub(crate) mod source;
 }
@@ -39,6 +41,12 @@ mod index;
 mod inventory;
 mod listing;
 mod metrics;
+mod modify {
+    pub(crate) mod apply;
+    pub(crate) mod class;
+    pub(crate) mod plan;
+    pub(crate) mod status;
+}
 mod node_events;
 mod notice;
 mod pv {

@@ -218,7 +218,7 @@ fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec
     explained(message, [updated].into_iter().chain(rest))
 }
 
-/// The claim is bound to a volume on the node, and grows.
+/// The claim is bound to a volume on the node, and grows or gets another class.
 ///
 /// An expression does not see the PV: [`cluster::claim::status_writer`].
 fn claim_status() -> Vec<Validation> {
@@ -228,20 +228,35 @@ fn claim_status() -> Vec<Validation> {
     let others = |claim: &str| {
         format!(
             "{claim}.?status.?conditions.orValue([]).filter(condition, !(condition.type in \
-             ['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']))"
+             ['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError', 'ModifyingVolume', \
+             'ModifyVolumeError']))"
         )
     };
     let capacity = |claim: &str| format!("quantity({claim}.?status.?capacity[?'storage'].orValue('0'))");
-    let kept = ["phase", "accessModes", "currentVolumeAttributesClassName", "modifyVolumeStatus"]
-        .map(|field| same(&format!("status.?{field}")))
-        .join(" && ");
+    let kept = ["phase", "accessModes"].map(|field| same(&format!("status.?{field}"))).join(" && ");
+    let target =
+        |claim: &str| format!("{claim}.?status.?modifyVolumeStatus.?targetVolumeAttributesClassName.orValue('')");
+    // The class that the claim requests becomes the target, and the target the class of the volume.
+    let begun = format!(
+        "{} in ['', {}, object.spec.?volumeAttributesClassName.orValue('')]",
+        target("object"),
+        target("oldObject")
+    );
+    let current = same("status.?currentVolumeAttributesClassName");
+    let modified = format!(
+        "{current} || ({0} != '' && object.?status.?currentVolumeAttributesClassName.orValue('') == {0})",
+        target("oldObject")
+    );
     explained(
-        "a node writes the size of volumes that are on it, and nothing else in the status of a claim",
+        "a node writes the size of volumes that are on it and their VolumeAttributesClass, and nothing else in the status of a \
+         claim",
         [
             format!("{node} == variables.node"),
             BOUND.to_owned(),
             format!("{}.compareTo({}) >= 0", capacity("object"), capacity("oldObject")),
             kept,
+            begun,
+            modified,
             format!("{} == {}", others("object"), others("oldObject")),
             format!("{} && {}", same("metadata.?annotations"), same_metadata()),
         ],

@@ -12,8 +12,9 @@ use units::Bytes;
 
 use crate::reclaimer::PROVISIONER;
 
-/// The PV of a claim that is being expanded. `None` also for claims that another provisioner got.
-pub(crate) fn expanding(claim: &PersistentVolumeClaim) -> Option<&str> {
+/// The PV of a claim that is being expanded, or gets another VolumeAttributesClass. `None` also for claims that another
+/// provisioner got.
+pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
     let (spec, status) = (claim.spec.as_ref()?, claim.status.as_ref()?);
     let annotations = claim.annotations();
     let is_foreign = PROVISIONER.iter().any(|key| annotations.get(*key).is_some_and(|name| name != DRIVER_NAME));
@@ -23,7 +24,11 @@ pub(crate) fn expanding(claim: &PersistentVolumeClaim) -> Option<&str> {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let is_larger = storage(requests) > storage(status.capacity.as_ref());
     let is_begun = status.allocated_resource_statuses.as_ref().is_some_and(|statuses| !statuses.is_empty());
-    spec.volume_name.as_deref().filter(|name| !name.is_empty() && (is_larger || is_begun))
+    let named = |class: Option<&String>| class.filter(|class| !class.is_empty()).cloned();
+    let is_modified = status.modify_volume_status.is_some()
+        || named(spec.volume_attributes_class_name.as_ref())
+            != named(status.current_volume_attributes_class_name.as_ref());
+    spec.volume_name.as_deref().filter(|name| !name.is_empty() && (is_larger || is_begun || is_modified))
 }
 
 /// The node of the claim's volume, if the PV is of our driver and this claim, and on one node.
@@ -91,20 +96,25 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_claim_expands_when_it_requests_more_or_has_a_stage() {
-        assert_eq!(expanding(&claim(json!({}), "1Gi", Value::Null)), Some("adopted"));
-        assert_eq!(expanding(&claim(json!({}), "2Gi", Value::Null)), None);
+    fn a_bound_claim_changes_when_it_requests_more_or_has_a_stage() {
+        assert_eq!(changing(&claim(json!({}), "1Gi", Value::Null)), Some("adopted"));
+        assert_eq!(changing(&claim(json!({}), "2Gi", Value::Null)), None);
         let begun = json!({"storage": "NodeResizePending"});
-        assert_eq!(expanding(&claim(json!({}), "2Gi", begun)), Some("adopted"));
+        assert_eq!(changing(&claim(json!({}), "2Gi", begun)), Some("adopted"));
         let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert_eq!(expanding(&claim(deleted, "1Gi", Value::Null)), None);
+        assert_eq!(changing(&claim(deleted, "1Gi", Value::Null)), None);
         for (provisioner, expected) in [("example.invalid", None), (DRIVER_NAME, Some("adopted"))] {
             let annotated = json!({"annotations": {PROVISIONER[0]: provisioner}});
-            assert_eq!(expanding(&claim(annotated, "1Gi", Value::Null)), expected);
+            assert_eq!(changing(&claim(annotated, "1Gi", Value::Null)), expected);
         }
+        let mut gold = claim(json!({}), "2Gi", Value::Null);
+        gold.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".into());
+        assert_eq!(changing(&gold), Some("adopted"));
+        gold.status.as_mut().unwrap().current_volume_attributes_class_name = Some("gold".into());
+        assert_eq!(changing(&gold), None);
         let mut lost = claim(json!({}), "1Gi", Value::Null);
         lost.status.as_mut().unwrap().phase = Some("Lost".into());
-        assert_eq!(expanding(&lost), None);
+        assert_eq!(changing(&lost), None);
     }
 
     #[test]

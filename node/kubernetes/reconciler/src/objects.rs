@@ -95,13 +95,14 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-pub(crate) fn rules(nodes: &[&str]) -> [Value; 11] {
+pub(crate) fn rules(nodes: &[&str]) -> [Value; 12] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         may("", "persistentvolumeclaims/status", &["patch"]),
         may("", "persistentvolumes", &["get", "list", "watch", "create", "patch", "delete"]),
         may("", "nodes", nodes),
         may("storage.k8s.io", "storageclasses", READ),
+        may("storage.k8s.io", "volumeattributesclasses", &["get"]),
         may("storage.k8s.io", "csinodes", READ),
         may("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
         may("events.k8s.io", "events", &["create", "patch"]),

@@ -9,8 +9,8 @@ use cluster::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, TOPOLOGY_KEY};
 
 use crate::admission::{Validation, annotations, before_and_after, explained, same};
 
-/// The fields of the objects in a new PV. It has all of them: the API server sets `volumeMode` and the reclaim policy if
-/// they are missing.
+/// The fields of the objects in a new PV. It has all of them except [`OPTIONAL`]: the API server sets `volumeMode` and the
+/// reclaim policy if they are missing.
 const FIELDS: [(&str, &[&str]); 5] = [
     ("spec.csi", &["driver", "volumeHandle"]),
     (
@@ -30,6 +30,9 @@ const FIELDS: [(&str, &[&str]); 5] = [
     ("spec.capacity", &["storage"]),
     ("metadata.annotations", &[PROVISIONED_BY]),
 ];
+
+/// A new PV has this field if its claim has it.
+const OPTIONAL: &str = "volumeAttributesClassName";
 
 /// The API server adds this finalizer to each new PV (admission plugin `StorageObjectInUseProtection`).
 const PROTECTION: &str = "kubernetes.io/pv-protection";
@@ -62,7 +65,13 @@ fn fields((path, fields): (&str, &[&str])) -> [Validation; 2] {
     // `dyn`: for the type checker, the object is a message, whose fields cannot be listed. It is a map.
     let steps: String = path.split('.').map(|step| format!(".?{step}")).collect();
     let found = format!("dyn(object){steps}.orValue({{}})");
-    let allowed = list(fields);
+    let (needed, allowed) = (
+        list(fields),
+        match path {
+            "spec" => list(&[fields, &[OPTIONAL]].concat()),
+            _ => list(fields),
+        },
+    );
     let others = format!("{found}.map(field, !(field in {allowed}), '{path}.' + field).join(', ')");
     [
         Validation {
@@ -71,7 +80,7 @@ fn fields((path, fields): (&str, &[&str])) -> [Validation; 2] {
             message_expression: Some(format!("'{CREATES}, without ' + {others}")),
         },
         Validation {
-            expression: when_created(&format!("{allowed}.all(field, field in {found})")),
+            expression: when_created(&format!("{needed}.all(field, field in {found})")),
             message: format!("{CREATES}: {path} has {}", fields.join(", ")),
             message_expression: None,
         },
@@ -120,12 +129,12 @@ fn values() -> impl Iterator<Item = Validation> {
     .map(|(what, expression)| Validation::new(when_created(&expression), format!("{CREATES}: {what}")))
 }
 
-/// Only the size, which grows, the driver's finalizer and the annotation of the provisioner change.
+/// Only the size, which grows, the class of the claim, the driver's finalizer and the annotation of the provisioner change.
 fn update() -> Validation {
     let (old, new) = ("dyn(oldObject.spec)", "dyn(object.spec)");
     let spec = format!(
-        "{old}.all(field, field == 'capacity' || {new}[?field] == {old}[?field]) && \
-         {new}.all(field, field in {old})"
+        "{old}.all(field, field in ['capacity', '{OPTIONAL}'] || {new}[?field] == {old}[?field]) && \
+         {new}.all(field, field == '{OPTIONAL}' || field in {old})"
     );
     // The API server's types of a PV lack the map of quantities.
     let size = |pv: &str| format!("quantity(dyn({pv}.spec).?capacity[?'storage'].orValue('0'))");
@@ -144,8 +153,8 @@ fn update() -> Validation {
     Validation::new(
         format!("request.operation != 'UPDATE' || ({unchanged})"),
         format!(
-            "a node enlarges spec.capacity of its PVs, and sets the finalizer {FINALIZER} and the annotation \
-             {PROVISIONED_BY}; it changes nothing else"
+            "a node enlarges spec.capacity of its PVs, and sets spec.{OPTIONAL}, the finalizer {FINALIZER} and the \
+             annotation {PROVISIONED_BY}; it changes nothing else"
         ),
     )
 }

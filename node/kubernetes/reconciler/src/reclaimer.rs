@@ -125,7 +125,7 @@ fn waiting_for(claims: &Store<PersistentVolumeClaim>, node: &str) -> Vec<ObjectR
 }
 
 async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>) -> Result<Action, ReclaimError> {
-    if let Some(pv) = bound::expanding(&claim) {
+    if let Some(pv) = bound::changing(&claim) {
         return reclaimer.name_node(&claim, pv).await;
     }
     if !is_waiting(&claim) {

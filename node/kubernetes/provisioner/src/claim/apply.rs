@@ -13,9 +13,10 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument as _, debug, info, info_span, warn};
-use volume::{Claim, Cloning, Record, VolumeId};
+use volume::{Claim, Cloning, Record, VolumeId, Volumes};
 
 use crate::backoff::{self, Retry};
+use crate::claim::bound;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
@@ -53,15 +54,15 @@ impl CreatedPvs {
     }
 }
 
-/// Creates the claim's volume, or expands it if the claim is bound to one of this node.
+/// Creates the claim's volume, or expands it or changes its class if the claim is bound to one of this node.
 pub(crate) async fn reconcile_claim(
     claim: Arc<PersistentVolumeClaim>,
     provisioner: Arc<Provisioner>,
 ) -> Result<Action, Error> {
-    let key = backoff_key(&claim);
     let Some(assigned) = plan::assigned(&claim, &provisioner.node) else {
-        return resize::apply::resize_claim(&claim, &key, &provisioner).await;
+        return bound::reconcile_bound(&claim, &provisioner).await;
     };
+    let key = backoff_key(&claim);
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Action::requeue(left));
     }
@@ -105,7 +106,7 @@ pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provision
 }
 
 /// Includes the requested size of a bound claim, so that a changed request is retried at once.
-fn backoff_key(claim: &PersistentVolumeClaim) -> String {
+pub(crate) fn backoff_key(claim: &PersistentVolumeClaim) -> String {
     let uid = claim.uid().unwrap_or_default();
     match resize::plan::claim_size(claim) {
         Some(size) => format!("{uid} {}", size.requested.get()),
@@ -125,6 +126,9 @@ impl Provisioner {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);
             checked.map_err(|found| Rejection::Topology { class: class.name_any(), found })?;
+        }
+        if let Some(name) = &request.attributes_class {
+            request.io = self.io_of_class(name, request.volume.mode.into()).await?;
         }
         let begun = match request.source.clone() {
             Some(source) => Some(self.add_source(claim, &source, &mut request).await?),
@@ -222,8 +226,13 @@ impl Provisioner {
     }
 
     async fn create_volume(&self, request: &ProvisionRequest) -> Result<(Record, Ensured<()>), Error> {
-        let wanted = request.volume.clone();
-        let record = self.on_volume(&request.id, move |store, id| store.provision(id, &wanted)).await?;
+        let (wanted, io) = (request.volume.clone(), request.attributes_class.as_ref().map(|_| request.io));
+        let provision = move |store: &dyn Volumes, id: &VolumeId| {
+            let record = store.provision(id, &wanted)?;
+            // Before a pod can use it.
+            io.map_or(Ok(record), |io| store.limit_io(id, io))
+        };
+        let record = self.on_volume(&request.id, provision).await?;
         let record = record.map_err(Error::of_claim)?.into_inner();
         let created = self.create_pv(request, &record).await?;
         self.on_volume(&request.id, |store, id| store.announce(id)).await?.map_err(Error::of_claim)?;

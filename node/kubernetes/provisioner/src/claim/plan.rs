@@ -6,9 +6,10 @@ use cluster::snapshot;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
 use units::Bytes;
-use volume::{BLOCK, Claim, DRIVER_NAME, Owner, Request, VolumeId, VolumeMode};
+use volume::{BLOCK, Claim, DRIVER_NAME, IoLimits, IoRejection, Owner, Request, VolumeId, VolumeMode};
 
 use crate::class::{self, ClassRejection, ReclaimPolicy};
+use crate::modify::class::AttributesRejection;
 use crate::quantity::{self, QuantityError};
 use crate::topology::OtherTopology;
 
@@ -34,6 +35,9 @@ pub(crate) struct ProvisionRequest {
     pub(crate) volume: Request,
     /// The object of the same namespace whose content the volume begins with.
     pub(crate) source: Option<Source>,
+    /// `spec.volumeAttributesClassName`, and its limits as soon as they are known.
+    pub(crate) attributes_class: Option<String>,
+    pub(crate) io: IoLimits,
     pub(crate) access_modes: Vec<AccessMode>,
     pub(crate) reclaim: ReclaimPolicy,
 }
@@ -58,8 +62,8 @@ pub(crate) enum Rejection {
     SourceNamespace(String),
     #[error("spec.selector is not supported: each claim gets a new volume; remove it")]
     Selector,
-    #[error("spec.volumeAttributesClassName is not supported; remove it")]
-    AttributesClass,
+    #[error("the VolumeAttributesClass {class} cannot be used")]
+    AttributesClass { class: String, source: AttributesRejection },
     #[error("spec.accessModes: {0} is not supported on a node's own disk; use ReadWriteOnce or ReadWriteOncePod")]
     AccessMode(String),
     #[error("spec.accessModes is empty; use ReadWriteOnce or ReadWriteOncePod")]
@@ -116,9 +120,6 @@ pub(crate) fn check(
     if spec.selector.is_some() {
         return Err(Rejection::Selector);
     }
-    if spec.volume_attributes_class_name.as_ref().is_some_and(|name| !name.is_empty()) {
-        return Err(Rejection::AttributesClass);
-    }
     let class_name = class.metadata.name.clone().unwrap_or_default();
     let parameters =
         class::parameters(class).map_err(|source| Rejection::Class { class: class_name.clone(), source })?;
@@ -128,6 +129,11 @@ pub(crate) fn check(
         Some("Block") => VolumeMode::Block,
         Some(other) => return Err(Rejection::VolumeMode(other.to_owned())),
     };
+    let attributes_class = spec.volume_attributes_class_name.clone().filter(|name| !name.is_empty());
+    if let (Some(class), VolumeMode::Filesystem) = (&attributes_class, volume_mode) {
+        let source = IoRejection::Filesystem.into();
+        return Err(Rejection::AttributesClass { class: class.clone(), source });
+    }
     let size = size(spec)?;
     let mode = parameters.mode(volume_mode, size);
     let volume = Request {
@@ -138,7 +144,8 @@ pub(crate) fn check(
         size,
         source: None,
     };
-    Ok(Some(ProvisionRequest { id: assigned.id.clone(), volume, source, access_modes, reclaim: parameters.reclaim }))
+    let (id, io, reclaim) = (assigned.id.clone(), IoLimits::NONE, parameters.reclaim);
+    Ok(Some(ProvisionRequest { id, volume, source, attributes_class, io, access_modes, reclaim }))
 }
 
 impl Source {
@@ -165,7 +172,7 @@ impl Rejection {
         match self {
             Self::SourceNamespace(_) => "DataSource",
             Self::Selector => "Selector",
-            Self::AttributesClass => "AttributesClass",
+            Self::AttributesClass { .. } => "AttributesClass",
             Self::AccessMode(_) | Self::NoAccessMode => "AccessMode",
             Self::VolumeMode(_) => "VolumeMode",
             Self::NoSize | Self::Size { .. } | Self::Zero => "Size",
@@ -369,8 +376,23 @@ mod tests {
     fn unsupported_fields_are_rejected() {
         let selector = LabelSelector::default();
         assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
-        let gold = spec(|spec| spec.volume_attributes_class_name = Some("gold".into()));
-        assert_eq!(rejection(&gold, &class()), Rejection::AttributesClass);
+    }
+
+    #[test]
+    fn block_volumes_may_have_an_attributes_class() {
+        let gold = |mode: &str| {
+            let mode = Some(mode.to_owned());
+            spec(|spec| {
+                spec.volume_attributes_class_name = Some("gold".into());
+                spec.volume_mode = mode;
+            })
+        };
+        let request = checked(&gold("Block"), &class()).unwrap().unwrap();
+        assert_eq!(request.attributes_class.as_deref(), Some("gold"));
+        let text = crate::events::chain(&rejection(&gold("Filesystem"), &class()));
+        assert!(text.starts_with("the VolumeAttributesClass gold cannot be used: it limits I/O"), "{text}");
+        let none = spec(|spec| spec.volume_attributes_class_name = Some(String::new()));
+        assert_eq!(checked(&none, &class()).unwrap().unwrap().attributes_class, None);
     }
 
     #[test]

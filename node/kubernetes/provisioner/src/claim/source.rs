@@ -115,7 +115,7 @@ impl CloneError {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use volume::{Allocation, Claim, Mode, Owner, Request};
+    use volume::{Allocation, Claim, IoLimits, Mode, Owner, Request};
 
     use super::*;
     use crate::class::ReclaimPolicy;
@@ -124,7 +124,9 @@ mod tests {
         let claim = Claim { uid: "new".into(), namespace: "default".into(), name: "new".into() };
         let volume = Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None };
         let id = "pvc-new".parse().expect("an identifier");
-        ProvisionRequest { id, volume, source: None, access_modes: vec![], reclaim: ReclaimPolicy::Delete }
+        let (source, attributes_class, io) = (None, None, IoLimits::NONE);
+        let reclaim = ReclaimPolicy::Delete;
+        ProvisionRequest { id, volume, source, attributes_class, io, access_modes: vec![], reclaim }
     }
 
     fn disk() -> ProvisionRequest {

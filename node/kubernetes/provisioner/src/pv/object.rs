@@ -48,6 +48,7 @@ pub(crate) fn build(request: &ProvisionRequest, record: &Record, node: &str) -> 
             node_affinity: Some(on_node(node)),
             persistent_volume_reclaim_policy: Some(request.reclaim.as_str().to_owned()),
             storage_class_name: Some(record.class.clone()),
+            volume_attributes_class_name: request.attributes_class.clone(),
             volume_mode: Some(VolumeMode::from(record.mode).as_str().to_owned()),
             ..PersistentVolumeSpec::default()
         }),
@@ -174,7 +175,9 @@ mod tests {
             io: volume::IoLimits::NONE,
             state: State::Staged,
         };
-        (ProvisionRequest { id, volume, source: None, access_modes: vec![AccessMode::ReadWriteOnce], reclaim }, record)
+        let (source, attributes_class, io) = (None, None, volume::IoLimits::NONE);
+        let access_modes = vec![AccessMode::ReadWriteOnce];
+        (ProvisionRequest { id, volume, source, attributes_class, io, access_modes, reclaim }, record)
     }
 
     fn built(reclaim: ReclaimPolicy) -> PersistentVolume {
@@ -220,8 +223,11 @@ mod tests {
     #[test]
     fn the_pv_of_an_image_has_mode_block() {
         let (request, record) = request(ReclaimPolicy::Delete);
+        let request = ProvisionRequest { attributes_class: Some("gold".into()), ..request };
         let record = Record { mode: Mode::Block { allocation: Allocation::Thin }, ..record };
-        assert_eq!(build(&request, &record, NODE).spec.unwrap().volume_mode.as_deref(), Some("Block"));
+        let spec = build(&request, &record, NODE).spec.unwrap();
+        assert_eq!(spec.volume_mode.as_deref(), Some("Block"));
+        assert_eq!(spec.volume_attributes_class_name.as_deref(), Some("gold"));
     }
 
     #[test]

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use cluster::claim::status_writer;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::controller::Action;
-use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tracing::{Instrument as _, info, info_span};
 use units::Bytes;
@@ -19,7 +16,7 @@ use crate::context::Provisioner;
 use crate::error::{ApiError, Error, api};
 use crate::pv::object;
 use crate::quantity;
-use crate::resize::plan::{self, ClaimSize, Stage, Step, VolumeSize};
+use crate::resize::plan::{self, Stage, Step, VolumeSize};
 use crate::resize::status::{self, StatusChange};
 
 /// More than any expansion needs.
@@ -28,41 +25,22 @@ const STEPS: usize = 8;
 /// There is no event when the last pod with a block volume ends; then the provisioner completes the expansion.
 const WHILE_NODE_WORKS: Duration = Duration::from_secs(30);
 
-/// The watch of PVs may be behind that of claims.
-const UNTIL_WATCHED: Duration = Duration::from_secs(2);
-
-/// The annotation that the control plane sets starts a pass at once.
-const UNTIL_ANNOTATED: Duration = Duration::from_mins(1);
-
-/// Continues the claim's expansion. Ignores claims whose PV is not of this node.
+/// Continues the claim's expansion. Returns when to look again if the claim does not change.
 pub(crate) async fn resize_claim(
     claim: &PersistentVolumeClaim,
+    pv: &PersistentVolume,
+    id: &VolumeId,
     backoff_key: &str,
     provisioner: &Provisioner,
-) -> Result<Action, Error> {
-    let size = plan::claim_size(claim).filter(ClaimSize::is_open);
-    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).filter(|name| !name.is_empty());
-    let (Some(size), Some(name), None) = (size, name, claim.metadata.deletion_timestamp.as_ref()) else {
-        return Ok(Action::await_change());
-    };
-    let Some(pv) = provisioner.watched_pv(&ObjectRef::new(name)) else { return Ok(Action::requeue(UNTIL_WATCHED)) };
-    let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {
-        return Ok(Action::await_change());
-    };
-    // An admission policy rejects other writes of the status.
-    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    if status_writer(uid, Some(name), claim.annotations()) != Some(&*provisioner.node) {
-        let claim = format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
-        info!(%claim, volume = %id, "expansion waits until the control plane has annotated the claim with its node");
-        return Ok(Action::requeue(UNTIL_ANNOTATED));
-    }
+) -> Result<Option<Duration>, Error> {
+    let Some(size) = plan::claim_size(claim) else { return Ok(None) };
     if let Some(left) = provisioner.attempts.wait(backoff_key) {
-        return Ok(Action::requeue(left));
+        return Ok(Some(left));
     }
     let span = info_span!("expand", volume = %id, claim = %format_args!(
         "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
     ));
-    let expanded = provisioner.expand(claim.clone(), (*pv).clone(), &id).instrument(span).await;
+    let expanded = provisioner.expand(claim.clone(), pv.clone(), id).instrument(span).await;
     match &expanded {
         Ok(_) => provisioner.attempts.succeeded(backoff_key),
         Err(error) if error.is_race() => {}
@@ -77,11 +55,11 @@ impl Provisioner {
         mut claim: PersistentVolumeClaim,
         mut pv: PersistentVolume,
         id: &VolumeId,
-    ) -> Result<Action, Error> {
+    ) -> Result<Option<Duration>, Error> {
         // After a power cut, the record may lack that the volume has a PV.
         self.on_volume(id, |store, id| store.announce(id)).await?.map_err(Error::Expand)?;
         for _ in 0..STEPS {
-            let Some(claim_size) = plan::claim_size(&claim) else { return Ok(Action::await_change()) };
+            let Some(claim_size) = plan::claim_size(&claim) else { return Ok(None) };
             // In each step, also after the expansion: pods may attach and detach the device at any time.
             let LiveVolume { size, attached } = self.on_volume(id, |store, id| store.live_volume(id)).await??;
             let announced = object::capacity(&pv).unwrap_or_default();
@@ -99,13 +77,13 @@ impl Provisioner {
                         return Err(Error::NodeResize);
                     }
                 }
-                Step::Wait => return Ok(Action::requeue(WHILE_NODE_WORKS)),
+                Step::Wait => return Ok(Some(WHILE_NODE_WORKS)),
                 Step::Finish { size } => {
                     claim = self.patch_status(claim, &StatusChange::Finished { size }).await?;
                     info!(limit = %size, "volume expanded");
                     self.events.resized(&claim, size, self.free().await);
                 }
-                Step::Done => return Ok(Action::await_change()),
+                Step::Done => return Ok(None),
             }
         }
         Err(Error::Endless(STEPS))

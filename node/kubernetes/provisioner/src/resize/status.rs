@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use units::Bytes;
 
+use crate::claim::conditions::{self, Condition};
 use crate::quantity;
 
 /// Conditions of an expansion. Other components own all others.
@@ -71,32 +72,19 @@ pub(crate) fn patch(claim: &PersistentVolumeClaim, change: &StatusChange<'_>, no
     })
 }
 
-/// The claim's conditions with `set`, and without the other ones of an expansion unless `keeps`. The admission policy
-/// requires that all others stay as they are, in their order.
+/// The claim's conditions with `set`, and without the other ones of an expansion unless `keeps`.
 fn conditions(
     claim: &PersistentVolumeClaim,
     set: Option<(&str, &str)>,
     keeps: bool,
     now: &Time,
 ) -> Vec<PersistentVolumeClaimCondition> {
-    let old = claim.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let (expansion, mut all): (Vec<_>, Vec<_>) =
-        old.cloned().partition(|condition| CONDITIONS.contains(&condition.type_.as_str()));
-    let is_set = |condition: &PersistentVolumeClaimCondition| set.is_some_and(|(type_, _)| condition.type_ == type_);
-    if let Some((type_, message)) = set {
-        let message = (!message.is_empty()).then(|| message.to_owned());
-        let former = expansion.iter().find(|condition| is_set(condition) && condition.status == "True");
-        all.push(PersistentVolumeClaimCondition {
-            type_: type_.to_owned(),
-            status: "True".to_owned(),
-            last_transition_time: former
-                .map_or_else(|| Some(now.clone()), |former| former.last_transition_time.clone()),
-            message,
-            ..PersistentVolumeClaimCondition::default()
-        });
-    }
-    all.extend(expansion.into_iter().filter(|condition| keeps && !is_set(condition)));
-    all
+    let set: Vec<_> = set.iter().map(|(type_, message)| Condition { message, ..Condition::of(type_) }).collect();
+    let own: Vec<_> = CONDITIONS
+        .into_iter()
+        .filter(|type_| !keeps || set.iter().any(|condition| condition.type_ == *type_))
+        .collect();
+    conditions::replaced(claim, &own, &set, now)
 }
 
 /// Whether the claim's status has all values of the patch.
@@ -208,8 +196,8 @@ mod tests {
         assert_eq!(progress(&infeasible).as_deref(), Some("ControllerResizeInfeasible"));
         let conditions = infeasible.status.clone().unwrap().conditions.unwrap();
         assert_eq!(conditions[0].type_, "Unused", "conditions of other components are unchanged");
-        assert_eq!(conditions[1].message.as_deref(), Some("the disk is full"));
-        assert_eq!(conditions[1].last_transition_time, Some(time("2026-02-02T00:00:00Z")));
+        assert_eq!(conditions[2].message.as_deref(), Some("the disk is full"));
+        assert_eq!(conditions[2].last_transition_time, Some(time("2026-02-02T00:00:00Z")));
         assert_eq!(types(&changed(&infeasible, &StatusChange::Started { to: Bytes::GIB })), ["Resizing", "Unused"]);
     }
 

@@ -56,7 +56,7 @@ pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> R
         ("selector", "selector", json!({"selector": {"matchLabels": {"a": "b"}}})),
         ("many", "ReadWriteMany", json!({"accessModes": ["ReadWriteMany"]})),
         ("readers", "ReadOnlyMany", json!({"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]})),
-        ("attributes", "volumeAttributesClassName", json!({"volumeAttributesClassName": "gold"})),
+        ("attributes", "gold cannot be used: it limits I/O", json!({"volumeAttributesClassName": "gold"})),
     ] {
         node.claim_here(name, spec).await?;
         let note = node.event(name, "ProvisioningFailed").await?;

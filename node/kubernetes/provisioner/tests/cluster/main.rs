@@ -12,6 +12,7 @@ mod expansion;
 mod faults;
 mod health;
 mod kills;
+mod modification;
 mod node;
 mod requests;
 mod scheduling;
@@ -55,6 +56,9 @@ fn main() -> ExitCode {
         expansion::a_request_that_is_too_large_can_be_lowered,
         expansion::an_expansion_continues_beside_other_changes_of_its_claim,
         expansion::an_interrupted_expansion_is_finished,
+        modification::a_block_claim_is_created_with_a_class_and_gets_another,
+        modification::a_class_that_is_not_possible_changes_nothing,
+        modification::an_interrupted_change_is_finished_and_a_filesystem_is_not_changed,
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::retain_keeps_pv_and_data,
         deletion::retain_restores_the_data_without_a_sweep,

@@ -1,4 +1,4 @@
-//! Writes of a node to the status of claims, for expansions.
+//! Writes of a node to the status of claims, for expansions and changes of the class.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,10 @@ fn resized() -> Patch<Value> {
     }}))
 }
 
+fn modified(class: &str) -> Value {
+    json!({"status": "InProgress", "targetVolumeAttributesClassName": class})
+}
+
 pub(crate) async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
     Api::all(admin.clone()).create(&PostParams::default(), &volume(name, &on("one"))).await?;
     let claims = Api::default_namespaced(admin.clone());
@@ -72,6 +76,28 @@ pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<C
     own.patch_status("grows", &PatchParams::default(), &Patch::Merge(done)).await?;
     let smaller = Patch::Merge(json!({"status": {"capacity": {"storage": "2047Mi"}}}));
     denied(own.patch_status("grows", &PatchParams::default(), &smaller).await, FOREIGN);
+
+    // The requested class becomes the target, and the target the class of the volume.
+    let params = PatchParams::default();
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin.clone());
+    let gold = Patch::Merge(json!({"spec": {"volumeAttributesClassName": "gold"}}));
+    admin.patch("grows", &params, &gold).await?;
+    let write = async |api: &Api<PersistentVolumeClaim>, status: Value| {
+        api.patch_status("grows", &params, &Patch::Merge(json!({ "status": status }))).await
+    };
+    let condition = |kind: &str| json!({"type": kind, "status": "True"});
+    let begun = json!({
+        "modifyVolumeStatus": modified("gold"),
+        "conditions": [condition("ModifyingVolume"), condition("ModifyVolumeError")],
+    });
+    denied(write(&other, begun.clone()).await, FOREIGN);
+    denied(write(&own, json!({"modifyVolumeStatus": modified("iron")})).await, FOREIGN);
+    denied(write(&own, json!({"currentVolumeAttributesClassName": "gold"})).await, FOREIGN);
+    write(&own, begun).await?;
+    let done = json!({"modifyVolumeStatus": null, "currentVolumeAttributesClassName": "gold", "conditions": []});
+    let status = write(&own, done).await?.status.unwrap_or_default();
+    assert_eq!(status.current_volume_attributes_class_name.as_deref(), Some("gold"));
+    denied(write(&own, json!({"currentVolumeAttributesClassName": null})).await, FOREIGN);
     Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin.clone())
         .delete("grows", &DeleteParams::default())
         .await?;
@@ -144,15 +170,19 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("status", "some-volume".into())?).await?;
-    let modifying = json!({"type": "ModifyVolumeError", "status": "True"});
-    let others = json!({"status": {"conditions": [modifying]}});
+    let painted = json!({"type": "Painted", "status": "True"});
+    let others = json!({"status": {"conditions": [painted]}});
     admin.patch_status("status", &PatchParams::default(), &Patch::Merge(others)).await?;
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
     for change in [
         json!({"status": {"phase": "Lost"}}),
         json!({"status": {"accessModes": ["ReadWriteMany"]}}),
         json!({"status": {"conditions": []}}),
-        json!({"status": {"conditions": [modifying, {"type": "ModifyingVolume", "status": "True"}]}}),
+        json!({"status": {"conditions": [painted, {"type": "Unused", "status": "True"}]}}),
+        // The claim requests no class.
+        json!({"status": {"modifyVolumeStatus": modified("gold")}}),
+        json!({"status": {"currentVolumeAttributesClassName": "gold"}}),
+        json!({"status": {"currentVolumeAttributesClassName": "gold", "modifyVolumeStatus": modified("gold")}}),
         json!({"metadata": {"annotations": {VOLUME_NODE: "two"}}, "status": {"capacity": {"storage": "1Gi"}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: "two"}}, "status": {"capacity": {"storage": "1Gi"}}}),
         json!({"metadata": {"finalizers": ["example.invalid/held"]}}),
@@ -160,7 +190,7 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
     ] {
         denied(own.patch_status("status", &PatchParams::default(), &Patch::Merge(&change)).await, FOREIGN);
     }
-    let with_others = json!({"status": {"conditions": [modifying, {"type": "Resizing", "status": "True"}]}});
+    let with_others = json!({"status": {"conditions": [painted, {"type": "Resizing", "status": "True"}]}});
     own.patch_status("status", &PatchParams::default(), &Patch::Merge(with_others)).await?;
     admin.delete("status", &DeleteParams::default()).await?;
     Ok(())

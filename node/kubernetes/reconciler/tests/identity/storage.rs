@@ -98,6 +98,9 @@ pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<C
     let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
     let found = volumes.patch("pvc-own", &params, &Patch::Merge(larger)).await?;
     assert_eq!(found.spec.and_then(|spec| spec.capacity).unwrap_or_default()["storage"].0, "2Gi");
+    let gold = json!({"spec": {"volumeAttributesClassName": "gold"}});
+    let found = volumes.patch("pvc-own", &params, &Patch::Merge(gold)).await?;
+    assert_eq!(found.spec.and_then(|spec| spec.volume_attributes_class_name).as_deref(), Some("gold"));
     // As when the policy becomes `Retain`, and `Delete` again.
     let without = json!({"metadata": {"finalizers": [PROTECTION]}});
     volumes.patch("pvc-own", &params, &Patch::Merge(&without)).await?;
@@ -157,7 +160,10 @@ pub(crate) async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<
         denied(volumes.create(&dry, &changed).await, SHAPE);
         denied(volumes.create(&dry, &changed).await, &message);
     }
-    volumes.create(&dry, &serde_json::from_value(provisioned("shape", "one"))?).await?;
+    let mut shape = provisioned("shape", "one");
+    volumes.create(&dry, &serde_json::from_value(shape.clone())?).await?;
+    shape["spec"]["volumeAttributesClassName"] = "gold".into();
+    volumes.create(&dry, &serde_json::from_value(shape)?).await?;
     Ok(())
 }
 

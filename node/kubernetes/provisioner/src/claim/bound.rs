@@ -1,0 +1,79 @@
+//! A bound claim: its size, and its VolumeAttributesClass.
+
+use std::time::Duration;
+
+use cluster::claim::status_writer;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use tracing::{Instrument as _, info, info_span, warn};
+
+use crate::claim::apply::backoff_key;
+use crate::claim::plan::volume_name;
+use crate::context::Provisioner;
+use crate::error::Error;
+use crate::metrics::Object;
+use crate::modify::plan::{self, Step};
+use crate::pv::object;
+use crate::resize::apply::resize_claim;
+use crate::resize::plan::claim_size;
+
+/// The watches may be behind.
+const UNTIL_WATCHED: Duration = Duration::from_secs(2);
+
+/// The annotation that the control plane sets starts a pass at once.
+const UNTIL_ANNOTATED: Duration = Duration::from_mins(1);
+
+/// Continues the claim's expansion, and the change of its class. Ignores claims whose PV is not of this node.
+pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: &Provisioner) -> Result<Action, Error> {
+    let is_expanding = claim_size(claim).is_some_and(|size| size.is_open());
+    let modification = plan::claim_class(claim).map_or(Step::Done, |class| plan::next(&class));
+    let (Some(name), None) = (volume_name(claim), claim.metadata.deletion_timestamp.as_ref()) else {
+        return Ok(Action::await_change());
+    };
+    if !is_expanding && modification == Step::Done {
+        return Ok(Action::await_change());
+    }
+    let Some(pv) = provisioner.watched_pv(&ObjectRef::new(name)) else { return Ok(Action::requeue(UNTIL_WATCHED)) };
+    let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {
+        return Ok(Action::await_change());
+    };
+    // An admission policy rejects other writes of the status.
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    if status_writer(uid, Some(name), claim.annotations()) != Some(&*provisioner.node) {
+        let claim = format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        info!(%claim, volume = %id, "claim waits until the control plane has annotated it with its node");
+        return Ok(Action::requeue(UNTIL_ANNOTATED));
+    }
+    // Of its own, so that a class that is not possible delays no expansion.
+    let key = match &modification {
+        Step::Modify { class, .. } => Some(format!("{uid} class {class}")),
+        Step::Done | Step::Cancel => None,
+    };
+    let left = key.as_deref().and_then(|key| provisioner.attempts.wait(key));
+    if modification != Step::Done && left.is_none() {
+        let span = info_span!("modify", volume = %id, claim = %format_args!(
+            "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
+        ));
+        match (provisioner.modify(claim, &pv, &id, modification).instrument(span).await, key) {
+            // The status has changed, which starts the next pass.
+            (Ok(()), key) => {
+                key.iter().for_each(|key| provisioner.attempts.succeeded(key));
+                return Ok(Action::await_change());
+            }
+            (Err(error @ (Error::Api(_) | Error::Panicked(_))), _) => return Err(error),
+            (Err(error), key) => {
+                provisioner.metrics.failed(Object::Claim, error.kind());
+                let attempt = key.map(|key| provisioner.attempts.failed(&key).attempt);
+                let cause: &dyn std::error::Error = &error;
+                warn!(volume = %id, error = cause, attempt, "change of the class failed, will retry");
+            }
+        }
+        // With the claim as it is then.
+        return Ok(Action::requeue(UNTIL_WATCHED));
+    }
+    let resized =
+        if is_expanding { resize_claim(claim, &pv, &id, &backoff_key(claim), provisioner).await? } else { None };
+    Ok([left, resized].into_iter().flatten().min().map_or_else(Action::await_change, Action::requeue))
+}
