@@ -1,12 +1,13 @@
 //! A node: its data disk, its volumes, and the plugin.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use csi::{Linux, Plugin, Settings};
 use dir::{Dir, Mode, Name};
 use ktest_support::XfsDisk;
+use nix::mount::{MsFlags, mount};
 use prometheus::Registry;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
@@ -21,6 +22,13 @@ use crate::volumes::Volumes;
 pub const NODE_NAME: &str = "node-1";
 pub const VERSION: &str = "1.2.3";
 const LIMIT: Duration = Duration::from_secs(20);
+
+/// For the limits of I/O: where the plugin looks for them, once for all nodes.
+fn mount_cgroups() {
+    static MOUNTED: Once = Once::new();
+    let mount = || mount(Some("cgroup2"), "/sys/fs/cgroup", Some("cgroup2"), MsFlags::empty(), None::<&str>);
+    MOUNTED.call_once(|| mount().expect("the hierarchy"));
+}
 
 /// The services of the plugin beside Identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +55,9 @@ struct Running {
 
 impl Node {
     pub fn start(services: Services) -> Self {
+        if services == Services::WithController {
+            mount_cgroups();
+        }
         let disk = XfsDisk::with_project_quota();
         let data = Dir::open(disk.path()).expect("the disk");
         let private = Mode::from_bits_truncate(0o700);
@@ -123,6 +134,7 @@ impl Node {
 
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
+        self.volumes.store().throttle_by(host.throttle());
         let settings = Settings {
             // Not needed, and its descriptors would be in a census.
             watch: Duration::from_secs(3600),

@@ -33,7 +33,7 @@ use tonic::{Request, Response, Status};
 use units::Bytes;
 use volume::{Error, Record, Records, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
 
-use crate::controller::request::{Capacity, Create, Grow, Named, Page, Placement, Validate};
+use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
 use crate::condition::{Health, health};
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
@@ -43,12 +43,13 @@ use crate::status::{Change, ControllerError, chain};
 
 pub(crate) use plan::{Conflict, SourceRejection};
 
-const CAPABILITIES: [rpc::Type; 7] = [
+const CAPABILITIES: [rpc::Type; 8] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
     rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
+    rpc::Type::ModifyVolume,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::GetVolumeHealth,
 ];
@@ -110,7 +111,11 @@ impl<H: Host> ControllerService<H> {
 fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerError> {
     let request = plan::create(want, &volumes.records()?.readable)?;
     let failed = |source| ControllerError::Volume { change: Change::Create, source };
-    let record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
+    let mut record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
+    if let Some(io) = want.io {
+        // Before a pod can use it.
+        record = volumes.limit_io(&want.id, io).map_err(failed)?.into_inner();
+    }
     volumes.announce(&want.id).map_err(failed)?;
     // Makes the announcement durable: after a power cut, no other call would repeat it.
     volumes.live_volume(&want.id)?;
@@ -154,6 +159,13 @@ fn expand(volumes: &dyn Volumes, id: &VolumeId, want: &Grow) -> Result<(Bytes, b
     let size = want.range.grown(record.size)?;
     let record = volumes.expand(id, size).map_err(|source| ControllerError::Volume { change, source })?.into_inner();
     Ok((record.size, volumes.live_volume(id)?.attached))
+}
+
+fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), ControllerError> {
+    let change = Change::Modify;
+    let record = owned(volumes, id, change)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
+    let io = want.limits(record.mode.into())?;
+    volumes.limit_io(id, io).map(drop).map_err(|source| ControllerError::Volume { change, source })
 }
 
 #[tonic::async_trait]
@@ -211,7 +223,7 @@ impl<H: Host> Controller for ControllerService<H> {
         let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
         let is_volume = |record: &&Record| !record.mode.is_snapshot();
         let record = records.readable.get(&id).filter(is_volume).ok_or(ControllerError::Unknown(id))?;
-        let rejection = plan::validate(want.mode, want.parameters, record).err();
+        let rejection = plan::validate(want.mode, want.parameters, &want.mutable, record).err();
         let message = request.into_inner();
         let response = match rejection {
             Some(rejection) => ValidateVolumeCapabilitiesResponse { message: chain(&rejection), confirmed: None },
@@ -220,7 +232,7 @@ impl<H: Host> Controller for ControllerService<H> {
                     volume_context: message.volume_context,
                     volume_capabilities: message.volume_capabilities,
                     parameters: message.parameters,
-                    mutable_parameters: HashMap::new(),
+                    mutable_parameters: message.mutable_parameters,
                 }),
                 message: String::new(),
             },
@@ -353,9 +365,12 @@ impl<H: Host> Controller for ControllerService<H> {
 
     async fn controller_modify_volume(
         &self,
-        _: Request<ControllerModifyVolumeRequest>,
+        request: Request<ControllerModifyVolumeRequest>,
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
-        Err(unannounced("MODIFY_VOLUME"))
+        let want = Modify::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let id = want.id.clone();
+        self.change(&id, |_| false, move |volumes, id| modify(volumes, id, &want)).await?;
+        Ok(Response::new(ControllerModifyVolumeResponse {}))
     }
 }
 

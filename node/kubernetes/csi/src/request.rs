@@ -12,7 +12,7 @@ use proto::csi::{
     NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability,
 };
 use units::Bytes;
-use volume::{ParameterError, VolumeId, VolumeIdError, VolumeMode};
+use volume::{IoRejection, ParameterError, VolumeId, VolumeIdError, VolumeMode};
 
 /// Linux's limit of paths, with the NUL.
 const PATH_MAX: usize = 4096;
@@ -55,8 +55,8 @@ pub enum RequestError {
     MixedModes,
     #[error("the parameters of the storage class cannot be used")]
     Parameters(#[source] ParameterError),
-    #[error("mutable_parameters are not supported; remove spec.volumeAttributesClassName of the claim")]
-    MutableParameters,
+    #[error("the VolumeAttributesClass (mutable_parameters) cannot be used")]
+    MutableParameters(#[source] IoRejection),
     #[error("a snapshot as content source is not supported, and the volume would be empty; remove it")]
     SnapshotSource,
     #[error("max_entries is {found}; use 0 for no limit, or a positive number")]

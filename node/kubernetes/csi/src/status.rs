@@ -59,6 +59,7 @@ pub(crate) enum CallError {
 pub(crate) enum Change {
     Create,
     Expand,
+    Modify,
     Delete,
 }
 
@@ -67,6 +68,7 @@ impl fmt::Display for Change {
         f.write_str(match self {
             Self::Create => "create",
             Self::Expand => "expand",
+            Self::Modify => "modify",
             Self::Delete => "delete",
         })
     }
@@ -130,7 +132,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         // The client selects another node for a new volume. An expansion has no alternative.
         Error::Full { .. } => match change {
             Change::Create => Code::ResourceExhausted,
-            Change::Expand | Change::Delete => Code::OutOfRange,
+            Change::Expand | Change::Modify | Change::Delete => Code::OutOfRange,
         },
         Error::TooLarge { .. } => Code::OutOfRange,
         Error::Unknown { .. } => Code::NotFound,
@@ -189,7 +191,7 @@ fn of_request(error: &RequestError) -> Code {
         | RequestError::Name
         | RequestError::MixedModes
         | RequestError::Parameters(_)
-        | RequestError::MutableParameters
+        | RequestError::MutableParameters(_)
         | RequestError::SnapshotSource
         | RequestError::MaxEntries { .. }
         | RequestError::Path { .. }

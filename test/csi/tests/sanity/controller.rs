@@ -8,9 +8,9 @@ use proto::csi::plugin_capability::{Type, service};
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{self, VolumeSource};
 use proto::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
-    GetPluginCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, Topology,
-    TopologyRequirement, VolumeContentSource,
+    CapacityRange, ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest,
+    DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest, ListVolumesRequest,
+    NodePublishVolumeRequest, NodeUnpublishVolumeRequest, Topology, TopologyRequirement, VolumeContentSource,
 };
 use tonic::Code;
 use tonic::transport::Channel;
@@ -54,6 +54,7 @@ fn the_controller_service_works_beside_the_node_service() {
         it_is_announced(&node).await;
         a_volume_has_the_owner_and_the_place(&node).await;
         a_conflict_exists_already(&node).await;
+        a_block_volume_has_limits_that_change(&node).await;
         other_nodes_are_rejected(&node).await;
         volumes_of_the_provisioner_stay_unchanged(&node).await;
         a_published_volume_is_not_deleted(&node).await;
@@ -124,6 +125,31 @@ async fn a_conflict_exists_already(node: &Node) {
     let again = create(node, request(name, Kind::Filesystem)).await.expect("the same again");
     assert_eq!((again.volume_id.as_str(), again.capacity_bytes), (id.as_str(), 2 * SIZE));
     delete(node, &id).await.expect("delete");
+}
+
+async fn a_block_volume_has_limits_that_change(node: &Node) {
+    let with = |value: &str| HashMap::from([("writeIOPS".to_owned(), value.to_owned())]);
+    let io = || record(node, "limited").expect("a record").io.write_operations;
+    let request = CreateVolumeRequest { mutable_parameters: with("100"), ..request("limited", Kind::Block) };
+    create(node, request).await.expect("create");
+    assert_eq!(io(), Some(100));
+    let modify = async |id: &str, value: &str| {
+        let modify = ControllerModifyVolumeRequest {
+            volume_id: id.to_owned(),
+            mutable_parameters: with(value),
+            ..ControllerModifyVolumeRequest::default()
+        };
+        answer(client(node).controller_modify_volume(modify).await).map(drop)
+    };
+    modify("limited", "200").await.expect("modify");
+    assert_eq!(io(), Some(200));
+    assert_eq!(modify("limited", "few").await, Err(Code::InvalidArgument));
+    assert_eq!(io(), Some(200));
+    modify("limited", "max").await.expect("modify");
+    assert_eq!(io(), None);
+    delete(node, "limited").await.expect("delete");
+    let request = CreateVolumeRequest { mutable_parameters: with("100"), ..self::request("limited", Kind::Filesystem) };
+    assert_eq!(create(node, request).await.err(), Some(Code::InvalidArgument));
 }
 
 async fn other_nodes_are_rejected(node: &Node) {

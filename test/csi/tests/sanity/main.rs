@@ -68,6 +68,7 @@ fn sanity(kind: Kind) {
         .arg(format!("--csi.testvolumeaccesstype={access}"))
         .arg(format!("--csi.testvolumesize={SIZE}"))
         .arg(format!("--csi.testvolumeexpandsize={EXPANDED}"))
+        .args(mutable_parameters(kind))
         .args(["--ginkgo.no-color", "--ginkgo.json-report", &report])
         .args(left_out)
         .output()
@@ -83,6 +84,16 @@ fn sanity(kind: Kind) {
     skipped::compare(kind, &skipped, &ran);
     assert_eq!(volumes(&node), before, "csi-sanity deletes its volumes");
     node.end();
+}
+
+/// Only block volumes have limits of I/O.
+fn mutable_parameters(kind: Kind) -> Option<String> {
+    if kind == Kind::Filesystem {
+        return None;
+    }
+    let file = "/tmp/mutable.yaml";
+    fs::write(file, "readIOPS: \"100\"\nwriteBytesPerSecond: 1Mi\n").expect("a file");
+    Some(format!("--csi.testvolumemutableparameters={file}"))
 }
 
 fn volumes(node: &Node) -> usize {

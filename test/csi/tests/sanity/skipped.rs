@@ -7,7 +7,7 @@ use crate::Spec;
 const CONTROLLER: &str = "Controller Service [Controller Server]";
 
 /// Names of specs, or the beginnings of the names of all specs of a container.
-static SKIPPED: [(&str, &[&str]); 6] = [
+static SKIPPED: [(&str, &[&str]); 5] = [
     (
         "the Controller service has no snapshots",
         &[
@@ -18,14 +18,6 @@ static SKIPPED: [(&str, &[&str]); 6] = [
             "Controller Service [Controller Server] CreateVolume should create volume from an existing source snapshot",
             "Controller Service [Controller Server] CreateVolume should fail when the volume source snapshot is not found",
             "GroupController Service",
-        ],
-    ),
-    (
-        "volumes have no mutable parameters",
-        &[
-            "ModifyVolume [Controller Server]",
-            "Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
-            "Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
         ],
     ),
     (

@@ -1,11 +1,11 @@
 //! Decisions of the Controller service, from the records of volumes. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use units::Bytes;
 use volume::{Owner, Parameters, Record, Request, VolumeId, VolumeMode};
 
-use crate::controller::request::Create;
+use crate::controller::request::{Create, limits};
 use crate::request::{Mode, RequestError};
 use crate::status::ControllerError;
 
@@ -100,13 +100,14 @@ pub(crate) enum Unconfirmed {
     Request(#[from] RequestError),
     #[error("the volume is a {is} volume")]
     Mode { is: volume::Mode },
-    #[error("the volume was created with other parameters")]
+    #[error("the volume has other parameters")]
     Parameters,
 }
 
 pub(crate) fn validate(
     mode: Result<Mode, RequestError>,
     parameters: Result<Option<Parameters>, RequestError>,
+    mutable: &HashMap<String, String>,
     record: &Record,
 ) -> Result<(), Unconfirmed> {
     let (mode, parameters) = (VolumeMode::from(mode?), parameters?);
@@ -118,13 +119,16 @@ pub(crate) fn validate(
     if mode == VolumeMode::Block && !parameters.is_none_or(is_same) {
         return Err(Unconfirmed::Parameters);
     }
+    if !mutable.is_empty() && limits(mutable, mode)? != record.io {
+        return Err(Unconfirmed::Parameters);
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use fsquota::ProjectId;
-    use volume::{Claim, State};
+    use volume::{Claim, IoLimits, State};
 
     use super::*;
     use crate::controller::request::Placement;
@@ -140,6 +144,7 @@ mod tests {
             claim: Claim { uid: "data".into(), namespace: String::new(), name: "data".into() },
             mode,
             parameters: Parameters::default(),
+            io: None,
             range: Range { required: Some(size), limit: None },
             source: None,
             place: Placement::Here,
@@ -155,8 +160,7 @@ mod tests {
         let request = create(want, &BTreeMap::new()).expect("a request");
         let Request { claim, owner, class, mode, size, source: _ } = request;
         let project = ProjectId::new(7).expect("an ID");
-        let io = volume::IoLimits::NONE;
-        Record { claim, owner, class, mode, size, project, cloning: None, io, state: State::Announced }
+        Record { claim, owner, class, mode, size, project, cloning: None, io: IoLimits::NONE, state: State::Announced }
     }
 
     fn conflict(want: &Create, record: Record) -> Option<Conflict> {
@@ -230,10 +234,16 @@ mod tests {
     #[test]
     fn a_volume_has_the_capabilities_of_its_mode() {
         let disk = record(&want(Mode::Block, Bytes::GIB));
-        assert!(validate(Ok(Mode::Block), Ok(None), &disk).is_ok());
-        assert!(matches!(validate(Ok(Mode::Filesystem), Ok(None), &disk), Err(Unconfirmed::Mode { .. })));
+        let none = HashMap::new();
+        assert!(validate(Ok(Mode::Block), Ok(None), &none, &disk).is_ok());
+        assert!(matches!(validate(Ok(Mode::Filesystem), Ok(None), &none, &disk), Err(Unconfirmed::Mode { .. })));
         let thin = parameters("blockAllocation", "thin");
-        assert!(matches!(validate(Ok(Mode::Block), Ok(Some(thin)), &disk), Err(Unconfirmed::Parameters)));
-        assert!(matches!(validate(Err(RequestError::MixedModes), Ok(None), &disk), Err(Unconfirmed::Request(_))));
+        assert!(matches!(validate(Ok(Mode::Block), Ok(Some(thin)), &none, &disk), Err(Unconfirmed::Parameters)));
+        let mixed = validate(Err(RequestError::MixedModes), Ok(None), &none, &disk);
+        assert!(matches!(mixed, Err(Unconfirmed::Request(_))));
+        let slow = HashMap::from([("readIOPS".to_owned(), "100".to_owned())]);
+        assert!(matches!(validate(Ok(Mode::Block), Ok(None), &slow, &disk), Err(Unconfirmed::Parameters)));
+        let io = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
+        assert!(validate(Ok(Mode::Block), Ok(None), &slow, &Record { io, ..disk }).is_ok());
     }
 }

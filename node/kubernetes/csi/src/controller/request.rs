@@ -5,12 +5,13 @@ use std::ops::Bound;
 
 use proto::csi::volume_content_source::Type as Source;
 use proto::csi::{
-    ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, ListVolumesRequest,
-    Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest, VolumeCapability,
+    ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    GetCapacityRequest, ListVolumesRequest, Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest,
+    VolumeCapability,
 };
 use sha2::{Digest as _, Sha256};
 use units::Bytes;
-use volume::{BLOCK, Claim, Parameters, TOPOLOGY_KEY, VolumeId};
+use volume::{BLOCK, Claim, IoLimits, Parameters, TOPOLOGY_KEY, VolumeId, VolumeMode};
 
 use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, range, required, volume_id};
 
@@ -32,6 +33,8 @@ pub(crate) struct Create {
     pub(crate) claim: Claim,
     pub(crate) mode: Mode,
     pub(crate) parameters: Parameters,
+    /// `None` without mutable parameters.
+    pub(crate) io: Option<IoLimits>,
     pub(crate) range: Range,
     pub(crate) source: Option<VolumeId>,
     /// Whether the volume may be on this node.
@@ -61,6 +64,12 @@ pub(crate) struct Grow {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Modify {
+    pub(crate) id: VolumeId,
+    parameters: HashMap<String, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) after: Bound<VolumeId>,
     pub(crate) most: usize,
@@ -80,6 +89,7 @@ pub(crate) struct Validate {
     /// The mode of the capabilities, or the reason why no volume has them.
     pub(crate) mode: Result<Mode, RequestError>,
     pub(crate) parameters: Result<Option<Parameters>, RequestError>,
+    pub(crate) mutable: HashMap<String, String>,
 }
 
 impl Create {
@@ -89,9 +99,8 @@ impl Create {
             return Err(RequestError::Name);
         }
         let mode = modes(&message.volume_capabilities)?;
-        if !message.mutable_parameters.is_empty() {
-            return Err(RequestError::MutableParameters);
-        }
+        let mutable = Some(&message.mutable_parameters).filter(|parameters| !parameters.is_empty());
+        let io = mutable.map(|parameters| limits(parameters, mode.into())).transpose()?;
         let (claim, parameters) = claim(name, &message.parameters);
         let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
         let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
@@ -103,7 +112,7 @@ impl Create {
             },
         };
         let place = Placement::of(message.accessibility_requirements.as_ref(), node);
-        Ok(Self { id: id_of(name), claim, mode, parameters, range, source, place })
+        Ok(Self { id: id_of(name), claim, mode, parameters, io, range, source, place })
     }
 }
 
@@ -122,6 +131,12 @@ fn claim(name: &str, parameters: &HashMap<String, String>) -> (Claim, BTreeMap<S
     let namespace = parameters.remove(CLAIM_NAMESPACE).unwrap_or_default();
     let claim = parameters.remove(CLAIM_NAME).unwrap_or_else(|| name.to_owned());
     (Claim { uid: name.to_owned(), namespace, name: claim }, parameters)
+}
+
+/// The limits of mutable parameters.
+pub(crate) fn limits(parameters: &HashMap<String, String>, mode: VolumeMode) -> Result<IoLimits, RequestError> {
+    let (_, parameters) = claim("", parameters);
+    IoLimits::of_class(&parameters, mode).map_err(RequestError::MutableParameters)
 }
 
 /// The mode that all capabilities have.
@@ -174,6 +189,16 @@ impl Grow {
     }
 }
 
+impl Modify {
+    pub(crate) fn parse(message: &ControllerModifyVolumeRequest) -> Result<Self, RequestError> {
+        Ok(Self { id: volume_id(&message.volume_id)?, parameters: message.mutable_parameters.clone() })
+    }
+
+    pub(crate) fn limits(&self, mode: VolumeMode) -> Result<IoLimits, RequestError> {
+        limits(&self.parameters, mode)
+    }
+}
+
 impl Page {
     pub(crate) fn parse(message: &ListVolumesRequest) -> Result<Self, RequestError> {
         let most = match usize::try_from(message.max_entries) {
@@ -216,7 +241,6 @@ impl Validate {
         let id = Named::parse(&message.volume_id)?;
         let mode = match modes(&message.volume_capabilities) {
             Err(missing @ RequestError::Missing { .. }) => return Err(missing),
-            Ok(_) if !message.mutable_parameters.is_empty() => Err(RequestError::MutableParameters),
             mode => mode,
         };
         let (_, parameters) = claim("", &message.parameters);
@@ -225,7 +249,7 @@ impl Validate {
         } else {
             Parameters::parse(&parameters).map(Some).map_err(RequestError::Parameters)
         };
-        Ok(Self { id, mode, parameters })
+        Ok(Self { id, mode, parameters, mutable: message.mutable_parameters.clone() })
     }
 }
 
@@ -265,6 +289,7 @@ mod tests {
     use proto::csi::volume_capability::access_mode::Mode as Access;
     use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
     use proto::csi::{CapacityRange, VolumeContentSource, volume_content_source};
+    use volume::IoRejection;
 
     use super::*;
 
@@ -331,9 +356,14 @@ mod tests {
         };
         assert!(matches!(reason(unknown), RequestError::Parameters(_)));
         let mutable = |message: &mut CreateVolumeRequest| {
+            message.mutable_parameters.insert("readIOPS".into(), "100".into());
+        };
+        assert!(matches!(reason(mutable), RequestError::MutableParameters(IoRejection::Filesystem)));
+        let slow = |message: &mut CreateVolumeRequest| {
+            message.volume_capabilities = vec![block()];
             message.mutable_parameters.insert("readIOPS".into(), "1".into());
         };
-        assert!(matches!(reason(mutable), RequestError::MutableParameters));
+        assert!(matches!(reason(slow), RequestError::MutableParameters(IoRejection::Operations { .. })));
         let snapshot = |message: &mut CreateVolumeRequest| {
             let snapshot = volume_content_source::SnapshotSource::default();
             message.volume_content_source =
@@ -344,6 +374,25 @@ mod tests {
             message.capacity_range = Some(CapacityRange { required_bytes: -1, limit_bytes: 0 });
         };
         assert!(matches!(reason(negative), RequestError::Range { .. }));
+    }
+
+    #[test]
+    fn mutable_parameters_are_limits() {
+        let mutable = [("readIOPS", "100"), (CLAIM_NAME, "data")];
+        let mutable_parameters = mutable.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let message =
+            CreateVolumeRequest { volume_capabilities: vec![block()], mutable_parameters, ..message("pvc-1") };
+        let limited = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
+        assert_eq!(Create::parse(&message, NODE).unwrap().io, Some(limited));
+        let CreateVolumeRequest { mutable_parameters, .. } = message;
+        let modify = ControllerModifyVolumeRequest {
+            volume_id: "pvc-1".to_owned(),
+            mutable_parameters,
+            ..ControllerModifyVolumeRequest::default()
+        };
+        let modify = Modify::parse(&modify).unwrap();
+        assert_eq!(modify.limits(VolumeMode::Block).unwrap(), limited);
+        assert!(modify.limits(VolumeMode::Filesystem).is_err());
     }
 
     #[test]
