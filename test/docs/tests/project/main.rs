@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use docs::{Alert, Claims, Described, Page};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -216,6 +216,7 @@ fn lost(manifest: &Value) -> Option<String> {
         "Secret" => kept::<Secret>(manifest),
         "ServiceAccount" => kept::<ServiceAccount>(manifest),
         "StorageClass" => kept::<StorageClass>(manifest),
+        "VolumeAttributesClass" => kept::<VolumeAttributesClass>(manifest),
         "ClusterRole" => kept::<ClusterRole>(manifest),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
         // Types of CRDs.
