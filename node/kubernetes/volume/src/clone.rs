@@ -24,9 +24,6 @@ use crate::record::{Cloning, Record, State};
 use crate::store::Store;
 use crate::{Allocation, Request, VolumeGuard, VolumeId, image};
 
-/// How long one pass copies blocks. Other claims get their turn between passes.
-const PASS: Duration = Duration::from_secs(1);
-
 /// Before a busy source is looked at again.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -186,15 +183,15 @@ impl Store {
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
-pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
     let image = dir.open_file(&image::name(), OFlag::O_RDWR, Mode::empty())?;
-    let done = copy(&image, size, allocation);
+    let done = copy(&image, size, allocation, pass);
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     done
 }
 
-fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
+fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
     let (begin, mut at) = (Instant::now(), Bytes::ZERO);
     loop {
         let batch = reflink::extents(image, at).map_err(failed("examine"))?;
@@ -207,7 +204,7 @@ fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActE
                     fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))?;
                 }
             }
-            if begin.elapsed() > PASS {
+            if begin.elapsed() >= pass {
                 let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
                 return Err(ActError::Copying { left: size.saturating_sub(start) });
             }

@@ -98,7 +98,8 @@ impl<'a> Execution<'a> {
             }
             Step::CopyBlocks => {
                 let (size, allocation) = (self.record()?.size, self.allocation()?);
-                clone::end_sharing(self.staged()?, size, allocation)?;
+                let pass = self.store.settings.pass;
+                clone::end_sharing(self.staged()?, size, allocation, pass)?;
             }
             Step::EndSharing => {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;

@@ -1,14 +1,15 @@
 //! [`Settings`].
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use fsquota::ProjectId;
 use units::Bytes;
 
 use crate::Overcommit;
 
-/// How much of the disk volumes may have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// How much of the disk volumes may have, and how long a call may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Kept for what else lives on the data disk.
     pub reserve: Bytes,
@@ -16,6 +17,21 @@ pub struct Settings {
     /// Projects of the same file system other than volumes, which are not [strays](crate::Volumes::strays).
     pub other_projects: BTreeSet<ProjectId>,
     pub neighbours: Neighbours,
+    /// How long one call copies the blocks of a clone or a snapshot, a piece at least. Other volumes get their turn between
+    /// calls.
+    pub pass: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            reserve: Bytes::ZERO,
+            overcommit: Overcommit::default(),
+            other_projects: BTreeSet::new(),
+            neighbours: Neighbours::default(),
+            pass: Duration::from_secs(1),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
