@@ -144,7 +144,9 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         },
         Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
         // The next call continues.
-        Error::Unfinished { .. } | Error::Copying { .. } => Code::Aborted,
+        Error::Unfinished { .. } | Error::Copying { .. } | Error::Act { source: volume::ActError::Busy { .. }, .. } => {
+            Code::Aborted
+        }
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
             SourceError::NotAnnounced { .. } => Code::Unavailable,

@@ -149,7 +149,7 @@ impl Store {
     /// reserved new ones, and XFS has allocated more for the next writes. Without them, the source fits its own limit.
     ///
     /// # Errors
-    /// [`ActError::Copying`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
+    /// [`ActError::Busy`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
     /// source needs no new blocks.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
         let Cloning { source, headroom } = cloning;
@@ -173,7 +173,7 @@ impl Store {
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
         if used > alone && record.mode == (crate::Mode::Block { allocation: Allocation::Thin }) {
             sleep(PAUSE);
-            return Err(ActError::Copying { left: Bytes::ZERO });
+            return Err(ActError::Busy { volume: source.clone() });
         }
         Ok(())
     }

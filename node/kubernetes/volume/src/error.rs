@@ -136,6 +136,11 @@ pub enum ActError {
     /// It becomes [`Error::Copying`].
     #[error("at most {left} are left")]
     Copying { left: Bytes },
+    /// The limit of the source stays raised, so that no write to one of its holes fails.
+    #[error(
+        "volume {volume} is being written, and keeps the blocks that XFS allocated for writes to shared ones; try again"
+    )]
+    Busy { volume: VolumeId },
     #[error("the image has {found} instead of {wanted}")]
     Short { found: Bytes, wanted: Bytes },
     #[error("cannot look for loop devices of the image")]
@@ -295,6 +300,7 @@ impl ActError {
             | Self::Quota(_)
             | Self::Unfinished { .. }
             | Self::Copying { .. }
+            | Self::Busy { .. }
             | Self::Short { .. }
             | Self::Loops(_)
             | Self::Detach(_)

@@ -69,6 +69,7 @@ impl<'a> Execution<'a> {
                 return Err(match source {
                     ActError::Unfinished { freed, left } => Error::Unfinished { id, freed, left },
                     ActError::Copying { left } => Error::Copying { id, left },
+                    ActError::Busy { .. } if step == Step::EndSharing => Error::Copying { id, left: Bytes::ZERO },
                     source => Error::Act { id, step, source },
                 });
             }
@@ -149,12 +150,15 @@ impl<'a> Execution<'a> {
             Step::ClearLimits => self.clear()?,
             Step::RemoveRecord => {
                 if let Some(Known { record, .. }) = &self.known {
+                    // No block is shared: the limits were cleared, which needs a project without blocks.
+                    if let Some(cloning) = &record.cloning {
+                        self.store.release_headroom(cloning)?;
+                    }
                     files.remove(record.state, id)?;
                 }
                 self.store.index().forget(id);
                 let cloning = self.known.take().and_then(|known| known.record.cloning);
                 if let Some(cloning) = cloning {
-                    // No block is shared: the limits were cleared, which needs a project without blocks.
                     self.store.settle_source(&cloning.source);
                 }
             }

@@ -1,20 +1,22 @@
 //! Snapshots of block volumes.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::time::SystemTime;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::time::{Duration, SystemTime};
 
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
+use nix::libc::O_DIRECT;
+use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, Error, Mode, OpenError, Record, Request, SnapshotRequest, SourceError, State, VolumeId,
-    VolumeRefusal, Volumes as _,
+    Access, ActError, Allocation, Claim, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
+    SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
-use crate::node::{Node, SIZE, disk, files, id, sized};
+use crate::node::{Node, SIZE, disk, files, id, settings, sized};
 
 fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
@@ -145,5 +147,49 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         assert!(fs::read(node.image(&id("snapshot-1"))).unwrap().iter().all(|byte| *byte == 1));
         assert_eq!(shared(&node.image(&source)), Bytes::ZERO);
         is_settled(&node, [&from, &record]);
+    }
+}
+
+/// XFS allocates 128 KiB for each write to a shared block. The limit of the source was lowered at once, and writes to its
+/// holes failed with `ENOSPC`. XFS keeps the blocks of a file that was written through the page cache until the next
+/// writeback.
+#[test]
+fn a_thin_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
+    const PIECE: u64 = 128 << 10;
+    const WRITTEN: u64 = 56 << 20;
+    let mut memory = vec![1_u8; (1 << 20) + 4096];
+    let aligned = memory.as_ptr().align_offset(4096);
+    let block = &mut memory[aligned..aligned + (1 << 20)];
+    for (flags, is_busy) in [(O_DIRECT, false), (0, true)] {
+        let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation: Allocation::Thin }, LARGE));
+        let image = OpenOptions::new().write(true).custom_flags(flags).open(node.image(&source)).unwrap();
+        let fill = |part: u64| image.write_all_at(block, part << 20).unwrap();
+        (0..WRITTEN >> 20).for_each(fill);
+        image.sync_all().unwrap();
+        let (alone, snapshot) = (node.limits(from.project), id("snapshot-1"));
+        let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+        assert_eq!(begun.state, State::Staged);
+        (0..WRITTEN / PIECE).for_each(|piece| image.write_all_at(&block[..4096], piece * PIECE).unwrap());
+        image.sync_all().unwrap();
+        let used = node.store.open_volume(&source).unwrap().quota().unwrap().used.bytes;
+        assert!(Some(used) > alone.bytes, "{used}: XFS allocates nothing in advance");
+        if is_busy {
+            let removed = node.store.remove_snapshot(&snapshot);
+            assert!(matches!(removed, Err(Error::Act { source: ActError::Busy { .. }, .. })), "{removed:?}");
+            let raised = alone.bytes.map(|bytes| bytes.saturating_add(LARGE));
+            assert_eq!(node.limits(from.project).bytes, raised);
+            fill(WRITTEN >> 20);
+            syncfs(&image).unwrap();
+        }
+        while let Err(error) = node.store.remove_snapshot(&snapshot) {
+            assert!(matches!(error, Error::Act { source: ActError::Busy { .. }, .. }), "{error:?}");
+            syncfs(&image).unwrap();
+        }
+        assert_eq!(node.traces(&snapshot), [""; 0]);
+        assert_eq!(node.limits(from.project), alone);
+        assert_eq!(node.store.space().unwrap().reserved, from.reserved());
+        (WRITTEN >> 20..LARGE.get() >> 20).for_each(fill);
+        image.sync_all().unwrap();
     }
 }
