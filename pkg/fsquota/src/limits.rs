@@ -49,7 +49,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The larger share of the limits that is used, in percent, rounded down; `None` if there is no limit.
+    /// The larger share of the limits that is used, in percent, rounded down; `None` without limits.
     pub fn percent_of(self, limits: Limits) -> Option<u64> {
         let share = |used: u64, limit: u64| (u128::from(used) * 100).checked_div(u128::from(limit));
         let bytes = limits.bytes.and_then(|limit| share(self.bytes.get(), limit.get()));
@@ -63,19 +63,19 @@ impl Usage {
 pub struct Quota {
     /// Project ID.
     pub id: ProjectId,
-    /// Limits; `None` where there is no limit.
+    /// Limits; `None` for one that is not set.
     pub limits: Limits,
     /// Usage.
     pub used: Usage,
 }
 
 impl Quota {
-    /// The space that is still available: 0 if the usage is at or above the limit, `None` if there is no limit.
+    /// The space that is still available: 0 if the usage is at or above the limit, `None` without a limit.
     pub fn available_bytes(&self) -> Option<Bytes> {
         self.limits.bytes.map(|limit| limit.saturating_sub(self.used.bytes))
     }
 
-    /// The inodes that are still available: 0 if the usage is at or above the limit, `None` if there is no limit.
+    /// The inodes that are still available: 0 if the usage is at or above the limit, `None` without a limit.
     pub fn available_inodes(&self) -> Option<Inodes> {
         self.limits.inodes.map(|limit| limit.saturating_sub(self.used.inodes))
     }

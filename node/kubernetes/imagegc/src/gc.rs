@@ -69,7 +69,7 @@ impl ImageGc {
         }
     }
 
-    /// `None` if there is no limit.
+    /// `None` if the directory has no limits.
     async fn round(&self, runtime: &mut Runtime, progress: Progress) -> Result<Option<Progress>, GcError> {
         let Some(quota) = self.quota().await? else { return Ok(None) };
         self.metrics.set(&quota);

@@ -46,7 +46,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     SnapshotRejected(#[from] SnapshotRejection),
     #[error(
-        "there is no snapshot {id} that is ready on this node; correct spec.source.snapshotHandle in a new content"
+        "snapshot {id} does not exist on this node, or is not ready; correct spec.source.snapshotHandle in a new content"
     )]
     NoSnapshot { id: VolumeId },
     #[error(

@@ -24,7 +24,7 @@ pub enum Error {
     /// The file system cannot hold a volume of that size, however empty it is. Nothing was changed.
     #[error("volume {id} cannot have {wanted}: no file system holds that; ask for less")]
     TooLarge { id: VolumeId, wanted: Bytes },
-    #[error("there is no volume {id} on this node")]
+    #[error("volume {id} does not exist on this node")]
     Unknown { id: VolumeId },
     #[error("volume {id} cannot be touched")]
     Refused { id: VolumeId, source: VolumeRefusal },
@@ -58,7 +58,7 @@ pub enum Error {
 /// Why a volume is not the source of a clone.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    #[error("there is no volume {volume} on this node")]
+    #[error("volume {volume} does not exist on this node")]
     Unknown { volume: VolumeId },
     #[error("volume {volume} is not announced yet; try again")]
     NotAnnounced { volume: VolumeId },
@@ -157,7 +157,7 @@ pub enum ActError {
 /// Why [`Store::open_volume`](crate::Store::open_volume) opens nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("there is no volume {id} on this node")]
+    #[error("volume {id} does not exist on this node")]
     Unknown { id: VolumeId },
     #[error("volume {id} is not announced yet; try again")]
     NotAnnounced { id: VolumeId },

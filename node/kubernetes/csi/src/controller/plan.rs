@@ -223,7 +223,7 @@ mod tests {
         };
         assert_eq!(with(Mode::Block), Ok(Bytes::GIB));
         assert_eq!(with(Mode::Filesystem), Err(SourceRejection::Filesystem(id("source"))));
-        let unknown = create(&clone, &BTreeMap::new()).expect_err("there is no source");
+        let unknown = create(&clone, &BTreeMap::new()).expect_err("the source is unknown");
         assert!(matches!(unknown, ControllerError::Source(SourceRejection::Unknown(_))), "{unknown}");
         // Without a size, the clone has that of its source.
         let source = record(&want(Mode::Block, Bytes::MIB));

@@ -83,7 +83,7 @@ pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<
     node.volumes.lose(&id);
     node.run().await?;
     let note = node.event(&pv.name_any(), "VolumeLost").await?;
-    assert!(note.contains("there is no volume"), "{note}");
+    assert!(note.contains("does not exist on this node"), "{note}");
     // The PV can be deleted nevertheless.
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.gone(&pv).await?;

@@ -97,10 +97,10 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     let files = json!({"sourceVolumeMode": "Filesystem"});
     for (name, source, more, words) in [
         ("files", source, files, "only snapshots of block volumes are supported"),
-        ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "there is no volume pvc-none on this node"),
-        ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "there is no snapshot snapshot-none"),
+        ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "volume pvc-none does not exist on this node"),
+        ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "snapshot snapshot-none does not exist"),
         // A volume is not a snapshot: the deletion of the content must not remove it.
-        ("volume", json!({"snapshotHandle": volume}), json!({}), "there is no snapshot"),
+        ("volume", json!({"snapshotHandle": volume}), json!({}), "does not exist on this node, or is not ready"),
     ] {
         let content = api.create(name, Some(&node.name), source, more).await?;
         let failed = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.contains(words));
