@@ -23,6 +23,12 @@ use tower::{BoxError, ServiceBuilder};
 pub use crate::deadline::DeadlineError;
 use crate::deadline::WithDeadlines;
 
+/// Whether the object, or its kind, does not exist. The answer about an unknown kind has no reason, and `is_not_found` of kube
+/// compares the reason only.
+pub fn is_missing(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
 /// How long the API server may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {

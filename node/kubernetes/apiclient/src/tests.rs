@@ -127,3 +127,10 @@ async fn a_missed_deadline_ends_the_watches_of_the_client() {
     assert!(events.next().await.is_none(), "the watch goes on");
     serving.await.expect("the server");
 }
+
+#[test]
+fn an_object_can_be_missing_without_a_reason() {
+    let answer = |code| kube::Error::Api(Box::new(kube::core::Status { code, ..kube::core::Status::default() }));
+    assert!(is_missing(&answer(404)));
+    assert!(!is_missing(&answer(403)) && !is_missing(&kube::Error::LinesCodecMaxLineLengthExceeded));
+}

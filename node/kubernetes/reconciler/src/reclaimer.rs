@@ -238,8 +238,7 @@ impl Reclaimer {
         let namespace = claim.namespace().unwrap_or_default();
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &kind);
         let found = match snapshots.get_opt(name).await {
-            // Also of an unknown kind, whose answer has no reason.
-            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            Err(error) if apiclient::is_missing(&error) => None,
             found => found.map_err(failed)?,
         };
         let Some(found) = found else { return Ok(None) };

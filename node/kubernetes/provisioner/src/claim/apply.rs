@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use apiclient::is_missing;
 use dir::Ensured;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -25,7 +26,7 @@ use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::resize;
-use crate::snapshot::object::{Snapshot, is_missing};
+use crate::snapshot::object::Snapshot;
 use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.

@@ -11,12 +11,6 @@ use serde::Deserialize;
 use units::Bytes;
 use volume::{DRIVER_NAME, VolumeId};
 
-/// Whether the object or its kind does not exist. The answer about an unknown kind has no reason, and `is_not_found` compares
-/// the reason only.
-pub(crate) fn is_missing(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 404)
-}
-
 /// The VolumeSnapshotContent of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

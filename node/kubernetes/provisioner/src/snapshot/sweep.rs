@@ -8,13 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use apiclient::is_missing;
 use kube::api::ListParams;
 use tracing::{info, warn};
 use volume::{Record, State, VolumeId};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
-use crate::snapshot::object::{Content, is_missing};
+use crate::snapshot::object::Content;
 
 /// Snapshots of which no content exists.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+use apiclient::is_missing;
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
@@ -19,7 +20,7 @@ use crate::backoff::{jittered, random};
 use crate::context::{Provisioner, RunError};
 use crate::controller::{Watched, control};
 use crate::snapshot::apply::{failed, reconcile_content};
-use crate::snapshot::object::{Content, is_missing};
+use crate::snapshot::object::Content;
 
 /// How often the CRDs are looked for.
 const INTERVAL: Duration = Duration::from_mins(1);
