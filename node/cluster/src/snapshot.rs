@@ -4,6 +4,8 @@ pub const GROUP: &str = "snapshot.storage.k8s.io";
 pub const VERSION: &str = "v1";
 pub const SNAPSHOT: &str = "VolumeSnapshot";
 pub const SNAPSHOTS: &str = "volumesnapshots";
+pub const CLASS: &str = "VolumeSnapshotClass";
+pub const CLASSES: &str = "volumesnapshotclasses";
 pub const CONTENT: &str = "VolumeSnapshotContent";
 pub const CONTENTS: &str = "volumesnapshotcontents";
 

@@ -2,7 +2,7 @@
 
 use cluster::DRIVER_NAME;
 use cluster::snapshot::{
-    BEING_DELETED, CONTENT, CONTENTS, GROUP, MANAGED_BY, PROTECTION, SNAPSHOT, SNAPSHOTS, VERSION,
+    BEING_DELETED, CLASS, CLASSES, CONTENT, CONTENTS, GROUP, MANAGED_BY, PROTECTION, SNAPSHOT, SNAPSHOTS, VERSION,
 };
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{Cluster, Failure, PATIENCE, Seen, eventually};
 
-/// Snapshots of a namespace, and all contents.
+/// Snapshots of a namespace, all contents, and all classes.
 pub struct SnapshotApi {
+    pub classes: Api<DynamicObject>,
     pub snapshots: Api<DynamicObject>,
     pub contents: Api<DynamicObject>,
     namespace: String,
@@ -40,6 +41,7 @@ impl SnapshotApi {
     /// As another user.
     pub fn of(client: Client, namespace: &str) -> Self {
         Self {
+            classes: Api::all_with(client.clone(), &resource(CLASS, CLASSES)),
             snapshots: Api::namespaced_with(client.clone(), namespace, &resource(SNAPSHOT, SNAPSHOTS)),
             contents: Api::all_with(client, &resource(CONTENT, CONTENTS)),
             namespace: namespace.to_owned(),
@@ -76,6 +78,13 @@ impl SnapshotApi {
         let status = json!({"status": {"boundVolumeSnapshotContentName": content.name_any(), "readyToUse": false}});
         self.snapshots.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
         Ok(content)
+    }
+
+    pub async fn create_class(&self, name: &str, parameters: Value) -> Result<(), Failure> {
+        let class = DynamicObject::new(name, &resource(CLASS, CLASSES));
+        let fields = json!({"driver": DRIVER_NAME, "deletionPolicy": "Delete", "parameters": parameters});
+        self.classes.create(&PostParams::default(), &class.data(fields)).await?;
+        Ok(())
     }
 
     /// Waits until the content is ready; its status. The snapshot is ready then.

@@ -43,6 +43,10 @@ pub(crate) enum Error {
     Endless(usize),
     #[error("PV {other} is of the same volume {id}; delete one of the two PVs with policy Retain first")]
     Shared { other: String, id: VolumeId },
+    #[error(
+        "the VolumeSnapshotClass {class} does not exist; create it, or create the snapshot again with another class"
+    )]
+    UnknownSnapshotClass { class: String },
     #[error(transparent)]
     SnapshotRejected(#[from] SnapshotRejection),
     #[error(
@@ -80,7 +84,7 @@ impl Error {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::NoClass => "NoClass",
-            Self::UnknownClass { .. } => "UnknownClass",
+            Self::UnknownClass { .. } | Self::UnknownSnapshotClass { .. } => "UnknownClass",
             Self::UnknownAttributesClass { .. } => "UnknownAttributesClass",
             Self::Rejected(rejection) => rejection.kind(),
             Self::Clone(_) => "Clone",

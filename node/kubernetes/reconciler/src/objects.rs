@@ -95,7 +95,7 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-pub(crate) fn rules(nodes: &[&str]) -> [Value; 12] {
+pub(crate) fn rules(nodes: &[&str]) -> [Value; 13] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         may("", "persistentvolumeclaims/status", &["patch"]),
@@ -107,6 +107,7 @@ pub(crate) fn rules(nodes: &[&str]) -> [Value; 12] {
         may("storage.k8s.io", "csistoragecapacities", &["get", "list", "watch", "create", "patch", "delete"]),
         may("events.k8s.io", "events", &["create", "patch"]),
         may(snapshot::GROUP, snapshot::SNAPSHOTS, &["get"]),
+        may(snapshot::GROUP, snapshot::CLASSES, &["get"]),
         may(snapshot::GROUP, snapshot::CONTENTS, &["get", "list", "watch", "patch"]),
         may(snapshot::GROUP, CONTENTS_STATUS, &["patch"]),
     ]

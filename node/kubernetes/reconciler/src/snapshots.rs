@@ -1,6 +1,6 @@
 //! The objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
 
-use cluster::snapshot::GROUP;
+use cluster::snapshot::{CLASS as KIND, CLASSES, GROUP};
 use cluster::{DRIVER_NAME, SNAPSHOT_CONTROLLER_USER};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -63,7 +63,7 @@ fn role() -> Object {
                 // A finalizer of the source.
                 may("", "persistentvolumeclaims", &["get", "list", "watch", "update"]),
                 may("", "events", &["create", "update", "patch"]),
-                may(GROUP, "volumesnapshotclasses", READ),
+                may(GROUP, CLASSES, READ),
                 may(GROUP, "volumesnapshotcontents", &["get", "list", "watch", "create", "update", "patch", "delete"]),
                 may(GROUP, "volumesnapshotcontents/status", &["patch"]),
                 may(GROUP, "volumesnapshots", &["get", "list", "watch", "update", "patch"]),
@@ -82,13 +82,13 @@ fn class() -> Object {
             group: GROUP.to_owned(),
             version: "v1".to_owned(),
             api_version: format!("{GROUP}/v1"),
-            kind: "VolumeSnapshotClass".to_owned(),
-            plural: "volumesnapshotclasses".to_owned(),
+            kind: KIND.to_owned(),
+            plural: CLASSES.to_owned(),
         },
         name: CLASS,
         want: json!({
             "apiVersion": format!("{GROUP}/v1"),
-            "kind": "VolumeSnapshotClass",
+            "kind": KIND,
             "metadata": metadata,
             "driver": DRIVER_NAME,
             "deletionPolicy": "Delete",

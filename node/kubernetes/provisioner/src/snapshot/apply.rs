@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use apiclient::is_missing;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use dir::Ensured;
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotRequest, State, VolumeId};
@@ -18,7 +19,7 @@ use crate::context::{OCCUPIED, Provisioner};
 use crate::error::{Error, api};
 use crate::events::chain;
 use crate::metrics::Object;
-use crate::snapshot::object::Content;
+use crate::snapshot::object::{Content, SnapshotClass};
 use crate::snapshot::plan::{self, SnapshotPlan};
 
 pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Provisioner>) -> Result<Action, Error> {
@@ -86,9 +87,12 @@ impl Provisioner {
 
     /// One pass. The handle and the instant are written after the first one.
     async fn take(&self, content: &Content, id: &VolumeId, want: SnapshotRequest) -> Result<Action, Error> {
+        let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
+        if is_new && !want.class.is_empty() {
+            self.check_class(&want.class).await?;
+        }
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let record = taken.map_err(Error::of_claim)?.into_inner();
-        let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
         self.write_state(content, id, &record).await?;
         if is_new {
             info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot taken");
@@ -100,6 +104,16 @@ impl Provisioner {
         }
         info!(snapshot = %id, size = %record.size, "snapshot ready");
         Ok(Action::await_change())
+    }
+
+    /// A content does not have the parameters of its class.
+    async fn check_class(&self, class: &str) -> Result<(), Error> {
+        let classes = Api::<SnapshotClass>::all(self.client.clone());
+        match classes.get(class).await {
+            Ok(found) => Ok(plan::check_parameters(&found)?),
+            Err(error) if is_missing(&error) => Err(Error::UnknownSnapshotClass { class: class.to_owned() }),
+            Err(error) => Err(api("read the VolumeSnapshotClass")(error).into()),
+        }
     }
 
     async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {

@@ -1,8 +1,11 @@
 //! The objects of snapshots, as far as the provisioner reads them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use cluster::snapshot::{CONTENT, CONTENTS, GROUP, ID_PREFIX, MANAGED_BY, SNAPSHOT, SNAPSHOTS, VERSION};
+use cluster::snapshot::{
+    CLASS, CLASSES, CONTENT, CONTENTS, GROUP, ID_PREFIX, MANAGED_BY, SNAPSHOT, SNAPSHOTS, VERSION,
+};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
@@ -71,6 +74,14 @@ pub(crate) struct SnapshotStatus {
     pub(crate) ready_to_use: Option<bool>,
 }
 
+/// A VolumeSnapshotClass.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SnapshotClass {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) parameters: BTreeMap<String, String>,
+}
+
 macro_rules! resource {
     ($type:ident: $kind:ident, $plural:ident, $scope:ident) => {
         impl Resource for $type {
@@ -104,6 +115,7 @@ macro_rules! resource {
     };
 }
 
+resource!(SnapshotClass: CLASS, CLASSES, ClusterResourceScope);
 resource!(Content: CONTENT, CONTENTS, ClusterResourceScope);
 resource!(Snapshot: SNAPSHOT, SNAPSHOTS, NamespaceResourceScope);
 

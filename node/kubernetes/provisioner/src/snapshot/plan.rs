@@ -3,9 +3,10 @@
 use std::time::UNIX_EPOCH;
 
 use cluster::snapshot::{BEING_DELETED, PROTECTION};
+use kube::ResourceExt as _;
 use volume::{Claim, Mode, Record, SnapshotRequest, State, VolumeId};
 
-use crate::snapshot::object::{Content, ContentStatus};
+use crate::snapshot::object::{Content, ContentStatus, SnapshotClass};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotPlan {
@@ -32,6 +33,11 @@ pub(crate) enum SnapshotRejection {
     Filesystem(String),
     #[error("spec.source.volumeHandle: {0:?} is not the handle of a volume of this driver; create the snapshot again")]
     Volume(String),
+    #[error(
+        "the VolumeSnapshotClass {class} has the parameter {name}, and this driver supports no parameters of snapshots; \
+         create the class again without it"
+    )]
+    Parameter { class: String, name: String },
     #[error(
         "spec.source.snapshotHandle: {0:?} is not the handle of a snapshot of this driver; correct it in a new content"
     )]
@@ -77,6 +83,13 @@ pub(crate) fn plan(
     let [namespace, name] = [&of.namespace, &of.name].map(|part| part.clone().unwrap_or_default());
     let class = content.spec.volume_snapshot_class_name.clone().unwrap_or_default();
     Ok(SnapshotPlan::Take(id, SnapshotRequest { claim: Claim { uid, namespace, name }, class, source }))
+}
+
+pub(crate) fn check_parameters(class: &SnapshotClass) -> Result<(), SnapshotRejection> {
+    match class.parameters.keys().next() {
+        Some(name) => Err(SnapshotRejection::Parameter { class: class.name_any(), name: name.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
@@ -221,6 +234,21 @@ mod tests {
         assert!(text.contains("volumeHandle") && text.contains("../1"), "{text}");
         let text = rejected(|content| content["spec"]["source"] = json!({"snapshotHandle": "A"}));
         assert!(text.contains("snapshotHandle") && text.contains("\"A\""), "{text}");
+    }
+
+    #[test]
+    fn a_parameter_is_rejected_with_its_class() {
+        let class = |parameters: Value| -> SnapshotClass {
+            serde_json::from_value(json!({"metadata": {"name": "paused"}, "parameters": parameters})).expect("a class")
+        };
+        assert_eq!(check_parameters(&class(json!({}))), Ok(()));
+        for name in ["maxPause", "thin", "csi.storage.k8s.io/snapshotter-secret-name"] {
+            let text = check_parameters(&class(json!({name: "2s"}))).unwrap_err().to_string();
+            assert!(text.contains("VolumeSnapshotClass paused") && text.contains(name), "{text}");
+        }
+        // The API server leaves the field out.
+        let bare = serde_json::from_value(json!({"metadata": {"name": "local"}})).expect("a class");
+        assert_eq!(check_parameters(&bare), Ok(()));
     }
 
     #[test]

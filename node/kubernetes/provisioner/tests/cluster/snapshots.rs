@@ -95,8 +95,12 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     let volume = source["volumeHandle"].clone();
     let live = node.volumes.live();
     let files = json!({"sourceVolumeMode": "Filesystem"});
+    api.create_class("paused", json!({"maxPause": "2s"})).await?;
+    let of_class = |class: &str| json!({"volumeSnapshotClassName": class});
     for (name, source, more, words) in [
-        ("files", source, files, "only snapshots of block volumes are supported"),
+        ("files", source.clone(), files, "only snapshots of block volumes are supported"),
+        ("paused", source.clone(), of_class("paused"), "the VolumeSnapshotClass paused has the parameter maxPause"),
+        ("classless", source, of_class("none"), "the VolumeSnapshotClass none does not exist; create it"),
         ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "volume pvc-none does not exist on this node"),
         ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "snapshot snapshot-none does not exist"),
         // A volume is not a snapshot: the deletion of the content must not remove it.
