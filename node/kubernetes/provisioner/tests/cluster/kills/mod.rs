@@ -7,10 +7,11 @@ mod api;
 mod disk;
 mod fuse;
 mod node;
+mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use envtest::{Cluster, Failure, Suite};
+use envtest::{Cluster, Failure, SnapshotApi, Suite};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -60,6 +61,14 @@ pub fn cases(suite: Suite) -> Suite {
         })
         .case("a_full_node_releases_the_claim_wherever_it_is_killed", async |cluster| {
             everywhere(&cluster, "release", SMALL_DISK, &RELEASE, release).await
+        })
+        .case("a_snapshot_is_taken_wherever_the_process_is_killed", async |cluster| {
+            SnapshotApi::install(&cluster, NAMESPACE).await?;
+            everywhere(&cluster, "snapshot", DISK, &snapshots::TAKE, snapshots::take).await
+        })
+        .case("a_snapshot_is_removed_wherever_the_process_is_killed", async |cluster| {
+            SnapshotApi::install(&cluster, NAMESPACE).await?;
+            everywhere(&cluster, "removal", DISK, &snapshots::REMOVE, snapshots::remove).await
         })
 }
 
@@ -151,8 +160,12 @@ async fn is_gone(user: &User) -> Result<Option<String>, kube::Error> {
 }
 
 async fn with_volume(node: &mut Node) -> Result<User, Failure> {
+    with_volume_of(node, "Filesystem").await
+}
+
+async fn with_volume_of(node: &mut Node, volume_mode: &str) -> Result<User, Failure> {
     let user = node.user.clone();
-    user.claim().await?;
+    user.claim_of(volume_mode).await?;
     node.start(Kill::Never).await?;
     user.sees("the bound claim", is_bound).await?;
     Ok(user)

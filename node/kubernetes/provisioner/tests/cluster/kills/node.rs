@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, FakeVolumes, PATIENCE};
+use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, SnapshotApi};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -51,7 +51,7 @@ struct Process {
 pub struct User {
     admin: Client,
     node: String,
-    claim: String,
+    pub claim: String,
     pub volumes: Arc<FakeVolumes>,
 }
 
@@ -151,6 +151,10 @@ pub fn at(boundary: &str, error: Failure) -> Failure {
 
 impl User {
     pub async fn claim(&self) -> Result<(), Failure> {
+        self.claim_of("Filesystem").await
+    }
+
+    pub async fn claim_of(&self, volume_mode: &str) -> Result<(), Failure> {
         let claim = json!({
             "metadata": {
                 "name": self.claim,
@@ -158,7 +162,7 @@ impl User {
             },
             "spec": {
                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-                "storageClassName": CLASS,
+                "storageClassName": CLASS, "volumeMode": volume_mode,
             },
         });
         self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
@@ -248,6 +252,10 @@ impl User {
         };
         let count = |event: Event| (event.reason.unwrap_or_default(), event.series.map_or(1, |series| series.count));
         Ok(all.into_iter().filter(about).map(count).collect())
+    }
+
+    pub fn snapshots(&self) -> SnapshotApi {
+        SnapshotApi::of(self.admin.clone(), NAMESPACE)
     }
 
     pub fn claims(&self) -> Api<PersistentVolumeClaim> {

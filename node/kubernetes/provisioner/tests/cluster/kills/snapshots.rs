@@ -1,0 +1,67 @@
+//! Kills within the passes over a VolumeSnapshotContent. The story plays the snapshot controller.
+
+use envtest::Failure;
+use kube::ResourceExt as _;
+use serde_json::json;
+use units::Bytes;
+use volume::State;
+
+use super::fuse::Kill;
+use super::node::{Node, Place, User};
+use super::{ended, with_volume_of};
+
+pub const TAKE: [&str; 4] = [
+    "PATCH volumesnapshotcontents",
+    "take a snapshot on the disk",
+    "PATCH volumesnapshotcontents/status",
+    "POST events",
+];
+pub const REMOVE: [&str; 2] = ["remove a snapshot on the disk", "PATCH volumesnapshotcontents"];
+
+const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
+
+/// Creates a content without a node, which adopts it. Returns the name.
+async fn content_of(user: &User) -> Result<String, Failure> {
+    let pv = user.pv().await?.ok_or("the claim has no PV")?;
+    let source = json!({"volumeHandle": pv.name_any()});
+    Ok(user.snapshots().create(&user.claim, None, source, json!({})).await?.name_any())
+}
+
+/// `None` if the content shows a snapshot that is ready, and the disk has it and its source.
+async fn is_not_ready(user: &User, content: &str) -> Result<Option<String>, kube::Error> {
+    let status = user.snapshots().contents.get(content).await?.data["status"].clone();
+    let volumes = user.on_disk();
+    let is_ready = status["readyToUse"] == true && status["snapshotHandle"].is_string() && volumes == [ONE, ONE];
+    Ok((!is_ready).then(|| format!("{status}, {volumes:?}")))
+}
+
+async fn has_left(user: &User, content: &str) -> Result<Option<String>, kube::Error> {
+    let (found, volumes) = (user.snapshots().contents.get_opt(content).await?, user.on_disk());
+    let is_left = found.is_some() || volumes != [ONE];
+    Ok(is_left.then(|| format!("{:?}, {volumes:?}", found.map(|found| found.metadata))))
+}
+
+/// Two passes copy the blocks.
+pub async fn take(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
+    let user = with_volume_of(node, "Block").await?;
+    user.volumes.set_passes(1);
+    node.arm(kill);
+    let content = content_of(&user).await?;
+    let wrong = async |user: &User| is_not_ready(user, &content).await;
+    let killed = node.through(user.sees("the snapshot", &wrong)).await?;
+    ended(node, killed, wrong).await
+}
+
+pub async fn remove(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
+    let user = with_volume_of(node, "Block").await?;
+    let content = content_of(&user).await?;
+    user.sees("the snapshot", async |user: &User| is_not_ready(user, &content).await).await?;
+    node.arm(kill);
+    let wrong = async |user: &User| has_left(user, &content).await;
+    let story = async {
+        user.snapshots().delete(&user.claim, &content).await?;
+        user.sees("the end of the snapshot", &wrong).await
+    };
+    let killed = node.through(story).await?;
+    ended(node, killed, wrong).await
+}
