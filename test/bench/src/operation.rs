@@ -87,6 +87,16 @@ operations! {
         /// `Store::discard` of an empty volume.
         Discard "discard" "discard",
     }
+    Snapshot {
+        /// `Store::take_snapshot`, to the end of the first piece of the copy.
+        TakeSnapshot "take-snapshot" "take_snapshot, first piece",
+        /// `Store::provision` with a source, to the end of the first piece of the copy.
+        CloneVolume "clone-volume" "clone, first piece",
+        /// All other passes of `Store::take_snapshot`, in the background.
+        FinishSnapshot "finish-snapshot" "take_snapshot, the rest",
+        /// The baseline: the data of each extent is read and written.
+        CopyImage "copy-image" "(baseline: copy of the file)",
+    }
     Csi {
         /// `NodePublishVolume` of a filesystem volume.
         Publish "publish" "publish, filesystem",
@@ -122,6 +132,7 @@ pub enum Subject {
     Fsquota,
     Dir,
     Volume,
+    Snapshot,
     Csi,
     Loopdev,
 }
@@ -157,6 +168,7 @@ impl Operation {
             Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
             // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
             Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
+            Self::FinishSnapshot | Self::CopyImage => Expected { slope: None, at_most: None, flushes: None },
             _ => Expected { slope: Some(0), at_most: None, flushes: None },
         }
     }
@@ -164,7 +176,7 @@ impl Operation {
 
 impl Subject {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 5] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Csi, Self::Loopdev];
+    pub const ALL: [Self; 6] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Snapshot, Self::Csi, Self::Loopdev];
 
     pub fn operations(self) -> impl Iterator<Item = Operation> {
         Operation::ALL.iter().copied().filter(move |operation| operation.subject() == self)
@@ -174,6 +186,7 @@ impl Subject {
     pub const fn populations(self) -> [u32; 2] {
         match self {
             Self::Fsquota | Self::Dir | Self::Volume => [0, 1000],
+            Self::Snapshot => [1, 1000],
             Self::Csi => [0, 500],
             Self::Loopdev => [0, 100],
         }
@@ -183,6 +196,7 @@ impl Subject {
         match self {
             Self::Fsquota | Self::Dir => "projects",
             Self::Volume => "volumes",
+            Self::Snapshot => "extents",
             Self::Csi => "mounts",
             Self::Loopdev => "devices",
         }
@@ -195,6 +209,7 @@ impl fmt::Display for Subject {
             Self::Fsquota => "fsquota",
             Self::Dir => "dir",
             Self::Volume => "volume",
+            Self::Snapshot => "snapshot",
             Self::Csi => "csi",
             Self::Loopdev => "loopdev",
         })

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bench::Operation;
 
-use crate::{files, loops, publishes, quota, volumes};
+use crate::{files, loops, publishes, quota, snapshots, volumes};
 
 /// For people only.
 pub(crate) type CallError = Box<dyn Error + Send + Sync>;
@@ -20,7 +20,8 @@ pub(crate) fn wrong(what: &str, found: u32, expected: u32) -> CallError {
     format!("the {what} is {found}, it must be {expected}").into()
 }
 
-/// Makes one operation on the file system at `mount`, where `present` projects or devices exist.
+/// Makes one operation on the file system at `mount`, where `present` projects or devices exist, or with an image of `present`
+/// extents.
 pub(crate) fn make(operation: Operation, mount: &Path, present: u32) -> Result<(), CallError> {
     match operation {
         Operation::Next => quota::next(mount),
@@ -43,6 +44,10 @@ pub(crate) fn make(operation: Operation, mount: &Path, present: u32) -> Result<(
         Operation::ExpandBlock => volumes::expand_block(mount),
         Operation::Retire => volumes::retire(mount),
         Operation::Discard => volumes::discard(mount),
+        Operation::TakeSnapshot => snapshots::take(mount, present),
+        Operation::CloneVolume => snapshots::clone(mount, present),
+        Operation::FinishSnapshot => snapshots::finish(mount, present),
+        Operation::CopyImage => snapshots::copy(mount, present),
         Operation::Publish => publishes::publish(mount),
         Operation::PublishSingle => publishes::publish_single(mount),
         Operation::PublishBlock => publishes::publish_block(mount),

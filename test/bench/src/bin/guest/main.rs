@@ -12,6 +12,7 @@ mod names;
 mod publishes;
 mod quota;
 mod region;
+mod snapshots;
 mod tracer;
 mod volumes;
 
@@ -65,7 +66,7 @@ enum Command {
         /// Where the file system is mounted.
         #[arg(long)]
         directory: PathBuf,
-        /// How many projects or devices exist.
+        /// How many projects or devices exist, or how many extents the image has.
         #[arg(long)]
         present: u32,
     },

@@ -54,6 +54,9 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
                 one(operation, *present, run, disk)?;
             }
         }
+        for present in Subject::Snapshot.populations() {
+            Subject::Snapshot.operations().try_for_each(|operation| one(operation, present, run, &stores[0].0))?;
+        }
         // Mounts and devices are the machine's: few and many cannot be there at the same time.
         let disk = &disks[0].0;
         for present in Subject::Csi.populations() {

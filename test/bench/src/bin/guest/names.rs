@@ -7,7 +7,7 @@ macro_rules! names {
 }
 
 const NAMES: &[(libc::c_long, &str)] = names! {
-    SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_faccessat SYS_faccessat2 SYS_fallocate
+    SYS_brk SYS_clock_gettime SYS_clone SYS_clone3 SYS_close SYS_dup SYS_faccessat SYS_faccessat2 SYS_fadvise64 SYS_fallocate
     SYS_fchmod SYS_fchmodat SYS_fchownat SYS_fcntl SYS_fdatasync SYS_flock SYS_fork SYS_fstat SYS_fstatfs SYS_fsync
     SYS_ftruncate SYS_futex SYS_getdents64 SYS_getpgid SYS_getpid SYS_getppid SYS_getrandom SYS_gettid SYS_ioctl SYS_linkat SYS_lseek
     SYS_lstat SYS_madvise SYS_mkdirat SYS_mknodat SYS_mmap SYS_mount SYS_mount_setattr SYS_move_mount SYS_mprotect SYS_mremap

@@ -105,13 +105,14 @@ fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
 
 /// All that the provisioner asks of the disk for a claim.
 fn claim(store: &Store, id: &VolumeId, mode: Mode) -> Result<(), CallError> {
-    let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "data".to_owned() };
-    store.provision(
-        id,
-        &Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size: SIZE, source: None },
-    )?;
+    store.provision(id, &request(id, mode, SIZE))?;
     store.announce(id)?;
     Ok(())
+}
+
+pub(crate) fn request(id: &VolumeId, mode: Mode, size: Bytes) -> Request {
+    let claim = Claim { uid: id.to_string(), namespace: "default".to_owned(), name: "data".to_owned() };
+    Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size, source: None }
 }
 
 /// The allocator has a batch of IDs in memory, as in all claims but one of 32.
@@ -138,22 +139,26 @@ pub(crate) fn remove(mount: &Path, id: &VolumeId) -> Result<(), CallError> {
     end(&open(mount)?, id)
 }
 
-fn end(store: &Store, id: &VolumeId) -> Result<(), CallError> {
+pub(crate) fn end(store: &Store, id: &VolumeId) -> Result<(), CallError> {
     store.retire(id)?;
     store.discard(id)?;
     Ok(())
 }
 
 fn open(mount: &Path) -> Result<Store, CallError> {
+    open_with(mount, Settings::default())
+}
+
+pub(crate) fn open_with(mount: &Path, settings: Settings) -> Result<Store, CallError> {
     let volumes = Dir::open(mount)?.ensure_dir(&Name::try_from(DIRECTORY)?, FileMode::S_IRWXU)?.into_inner();
-    Ok(Store::open(&volumes, Settings::default())?)
+    Ok(Store::open(&volumes, settings)?)
 }
 
 pub(crate) fn filesystem() -> Mode {
     Mode::Filesystem { inodes: Inodes::new(64) }
 }
 
-fn id(kind: &str, number: u32) -> Result<VolumeId, CallError> {
+pub(crate) fn id(kind: &str, number: u32) -> Result<VolumeId, CallError> {
     Ok(format!("pvc-{kind}-{number}").parse()?)
 }
 
