@@ -7,12 +7,15 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use fsquota::{Limits, ProjectId};
-use volume::Mode;
+use units::Bytes;
+use volume::{Mode, Store, Volumes as _};
 
 use crate::facts::{Directory, Facts, Found, IMAGE, Image, look};
-use crate::history::{Body, IMAGE_INODES, Number, SLOT, Shape, Size};
+use crate::life::{Body, IMAGE_INODES, Origin, SLOT, Size};
 use crate::marker;
 use crate::model::{Expected, Place};
+use crate::node::called;
+use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
 /// Everything that must hold at each moment.
@@ -43,13 +46,34 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     if let Some((project, limits)) = facts.limits.iter().find(|(project, _)| !projects.contains_key(*project)) {
         return Err(Violation::Stray { project: *project, limits: *limits });
     }
+    let is_sharing = expected.values().any(|(_, expected)| expected.sharing.is_some());
+    let shared = |found: &Found| found.directories.iter().any(|(_, directory)| directory.is_shared());
+    if let Some((name, _)) = facts.volumes.iter().find(|(_, found)| !is_sharing && shared(found)) {
+        return Err(Violation::Shared { name: name.clone() });
+    }
     let nothing = Found::default();
-    expected.iter().try_for_each(|(name, (number, expected))| {
-        one(*number, expected, facts.volumes.get(name).unwrap_or(&nothing), facts, name)
+    expected.iter().try_for_each(|(name, (number, of_volume))| {
+        let copies = expected.iter().filter_map(|(copy, (_, expected))| Some((copy, expected.sharing?)));
+        let copies = copies.filter(|(_, origin)| origin.source == *number);
+        // The limit is raised before blocks are shared, and lowered when none is.
+        let headrooms = copies.fold(vec![Bytes::ZERO], |sums, (copy, Origin { headroom, .. })| {
+            let raised = sums.iter().map(|sum| sum.saturating_add(headroom));
+            let lowered: &[Bytes] = if facts.volumes.get(copy).is_some_and(shared) { &[] } else { &sums };
+            raised.chain(lowered.iter().copied()).collect()
+        });
+        one(*number, of_volume, facts.volumes.get(name).unwrap_or(&nothing), facts, name, &headrooms)
     })
 }
 
-fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: &str) -> Result<(), Violation> {
+/// By one of `headrooms`, the limit of the volume is higher than that of its size.
+fn one(
+    volume: Number,
+    expected: &Expected,
+    found: &Found,
+    facts: &Facts,
+    name: &str,
+    headrooms: &[Bytes],
+) -> Result<(), Violation> {
     let record = found.record(name)?;
     let directory = found.directories.first();
     let spot = found.records.first().map(|(register, _)| (*register, directory.map(|(place, _)| *place)));
@@ -77,31 +101,52 @@ fn one(volume: Number, expected: &Expected, found: &Found, facts: &Facts, name: 
         needed = image.as_ref().map_or(needed, |image| needed.max(image.length));
     }
     // They are raised before the image and the record, and the log has them in this order.
-    let allowed = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| size.limits(body.shape));
-    let allowed: Vec<Limits> = allowed.collect();
+    let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| size.limits(body.shape));
+    let raised = |limits: Limits| {
+        headrooms
+            .iter()
+            .map(move |headroom| Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(*headroom)), ..limits })
+    };
+    let allowed: Vec<Limits> = sizes.flat_map(raised).collect();
     let found = facts.limits.get(&record.project).copied().unwrap_or_default();
     if !allowed.contains(&found) {
         return Err(Violation::Limits { volume, found, allowed });
     }
     match image {
-        Some(Image { allocated, .. }) if body.shape == Shape::Thick && *allocated < record.size => {
+        Some(Image { allocated, .. }) if is_thick(body) && *allocated < record.size => {
             Err(Violation::NotThick { volume, allocated: *allocated, size: record.size })
         }
         Some(_) | None => Ok(()),
     }
 }
 
-/// The data: synced data is there, and no data of another volume.
+/// A snapshot has the holes of its source.
+fn is_thick(body: &Body) -> bool {
+    body.shape == Shape::Thick && !body.is_snapshot
+}
+
+/// The ledger reserves what the volumes have, and no more.
+pub(crate) fn ledger(store: &Store, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
+    let found = store.space().map_err(called("ask for the space of", "the disk"))?.reserved;
+    let wanted = expected.values().map(Expected::reserved).sum();
+    if found == wanted { Ok(()) } else { Err(Violation::Ledger { found, wanted }) }
+}
+
+/// The data: synced data is there, that of a copy as it was at its instant, and no data of another volume.
 pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     for (volume, Expected { body, fading, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());
         let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
             continue;
         };
-        if *place == Place::Live {
+        // XFS sets the size of a clone last.
+        let is_cloned =
+            body.origin.is_some() && directory.image.as_ref().is_some_and(|image| image.length > Bytes::ZERO);
+        let is_filled = *place != Place::Staging || is_cloned;
+        if *place == Place::Live || *place == Place::Staging && is_filled {
             only_own(*volume, body, &directory.path)?;
         }
-        if *place != Place::Staging && !fading {
+        if is_filled && !fading {
             all_synced(*volume, body, &directory.path)?;
         }
     }
@@ -109,8 +154,8 @@ pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Resu
 }
 
 fn all_synced(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
-    for &slot in &body.written {
-        let wanted = marker::content(volume, slot);
+    for (&slot, &mark) in &body.written {
+        let wanted = marker::content(mark, slot);
         let (path, offset) = match body.shape {
             Shape::Filesystem => (directory.join(file(slot)), 0),
             Shape::Thick | Shape::Thin => (directory.join(IMAGE), u64::from(slot) * SLOT.get()),
@@ -139,7 +184,8 @@ fn only_own(volume: Number, body: &Body, directory: &Path) -> Result<(), Violati
     };
     for path in paths {
         let content = fs::read(&path).map_err(look(&path))?;
-        if let Some((at, line)) = marker::foreign(&content, volume) {
+        let owner = |slot| if body.shape == Shape::Filesystem { volume } else { body.mark(volume, slot) };
+        if let Some((at, line)) = marker::foreign(&content, owner) {
             return Err(Violation::Foreign { volume, path, at: at as u64, line });
         }
     }
@@ -153,9 +199,7 @@ pub(crate) fn file(slot: u16) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use units::{Bytes, Inodes};
+    use units::Inodes;
     use volume::{Record, State};
 
     use super::*;
@@ -181,7 +225,7 @@ mod tests {
             io: volume::IoLimits::NONE,
             state: State::Announced,
         };
-        let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
+        let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE, is_shared: false });
         let directory = Directory { path: "live".into(), project: Some(project), image };
         let records = vec![(Register::Records, record.to_bytes())];
         (Number(number).to_string(), Found { records, directories: vec![(Place::Live, directory)] })
@@ -200,10 +244,13 @@ mod tests {
         };
         let expected = shapes.map(|(number, shape)| {
             let size = Size::new(shape, SIZE);
-            let body = Body { shape, asked: SIZE, size, grown: None, written: BTreeSet::new(), opened: true };
+            let body = Body { opened: true, ..Body::new(shape, SIZE) };
             let spots = [Some((Register::Records, Some(Place::Live)))].into();
             let wants = Wants::Bound(size);
-            (Number(number), Expected { body: Some(body), spots, sizes: [size].into(), fading: false, wants })
+            (
+                Number(number),
+                Expected { body: Some(body), spots, sizes: [size].into(), sharing: None, fading: false, wants },
+            )
         });
         (facts, expected.into())
     }
@@ -289,6 +336,46 @@ mod tests {
         assert!(matches!(violation, Violation::Limits { .. }), "{violation}");
     }
 
+    #[test]
+    fn the_limit_of_a_source_is_raised_while_a_copy_shares_blocks() {
+        let (mut left, mut expected) = well();
+        let origin = Origin { source: Number(2), headroom: SIZE };
+        let size = Size::new(Shape::Thick, SIZE);
+        let clone = Expected {
+            body: Some(Body { origin: Some(origin), ..Body::new(Shape::Thick, SIZE) }),
+            spots: [Some((Register::Pending, Some(Place::Staging)))].into(),
+            sizes: [size].into(),
+            sharing: Some(origin),
+            fading: false,
+            wants: Wants::Claimed,
+        };
+        let sharing = |is_shared| {
+            let (_, Found { records, mut directories }) = found(3, Shape::Thick, project(3));
+            directories[0].0 = Place::Staging;
+            directories[0].1.image = Some(Image { length: SIZE, allocated: SIZE, is_shared });
+            Found { records: records.into_iter().map(|(_, record)| (Register::Pending, record)).collect(), directories }
+        };
+        expected.insert(Number(3), clone);
+        left.volumes.insert("pvc-3".into(), sharing(true));
+        left.limits.insert(project(3), size.limits(Shape::Thick));
+        let violation = facts(&left, &expected).unwrap_err();
+        assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+        left.volumes.insert("pvc-3".into(), sharing(false));
+        facts(&left, &expected).unwrap();
+        let limits = size.limits(Shape::Thick);
+        let raised = Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(SIZE)), ..limits };
+        left.limits.insert(project(2), raised);
+        facts(&left, &expected).unwrap();
+        left.volumes.insert("pvc-3".into(), sharing(true));
+        facts(&left, &expected).unwrap();
+        expected.get_mut(&Number(3)).expect("it is there").sharing = None;
+        let violation = facts(&left, &expected).unwrap_err();
+        assert!(matches!(violation, Violation::Shared { .. }), "{violation}");
+        left.volumes.insert("pvc-3".into(), sharing(false));
+        let violation = facts(&left, &expected).unwrap_err();
+        assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+    }
+
     /// An expansion raises the limits first: what is on the disk of the larger volume has them.
     #[test]
     fn a_grown_volume_with_its_former_limits_is_noticed() {
@@ -302,7 +389,7 @@ mod tests {
             facts(&grown, &expected).unwrap();
             grown.limits.insert(project(number.into()), raised);
         }
-        let image = Image { length: larger, allocated: larger };
+        let image = Image { length: larger, allocated: larger, is_shared: false };
         of(&mut grown, "pvc-2").directories[0].1.image = Some(image);
         let violation = facts(&grown, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
@@ -321,7 +408,9 @@ mod tests {
     #[test]
     fn a_short_image_and_missing_blocks_are_noticed() {
         let image = |length, allocated| {
-            broken(move |facts| of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated }))
+            broken(move |facts| {
+                of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated, is_shared: false })
+            })
         };
         let violation = image(Bytes::KIB, SIZE);
         assert!(matches!(violation, Violation::Size { what: "image", .. }), "{violation}");

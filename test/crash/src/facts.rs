@@ -48,6 +48,14 @@ pub(crate) struct Directory {
 pub(crate) struct Image {
     pub(crate) length: Bytes,
     pub(crate) allocated: Bytes,
+    /// Whether another image has some of its blocks.
+    pub(crate) is_shared: bool,
+}
+
+impl Directory {
+    pub(crate) fn is_shared(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.is_shared)
+    }
 }
 
 impl Facts {
@@ -140,9 +148,22 @@ fn image(path: &Path) -> Result<Option<Image>, Violation> {
         Ok(found) => Ok(Some(Image {
             length: Bytes::new(found.len()),
             allocated: Bytes::new(found.blocks().saturating_mul(512)),
+            is_shared: is_shared(path).map_err(look(path))?,
         })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(look(path)(error)),
+    }
+}
+
+fn is_shared(path: &Path) -> io::Result<bool> {
+    let (image, mut at) = (File::open(path)?, Bytes::ZERO);
+    loop {
+        let batch = reflink::extents(&image, at)?;
+        if batch.iter().any(|extent| extent.shared) {
+            return Ok(true);
+        }
+        let Some(last) = batch.last() else { return Ok(false) };
+        at = last.end();
     }
 }
 

@@ -1,7 +1,7 @@
 //! Power cuts at any moment of the volumes' life, and what the node makes of the disk that they leave.
 //!
-//! A [`history`] is drawn from a seed: claims become volumes, pods write into them, they grow, are retired, restored,
-//! removed, several at once. It runs on a real store, on a disk whose writes are logged. Then the log is cut, and for
+//! A [`history`] is drawn from a seed: claims become volumes, pods write into them, they grow, are cloned, retired,
+//! restored, removed, several at once. It runs on a real store, on a disk whose writes are logged. Then the log is cut, and for
 //! each cut the [`model`] says what may be on the disk: the state before the operations that were under way, the one
 //! after them, or one of their steps. The state is read without the store's help. A node starts on that disk,
 //! compares it once with the cluster, and must leave exactly what the cluster wants; a second comparison changes
@@ -16,12 +16,15 @@ mod choice;
 mod experiment;
 mod facts;
 pub mod history;
+pub mod life;
 mod marker;
 pub mod model;
 mod node;
 pub mod omission;
+pub mod operation;
 pub mod random;
 mod reconcile;
+mod sequences;
 pub mod violation;
 
 pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, Plan, SEEDS};

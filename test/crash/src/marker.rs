@@ -1,6 +1,7 @@
 //! Data of pods: each line names its volume.
 
-use crate::history::{Number, SLOT};
+use crate::life::SLOT;
+use crate::operation::Number;
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
@@ -14,16 +15,17 @@ pub fn content(volume: Number, slot: u16) -> Vec<u8> {
     line.repeat((SLOT.get() / LINE as u64) as usize)
 }
 
-/// The first line that is neither empty nor this volume's own, and where it is.
-pub fn foreign(content: &[u8], volume: Number) -> Option<(usize, String)> {
-    let own = prefix(volume).into_bytes();
-    let pages = content.chunks(PAGE).enumerate().filter(|(_, page)| *page != &ZEROS[..page.len()]);
-    pages
-        .flat_map(|(number, page)| {
-            page.chunks(LINE).enumerate().map(move |(line, text)| (number * PAGE + line * LINE, text))
-        })
-        .find(|(_, line)| *line != &ZEROS[..line.len()] && !line.starts_with(&own))
-        .map(|(at, line)| (at, String::from_utf8_lossy(line).trim_end().to_owned()))
+/// The first line that is neither empty nor of the volume whose marks a slot may have, and where it is.
+pub fn foreign(content: &[u8], owner: impl Fn(u16) -> Number) -> Option<(usize, String)> {
+    let mut pages = content.chunks(PAGE).enumerate().filter(|(_, page)| *page != &ZEROS[..page.len()]);
+    let (at, line) = pages.find_map(|(number, page)| {
+        let begin = number * PAGE;
+        let slot = u16::try_from(begin as u64 / SLOT.get()).unwrap_or(u16::MAX);
+        let own = prefix(owner(slot)).into_bytes();
+        let mut lines = page.chunks(LINE).enumerate().map(|(line, text)| (begin + line * LINE, text));
+        lines.find(|(_, line)| *line != &ZEROS[..line.len()] && !line.starts_with(&own))
+    })?;
+    Some((at, String::from_utf8_lossy(line).trim_end().to_owned()))
 }
 
 fn prefix(volume: Number) -> String {
@@ -43,18 +45,26 @@ mod tests {
         ) {
             let mut image = vec![0; 8 * PAGE];
             image[..SLOT.get() as usize].copy_from_slice(&content(Number(volume), slot));
-            prop_assert_eq!(foreign(&image, Number(volume)), None);
+            prop_assert_eq!(foreign(&image, |_| Number(volume)), None);
             let at = page * PAGE + line * LINE;
             image[at..at + LINE].copy_from_slice(&content(Number(other), slot)[..LINE]);
-            let found = foreign(&image, Number(volume)).map(|(at, _)| at);
+            let found = foreign(&image, |_| Number(volume)).map(|(at, _)| at);
             prop_assert_eq!(found, (other != volume).then_some(at));
         }
     }
 
     #[test]
+    fn each_slot_has_an_owner() {
+        let image = [content(Number(1), 0), content(Number(2), 1)].concat();
+        assert_eq!(foreign(&image, |slot| Number(slot + 1)), None);
+        let found = foreign(&image, |_| Number(1)).map(|(at, _)| at as u64);
+        assert_eq!(found, Some(SLOT.get()));
+    }
+
+    #[test]
     fn a_number_does_not_match_a_part_of_another() {
-        assert!(foreign(&content(Number(12), 0), Number(1)).is_some());
-        assert!(foreign(&content(Number(1), 0), Number(12)).is_some());
-        assert!(foreign(b"anything else", Number(1)).is_some());
+        assert!(foreign(&content(Number(12), 0), |_| Number(1)).is_some());
+        assert!(foreign(&content(Number(1), 0), |_| Number(12)).is_some());
+        assert!(foreign(b"anything else", |_| Number(1)).is_some());
     }
 }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use fsquota::Limits;
 use units::Bytes;
 
-use crate::history::{Action, Body, Case, History, Life, Number, Operation, Shape, Size};
+use crate::history::History;
+use crate::life::{Body, Life, Lives, Origin, Size};
+use crate::operation::{Action, Case, Number, Operation, Shape};
 
 /// How far a history had come when the power failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +25,9 @@ pub fn begin(operation: usize) -> String {
 pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
+
+/// Operations that may flush nothing.
+const QUIET: [&str; 7] = ["announce", "open", "retain", "adopt", "clone", "snapshot", "restore snapshot"];
 
 impl Progress {
     /// From the marks before a cut.
@@ -43,8 +48,9 @@ impl Progress {
         &self.begun
     }
 
-    /// The operations that were under way at a cut. Announcing, opening, retaining and adopting may write
-    /// nothing themselves, so that these are shown by any cut before the next operation on their volume, too.
+    /// The operations that were under way at a cut. Announcing, opening, retaining and adopting may write nothing themselves, and
+    /// the first call of a copy flushes nothing: the log has its writes after the next flush. These are shown by any cut before
+    /// the next operation on their volume, too.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
         for (number, Operation { volume, .. }) in history.rounds().flatten() {
@@ -53,9 +59,7 @@ impl Progress {
             }
         }
         let cases = history.cases();
-        let is_shown = |number: &usize| {
-            !self.ended.contains(number) || matches!(cases[*number].0, "announce" | "open" | "retain" | "adopt")
-        };
+        let is_shown = |number: &usize| !self.ended.contains(number) || QUIET.contains(&cases[*number].0);
         last.into_values().filter(is_shown).map(|number| cases[number]).collect()
     }
 }
@@ -96,6 +100,8 @@ pub struct Expected {
     pub body: Option<Body>,
     pub spots: BTreeSet<Spot>,
     pub sizes: BTreeSet<Size>,
+    /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised.
+    pub sharing: Option<Origin>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
     pub wants: Wants,
@@ -111,27 +117,33 @@ pub enum Wants {
     Released,
     /// There is neither a PV nor a claim, and the volume stays.
     Kept,
+    /// There is the content of a snapshot.
+    Taken,
     Nothing,
 }
 
 pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expected> {
-    let mut lives: BTreeMap<Number, (Life, Option<Action>)> = BTreeMap::new();
-    for (number, Operation { volume, action }) in history.rounds().flatten() {
-        let (life, under_way) = lives.entry(volume).or_default();
-        if progress.ended.contains(&number) {
-            *life = std::mem::take(life).after(action).unwrap_or_default();
-        } else if progress.begun.contains(&number) {
-            *under_way = Some(action);
+    let (mut lives, mut under_way) = (Lives::new(), BTreeMap::new());
+    for round in history.rounds() {
+        let before = lives.clone();
+        for (number, Operation { volume, action }) in round {
+            let life = before.get(&volume).cloned().unwrap_or_default();
+            if progress.ended.contains(&number) {
+                lives.insert(volume, life.after(volume, action, &before).unwrap_or_default());
+            } else if progress.begun.contains(&number) {
+                under_way.insert(volume, action);
+                lives.insert(volume, life);
+            }
         }
     }
-    let one = |(number, (life, under_way)): (Number, (Life, Option<Action>))| {
-        let expected = match under_way {
-            None => settled(&life)?,
-            Some(action) => during(&life, action)?,
+    let one = |(&volume, life): (&Number, &Life)| {
+        let expected = match under_way.get(&volume) {
+            None => settled(life)?,
+            Some(&action) => during(volume, life, action, &lives)?,
         };
-        Some((number, expected))
+        Some((volume, expected))
     };
-    lives.into_iter().filter_map(one).collect()
+    lives.iter().filter_map(one).collect()
 }
 
 const ABSENT: Spot = None;
@@ -149,14 +161,26 @@ const fn bare(register: Register) -> Spot {
 fn settled(life: &Life) -> Option<Expected> {
     let (body, spots, wants) = match life {
         Life::Unborn => return None,
+        Life::Copying(body) => (body, copying(body), if body.is_snapshot { Wants::Taken } else { Wants::Claimed }),
+        Life::Snapshot(body) => (body, [at(Register::Records, Place::Live)].into(), Wants::Taken),
         Life::Staged(body) => (body, [at(Register::Pending, Place::Live)].into(), Wants::Claimed),
         Life::Announced(body) => (body, registers(body, Place::Live), Wants::Bound(body.size)),
         Life::Retired(body) => (body, registers(body, Place::Trash), Wants::Released),
         Life::Retained(body) => (body, registers(body, Place::Live), Wants::Kept),
-        Life::Gone => return Some(Expected::nothing()),
+        // The lower limit of the source may not be on the disk.
+        Life::Gone(origin) => return Some(Expected { sharing: *origin, ..Expected::nothing() }),
     };
     let sizes = [body.size].into_iter().chain(body.grown).collect();
-    Some(Expected { sizes, body: Some(body.clone()), spots, fading: false, wants })
+    let sharing = body.origin.filter(|_| matches!(life, Life::Copying(_)));
+    Some(Expected { sizes, body: Some(body.clone()), spots, sharing, fading: false, wants })
+}
+
+/// A call that copies a part forces no log, and the last one finishes the copy.
+fn copying(body: &Body) -> BTreeSet<Spot> {
+    use Register::{Pending, Records};
+
+    let finished = body.is_snapshot.then_some(at(Records, Place::Live));
+    [ABSENT, bare(Pending), at(Pending, Place::Staging), at(Pending, Place::Live)].into_iter().chain(finished).collect()
 }
 
 /// A record is moved without a force of the log; opening the volume makes up for that.
@@ -166,15 +190,16 @@ fn registers(body: &Body, place: Place) -> BTreeSet<Spot> {
 }
 
 /// A volume in the middle of an operation: as before it, as after it, or at any of its steps.
-fn during(life: &Life, action: Action) -> Option<Expected> {
+fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<Expected> {
     use Register::{Pending, Records};
 
     let before = settled(life);
-    let after = settled(&life.clone().after(action)?)?;
+    let after = settled(&life.clone().after(volume, action, lives)?)?;
     let steps: &[Spot] = match action {
         Action::Provision { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
         Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
         Action::Discard => &[bare(Pending), bare(Records)],
+        Action::RemoveSnapshot => &[at(Pending, Place::Trash), bare(Pending), at(Records, Place::Trash), bare(Records)],
         Action::Announce
         | Action::Open
         | Action::Write { .. }
@@ -184,15 +209,21 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
         | Action::Retain
         | Action::Adopt
         | Action::Retire
-        | Action::Restore => &[],
+        | Action::Restore
+        | Action::Clone { .. }
+        | Action::Snapshot { .. }
+        | Action::RestoreSnapshot { .. }
+        | Action::Copy => &[],
     };
+    let sharing = before.as_ref().and_then(|before| before.sharing).or(after.sharing);
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());
     let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
     Some(Expected {
         body,
         spots: spots.into_iter().chain(after.spots).chain(steps.iter().copied()).collect(),
         sizes: sizes.into_iter().chain(after.sizes).collect(),
-        fading: matches!(action, Action::Discard | Action::Undo),
+        sharing,
+        fading: matches!(action, Action::Discard | Action::Undo | Action::RemoveSnapshot),
         wants: after.wants,
     })
 }
@@ -200,23 +231,34 @@ fn during(life: &Life, action: Action) -> Option<Expected> {
 impl Expected {
     fn nothing() -> Self {
         let spots = [ABSENT].into();
-        Self { body: None, spots, sizes: BTreeSet::new(), fading: false, wants: Wants::Nothing }
+        Self { body: None, spots, sizes: BTreeSet::new(), sharing: None, fading: false, wants: Wants::Nothing }
     }
 
     pub fn reconciled(&self) -> Self {
         let (size, wants) = match (self.wants, &self.body) {
             (Wants::Claimed, Some(body)) => (body.size, Wants::Bound(body.size)),
             (Wants::Bound(size), Some(_)) => (size, self.wants),
-            (Wants::Kept, Some(body)) => (body.size, self.wants),
+            (Wants::Kept | Wants::Taken, Some(body)) => (body.size, self.wants),
             (_, None) | (Wants::Released | Wants::Nothing, _) => return Self::nothing(),
         };
         Self {
             body: self.body.clone(),
             spots: [at(Register::Records, Place::Live)].into(),
             sizes: [size].into(),
+            sharing: None,
             fading: false,
             wants,
         }
+    }
+
+    /// The space that the ledger reserves for a volume after a comparison.
+    pub fn reserved(&self) -> Bytes {
+        let Some(body) = &self.body else { return Bytes::ZERO };
+        let of_size = |size: &Size| {
+            let Limits { bytes, inodes } = size.limits(body.shape);
+            bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.unwrap_or_default().get() * 512))
+        };
+        self.sizes.iter().map(of_size).sum()
     }
 }
 
@@ -288,7 +330,7 @@ mod tests {
             let expected = expected(&history, &progress);
             for (volume, slot) in synced {
                 let Expected { body, fading, .. } = &expected[&volume];
-                prop_assert!(*fading || body.as_ref().is_none_or(|body| body.written.contains(&slot)));
+                prop_assert!(*fading || body.as_ref().is_none_or(|body| body.written.contains_key(&slot)));
             }
         }
 
@@ -297,9 +339,9 @@ mod tests {
             for expected in expected(&history, &progress).values() {
                 let done = expected.reconciled();
                 prop_assert_eq!(&done.reconciled(), &done);
-                prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1);
+                prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1 && done.sharing.is_none());
                 let data = done.body.map(|body| body.written);
-                let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_) | Wants::Kept);
+                let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_) | Wants::Kept | Wants::Taken);
                 prop_assert_eq!(data, expected.body.as_ref().filter(|_| kept).map(|body| body.written.clone()));
             }
         }

@@ -9,19 +9,22 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use dir::Dir;
 use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, Mode, Opened, Owner, Request, Settings, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, Mode, Opened, Owner, Record, Request, Settings, SnapshotRequest, State, Store, VolumeId,
+    VolumeRefusal, Volumes as _,
 };
 
 use crate::check;
 use crate::facts::VOLUMES;
-use crate::history::{Action, INODES, Number, Operation, SLOT, Shape};
+use crate::life::{INODES, SLOT};
 use crate::marker;
+use crate::operation::{Action, Number, Operation, Shape};
 use crate::violation::Violation;
 
 /// Kept for what else is on the disk.
@@ -43,7 +46,9 @@ impl Node {
         let failed = called("start", "the node");
         let start = || -> Result<Self, Box<dyn Error + Send + Sync>> {
             fs::create_dir_all(&volumes)?;
-            let store = Store::open(&Dir::open(&volumes)?, Settings { reserve: RESERVE, ..Settings::default() })?;
+            // Each call copies one piece, so that the power fails between them and pods write to shared blocks.
+            let settings = Settings { reserve: RESERVE, pass: Duration::ZERO, ..Settings::default() };
+            let store = Store::open(&Dir::open(&volumes)?, settings)?;
             let targets = std::env::temp_dir().join("targets");
             fs::create_dir_all(&targets)?;
             let control = Control::open()?;
@@ -63,11 +68,11 @@ impl Node {
             }
             Action::Announce => store.announce(&id).map(drop).map_err(called("announce", volume)),
             Action::Open => store.open_volume(&id).map(drop).map_err(called("open", volume)),
-            Action::Write { slot, leave } => self.write(volume, slot, leave),
+            Action::Write { slot, mark, leave } => self.write(volume, slot, mark, leave),
             Action::Expand { to } => store.expand(&id, to).map(drop).map_err(called("expand", volume)),
-            Action::ExpandAndWrite { to, slot } => thread::scope(|scope| {
+            Action::ExpandAndWrite { to, slot, mark } => thread::scope(|scope| {
                 let expanded = scope.spawn(|| store.expand(&id, to).map(drop).map_err(called("expand", volume)));
-                self.write(volume, slot, false)?;
+                self.write(volume, slot, mark, false)?;
                 expanded.join().expect("an expansion panicked")
             }),
             Action::ExpandAndRetire { to } => thread::scope(|scope| {
@@ -90,6 +95,39 @@ impl Node {
             Action::Restore => store.restore(&id).map(drop).map_err(called("restore", volume)),
             Action::Discard => store.discard(&id).map(drop).map_err(called("discard", volume)),
             Action::Undo => store.undo(&id).map(drop).map_err(called("undo", volume)),
+            Action::Clone { source, shape, size } | Action::RestoreSnapshot { source, shape, size } => {
+                match store.provision(&id, &clone_request(volume, shape, size, source)) {
+                    Ok(_) | Err(volume::Error::Copying { .. }) => Ok(()),
+                    Err(error) => Err(called("clone", volume)(error)),
+                }
+            }
+            Action::Snapshot { source } => store
+                .take_snapshot(&id, &snapshot_request(volume, source))
+                .map(drop)
+                .map_err(called("snapshot", volume)),
+            Action::Copy => self.finish(volume),
+            Action::RemoveSnapshot => {
+                store.remove_snapshot(&id).map(drop).map_err(called("remove the snapshot", volume))
+            }
+        }
+    }
+
+    /// As the next pass over its claim or content.
+    fn finish(&self, volume: Number) -> Result<(), Violation> {
+        let id = id(volume);
+        let records = self.store.records().map_err(called("list the records", "all volumes"))?;
+        let Some(record) = records.readable.get(&id).cloned() else {
+            return Err(called("finish the copy", volume)("it has no record"));
+        };
+        let Record { claim, owner, class, mode, size, cloning, .. } = record;
+        let source = cloning.map(|cloning| cloning.source);
+        match (mode, source) {
+            (Mode::Snapshot { .. }, Some(source)) => {
+                finish_snapshot(&self.store, volume, &SnapshotRequest { claim, class, source })
+            }
+            // The first call has finished it.
+            (_, None) => Ok(()),
+            (_, source) => finish_clone(&self.store, volume, &Request { claim, owner, class, mode, size, source }),
         }
     }
 
@@ -102,9 +140,9 @@ impl Node {
     }
 
     /// A pod's life: the volume is published, written, synced, unpublished.
-    fn write(&self, volume: Number, slot: u16, leave: bool) -> Result<(), Violation> {
+    fn write(&self, volume: Number, slot: u16, mark: Number, leave: bool) -> Result<(), Violation> {
         let opened = self.store.open_volume(&id(volume)).map_err(called("open", volume))?;
-        let content = marker::content(volume, slot);
+        let content = marker::content(mark, slot);
         match opened.mode() {
             Mode::Block { .. } | Mode::Snapshot { .. } => self.write_block(volume, &opened, slot, &content, leave),
             Mode::Filesystem { .. } => self.write_file(volume, &opened, slot, &content),
@@ -208,6 +246,35 @@ pub(crate) fn request(volume: Number, shape: Shape, size: Bytes) -> Request {
         Shape::Thin => Mode::Block { allocation: Allocation::Thin },
     };
     Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None }
+}
+
+pub(crate) fn clone_request(volume: Number, shape: Shape, size: Bytes, source: Number) -> Request {
+    Request { source: Some(id(source)), ..request(volume, shape, size) }
+}
+
+pub(crate) fn snapshot_request(volume: Number, source: Number) -> SnapshotRequest {
+    let Request { claim, class, .. } = request(volume, Shape::Thin, Bytes::ZERO);
+    SnapshotRequest { claim, class, source: id(source) }
+}
+
+/// All calls until the clone shares no block.
+pub(crate) fn finish_clone(store: &Store, volume: Number, want: &Request) -> Result<(), Violation> {
+    loop {
+        match store.provision(&id(volume), want) {
+            Err(volume::Error::Copying { .. }) => {}
+            done => return done.map(drop).map_err(called("finish the clone", volume)),
+        }
+    }
+}
+
+/// All calls until the snapshot is ready.
+pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequest) -> Result<(), Violation> {
+    loop {
+        let taken = store.take_snapshot(&id(volume), want).map_err(called("finish the snapshot", volume))?;
+        if taken.into_inner().state == State::Announced {
+            return Ok(());
+        }
+    }
 }
 
 /// For `map_err`: this call of the store failed.

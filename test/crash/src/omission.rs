@@ -9,9 +9,10 @@ use units::Bytes;
 use volume::Volumes as _;
 
 use crate::experiment::{OPTIONS, check_left};
-use crate::history::{Action, History, Number, Operation, Shape};
+use crate::history::History;
 use crate::model::{self, Progress, begin, end};
 use crate::node::{Node, called, id, request};
+use crate::operation::{Action, Number, Operation, Shape};
 use crate::violation::Violation;
 
 /// A flush that was left out.

@@ -7,9 +7,10 @@ use nix::unistd::{Whence, lseek};
 use units::Bytes;
 use volume::{Access, State, Store, Strays, VolumeId, Volumes as _};
 
-use crate::history::{Number, Shape};
+use crate::life::{Body, Origin};
 use crate::model::{Expected, Wants};
-use crate::node::{called, id, request};
+use crate::node::{called, clone_request, finish_clone, finish_snapshot, id, request, snapshot_request};
+use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
 /// A number that no history has.
@@ -27,33 +28,55 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
     }
     let retired = store.retired().map_err(called("list the trash", "all volumes"))?;
     let retired: BTreeSet<VolumeId> = retired.into_iter().collect();
+    let record = |number| records.readable.get(&id(number));
+    let state = |number| record(number).map(|record| record.state);
+    let announced = expected.iter().filter(|(_, expected)| matches!(expected.wants, Wants::Bound(_) | Wants::Released));
+    for (&number, _) in announced.filter(|(number, _)| state(**number) == Some(State::Staged)) {
+        store.announce(&id(number)).map_err(called("announce", number))?;
+    }
+    // A copy that is not on the disk begins again, before its source grows or is removed.
     for (&number, Expected { wants, body, .. }) in expected {
-        let id = &id(number);
-        let state = records.readable.get(id).map(|record| record.state);
+        let Some((Body { shape, asked, .. }, Origin { source, .. })) =
+            body.as_ref().and_then(|body| Some((body, body.origin?)))
+        else {
+            continue;
+        };
+        match wants {
+            Wants::Claimed => finish_clone(store, number, &clone_request(number, *shape, *asked, source))?,
+            Wants::Taken => finish_snapshot(store, number, &snapshot_request(number, source))?,
+            Wants::Bound(_) | Wants::Released | Wants::Kept | Wants::Nothing => {}
+        }
+    }
+    for (&number, Expected { wants, body, .. }) in expected {
+        let id = id(number);
         match (wants, body) {
             (Wants::Claimed, Some(body)) => {
-                let request = request(number, body.shape, body.asked);
-                store.provision(id, &request).map_err(called("provision", number))?;
-                store.announce(id).map_err(called("announce", number))?;
+                if body.origin.is_none() {
+                    let request = request(number, body.shape, body.asked);
+                    store.provision(&id, &request).map_err(called("provision", number))?;
+                }
+                store.announce(&id).map_err(called("announce", number))?;
             }
             (Wants::Bound(size), Some(_)) => {
-                store.announce(id).map_err(called("announce", number))?;
-                if retired.contains(id) {
-                    store.restore(id).map_err(called("restore", number))?;
+                if retired.contains(&id) {
+                    store.restore(&id).map_err(called("restore", number))?;
                 }
-                store.expand(id, size.bytes).map_err(called("expand", number))?;
+                store.expand(&id, size.bytes).map_err(called("expand", number))?;
             }
             (Wants::Released, _) => {
-                store.retire(id).map_err(called("retire", number))?;
-                store.discard(id).map_err(called("discard", number))?;
+                store.retire(&id).map_err(called("retire", number))?;
+                store.discard(&id).map_err(called("discard", number))?;
             }
-            (Wants::Nothing, _) if state == Some(State::Staged) => {
-                store.undo(id).map_err(called("undo", number))?;
+            (Wants::Nothing, _) if record(number).is_some_and(|record| record.mode.is_snapshot()) => {
+                store.remove_snapshot(&id).map_err(called("remove the snapshot", number))?;
             }
-            (Wants::Nothing, _) if retired.contains(id) => {
-                store.discard(id).map_err(called("discard", number))?;
+            (Wants::Nothing, _) if state(number) == Some(State::Staged) => {
+                store.undo(&id).map_err(called("undo", number))?;
             }
-            (Wants::Nothing | Wants::Claimed | Wants::Bound(_) | Wants::Kept, _) => {}
+            (Wants::Nothing, _) if retired.contains(&id) => {
+                store.discard(&id).map_err(called("discard", number))?;
+            }
+            (Wants::Nothing | Wants::Claimed | Wants::Bound(_) | Wants::Kept | Wants::Taken, _) => {}
         }
     }
     Ok(())

@@ -8,8 +8,9 @@ use fsquota::{Limits, ProjectId};
 use nix::errno::Errno;
 use units::Bytes;
 
-use crate::history::{Number, Size};
+use crate::life::Size;
 use crate::model::{Place, Register, Spot};
+use crate::operation::Number;
 
 /// An invariant that does not hold, or a failure where there should be none.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,10 @@ pub enum Violation {
     Limits { volume: Number, found: Limits, allowed: Vec<Limits> },
     #[error("the image of {volume} is thick and has {allocated} of {size} allocated")]
     NotThick { volume: Number, allocated: Bytes, size: Bytes },
+    #[error("the image of {name} shares blocks, and no copy is unfinished")]
+    Shared { name: String },
+    #[error("the ledger reserves {found}, the volumes need {wanted}")]
+    Ledger { found: Bytes, wanted: Bytes },
     #[error("slot {slot} of {volume} was synced and is {found}")]
     Lost { volume: Number, slot: u16, found: &'static str },
     #[error("{volume} has foreign data in {} at {at}: {line:?}", path.display())]
@@ -79,6 +84,8 @@ impl Violation {
             | Self::Size { .. }
             | Self::Limits { .. }
             | Self::NotThick { .. }
+            | Self::Shared { .. }
+            | Self::Ledger { .. }
             | Self::Lost { .. }
             | Self::Foreign { .. }
             | Self::Attached { .. }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crash::history::{Action, Shape};
 use crash::omission::{Omission, every_flush};
+use crash::operation::{Shape, every_case};
 use crash::{CONTROL_SEED, Experiment, Flushes, Looked, POINTS, Plan, SEEDS};
 
 #[test]
@@ -21,11 +21,7 @@ fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_com
     let Looked { points, lossy, shown } = all;
     println!("{points} points, {lossy} of them lossy");
     assert!(points >= 100 && lossy * 3 >= points * 2, "{points} points, {lossy} of them lossy");
-    let missing: Vec<_> = Shape::ALL
-        .into_iter()
-        .flat_map(|shape| Action::NAMES.map(|action| (action, shape)))
-        .filter(|case| !shown.contains(case))
-        .collect();
+    let missing: Vec<_> = every_case().into_iter().filter(|case| !shown.contains(case)).collect();
     assert_eq!(missing, [], "no cut shows these");
 }
 

@@ -1,0 +1,207 @@
+//! The life of a volume: its states between two operations. Pure.
+
+use std::collections::BTreeMap;
+
+use units::{Bytes, Inodes};
+
+use crate::operation::{Action, Number, Shape};
+
+pub const SLOT: Bytes = Bytes::new(8 << 10);
+
+/// Inode limit of a new directory.
+pub(crate) const INODES: Inodes = Inodes::new(256);
+
+/// The directory and the image of a block volume.
+pub(crate) const IMAGE_INODES: Inodes = Inodes::new(2);
+
+/// Where a volume is in its life between two operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Life {
+    #[default]
+    Unborn,
+    /// It may share blocks with its source.
+    Copying(Body),
+    /// One that is ready.
+    Snapshot(Body),
+    Staged(Body),
+    Announced(Body),
+    Retired(Body),
+    /// There is neither a PV nor a claim.
+    Retained(Body),
+    /// It does not come back: a new claim of the same name has another UID. With its origin if it shared blocks at the end.
+    Gone(Option<Origin>),
+}
+
+/// The volumes between two rounds.
+pub type Lives = BTreeMap<Number, Life>;
+
+/// The beginning of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub source: Number,
+    /// The size of the source at that instant, by which its limit is raised while blocks are shared.
+    pub headroom: Bytes,
+}
+
+/// How large a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size {
+    /// The size of the claim.
+    pub bytes: Bytes,
+    /// How many files and directories it may hold.
+    pub inodes: Inodes,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    pub shape: Shape,
+    pub asked: Bytes,
+    pub size: Size,
+    /// The size that an expansion may have given it before it was retired.
+    pub grown: Option<Size>,
+    /// The slots that were written and synced, with the volume that their marks name.
+    pub written: BTreeMap<u16, Number>,
+    /// Whether it was ever opened for a pod.
+    pub opened: bool,
+    pub origin: Option<Origin>,
+    pub is_snapshot: bool,
+}
+
+impl Body {
+    pub(crate) fn new(shape: Shape, size: Bytes) -> Self {
+        let (asked, size) = (size, Size::new(shape, size));
+        let written = BTreeMap::new();
+        Self { shape, asked, size, grown: None, written, opened: false, origin: None, is_snapshot: false }
+    }
+
+    /// A copy of `source`, which has this body, if that is possible.
+    fn copy(&self, source: Number, shape: Shape, size: Bytes) -> Option<Self> {
+        let is_possible = self.shape != Shape::Filesystem && shape != Shape::Filesystem && size >= self.size.bytes;
+        let origin = Origin { source, headroom: self.size.bytes };
+        is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
+    }
+
+    /// The volume that a mark in this slot names.
+    pub(crate) fn mark(&self, volume: Number, slot: u16) -> Number {
+        self.written.get(&slot).copied().unwrap_or(volume)
+    }
+}
+
+impl Life {
+    /// The life after an action of this volume, `None` if the action is not possible now. `lives` has the source of a copy.
+    pub fn after(self, volume: Number, action: Action, lives: &Lives) -> Option<Self> {
+        match (self, action) {
+            (Self::Unborn, Action::Provision { shape, size }) => Some(Self::Staged(Body::new(shape, size))),
+            (Self::Unborn, Action::Clone { source, shape, size }) => match lives.get(&source)? {
+                Self::Announced(from) => from.copy(source, shape, size).map(Self::Copying),
+                _ => None,
+            },
+            (Self::Unborn, Action::Snapshot { source }) => match lives.get(&source)? {
+                Self::Announced(from) => {
+                    let body = from.copy(source, from.shape, from.size.bytes)?;
+                    Some(Self::Copying(Body { is_snapshot: true, ..body }))
+                }
+                _ => None,
+            },
+            (Self::Unborn, Action::RestoreSnapshot { source, shape, size }) => match lives.get(&source)? {
+                Self::Snapshot(from) => from.copy(source, shape, size).map(Self::Copying),
+                _ => None,
+            },
+            (Self::Copying(body), Action::Copy) if body.is_snapshot => Some(Self::Snapshot(body)),
+            (Self::Copying(body), Action::Copy) => Some(Self::Staged(body)),
+            (Self::Copying(body), Action::Undo) if !body.is_snapshot => Some(Self::Gone(body.origin)),
+            (Self::Copying(body), Action::RemoveSnapshot) if body.is_snapshot => Some(Self::Gone(body.origin)),
+            (Self::Snapshot(_), Action::RemoveSnapshot) => Some(Self::Gone(None)),
+            (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
+            (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone(None)),
+            (Self::Announced(body), Action::Open) => Some(Self::Announced(Body { opened: true, ..body })),
+            (Self::Announced(mut body), Action::Write { slot, mark, .. })
+                if slot < slots(body.size) && mark == body.mark(volume, slot) =>
+            {
+                body.opened = true;
+                let is_new = body.written.insert(slot, mark).is_none();
+                (is_new || body.shape != Shape::Filesystem).then_some(Self::Announced(body))
+            }
+            (Self::Announced(body), Action::Expand { to }) if to > body.size.bytes => {
+                Some(Self::Announced(Body { size: body.size.grown(body.shape, to), ..body }))
+            }
+            (life @ Self::Announced(_), Action::ExpandAndWrite { to, slot, mark }) => {
+                let written = life.after(volume, Action::Write { slot, mark, leave: false }, lives)?;
+                written.after(volume, Action::Expand { to }, lives)
+            }
+            (Self::Announced(body), Action::ExpandAndRetire { to }) if to > body.size.bytes => {
+                Some(Self::Retired(Body { grown: Some(body.size.grown(body.shape, to)), ..body }))
+            }
+            (Self::Announced(body), Action::Retire) => Some(Self::Retired(body)),
+            (Self::Retired(body), Action::Restore) if body.grown.is_none() => Some(Self::Announced(body)),
+            // The announcement of a volume that was never opened may be lost, and then the volume is undone.
+            (Self::Announced(body), Action::Retain) if body.opened => Some(Self::Retained(body)),
+            (Self::Retained(body), Action::Adopt) => Some(Self::Announced(body)),
+            _ => None,
+        }
+    }
+}
+
+impl Life {
+    /// Each action of a volume once, but those that begin a copy. Not all of them are possible.
+    pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 15] {
+        let shares = |life: &Self| matches!(life, Self::Copying(body) if body.origin.is_some_and(|origin| origin.source == volume));
+        let (size, slot, mark) = match self {
+            Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, volume),
+            Self::Copying(body)
+            | Self::Snapshot(body)
+            | Self::Staged(body)
+            | Self::Announced(body)
+            | Self::Retired(body)
+            | Self::Retained(body) => {
+                let is_free = |slot: &u16| !body.written.contains_key(slot);
+                let shared = body.written.keys().next().copied().filter(|_| lives.values().any(shares));
+                let free = (0..slots(body.size)).rev().find(is_free);
+                let slot = shared.or(free).unwrap_or_default();
+                (body.size.bytes, slot, body.mark(volume, slot))
+            }
+        };
+        let to = size.saturating_add(Bytes::MIB);
+        [
+            Action::Provision { shape, size: Bytes::MIB },
+            Action::Copy,
+            Action::RemoveSnapshot,
+            Action::Announce,
+            Action::Open,
+            Action::Write { slot, mark, leave: shape == Shape::Thin },
+            Action::Expand { to },
+            Action::ExpandAndWrite { to, slot, mark },
+            Action::ExpandAndRetire { to },
+            Action::Retain,
+            Action::Adopt,
+            Action::Retire,
+            Action::Restore,
+            Action::Discard,
+            Action::Undo,
+        ]
+    }
+}
+
+impl Size {
+    pub(crate) const fn new(shape: Shape, bytes: Bytes) -> Self {
+        let inodes = match shape {
+            Shape::Filesystem => INODES,
+            Shape::Thick | Shape::Thin => IMAGE_INODES,
+        };
+        Self { bytes, inodes }
+    }
+
+    /// A directory may hold more files in the same proportion.
+    fn grown(self, shape: Shape, to: Bytes) -> Self {
+        let inodes = match shape {
+            Shape::Filesystem => Inodes::new((self.inodes.get() * to.get()).div_ceil(self.bytes.get())),
+            Shape::Thick | Shape::Thin => self.inodes,
+        };
+        Self { bytes: to, inodes }
+    }
+}
+
+/// So many slots has a volume of this size. The last one is at its end.
+pub(crate) fn slots(size: Size) -> u16 {
+    u16::try_from(size.bytes.get() / SLOT.get()).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,222 @@
+//! Operations on volumes. Pure.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use units::Bytes;
+
+/// A volume of a history: the claim's UID and the volume's name come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Number(pub u16);
+
+/// Kind of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shape {
+    Filesystem,
+    /// An image whose blocks are all allocated.
+    Thick,
+    Thin,
+}
+
+impl Shape {
+    pub const ALL: [Self; 3] = [Self::Filesystem, Self::Thick, Self::Thin];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// There is a claim, and the volume is created for it.
+    Provision {
+        shape: Shape,
+        size: Bytes,
+    },
+    Announce,
+    /// The volume is opened for a pod, which writes nothing.
+    Open,
+    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot of an image that has a mark
+    /// is written again: its blocks may be shared.
+    Write {
+        /// Which file, or which place of the image.
+        slot: u16,
+        /// The volume that the mark names: the one that wrote it first.
+        mark: Number,
+        /// Whether the image's loop device stays attached, as after kubelet was killed.
+        leave: bool,
+    },
+    /// The claim asks for more.
+    Expand {
+        to: Bytes,
+    },
+    /// The claim asks for more while a pod writes, as in [`Action::Write`].
+    ExpandAndWrite {
+        to: Bytes,
+        slot: u16,
+        mark: Number,
+    },
+    /// The claim asks for more and is deleted at once: either operation may be the first.
+    ExpandAndRetire {
+        to: Bytes,
+    },
+    /// The PV is deleted, and its policy says Retain.
+    Retain,
+    /// An administrator creates a PV for the retained volume, and a claim binds to it.
+    Adopt,
+    /// The claim is gone and the PV's policy says Delete.
+    Retire,
+    /// The PV's policy became Retain before the PV was deleted.
+    Restore,
+    Discard,
+    /// The claim is gone before there was a PV.
+    Undo,
+    /// There is a claim with this volume as its source: one call, after which blocks may be shared.
+    Clone {
+        source: Number,
+        shape: Shape,
+        size: Bytes,
+    },
+    /// There is a snapshot of this volume: one call.
+    Snapshot {
+        source: Number,
+    },
+    /// There is a claim with this snapshot as its source: one call.
+    RestoreSnapshot {
+        source: Number,
+        shape: Shape,
+        size: Bytes,
+    },
+    /// Calls until a copy shares no block.
+    Copy,
+    /// The content of the snapshot is gone, and its policy says Delete.
+    RemoveSnapshot,
+}
+
+/// One action on one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub volume: Number,
+    pub action: Action,
+}
+
+/// An action by its name, and the kind of volume that it is done to.
+pub type Case = (&'static str, Shape);
+
+impl Action {
+    /// Those of every volume by their names.
+    const NAMES: [&'static str; 13] = [
+        "provision",
+        "announce",
+        "open",
+        "write",
+        "expand",
+        "expand and write",
+        "expand and retire",
+        "retain",
+        "adopt",
+        "retire",
+        "restore",
+        "discard",
+        "undo",
+    ];
+
+    /// Those of images alone.
+    const COPIES: [&'static str; 5] = ["clone", "snapshot", "restore snapshot", "copy", "remove snapshot"];
+
+    /// The volume or snapshot whose image a copy begins with.
+    pub(crate) const fn source(self) -> Option<Number> {
+        match self {
+            Self::Clone { source, .. } | Self::Snapshot { source } | Self::RestoreSnapshot { source, .. } => {
+                Some(source)
+            }
+            _ => None,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Provision { .. } => "provision",
+            Self::Announce => "announce",
+            Self::Open => "open",
+            Self::Write { .. } => "write",
+            Self::Expand { .. } => "expand",
+            Self::ExpandAndWrite { .. } => "expand and write",
+            Self::ExpandAndRetire { .. } => "expand and retire",
+            Self::Retain => "retain",
+            Self::Adopt => "adopt",
+            Self::Retire => "retire",
+            Self::Restore => "restore",
+            Self::Discard => "discard",
+            Self::Undo => "undo",
+            Self::Clone { .. } => "clone",
+            Self::Snapshot { .. } => "snapshot",
+            Self::RestoreSnapshot { .. } => "restore snapshot",
+            Self::Copy => "copy",
+            Self::RemoveSnapshot => "remove snapshot",
+        }
+    }
+}
+
+/// Each operation on each kind of volume. That of a snapshot is the kind of its source.
+pub fn every_case() -> BTreeSet<Case> {
+    let cases = |shape| {
+        let copies: &[_] = if shape == Shape::Filesystem { &[] } else { &Action::COPIES };
+        Action::NAMES.iter().chain(copies).map(move |name| (*name, shape))
+    };
+    Shape::ALL.into_iter().flat_map(cases).collect()
+}
+
+impl Operation {
+    pub(crate) fn touches(self, volume: Number) -> bool {
+        self.volume == volume || self.action.source() == Some(volume)
+    }
+
+    /// The same with other numbers.
+    pub(crate) fn after_number(self, last: u16) -> Self {
+        let number = |Number(number)| Number(last + number);
+        let action = match self.action {
+            Action::Write { slot, mark, leave } => Action::Write { slot, mark: number(mark), leave },
+            Action::ExpandAndWrite { to, slot, mark } => Action::ExpandAndWrite { to, slot, mark: number(mark) },
+            Action::Clone { source, shape, size } => Action::Clone { source: number(source), shape, size },
+            Action::Snapshot { source } => Action::Snapshot { source: number(source) },
+            Action::RestoreSnapshot { source, shape, size } => {
+                Action::RestoreSnapshot { source: number(source), shape, size }
+            }
+            action => action,
+        };
+        Self { volume: number(self.volume), action }
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pvc-{}", self.0)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provision { shape: Shape::Filesystem, size } => write!(f, "provision directory of {size}"),
+            Self::Provision { shape: Shape::Thick, size } => write!(f, "provision thick image of {size}"),
+            Self::Provision { shape: Shape::Thin, size } => write!(f, "provision thin image of {size}"),
+            Self::Write { slot, leave: false, .. } => write!(f, "write slot {slot}"),
+            Self::Write { slot, leave: true, .. } => write!(f, "write slot {slot}, leave it attached"),
+            Self::Expand { to } => write!(f, "expand to {to}"),
+            Self::ExpandAndWrite { to, slot, .. } => write!(f, "expand to {to} and write slot {slot}"),
+            Self::ExpandAndRetire { to } => write!(f, "expand to {to} and retire"),
+            Self::Clone { source, shape, size } => write!(f, "clone {source} into {shape:?} image of {size}"),
+            Self::RestoreSnapshot { source, shape, size } => {
+                write!(f, "restore snapshot {source} into {shape:?} image of {size}")
+            }
+            Self::Snapshot { source } => write!(f, "snapshot of {source}"),
+            Self::Announce
+            | Self::Open
+            | Self::Retain
+            | Self::Adopt
+            | Self::Retire
+            | Self::Restore
+            | Self::Discard
+            | Self::Undo
+            | Self::Copy
+            | Self::RemoveSnapshot => f.write_str(self.name()),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! All short sequences of operations. Pure.
+
+use units::Bytes;
+
+use crate::history::History;
+use crate::life::{Life, Lives};
+use crate::operation::{Action, Number, Operation, Shape};
+
+/// Operations of a sequence, sequences of a part, and volumes of a sequence.
+const LENGTH: usize = 3;
+const PART: usize = 8;
+const CAST: usize = 3;
+
+impl History {
+    /// All sequences of [`LENGTH`] operations, for each kind of volume and each beginning. They have the numbers from 1 to
+    /// [`CAST`].
+    fn sequences() -> Vec<Vec<Operation>> {
+        let of_shape =
+            |shape| beginnings(shape).into_iter().flat_map(move |(begin, count)| longer(shape, begin, count));
+        Shape::ALL.into_iter().flat_map(of_shape).collect()
+    }
+
+    /// How many parts [`History::of_sequences`] has.
+    pub fn parts() -> usize {
+        Self::sequences().len().div_ceil(PART)
+    }
+
+    /// A part of all sequences, one after the other, each on volumes of its own.
+    pub fn of_sequences(part: usize) -> Self {
+        let numbered = (0..).step_by(CAST).zip(Self::sequences()).skip(part * PART).take(PART);
+        Self::sequence(
+            numbered.flat_map(|(last, operations)| {
+                operations.into_iter().map(move |operation| operation.after_number(last))
+            }),
+        )
+    }
+}
+
+/// The operations before a sequence, and how many follow: on a new volume, on one that was opened, and on copies of one that
+/// was written, which share its blocks.
+fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
+    let [volume, copy, restored] = [1, 2, 3].map(Number);
+    let size = Bytes::MIB;
+    let write = Action::Write { slot: 0, mark: volume, leave: false };
+    let begin = |operations: &[(Number, Action)]| -> Vec<Operation> {
+        operations.iter().map(|&(volume, action)| Operation { volume, action }).collect()
+    };
+    let provision = [(volume, Action::Provision { shape, size }), (volume, Action::Announce)];
+    let with = |more: &[(Number, Action)]| begin(&[&provision[..], more].concat());
+    let mut beginnings = vec![(vec![], LENGTH), (with(&[(volume, Action::Open)]), LENGTH)];
+    if shape != Shape::Filesystem {
+        let clone = (copy, Action::Clone { source: volume, shape, size });
+        let snapshot = (copy, Action::Snapshot { source: volume });
+        let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
+        let copies: [&[_]; 3] = [&[clone], &[snapshot], &[snapshot, (copy, Action::Copy), restore]];
+        // The copy is the first operation of the sequence.
+        beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
+    }
+    beginnings
+}
+
+/// The volumes after these operations, `None` if one is not possible where it stands.
+fn lives_after(operations: &[Operation]) -> Option<Lives> {
+    operations.iter().try_fold(Lives::new(), |mut lives, &Operation { volume, action }| {
+        let life = lives.get(&volume).cloned().unwrap_or_default().after(volume, action, &lives)?;
+        lives.insert(volume, life);
+        Some(lives)
+    })
+}
+
+/// The sequences that begin so and have `count` operations more, or fewer if none is possible.
+fn longer(shape: Shape, begin: Vec<Operation>, count: usize) -> Vec<Vec<Operation>> {
+    let lives = lives_after(&begin).unwrap_or_default();
+    let on_one = |(&volume, life): (&Number, &Life)| {
+        life.candidates(volume, shape, &lives).map(|action| Operation { volume, action })
+    };
+    let candidates: Vec<Operation> = if lives.is_empty() {
+        on_one((&Number(1), &Life::Unborn)).to_vec()
+    } else {
+        lives.iter().flat_map(on_one).collect()
+    };
+    let next: Vec<Vec<Operation>> = candidates
+        .into_iter()
+        .map(|operation| [&begin[..], &[operation]].concat())
+        .filter(|operations| count > 0 && lives_after(operations).is_some())
+        .collect();
+    if next.is_empty() {
+        vec![begin]
+    } else {
+        next.into_iter().flat_map(|next| longer(shape, next, count - 1)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::history::tests::is_possible;
+
+    #[test]
+    fn the_parts_have_each_pair_of_operations_that_can_follow_each_other() {
+        let parts: Vec<History> = (0..History::parts()).map(History::of_sequences).collect();
+        assert!(parts.iter().all(is_possible));
+        let cast = |part: &History| part.operations().map(|operation| (operation.volume.0 - 1) / CAST as u16).collect();
+        let sequences: BTreeSet<u16> = parts.iter().flat_map(cast as fn(&History) -> BTreeSet<u16>).collect();
+        assert_eq!(sequences.len(), History::sequences().len());
+        let pairs = |history: &History| -> BTreeSet<_> {
+            let mut last = BTreeMap::new();
+            let cases = history.operations().zip(history.cases());
+            cases.filter_map(|(operation, case)| Some((last.insert(operation.volume, case)?, case))).collect()
+        };
+        let found: BTreeSet<_> = parts.iter().flat_map(pairs).collect();
+        let random = (0..200).flat_map(|seed| pairs(&History::from_seed(seed, 30)));
+        assert_eq!(random.filter(|pair| !found.contains(pair)).collect::<BTreeSet<_>>(), BTreeSet::new());
+    }
+}
