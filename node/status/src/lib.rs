@@ -7,6 +7,7 @@
 //! | `/metrics` | metrics in Prometheus' text format |
 //! | `/readyz` | 200 if all services are ready, otherwise 503 with a list of the others |
 //! | `/healthz` | 200 while the process answers |
+//! | [`PublicFile::path`] | a certificate that the node publishes |
 //!
 //! [`Page`] contains the data. Pure functions render it ([`Page::html`], [`Page::json`]), and [`serve`] answers
 //! requests with the data of a [`Source`], which the node's program implements. [`Recent`] stores the last warnings of
@@ -15,7 +16,7 @@
 //! The feature `sample` provides pages of fictitious nodes.
 //!
 //! The server is read-only and answers only clients on the node itself ([`Audience`]), because a page contains the
-//! claims of all tenants.
+//! claims of all tenants. All clients can read published certificates.
 #![forbid(unsafe_code)]
 
 mod format;
@@ -35,4 +36,4 @@ pub use model::{
     Storage, Versions, Volume, not_ready, services,
 };
 pub use recent::{Recent, Severity, Warning};
-pub use server::{Audience, Source, serve};
+pub use server::{Audience, PublicFile, Source, serve};

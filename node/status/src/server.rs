@@ -32,6 +32,10 @@ const REQUEST: usize = 16 << 10;
 const HEAD: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Maximum number of connections of clients for public files, in addition to the others, and their time limit.
+const PUBLIC_CONNECTIONS: usize = 4;
+const PUBLIC_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Maximum number of threads that wait for the disk, which may hang, regardless of the number of requests.
 const LOOKS: usize = 2;
 
@@ -42,6 +46,8 @@ const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// RFC 8555, section 9.1.
+const PEM: &str = "application/pem-certificate-chain";
 
 /// The page loads, runs and sends nothing and must not be framed; its style is inline.
 const POLICY: &str =
@@ -56,11 +62,25 @@ pub trait Source: Send + Sync + 'static {
         None
     }
 
+    /// Files that clients outside of the audience read, too, without blocking. Without files, their connections are closed.
+    fn public(&self) -> Vec<PublicFile> {
+        Vec::new()
+    }
+
     /// The page. May block on the disk. `None` for a source that provides only metrics; `/statusz` does not exist then.
     fn page(&self) -> Option<Page>;
 
     /// The metrics in Prometheus' text format. May block on the disk.
     fn metrics(&self) -> Result<String, BoxError>;
+}
+
+/// A certificate, which is not secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicFile {
+    /// Of the URL, with `/` at the beginning.
+    pub path: String,
+    /// PEM.
+    pub certificate: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,18 +95,36 @@ pub enum Audience {
     All,
 }
 
-/// Answers the audience. Never returns; dropping the future closes the connections.
+/// The paths that a connection may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    All,
+    Public,
+}
+
+/// Answers the audience, and other clients that ask for public files. Never returns; dropping the future closes the connections.
 pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn Source>) {
+    serve_by(listener, |peer| if audience.has(peer) { Access::All } else { Access::Public }, source).await;
+}
+
+async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, source: Arc<dyn Source>) {
     let server = Arc::new(Server { source, looks: Arc::new(Semaphore::new(LOOKS)) });
-    let mut connections = JoinSet::new();
+    // Other clients cannot use up the connections of the audience.
+    let (mut connections, mut public) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
             Some(_) = connections.join_next() => {}
+            Some(_) = public.join_next() => {}
             accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, peer)) if audience.has(peer.ip()) => {
-                    connections.spawn(converse(stream, Arc::clone(&server)));
-                }
-                Ok((_, peer)) => debug!(%peer, "status request rejected, the client is not on the node"),
+                Ok((stream, peer)) => match access(peer.ip()) {
+                    Access::All => {
+                        connections.spawn(converse(stream, Arc::clone(&server), Access::All));
+                    }
+                    Access::Public if public.len() < PUBLIC_CONNECTIONS && !server.source.public().is_empty() => {
+                        public.spawn(converse(stream, Arc::clone(&server), Access::Public));
+                    }
+                    Access::Public => debug!(%peer, "status request rejected, the client is not on the node"),
+                },
                 Err(error) => {
                     warn!(%error, "cannot accept a status connection");
                     sleep(PAUSE).await;
@@ -107,14 +145,18 @@ impl Audience {
     }
 }
 
-async fn converse(stream: TcpStream, server: Arc<Server>) {
+async fn converse(stream: TcpStream, server: Arc<Server>, access: Access) {
     let service = service_fn(move |request| {
         let server = Arc::clone(&server);
-        async move { Ok::<_, Infallible>(server.answer(&request).await.response()) }
+        async move { Ok::<_, Infallible>(server.answer(&request, access).await.response()) }
     });
+    let limit = match access {
+        Access::All => PATIENCE,
+        Access::Public => PUBLIC_PATIENCE,
+    };
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(REQUEST).keep_alive(false);
-    match timeout(PATIENCE, builder.serve_connection(TokioIo::new(stream), service)).await {
+    match timeout(limit, builder.serve_connection(TokioIo::new(stream), service)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "status connection failed"),
         Err(_) => debug!("status connection timed out"),
@@ -127,9 +169,17 @@ struct Server {
 }
 
 impl Server {
-    async fn answer<B>(&self, request: &Request<B>) -> Answer {
+    async fn answer<B>(&self, request: &Request<B>, access: Access) -> Answer {
         let path = request.uri().path();
-        if !matches!(path, "/healthz" | "/readyz" | "/metrics" | "/statusz" | "/statusz.json") {
+        let public = self.source.public().into_iter().find(|file| file.path == path);
+        if public.is_none() && access == Access::Public {
+            return Answer::text(
+                StatusCode::NOT_FOUND,
+                "not found; clients that are not on the node can read published certificates only\n",
+            );
+        }
+        let is_page = matches!(path, "/healthz" | "/readyz" | "/metrics" | "/statusz" | "/statusz.json");
+        if public.is_none() && !is_page {
             return Answer::text(
                 StatusCode::NOT_FOUND,
                 "not found; available paths: /statusz, /statusz.json, /metrics, /readyz, /healthz\n",
@@ -137,6 +187,9 @@ impl Server {
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Answer::text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed\n");
+        }
+        if let Some(PublicFile { certificate, .. }) = public {
+            return Answer { status: StatusCode::OK, kind: PEM, body: certificate };
         }
         let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
         match path {
@@ -236,218 +289,4 @@ impl Answer {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-    use std::sync::mpsc;
-
-    use supervisor::State;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    use super::*;
-    use crate::model::{Clock, Versions};
-
-    #[test]
-    fn a_remark_is_the_last_line_and_changes_no_status() {
-        let remark = Some("limits are\nadvisory");
-        let answer = readiness(&[], remark);
-        assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
-        assert_eq!(readiness(&[], None).body, "ok\n");
-        let answer = readiness(&node(State::Starting).services(), remark);
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.body, "granary.etcd starting 5 s\nlimits are advisory\n");
-    }
-
-    #[test]
-    fn a_stalled_service_is_not_ready() {
-        let mut services = node(State::Healthy).services();
-        services[0].stalled = Some(Duration::from_secs(400));
-        let answer = readiness(&services, None);
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.body, "granary.etcd healthy 5 s, no progress for 400 s\n");
-    }
-
-    /// A node whose disk blocks until it is released.
-    struct FakeNode {
-        state: State,
-        disk: Option<Mutex<mpsc::Receiver<()>>>,
-    }
-
-    impl Source for FakeNode {
-        fn services(&self) -> Vec<Service> {
-            let last_failure = (self.state == State::Failed).then(|| "no\ndisk".to_owned());
-            vec![Service {
-                path: "granary.etcd".into(),
-                name: "etcd".into(),
-                depth: 1,
-                state: self.state,
-                since: Duration::from_secs(5),
-                restarts: 0,
-                last_failure,
-                stalled: None,
-            }]
-        }
-
-        fn page(&self) -> Option<Page> {
-            let only_numbers = self.state == State::Stopped;
-            (!only_numbers).then(|| Page {
-                node: "granary".into(),
-                now: Duration::ZERO,
-                uptime: Duration::ZERO,
-                versions: Versions::default(),
-                disk_faults: Vec::new(),
-                services: self.services(),
-                storage: None,
-                mesh: None,
-                clock: Clock::Alone,
-                certificates: Vec::new(),
-                warnings: Vec::new(),
-            })
-        }
-
-        fn metrics(&self) -> Result<String, BoxError> {
-            if let Some(disk) = &self.disk {
-                disk.lock().unwrap().recv()?;
-            }
-            assert_ne!(self.state, State::Stopping, "a source that panics");
-            Ok("granary_tests_total 1\n".into())
-        }
-    }
-
-    fn node(state: State) -> FakeNode {
-        FakeNode { state, disk: None }
-    }
-
-    async fn ask(address: std::net::SocketAddr, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        // The connection of a rejected client may be closed.
-        let _ = stream.write_all(request).await;
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
-        String::from_utf8(answer).unwrap()
-    }
-
-    async fn served<T>(node: FakeNode, client: impl AsyncFnOnce(std::net::SocketAddr) -> T) -> T {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::select! {
-            () = serve(&listener, Audience::Node { own: Ipv4Addr::new(192, 0, 2, 1), server: None }, Arc::new(node)) => unreachable!("it never returns"),
-            found = client(address) => found,
-        }
-    }
-
-    async fn answered(state: State, request: &str) -> String {
-        served(node(state), async |address| ask(address, request.as_bytes()).await).await
-    }
-
-    fn get(target: &str) -> String {
-        format!("GET {target} HTTP/1.1\r\nHost: node\r\n\r\n")
-    }
-
-    #[tokio::test]
-    async fn each_path_has_its_content_type() {
-        for (target, kind, part) in [
-            ("/healthz", TEXT, "ok"),
-            ("/readyz", TEXT, "ok"),
-            ("/metrics", METRICS, "granary_tests_total 1"),
-            ("/statusz", HTML, "<h1>granary</h1>"),
-            ("/statusz?x=1", HTML, "<h1>granary</h1>"),
-            ("/statusz?x=1&format=json", JSON, "\"node\": \"granary\""),
-            ("/statusz.json", JSON, "\"node\": \"granary\""),
-        ] {
-            let answer = answered(State::Healthy, &get(target)).await;
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{target}: {answer}");
-            assert!(answer.contains(&format!("content-type: {kind}\r\n")), "{target}: {answer}");
-            assert!(answer.contains(part), "{target}: {answer}");
-            for field in ["cache-control: no-store", "x-content-type-options: nosniff", "default-src 'none'"] {
-                assert!(answer.contains(field), "{target}: {answer}");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn services_that_are_not_ready_are_listed_with_the_reason() {
-        let answer = answered(State::Failed, &get("/readyz")).await;
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        assert!(answer.ends_with("\r\n\r\ngranary.etcd failed 5 s: no disk\n"), "{answer}");
-        assert!(answered(State::Starting, &get("/readyz")).await.ends_with("\r\n\r\ngranary.etcd starting 5 s\n"));
-        assert!(answered(State::Done, &get("/readyz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
-        assert!(answered(State::Failed, &get("/healthz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
-    }
-
-    #[tokio::test]
-    async fn other_paths_and_methods_are_rejected() {
-        for (request, status) in [
-            (get("/"), "404"),
-            (get("/metrics/../etc"), "404"),
-            ("DELETE /metrics HTTP/1.1\r\nHost: node\r\n\r\n".into(), "405"),
-            ("POST /statusz HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\nhi".into(), "405"),
-            ("rubbish\r\n\r\n".into(), "400"),
-            (get(&format!("/statusz?{}", "x".repeat(2 * REQUEST))), "431"),
-        ] {
-            let answer = answered(State::Healthy, &request).await;
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_head_has_no_body() {
-        let answer = answered(State::Healthy, "HEAD /statusz HTTP/1.1\r\nHost: node\r\n\r\n").await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
-    }
-
-    #[tokio::test]
-    async fn a_panic_of_the_source_is_an_error() {
-        let answer = answered(State::Stopping, &get("/metrics")).await;
-        assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_hanging_disk_blocks_few_threads_and_not_readiness() {
-        let (disk, waits) = mpsc::channel();
-        let slow = FakeNode { state: State::Healthy, disk: Some(Mutex::new(waits)) };
-        served(slow, async |address| {
-            let mut clients = JoinSet::new();
-            for _ in 0..=LOOKS {
-                clients.spawn(async move { ask(address, get("/metrics").as_bytes()).await });
-            }
-            // All but the last block on the disk, and none of them ends before it.
-            let first = clients.join_next().await.unwrap().unwrap();
-            assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
-            assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
-            for _ in 0..LOOKS {
-                disk.send(()).unwrap();
-            }
-            while let Some(answer) = clients.join_next().await {
-                let answer = answer.unwrap();
-                assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-            }
-        })
-        .await;
-    }
-
-    #[test]
-    fn pods_and_other_machines_are_rejected() {
-        let own = Ipv4Addr::new(10, 0, 2, 15);
-        let node = Audience::Node { own, server: None };
-        assert!(node.has(IpAddr::V4(own)));
-        assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
-        for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
-            assert!(!node.has(IpAddr::from(other)), "{other:?}");
-            assert!(Audience::All.has(IpAddr::from(other)), "{other:?}");
-        }
-        let worker = Audience::Node { own: Ipv4Addr::new(10, 0, 2, 16), server: Some(own) };
-        assert!(worker.has(IpAddr::V4(own)));
-        assert!(!worker.has(IpAddr::from([10, 0, 2, 17])));
-    }
-
-    #[tokio::test]
-    async fn a_source_of_metrics_has_no_page() {
-        for target in ["/statusz", "/statusz.json"] {
-            let answer = answered(State::Stopped, &get(target)).await;
-            assert!(
-                answer.starts_with("HTTP/1.1 404 ") && answer.ends_with("/metrics, /readyz, /healthz\n"),
-                "{answer}"
-            );
-        }
-    }
-}
+mod tests;

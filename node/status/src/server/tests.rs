@@ -1,0 +1,306 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+use supervisor::State;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::model::{Clock, Versions};
+
+#[test]
+fn a_remark_is_the_last_line_and_changes_no_status() {
+    let remark = Some("limits are\nadvisory");
+    let answer = readiness(&[], remark);
+    assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
+    assert_eq!(readiness(&[], None).body, "ok\n");
+    let answer = readiness(&node(State::Starting).services(), remark);
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.body, "granary.etcd starting 5 s\nlimits are advisory\n");
+}
+
+#[test]
+fn a_stalled_service_is_not_ready() {
+    let mut services = node(State::Healthy).services();
+    services[0].stalled = Some(Duration::from_secs(400));
+    let answer = readiness(&services, None);
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.body, "granary.etcd healthy 5 s, no progress for 400 s\n");
+}
+
+/// A node whose disk blocks until it is released.
+struct FakeNode {
+    state: State,
+    disk: Option<Mutex<mpsc::Receiver<()>>>,
+    public: Vec<PublicFile>,
+}
+
+impl Source for FakeNode {
+    fn services(&self) -> Vec<Service> {
+        let last_failure = (self.state == State::Failed).then(|| "no\ndisk".to_owned());
+        vec![Service {
+            path: "granary.etcd".into(),
+            name: "etcd".into(),
+            depth: 1,
+            state: self.state,
+            since: Duration::from_secs(5),
+            restarts: 0,
+            last_failure,
+            stalled: None,
+        }]
+    }
+
+    fn public(&self) -> Vec<PublicFile> {
+        self.public.clone()
+    }
+
+    fn page(&self) -> Option<Page> {
+        let only_numbers = self.state == State::Stopped;
+        (!only_numbers).then(|| Page {
+            node: "granary".into(),
+            now: Duration::ZERO,
+            uptime: Duration::ZERO,
+            versions: Versions::default(),
+            disk_faults: Vec::new(),
+            services: self.services(),
+            storage: None,
+            mesh: None,
+            clock: Clock::Alone,
+            certificates: Vec::new(),
+            warnings: Vec::new(),
+        })
+    }
+
+    fn metrics(&self) -> Result<String, BoxError> {
+        if let Some(disk) = &self.disk {
+            disk.lock().unwrap().recv()?;
+        }
+        assert_ne!(self.state, State::Stopping, "a source that panics");
+        Ok("granary_tests_total 1\n".into())
+    }
+}
+
+fn node(state: State) -> FakeNode {
+    FakeNode { state, disk: None, public: Vec::new() }
+}
+
+fn publishing() -> FakeNode {
+    let file = |path: &str| PublicFile { path: path.to_owned(), certificate: format!("certificate {path}") };
+    FakeNode { public: vec![file("/administrators/alice.crt"), file("/ca.crt")], ..node(State::Healthy) }
+}
+
+async fn ask(address: std::net::SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // The connection of a rejected client may be closed.
+    let _ = stream.write_all(request).await;
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+async fn served<T>(node: FakeNode, client: impl AsyncFnOnce(std::net::SocketAddr) -> T) -> T {
+    let audience = Audience::Node { own: Ipv4Addr::new(192, 0, 2, 1), server: None };
+    served_by(|peer| if audience.has(peer) { Access::All } else { Access::Public }, node, client).await
+}
+
+async fn served_by<T>(
+    access: impl Fn(IpAddr) -> Access,
+    node: FakeNode,
+    client: impl AsyncFnOnce(std::net::SocketAddr) -> T,
+) -> T {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::select! {
+        () = serve_by(&listener, access, Arc::new(node)) => unreachable!("it never returns"),
+        found = client(address) => found,
+    }
+}
+
+async fn answered(state: State, request: &str) -> String {
+    served(node(state), async |address| ask(address, request.as_bytes()).await).await
+}
+
+fn get(target: &str) -> String {
+    format!("GET {target} HTTP/1.1\r\nHost: node\r\n\r\n")
+}
+
+#[tokio::test]
+async fn each_path_has_its_content_type() {
+    for (target, kind, part) in [
+        ("/healthz", TEXT, "ok"),
+        ("/readyz", TEXT, "ok"),
+        ("/metrics", METRICS, "granary_tests_total 1"),
+        ("/statusz", HTML, "<h1>granary</h1>"),
+        ("/statusz?x=1", HTML, "<h1>granary</h1>"),
+        ("/statusz?x=1&format=json", JSON, "\"node\": \"granary\""),
+        ("/statusz.json", JSON, "\"node\": \"granary\""),
+    ] {
+        let answer = answered(State::Healthy, &get(target)).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{target}: {answer}");
+        assert!(answer.contains(&format!("content-type: {kind}\r\n")), "{target}: {answer}");
+        assert!(answer.contains(part), "{target}: {answer}");
+        for field in ["cache-control: no-store", "x-content-type-options: nosniff", "default-src 'none'"] {
+            assert!(answer.contains(field), "{target}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn services_that_are_not_ready_are_listed_with_the_reason() {
+    let answer = answered(State::Failed, &get("/readyz")).await;
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.ends_with("\r\n\r\ngranary.etcd failed 5 s: no disk\n"), "{answer}");
+    assert!(answered(State::Starting, &get("/readyz")).await.ends_with("\r\n\r\ngranary.etcd starting 5 s\n"));
+    assert!(answered(State::Done, &get("/readyz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(answered(State::Failed, &get("/healthz")).await.starts_with("HTTP/1.1 200 OK\r\n"));
+}
+
+#[tokio::test]
+async fn other_paths_and_methods_are_rejected() {
+    for (request, status) in [
+        (get("/"), "404"),
+        (get("/metrics/../etc"), "404"),
+        ("DELETE /metrics HTTP/1.1\r\nHost: node\r\n\r\n".into(), "405"),
+        ("POST /statusz HTTP/1.1\r\nHost: node\r\nContent-Length: 2\r\n\r\nhi".into(), "405"),
+        ("rubbish\r\n\r\n".into(), "400"),
+        (get(&format!("/statusz?{}", "x".repeat(2 * REQUEST))), "431"),
+    ] {
+        let answer = answered(State::Healthy, &request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_head_has_no_body() {
+    let answer = answered(State::Healthy, "HEAD /statusz HTTP/1.1\r\nHost: node\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_panic_of_the_source_is_an_error() {
+    let answer = answered(State::Stopping, &get("/metrics")).await;
+    assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hanging_disk_blocks_few_threads_and_not_readiness() {
+    let (disk, waits) = mpsc::channel();
+    let slow = FakeNode { disk: Some(Mutex::new(waits)), ..node(State::Healthy) };
+    served(slow, async |address| {
+        let mut clients = JoinSet::new();
+        for _ in 0..=LOOKS {
+            clients.spawn(async move { ask(address, get("/metrics").as_bytes()).await });
+        }
+        // All but the last block on the disk, and none of them ends before it.
+        let first = clients.join_next().await.unwrap().unwrap();
+        assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
+        assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        for _ in 0..LOOKS {
+            disk.send(()).unwrap();
+        }
+        while let Some(answer) = clients.join_next().await {
+            let answer = answer.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        }
+    })
+    .await;
+}
+
+#[test]
+fn pods_and_other_machines_are_rejected() {
+    let own = Ipv4Addr::new(10, 0, 2, 15);
+    let node = Audience::Node { own, server: None };
+    assert!(node.has(IpAddr::V4(own)));
+    assert!(node.has(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    for other in [[10, 244, 0, 7], [10, 0, 2, 2], [10, 0, 2, 16]] {
+        assert!(!node.has(IpAddr::from(other)), "{other:?}");
+        assert!(Audience::All.has(IpAddr::from(other)), "{other:?}");
+    }
+    let worker = Audience::Node { own: Ipv4Addr::new(10, 0, 2, 16), server: Some(own) };
+    assert!(worker.has(IpAddr::V4(own)));
+    assert!(!worker.has(IpAddr::from([10, 0, 2, 17])));
+}
+
+#[tokio::test]
+async fn other_machines_read_published_certificates_and_nothing_else() {
+    served_by(
+        |_| Access::Public,
+        publishing(),
+        async |address| {
+            for path in ["/ca.crt", "/administrators/alice.crt"] {
+                let answer = ask(address, get(path).as_bytes()).await;
+                assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}: {answer}");
+                assert!(answer.contains(&format!("content-type: {PEM}\r\n")), "{path}: {answer}");
+                assert!(answer.ends_with(&format!("\r\n\r\ncertificate {path}")), "{path}: {answer}");
+            }
+            for path in [
+                "/",
+                "/statusz",
+                "/statusz.json",
+                "/statusz?format=json",
+                "/metrics",
+                "/readyz",
+                "/healthz",
+                "/ca.crt/../metrics",
+                "/administrators/",
+                "/administrators/bob.crt",
+            ] {
+                let answer = ask(address, get(path).as_bytes()).await;
+                assert!(
+                    answer.starts_with("HTTP/1.1 404 ") && answer.ends_with("certificates only\n"),
+                    "{path}: {answer}"
+                );
+            }
+            let answer = ask(address, b"DELETE /ca.crt HTTP/1.1\r\nHost: node\r\n\r\n").await;
+            assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+        },
+    )
+    .await;
+    let own = served(publishing(), async |address| ask(address, get("/ca.crt").as_bytes()).await).await;
+    assert!(own.ends_with("certificate /ca.crt"), "{own}");
+}
+
+#[tokio::test]
+async fn without_published_certificates_connections_of_other_machines_are_closed() {
+    let closed = served_by(
+        |_| Access::Public,
+        node(State::Healthy),
+        async |address| ask(address, get("/ca.crt").as_bytes()).await,
+    );
+    assert_eq!(closed.await, "");
+    let own = answered(State::Healthy, &get("/ca.crt")).await;
+    assert!(own.starts_with("HTTP/1.1 404 "), "{own}");
+}
+
+/// Other machines could otherwise keep the API server and monitoring from the status.
+#[tokio::test]
+async fn connections_of_other_machines_are_bounded_and_leave_those_of_the_node() {
+    let is_outside = AtomicBool::new(true);
+    let access = |_| if is_outside.load(Ordering::SeqCst) { Access::Public } else { Access::All };
+    served_by(access, publishing(), async |address| {
+        let mut idle = Vec::new();
+        for _ in 0..PUBLIC_CONNECTIONS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /ca").await.unwrap();
+            idle.push(stream);
+        }
+        assert_eq!(ask(address, get("/ca.crt").as_bytes()).await, "", "one more is closed");
+        is_outside.store(false, Ordering::SeqCst);
+        assert!(ask(address, get("/healthz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        is_outside.store(true, Ordering::SeqCst);
+        let mut first = idle.remove(0);
+        first.write_all(b".crt HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        first.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("certificate /ca.crt"), "{answer}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_source_of_metrics_has_no_page() {
+    for target in ["/statusz", "/statusz.json"] {
+        let answer = answered(State::Stopped, &get(target)).await;
+        assert!(answer.starts_with("HTTP/1.1 404 ") && answer.ends_with("/metrics, /readyz, /healthz\n"), "{answer}");
+    }
+}
