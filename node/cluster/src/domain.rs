@@ -36,16 +36,15 @@ impl FromStr for ClusterDomain {
     type Err = DomainError;
 
     fn from_str(text: &str) -> Result<Self, DomainError> {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let is_label = |label: &str| {
-            (1..=63).contains(&label.len())
-                && label.chars().all(inner)
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-        };
         let is_domain = text.len() <= LONGEST && text.split('.').all(is_label);
         if is_domain { Ok(Self(text.into())) } else { Err(DomainError) }
     }
+}
+
+/// Whether it is a DNS label (RFC 1123) in lower case.
+pub(crate) fn is_label(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod administrator;
 pub mod announcement;
 mod ca_digest;
 pub mod card;
@@ -16,6 +17,7 @@ pub mod snapshot;
 mod token;
 
 pub use address::AddressError;
+pub use administrator::{AdministratorError, AdministratorRequest};
 pub use ca_digest::{CaDigest, DigestError};
 pub use card::{Card, CardError};
 pub use domain::{ClusterDomain, DomainError};
@@ -70,6 +72,13 @@ pub const DNS_GROUP: &str = "granary:dns";
 
 /// Prefix of the user name of a node's CoreDNS; the name of the node follows.
 pub const DNS_USER_PREFIX: &str = "granary:dns:";
+
+/// Group of the users with [`ADMINISTRATOR_USER_PREFIX`]. No role is bound to it: a certificate cannot be revoked, and would
+/// keep the rights of the group.
+pub const ADMINISTRATORS_GROUP: &str = "granary:administrators";
+
+/// Prefix of the user name of an administrator ([`AdministratorRequest::user`]).
+pub const ADMINISTRATOR_USER_PREFIX: &str = "granary:administrator:";
 
 /// TCP port of the API server on a control plane.
 pub const API_PORT: u16 = 6443;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::domain::is_label;
+
 /// How a node pulls images. [`Default`] accepts the public CAs of the image, and has no other endpoints than the names of
 /// images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,12 +79,6 @@ pub enum RegistryError {
 /// Whether it is `HOST[:PORT]` with a DNS name or an IPv4 address.
 fn is_host(text: &str) -> bool {
     let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|number| number != 0 && number.to_string() == port);
     host.len() <= 253 && host.split('.').all(is_label) && port.is_none_or(is_port)
 }

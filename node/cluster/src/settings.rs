@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 
 use ipnet::Ipv4Net;
 
-use crate::{Card, ClusterDomain, Images};
+use crate::{AdministratorRequest, Card, ClusterDomain, Images};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
@@ -42,6 +42,8 @@ pub struct ProgramSettings {
     pub pod_processes: PodProcesses,
     pub images: Images,
     pub cluster_domain: ClusterDomain,
+    /// Users with all rights in the cluster, each with another name.
+    pub administrators: Vec<AdministratorRequest>,
 }
 
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.

@@ -78,6 +78,7 @@ pub use keyring::StoredSecrets;
 pub use pki::certificate::Stale;
 pub use pki::expiry::Expiry;
 pub use pki::identity::Identity;
+pub use pki::public::{AdministratorCertificate, PublicCertificates};
 pub use pki::renewal::Renewal;
 pub use pki::requested::{IdentityError, Lasting, Requested};
 pub use pki::store::PkiError;

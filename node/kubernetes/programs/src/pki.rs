@@ -12,6 +12,7 @@ pub(crate) mod certificate;
 pub(crate) mod expiry;
 pub(crate) mod identity;
 pub(crate) mod kubeconfig;
+pub(crate) mod public;
 pub(crate) mod renewal;
 pub(crate) mod requested;
 pub(crate) mod store;
@@ -21,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use cluster::{API_PORT, Token};
+use cluster::{API_PORT, AdministratorRequest, Token};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -32,6 +33,7 @@ use crate::keyring::{Keyring, StoredSecrets};
 use crate::pki::certificate::{Ca, Stale, Validity, Wanted};
 use crate::pki::expiry::{Expiries, Expiry};
 use crate::pki::identity::Identity;
+use crate::pki::public::PublicCertificates;
 use crate::pki::renewal::Renewal;
 use crate::pki::requested::Lasting;
 use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
@@ -42,6 +44,9 @@ pub struct Credentials {
     wanted: Vec<Wanted>,
     server: String,
     admin: Mutex<String>,
+    /// Whose certificates are published. Empty on a node that has joined.
+    administrators: Vec<AdministratorRequest>,
+    public: Mutex<PublicCertificates>,
     requested: Expiries,
     secrets: Option<StoredSecrets>,
 }
@@ -61,8 +66,9 @@ impl Credentials {
         let clients = Identity::ALL.map(|identity| identity.wanted(&config.node));
         let wanted = wanted::of_programs(config).into_iter().chain(clients).collect();
         let server = format!("https://{}:{API_PORT}", config.address);
-        let (admin, requested) = (Mutex::default(), Expiries::default());
-        let credentials = Self { pki, wanted, server, admin, requested, secrets };
+        let (admin, public, requested) = (Mutex::default(), Mutex::default(), Expiries::default());
+        let administrators = config.settings.administrators.clone();
+        let credentials = Self { pki, wanted, server, admin, administrators, public, requested, secrets };
         credentials.renew(now)?;
         Ok(credentials)
     }
@@ -77,8 +83,9 @@ impl Credentials {
         store.write("ca.crt", ca, PUBLIC)?;
         let server = format!("https://{server}");
         store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage, Identity::Dns])?;
-        let (admin, requested) = (Mutex::default(), Expiries::default());
-        Ok(Self { pki, wanted: Vec::new(), server, admin, requested, secrets: None })
+        let (admin, public, requested) = (Mutex::default(), Mutex::default(), Expiries::default());
+        let (wanted, administrators) = (Vec::new(), Vec::new());
+        Ok(Self { pki, wanted, server, admin, administrators, public, requested, secrets: None })
     }
 
     /// The certificate of the CA of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
@@ -126,6 +133,9 @@ impl Credentials {
             let text = kubeconfig::with_contents(&self.server, ca.certificate(), &pair);
             *self.admin.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
+        let mut public = self.public.lock().unwrap_or_else(PoisonError::into_inner);
+        *public = public.renewed(&ca, &self.administrators, now)?;
+        drop(public);
 
         found.insert("ca", Ok(validity));
         let expiry = |(&name, validity): (&&'static str, &Validity)| Expiry { name, at: validity.to() };
@@ -154,6 +164,11 @@ impl Credentials {
     /// certificate of [`Identity::Admin`].
     pub fn admin_kubeconfig(&self) -> String {
         self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Those that every client may read. Empty on a node that has joined.
+    pub fn public(&self) -> PublicCertificates {
+        self.public.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub async fn client(&self, identity: Identity) -> Result<kube::Client, ClientError> {

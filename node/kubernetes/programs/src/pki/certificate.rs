@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData, SanType,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SubjectPublicKeyInfo,
 };
+use sha2::{Digest as _, Sha256};
 use time::{Duration, OffsetDateTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -177,27 +178,27 @@ impl Ca {
 
     pub(crate) fn issue(&self, wanted: &Wanted, now: OffsetDateTime) -> Result<Pair, rcgen::Error> {
         let key = KeyPair::generate()?;
-        let validity = Validity::of_new_leaf(now);
-        let mut params = CertificateParams::default();
-        params.distinguished_name = subject_of(wanted);
-        params.not_before = validity.from;
-        params.not_after = validity.to;
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.use_authority_key_identifier_extension = true;
-        params.subject_alt_names = names_of(wanted)?;
-        match &wanted.purpose {
-            Purpose::Client | Purpose::EtcdClient => {
-                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]
-            }
-            Purpose::Server(_) => params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth],
-        }
-        let mut certificate = params.signed_by(&key, &self.issuer)?.pem();
+        let mut certificate = params_of_leaf(wanted, now)?.signed_by(&key, &self.issuer)?.pem();
         if let Purpose::Server(_) = wanted.purpose {
             // A joining node has the CA's digest, and gets its certificate from the server: RFC 8446, 4.4.2.
             certificate.push_str(&self.certificate);
         }
         Ok(Pair { certificate, key: key.serialize_pem() })
+    }
+
+    /// A certificate, PEM, for another holder's public key (SubjectPublicKeyInfo, DER). Lasts as those of [`Ca::issue`].
+    pub(crate) fn certify(
+        &self,
+        wanted: &Wanted,
+        public_key: &[u8],
+        now: OffsetDateTime,
+    ) -> Result<String, rcgen::Error> {
+        let mut params = params_of_leaf(wanted, now)?;
+        // By itself it would be made of the key, which gets more than one certificate: RFC 5280, 4.1.2.2.
+        let time = now.unix_timestamp_nanos().to_be_bytes();
+        let number = Sha256::new().chain_update(public_key).chain_update(time).finalize();
+        params.serial_number = Some(SerialNumber::from_slice(&number[..16]));
+        Ok(params.signed_by(&SubjectPublicKeyInfo::from_der(public_key)?, &self.issuer)?.pem())
     }
 
     /// Whether `pair` is what [`Ca::issue`] would make. Says nothing of the time.
@@ -214,6 +215,23 @@ impl Ca {
         let validity = self.verify(wanted, pair)?;
         validity.check(now, validity.shortly_before_its_end())
     }
+}
+
+fn params_of_leaf(wanted: &Wanted, now: OffsetDateTime) -> Result<CertificateParams, rcgen::Error> {
+    let validity = Validity::of_new_leaf(now);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = subject_of(wanted);
+    params.not_before = validity.from;
+    params.not_after = validity.to;
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    params.subject_alt_names = names_of(wanted)?;
+    params.extended_key_usages = match &wanted.purpose {
+        Purpose::Client | Purpose::EtcdClient => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        Purpose::Server(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+    };
+    Ok(params)
 }
 
 fn params_of_ca(validity: Validity) -> CertificateParams {

@@ -68,6 +68,8 @@ pub enum PkiError {
     Remove { path: PathBuf, source: io::Error },
     #[error("cannot create the certificate {name}")]
     Certificate { name: &'static str, source: rcgen::Error },
+    #[error("cannot sign the certificate of {user}; remove its request from controlPlane.administratorRequests")]
+    Administrator { user: String, source: rcgen::Error },
 }
 
 pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
