@@ -6,12 +6,14 @@
 //!
 //! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
 //! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does, [`dns()`] keeps the
-//! Service of the cluster's DNS, and [`snapshots()`] maintains the kinds of snapshots and the role of their controller.
+//! Service of the cluster's DNS, [`snapshots()`] maintains the kinds of snapshots and the role of their controller, and
+//! [`administrators()`] the rights of the users that the configuration lists.
 //!
-//! [`agents`] are the objects for other clusters. [`run`], [`approve`], [`tokens()`], [`dns()`], [`snapshots()`] and [`reclaim`] are services of a
-//! supervisor on the control plane, with an administrator's identity.
+//! [`agents`] are the objects for other clusters. [`run`], [`administrators()`], [`approve`], [`tokens()`], [`dns()`], [`snapshots()`] and
+//! [`reclaim`] are services of a supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
 
+mod administrators;
 mod admission;
 pub mod agents;
 mod approver;
@@ -35,6 +37,7 @@ mod snapshots;
 mod storage_certificate;
 mod tokens;
 
+pub use administrators::administrators;
 pub use approver::approve;
 pub use control::WatchEnded;
 pub use dns::dns;

@@ -12,7 +12,8 @@ pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 pub(crate) struct Object {
     pub(crate) resource: ApiResource,
     pub(crate) name: &'static str,
-    /// All wanted fields. The API server and other clients may add others.
+    /// All wanted fields. The API server and other clients may add others. Without the annotation of the revision, the object is
+    /// also maintained if a newer release has written it.
     pub(crate) want: Value,
     /// Fields that cannot be changed: an object with other values is deleted and created again. Those that are not in `want`
     /// must be missing.

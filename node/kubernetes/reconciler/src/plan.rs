@@ -21,7 +21,8 @@ pub(crate) enum Step {
 
 pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
     let Some(found) = found else { return Step::Create };
-    if let Some(revision) = revision(found).filter(|revision| *revision > REVISION) {
+    let released = revision(&object.want).and_then(|_| revision(found));
+    if let Some(revision) = released.filter(|revision| *revision > REVISION) {
         return Step::Leave { revision };
     }
     if object.is_definition() && is_foreign(&object.want, found) {

@@ -166,14 +166,24 @@ pub(crate) async fn a_denied_node_gets_the_reason(cluster: Arc<Cluster>) -> Resu
 
 pub(crate) async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
+    let node = kubelet(&cluster, "one").await?;
     let person = CertificateRequest { common_name: "jane", organization: "dev", ..GOOD }.by(cluster.admin()).await?;
+    // Only the configuration of the control plane has administrators.
+    let administrator = CertificateRequest {
+        common_name: "granary:administrator:jane:0123456789abcdef",
+        organization: "granary:administrators",
+        ..GOOD
+    };
+    let administrator = administrator.by(node.clone()).await?;
     // Created and decided later.
-    let own = GOOD.by(kubelet(&cluster, "one").await?).await?;
+    let own = GOOD.by(node).await?;
     assert!(decision(&cluster, &own).await?.starts_with("Approved"));
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
-    let left = requests.get(&person).await?.status.unwrap_or_default();
-    assert_eq!(left.conditions.unwrap_or_default().len(), 0);
-    requests.delete(&person, &DeleteParams::default()).await?;
+    for request in [person, administrator] {
+        let left = requests.get(&request).await?.status.unwrap_or_default();
+        assert_eq!((left.conditions.unwrap_or_default().len(), left.certificate), (0, None), "{request}");
+        requests.delete(&request, &DeleteParams::default()).await?;
+    }
     approver.stop().await
 }
 

@@ -1,5 +1,6 @@
 //! The reconciler's objects in a real API server, and the resulting rights of the identities of a node.
 
+mod administrators;
 mod capacity;
 mod certificate;
 mod clones;
@@ -101,6 +102,8 @@ fn main() -> ExitCode {
         certificate::unrelated_requests_are_ignored,
         certificate::a_serving_certificate_has_no_foreign_address,
         certificate::a_renewed_certificate_is_served_soon,
+        administrators::an_administrator_has_all_rights_while_the_request_is_listed,
+        administrators::a_replaced_key_of_an_administrator_has_no_rights,
     ];
     suite.run()
 }
