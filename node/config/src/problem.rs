@@ -1,7 +1,9 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use cluster::{AddressError, CardError, DigestError, DomainError, OvercommitError, RegistryError, TokenError};
+use cluster::{
+    AddressError, AdministratorError, CardError, DigestError, DomainError, OvercommitError, RegistryError, TokenError,
+};
 use ipnet::Ipv4Net;
 
 use crate::name::NameError;
@@ -85,6 +87,8 @@ pub enum Violation {
     Overcommit(#[from] OvercommitError),
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Administrator(#[from] AdministratorError),
     #[error("{0} is listed above, too; remove one")]
     Listed(String),
     #[error("the password of the registry would be sent without TLS; write https:, or remove the credentials")]

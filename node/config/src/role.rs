@@ -1,8 +1,8 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use cluster::{
-    API_PORT, Addresses, CaDigest, NODE_PREFIX, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Token,
-    Uplink, address,
+    API_PORT, Addresses, AdministratorRequest, CaDigest, NODE_PREFIX, PodSecurity, ProgramSettings, SecretKey,
+    SecretStorage, Static, Token, Uplink, address,
 };
 use ipnet::Ipv4Net;
 use proto::node;
@@ -69,6 +69,7 @@ const SERVICES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16);
 /// The API server supports at most 2^20 Services; API server, DNS and other Services need some addresses.
 const SERVICE_PREFIXES: (u8, u8) = (12, 27);
 const POD_PREFIXES: (u8, u8) = (8, NODE_PREFIX);
+const ADMINISTRATORS: usize = 16;
 
 impl Default for Networks {
     fn default() -> Self {
@@ -99,11 +100,27 @@ impl Check {
                     node::SecretStorage::Unspecified | node::SecretStorage::Encrypted => SecretStorage::Encrypted,
                     node::SecretStorage::Plain => SecretStorage::Plain,
                 };
+                let at_requests = here.field("administratorRequests");
+                programs.administrators = self.administrators(&message.administrator_requests, &at_requests);
                 Role::ControlPlane(self.networks(pods, services, network, &here, top))
             }
             // The problems of an invalid role are collected.
             RoleMessage::Worker(message) => self.worker(message, network, top).map_or_else(Role::default, Role::Worker),
         }
+    }
+
+    fn administrators(&mut self, texts: &[String], path: &FieldPath) -> Vec<AdministratorRequest> {
+        self.at_most(ADMINISTRATORS, texts.len(), path);
+        let mut requests = Vec::<AdministratorRequest>::new();
+        for (index, text) in texts.iter().enumerate() {
+            let path = path.item(index);
+            let Some(request) = self.text::<AdministratorRequest>(Some(text), &path) else { continue };
+            if requests.iter().any(|other| other.name() == request.name()) {
+                self.problem(&path, Violation::Listed(request.name().to_owned()));
+            }
+            requests.push(request);
+        }
+        requests
     }
 
     fn worker(&mut self, message: &node::Worker, network: &Uplink, top: &FieldPath) -> Option<Worker> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use programs::{Credentials, Expiry, Identity, Lasting, PkiError};
+use programs::{Credentials, Expiry, Identity, Lasting, PkiError, PublicCertificates};
 use supervisor::Context;
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -26,6 +26,7 @@ pub struct CertificateStatus {
     pub expiries: Vec<Expiry>,
     /// How often a certificate of this program's clients (administrator, storage) was renewed: they have to connect again.
     pub client_renewals: u32,
+    pub public: PublicCertificates,
 }
 
 pub struct Certificates {
@@ -62,8 +63,10 @@ impl Certificates {
             let mut expiries = renewal.expiries;
             expiries.extend_from_slice(&requested.borrow_and_update());
             expiries.sort_unstable_by_key(|expiry| expiry.name);
+            let public = self.credentials.public();
             self.status.send_modify(|status| {
                 status.expiries = expiries;
+                status.public = public;
                 status.client_renewals += u32::from(clients);
             });
             cx.healthy();

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::announcement::Announcement;
+use cluster::{AdministratorRequest, STATUS_PORT};
 use kube::Client;
+use programs::discovery::ca_digest;
 use programs::{
     Credentials, Identity, Service, apiserver, controller_manager, etcd, first_range, scheduler, secrets,
     snapshot_controller,
@@ -17,6 +19,7 @@ use tracing::{info, warn};
 
 use crate::certificates::{CertificateStatus, Certificates};
 use crate::member::{BaseServices, Member, StorageIdentity};
+use crate::status::administrator_path;
 
 /// For the requests that assign the node's pod range: the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
@@ -53,8 +56,11 @@ impl ControlPlane {
         let renewals = self.certificates.status();
         let seen = renewals.borrow().client_renewals;
         self.announce_credentials();
+        self.show_ca();
         let admin = credentials.client(Identity::Admin).await?;
-        // First, because the storage identity gets its permissions from the reconciler's objects.
+        // First: a user that the configuration does not list any more has all rights until then.
+        let administrators = start_administrators(&cx, &admin, &member.services);
+        // Then the reconciler, because the storage identity gets its permissions from the reconciler's objects.
         let reconciler = start_reconciler(&cx, &admin);
         member.start_pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
         assign_range(&admin, &member.services).await;
@@ -77,7 +83,8 @@ impl ControlPlane {
         let identity = StorageIdentity::signed(credentials, renewals.clone());
         member.start_network_and_storage(&cx, credentials, &identity, None);
         cx.healthy();
-        self.administer(&cx, renewals, seen, &ready, [approver, tokens, dns, snapshots, reconciler, release]).await
+        let services = [approver, tokens, dns, snapshots, reconciler, release, administrators];
+        self.administer(&cx, renewals, seen, &ready, services).await
     }
 
     /// Starts the services with the administrator's client again whenever its certificate was renewed.
@@ -87,7 +94,7 @@ impl ControlPlane {
         mut renewals: watch::Receiver<CertificateStatus>,
         mut seen: u32,
         ready: &Handle,
-        mut services: [Handle; 6],
+        mut services: [Handle; 7],
     ) -> Result<(), BoxError> {
         loop {
             seen = tokio::select! {
@@ -107,12 +114,25 @@ impl ControlPlane {
                 start_snapshots(cx, &admin, ready),
                 start_reconciler(cx, &admin),
                 start_release(cx, &admin),
+                start_administrators(cx, &admin, &self.member.services),
             ];
         }
     }
 
     fn announce_credentials(&self) {
         self.member.host.announce(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
+    }
+
+    /// The console is the path by which a user verifies the CA: `/ca.crt` comes from the network.
+    fn show_ca(&self) {
+        let public = self.credentials.public();
+        if let Some(digest) = ca_digest(&public.ca) {
+            info!(ca = %digest, "digest of the cluster's CA");
+        }
+        for one in &public.administrators {
+            let url = format!("http://{}:{STATUS_PORT}{}", self.member.services.address, administrator_path(&one.name));
+            info!(user = one.user, url, "certificate of an administrator published");
+        }
     }
 }
 
@@ -126,6 +146,12 @@ async fn assign_range(admin: &Client, services: &programs::Config) {
     };
     let error: &dyn Error = &*error;
     warn!(error, "cannot assign a range of pod addresses to this node, waiting for kube-controller-manager");
+}
+
+fn start_administrators(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {
+    let client = admin.clone();
+    let users: Vec<String> = services.settings.administrators.iter().map(AdministratorRequest::user).collect();
+    cx.start("administrators", move |cx| reconciler::administrators(cx, client.clone(), users.clone()))
 }
 
 fn start_approver(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {

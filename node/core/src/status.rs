@@ -8,9 +8,12 @@ use std::{io, iter};
 
 use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
+use programs::PublicCertificates;
 use prometheus::Registry;
 use prometheus::proto::MetricFamily;
-use status::{Closed, Condition, Disk, Inodes, Life, Orphans, Page, Recent, Service, Source, Storage, Versions};
+use status::{
+    Closed, Condition, Disk, Inodes, Life, Orphans, Page, PublicFile, Recent, Service, Source, Storage, Versions,
+};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -89,6 +92,10 @@ impl Source for Node {
         services
     }
 
+    fn public(&self) -> Vec<PublicFile> {
+        public_files(&self.facts.certificates.borrow().public)
+    }
+
     fn page(&self) -> Option<Page> {
         let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, registry, .. } = &self.facts;
         let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&registry.gather())));
@@ -118,6 +125,23 @@ impl Source for Node {
         let own = metrics::collectors(&clock, &kept.expiries, &programs::out_of_memory(paths))?;
         Ok(status::metrics(registry, &self.services(), own)?)
     }
+}
+
+/// Path of the certificate of an administrator, whose name is a DNS label.
+pub(crate) fn administrator_path(name: &str) -> String {
+    format!("/administrators/{name}.crt")
+}
+
+/// Without administrators, the port has nothing for other machines.
+fn public_files(certificates: &PublicCertificates) -> Vec<PublicFile> {
+    let administrators = certificates.administrators.iter();
+    let mut files: Vec<_> = administrators
+        .map(|one| PublicFile { path: administrator_path(&one.name), certificate: one.certificate.clone() })
+        .collect();
+    if !files.is_empty() {
+        files.push(PublicFile { path: "/ca.crt".to_owned(), certificate: certificates.ca.clone() });
+    }
+    files
 }
 
 /// As the metric `granary_clock_synchronized` has it: a server that is lost is not one that answered.
@@ -370,6 +394,34 @@ mod tests {
         };
         assert_eq!(clock(None, Some("silence"), &[server]), never("silence"));
         assert_eq!(clock(None, None, &[server]), never("no answer yet"));
+    }
+
+    /// Of openssl(1): `openssl req -new -key KEY -subj /CN=alice`.
+    const REQUEST: &str = "\
+        -----BEGIN CERTIFICATE REQUEST-----\n\
+        MIHKMHICAQAwEDEOMAwGA1UEAwwFYWxpY2UwWTATBgcqhkjOPQIBBggqhkjOPQMB\n\
+        BwNCAATdlg5zcjhgOuPQEkowD2fZTRWKzC1hHJmOcfUKxzWqEmVbz7ofd3rX4tJV\n\
+        IpbSXz9HQNLCJU3gSK+3G0MFb5JFoAAwCgYIKoZIzj0EAwIDSAAwRQIgXbNnCvTg\n\
+        lcaND1bh3DIiNtjtwLTO/vzUqqlN+AZdjdoCIQCCuz7wKZ9L8jyxOAa4/zvQnBDV\n\
+        NRD3fDZCoECvrJn/ow==\n\
+        -----END CERTIFICATE REQUEST-----\n";
+
+    #[test]
+    fn only_a_node_with_administrators_publishes_certificates() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut services = crate::example::services(&scratch.path().join("pki"));
+        let ensure = |services: &programs::Config| {
+            let credentials = programs::Credentials::ensure(services, time::OffsetDateTime::now_utc()).unwrap();
+            public_files(&credentials.public())
+        };
+        assert_eq!(ensure(&services), []);
+        services.settings.administrators = vec![REQUEST.parse().unwrap()];
+        let files = ensure(&services);
+        let paths: Vec<&str> = files.iter().map(|file| &*file.path).collect();
+        assert_eq!(paths, ["/administrators/alice.crt", "/ca.crt"]);
+        assert!(files.iter().all(|file| file.certificate.starts_with("-----BEGIN CERTIFICATE-----")), "{files:?}");
+        let ca = std::fs::read_to_string(services.paths.pki.join("ca.crt")).unwrap();
+        assert_eq!(files[1].certificate, ca);
     }
 
     #[test]

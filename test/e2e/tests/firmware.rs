@@ -1,19 +1,31 @@
 //! The image as a disk, started by UEFI firmware.
 
-use e2e::Setting;
+use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest, STATUS_PORT};
+use e2e::{Failure, PATIENCE, Seen, Setting, eventually};
 use envtest::chain;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
 use launch::{Boot, BootError, Data, Hardware, Node, Options, SHUTDOWN_LIMIT};
-use qemu::{Card, DiskModel};
+use programs::discovery::ca_digest;
+use qemu::{Card, DiskModel, Forward, free_port};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::json;
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const SECTOR: u32 = 512;
 
 /// The machine has no other disk: the data are on a partition that the first boot makes behind the system. It has no virtio
-/// disk and card, three cards of which one is connected, and a screen.
+/// disk and card, three cards of which one is connected, and a screen. Its administrator has only the console and the network.
 #[tokio::test]
 async fn the_image_on_a_larger_disk_becomes_a_node() {
     let setting = Setting::from_target().unwrap();
@@ -25,7 +37,14 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
         // Linux draws each line of the log: slow in emulation on a larger screen.
         more: ["igb", "vmxnet3,romfile=", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
     };
-    options.configuration = Some(json!({"network": {"driver": "e1000e"}}).to_string());
+    let administrator = Administrator::new("alice");
+    let configuration = json!({
+        "controlPlane": {"administratorRequests": [administrator.request]},
+        "network": {"driver": "e1000e"},
+    });
+    options.configuration = Some(configuration.to_string());
+    let status = Forward { host: free_port().unwrap(), guest: STATUS_PORT };
+    options.forwards = vec![status];
     let node = match Node::boot(&options, |event| println!("{event}")).await {
         Ok(node) => node,
         Err(error) => panic!("the node did not boot: {}", chain(&error)),
@@ -41,7 +60,92 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     let screen = fs::read(screen).unwrap();
     let written = pixels(&screen).filter(|pixel| *pixel == CONSOLE_TEXT).count();
     assert!(written > 2000, "{written} pixels of text are on the screen");
+    administrator.enters(&node, status.host).await;
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
+}
+
+/// A user with a key and its request, as docs/operations/install.md describes it.
+struct Administrator {
+    request: String,
+    key: KeyPair,
+}
+
+impl Administrator {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        Self { request: params.serialize_request(&key).unwrap().pem().unwrap(), key }
+    }
+
+    /// Reads the certificates from the status port, from another machine, compares the CA with the console, and asks the API
+    /// server for objects that only an administrator reads.
+    async fn enters(&self, node: &Node, status: u16) {
+        let (line, ca) = read(status, "/ca.crt").await;
+        assert!(line.contains(" 200 "), "{line}");
+        let wanted = format!("digest of the cluster's CA ca={}", ca_digest(&ca).expect("a certificate"));
+        let printed = eventually(PATIENCE, "the CA's digest on the console", async || {
+            let console = fs::read(node.console()).unwrap_or_default();
+            let console = String::from_utf8_lossy(&console).into_owned();
+            Ok(if console.contains(&wanted) { Seen::Done(()) } else { Seen::NotYet(console) })
+        });
+        printed.await.unwrap_or_else(|error| panic!("{wanted:?}: {}", chain(&error)));
+        let (line, certificate) = read(status, "/administrators/alice.crt").await;
+        assert!(line.contains(" 200 "), "{line}");
+        for path in ["/statusz", "/statusz.json", "/metrics", "/readyz", "/administrators/bob.crt"] {
+            let (line, body) = read(status, path).await;
+            assert!(line.contains(" 404 "), "{path}: {line} {body}");
+        }
+
+        let client = self.client(node.api_port(), &ca, &certificate).await;
+        let reviews = Api::<SelfSubjectReview>::all(client.clone());
+        let review = reviews.create(&PostParams::default(), &<_>::default()).await.unwrap();
+        let user = review.status.and_then(|status| status.user_info).unwrap_or_default();
+        let request: AdministratorRequest = self.request.parse().unwrap();
+        assert_eq!(user.username, Some(request.user()));
+        let groups = user.groups.unwrap_or_default();
+        assert!(groups.iter().any(|group| group == ADMINISTRATORS_GROUP), "{groups:?}");
+        assert!(!groups.iter().any(|group| group == "system:masters"), "{groups:?}");
+        let secrets = Api::<Secret>::namespaced(client, "kube-system");
+        let listed = eventually(PATIENCE, "the rights of the administrator", async || {
+            match secrets.list(&ListParams::default()).await {
+                Ok(_) => Ok(Seen::Done(())),
+                Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(Seen::NotYet(status.message)),
+                Err(error) => Err(Failure::api("list Secrets")(error)),
+            }
+        });
+        listed.await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    }
+
+    async fn client(&self, port: u16, ca: &str, certificate: &str) -> Client {
+        let base64 = |pem: &str| ByteString(pem.as_bytes().to_vec());
+        let user = json!({
+            "client-certificate-data": base64(certificate), "client-key-data": base64(&self.key.serialize_pem()),
+        });
+        let cluster = json!({"server": format!("https://127.0.0.1:{port}"), "certificate-authority-data": base64(ca)});
+        let kubeconfig: Kubeconfig = serde_json::from_value(json!({
+            "clusters": [{"name": "granary", "cluster": cluster}],
+            "users": [{"name": "alice", "user": user}],
+            "contexts": [{"name": "granary", "context": {"cluster": "granary", "user": "alice"}}],
+            "current-context": "granary",
+        }))
+        .unwrap();
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        // A proxy of the environment does not reach the loopback of this machine.
+        config.proxy_url = None;
+        Client::try_from(config).unwrap()
+    }
+}
+
+/// The first line and the body of the answer.
+async fn read(port: u16, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer:?}"));
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
 /// Grey, as Linux writes on its console; firmware uses another one.

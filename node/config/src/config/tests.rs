@@ -1,10 +1,11 @@
 use std::net::SocketAddrV4;
 
-use cluster::{PodSecurity, SecretKey, SecretStorage, Token};
+use cluster::{AdministratorRequest, PodSecurity, SecretKey, SecretStorage, Token};
 use ipnet::Ipv4Net;
 use proptest::collection::{hash_set, vec};
 use proptest::option;
 use proptest::prelude::*;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
 use super::*;
@@ -171,6 +172,59 @@ fn the_error_lists_the_pod_security_levels() {
             [format!("controlPlane.podSecurity: {level:?} is not one of PRIVILEGED, BASELINE, RESTRICTED")]
         );
     }
+}
+
+/// A certificate signing request of a new key.
+fn administrator_request(name: &str) -> String {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+}
+
+#[test]
+fn administrators_have_a_request_and_a_name_each() {
+    let requests = ["alice", "bob"].map(administrator_request);
+    let text = json!({"controlPlane": {"administratorRequests": requests}}).to_string();
+    let administrators = Config::parse(&text).unwrap().programs.administrators;
+    let names: Vec<&str> = administrators.iter().map(AdministratorRequest::name).collect();
+    assert_eq!(names, ["alice", "bob"]);
+}
+
+#[test]
+fn an_invalid_administrator_is_reported_by_its_index() {
+    let [alice, bob, other_alice, system] = ["alice", "bob", "alice", "system:admin"].map(administrator_request);
+    let key = KeyPair::generate().unwrap().serialize_pem();
+    let found = problems(
+        &json!({"controlPlane": {"administratorRequests": [alice, "alice.csr", system, bob, other_alice, key]}})
+            .to_string(),
+    );
+    let wanted = [
+        "controlPlane.administratorRequests[1]: must contain one certificate signing request in PEM",
+        "controlPlane.administratorRequests[2]: the subject must have one common name",
+        "controlPlane.administratorRequests[4]: alice is listed above, too; remove one",
+        "controlPlane.administratorRequests[5]: contains a private key",
+    ];
+    assert_eq!(found.len(), wanted.len(), "{found:?}");
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!(found.starts_with(wanted) && !found.contains("BEGIN"), "{found}");
+    }
+    let many: Vec<String> = (0..17).map(|index| administrator_request(&format!("a{index}"))).collect();
+    assert_eq!(
+        problems(&json!({"controlPlane": {"administratorRequests": many}}).to_string()),
+        ["controlPlane.administratorRequests: the list has 17 items; at most 16 are possible"]
+    );
+}
+
+/// A worker has no key to sign with.
+#[test]
+fn a_worker_has_no_administrators() {
+    let digest = format!("sha256:{:064}", 7);
+    let requests = [administrator_request("alice")];
+    let worker = json!({"server": "192.0.2.10", "authority": digest, "administratorRequests": requests});
+    let found = problems(&json!({"worker": worker}).to_string());
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("worker.administratorRequests: there is no such field here; "), "{found:?}");
 }
 
 #[test]
