@@ -63,6 +63,10 @@ impl Modules {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::time::Duration;
+
+    use envtest::{Seen, eventually};
+    use supervisor::{Settings, Supervisor};
 
     use super::*;
 
@@ -94,12 +98,23 @@ mod tests {
         assert!(matches!(Modules::find("/nowhere", &["vxlan".parse().unwrap()]), Err(ModulesError::Catalog(_))));
     }
 
-    #[test]
-    fn a_module_that_cannot_be_loaded_is_named_with_the_remedy() {
-        let image = image();
-        let modules = find(&image, &["vxlan"]).unwrap().unwrap();
-        // The directory has no files of modules.
-        let error = modules.catalog.load(&modules.names).map_err(ModulesError::Load).unwrap_err();
-        assert!(error.to_string().contains("remove the rejected one from kernelModules"), "{error}");
+    /// The status page shows the failure of the service.
+    #[tokio::test]
+    async fn a_module_that_the_kernel_rejects_is_named_with_the_remedy() {
+        let image = tempfile::tempdir().unwrap();
+        fs::write(image.path().join(kmod::ORDER), "granary_test.ko\n").unwrap();
+        fs::write(image.path().join(kmod::CATALOG), "granary_test granary_test.ko\n").unwrap();
+        fs::write(image.path().join("granary_test.ko"), "not a module").unwrap();
+        let modules = find(&image, &["granary_test"]).unwrap().unwrap();
+        let tree = Supervisor::start("kernel-modules", Settings::default(), move |cx| Arc::clone(&modules).run(cx));
+        let failure = eventually(Duration::from_secs(60), "a failure", async || {
+            let failure = tree.status().last_error;
+            Ok::<_, ModulesError>(failure.map_or_else(|| Seen::NotYet("none".to_owned()), Seen::Done))
+        });
+        let failure = failure.await.unwrap();
+        for part in ["remove the rejected one from kernelModules", "the kernel rejected module granary_test.ko"] {
+            assert!(failure.contains(part), "{part:?} is not in {failure}");
+        }
+        tree.stop(Duration::from_secs(10)).await.unwrap();
     }
 }
