@@ -227,6 +227,15 @@ async fn a_static_address_replaces_another() {
     cable.cut().await;
 }
 
+/// No other interface than loopback is in the guest while no test has a cable.
+#[tokio::test]
+async fn a_machine_without_a_network_card_gets_the_remedy() {
+    let _guard = SERIAL.lock().await;
+    let error = Network::open(Uplink::default()).await.unwrap_err().to_string();
+    let wanted = "the machine has no network card that the image has a driver for; add one of those in ";
+    assert!(error.starts_with(wanted), "{error}");
+}
+
 #[tokio::test]
 async fn a_card_is_chosen_by_its_address_and_a_missing_one_is_reported_with_the_others() {
     let _guard = SERIAL.lock().await;
