@@ -1,11 +1,12 @@
 //! Pods resolve names with the node's DNS.
 
-use e2e::{Case, DOMAIN, Failure, PATIENCE, Part, Seen, Server, eventually};
+use e2e::{Case, DOMAIN, Failure, NAME_SERVER, PATIENCE, Part, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::{Pod, Service};
-use serde_json::json;
+use serde_json::{Value, json};
 use units::Bytes;
 use workload::Record;
 
+const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 /// Of a cluster with few objects.
 const MOST: Bytes = Bytes::new(40_000_000);
 
@@ -14,7 +15,7 @@ pub async fn cases(part: &Part, client: &Server, server: &Server) {
     tokio::join!(
         part.shows("pods_resolve_names_of_services", services(case, client, server)),
         part.shows("unknown_names_do_not_exist", unknown(case, client)),
-        part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(client)),
+        part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(case, client)),
         part.shows("coredns_needs_little_memory", memory(case)),
     );
 }
@@ -69,10 +70,20 @@ async fn unknown(case: &Case, client: &Server) -> Result<(), Failure> {
 }
 
 /// The cluster's names need no name server, and the others fail before the query's client gives up.
-async fn outside(client: &Server) -> Result<(), Failure> {
+/// CoreDNS' error on the status page names the server.
+async fn outside(case: &Case, client: &Server) -> Result<(), Failure> {
     let found = client.resolve("outside.example.", Record::A).await?;
     assert_eq!((found.code.as_str(), found.answers.len()), ("SERVFAIL", 0), "{found:?}");
-    Ok(())
+    eventually(PATIENCE, "an error that names the name server", async || {
+        let page: Value = serde_json::from_str(&case.get(STATUS).await?)?;
+        let warnings = page["warnings"].as_array().into_iter().flatten();
+        let is_named = |warning: &Value| {
+            warning["source"] == "coredns" && warning["text"].as_str().is_some_and(|text| text.contains(NAME_SERVER))
+        };
+        let named = warnings.clone().any(is_named);
+        Ok(if named { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", warnings.collect::<Vec<_>>())) })
+    })
+    .await
 }
 
 /// Without the pages of its file, which the kernel can read again.
