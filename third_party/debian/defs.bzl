@@ -192,6 +192,36 @@ The loader is lib/ld-linux-x86-64.so.2; a root that holds the tree as /usr has a
     },
 )
 
+def _debian_layer_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".tar")
+    ctx.actions.run_shell(
+        inputs = [ctx.file.tree],
+        outputs = [out],
+        command = "\n".join([
+            "set -eu",
+            "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
+            # The root directory of the image, which all users read.
+            "umask 022; chmod 0755 \"$work\"",
+            "mkdir \"$work/usr\"; cp -rL {tree}/bin {tree}/lib \"$work/usr\"".format(tree = ctx.file.tree.path),
+            "chmod -R u=rwX,go=rX \"$work/usr\"",
+            # The path of the loader in the programs.
+            "ln -s usr/lib \"$work/lib64\"",
+            _PACK.format(out.path, "."),
+        ]),
+        mnemonic = "DebianLayer",
+        progress_message = "Creating the layer %{label}",
+        use_default_shell_env = True,
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+debian_layer = rule(
+    implementation = _debian_layer_impl,
+    doc = "A rule: the layer of a container image with the programs of a debian_tree in /usr. An archive.",
+    attrs = {
+        "tree": attr.label(mandatory = True, allow_single_file = True, doc = "A debian_tree."),
+    },
+)
+
 # Only /usr/share, with no owner: base-files has directories of groups that a sandbox lacks.
 _UNPACK_SHARE = """\
 set -eu

@@ -51,6 +51,8 @@ pub enum Check {
     Unshare,
     /// `fetch ADDRESS TARGET`: the answer of an HTTP server to `GET TARGET`.
     Fetch { address: SocketAddr, target: String },
+    /// `exchange ADDRESS TEXT`: the answer of a server of any protocol to this text, up to the end of the connection.
+    Exchange { address: SocketAddr, text: String },
     /// `resolve NAME A|SRV`: the answer of the container's name server for the name in its search path.
     Resolve { name: String, record: Record },
     /// `webhook PORT DIRECTORY`: an admission webhook that denies all requests with the name of this pod, until SIGTERM; see
@@ -78,7 +80,7 @@ impl Check {
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
-         fetch ADDRESS TARGET, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE]";
+         fetch ADDRESS TARGET, exchange ADDRESS TEXT, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let check = match *words {
@@ -102,6 +104,7 @@ impl Check {
             ["settings", _, ..] => Self::Settings { keys: words.iter().skip(1).map(|&word| word.to_owned()).collect() },
             ["unshare"] => Self::Unshare,
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
+            ["exchange", address, text] => Self::Exchange { address: address.parse().ok()?, text: text.to_owned() },
             ["resolve", name, record] => {
                 let (_, record) = RECORDS.into_iter().find(|(word, _)| *word == record)?;
                 Self::Resolve { name: name.to_owned(), record }
@@ -138,6 +141,7 @@ impl Check {
             Self::Settings { keys } => ("settings", keys.clone()),
             Self::Unshare => ("unshare", Vec::new()),
             Self::Fetch { address, target } => ("fetch", vec![address.to_string(), target.clone()]),
+            Self::Exchange { address, text } => ("exchange", vec![address.to_string(), text.clone()]),
             Self::Resolve { name, record } => {
                 let word = RECORDS.iter().find(|(_, known)| known == record).map_or("", |(word, _)| *word);
                 ("resolve", vec![name.clone(), word.to_owned()])
@@ -180,6 +184,8 @@ pub(crate) mod tests {
             Just(Check::Unshare),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
+            (any::<IpAddr>(), any::<u16>(), text())
+                .prop_map(|(host, port, text)| Check::Exchange { address: SocketAddr::new(host, port), text }),
             ("[a-z.]{1,9}", prop::sample::select(vec![Record::A, Record::Srv]))
                 .prop_map(|(name, record)| Check::Resolve { name, record }),
             (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
@@ -189,9 +195,18 @@ pub(crate) mod tests {
 
     #[test]
     fn usage_has_all_words() {
-        for word in
-            ["try-write", "fill-inodes", "signal", "settings", "unshare", "fetch", "resolve", "webhook", "serve"]
-        {
+        for word in [
+            "try-write",
+            "fill-inodes",
+            "signal",
+            "settings",
+            "unshare",
+            "fetch",
+            "exchange",
+            "resolve",
+            "webhook",
+            "serve",
+        ] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }
     }

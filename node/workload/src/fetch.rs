@@ -1,4 +1,4 @@
-//! HTTP requests to other containers.
+//! Requests to other containers: HTTP, and other protocols whose messages are text.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,16 +12,20 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// The answer to `GET TARGET`, with its head: at most [`Check::READ_LIMIT`] bytes of it.
 pub(crate) fn get(address: SocketAddr, target: &str) -> Result<Text, CheckError> {
-    request(address, target).map_err(CheckError::of("send a request to", Path::new(&address.to_string())))
+    exchange(address, &format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"))
 }
 
-fn request(address: SocketAddr, target: &str) -> io::Result<Text> {
+/// Sends a text, and reads until the server closes the connection: at most [`Check::READ_LIMIT`] bytes.
+pub(crate) fn exchange(address: SocketAddr, text: &str) -> Result<Text, CheckError> {
+    request(address, text).map_err(CheckError::of("send a request to", Path::new(&address.to_string())))
+}
+
+fn request(address: SocketAddr, text: &str) -> io::Result<Text> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;
     // In one write: a server may answer after the first bytes and close the connection.
-    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(text.as_bytes())?;
     let mut answer = Vec::new();
     match stream.take(Check::READ_LIMIT).read_to_end(&mut answer) {
         // A server that did not read the whole request resets the connection after its answer.
@@ -55,6 +59,21 @@ mod tests {
         assert!(get(address, "/").unwrap().text.starts_with("HTTP/1.0 400"));
         let received = server.join().unwrap();
         assert!(received.ends_with("\r\n\r\n"), "the request came in pieces: {received:?}");
+    }
+
+    #[test]
+    fn a_text_is_sent_as_it_is() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut text = [0; 6];
+            stream.read_exact(&mut text).unwrap();
+            stream.write_all(b"+PONG\r\n").unwrap();
+            text
+        });
+        assert_eq!(exchange(address, "PING\r\n").unwrap().text, "+PONG\r\n");
+        assert_eq!(&server.join().unwrap(), b"PING\r\n");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub enum Finding {
     Settings(Settings),
     Unshare(Tried),
     Fetch(Text),
+    Exchange(Text),
     Resolve(Resolved),
     Webhook,
     Serve,

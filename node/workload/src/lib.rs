@@ -61,6 +61,7 @@ pub fn run(check: &Check) -> Result<Finding, CheckError> {
         Check::Settings { keys } => settings::read(keys).map(Finding::Settings),
         Check::Unshare => Ok(Finding::Unshare(namespace::unshare())),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
+        Check::Exchange { address, text } => fetch::exchange(*address, text).map(Finding::Exchange),
         Check::Resolve { name, record } => resolve::look_up(name, *record).map(Finding::Resolve),
         Check::Webhook { port, path } => webhook::run(*port, path).map(|()| Finding::Webhook),
         Check::Serve { port, farewell } => serve::run(*port, farewell.as_deref()).map(|()| Finding::Serve),

@@ -4,7 +4,9 @@ use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, ObjectMeta, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, ObjectMeta, Patch, PatchParams, PostParams,
+};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -87,6 +89,17 @@ impl Case {
         let object: K = serde_json::from_value(object)?;
         let doing = format!("create {} {}", K::kind(&K::DynamicType::default()), object.name_any());
         self.api::<K>().create(&PostParams::default(), &object).await.map_err(Failure::api(doing))
+    }
+
+    /// As `kubectl apply --server-side --validate=strict`.
+    pub async fn apply(&self, object: &DynamicObject) -> Result<(), Failure> {
+        let types = object.types.clone().unwrap_or_default();
+        let kind = GroupVersionKind::try_from(&types).unwrap_or_else(|error| panic!("{types:?}: {error}"));
+        let objects: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind));
+        let (name, params) = (object.name_any(), PatchParams::apply("e2e").validation_strict());
+        let applied = objects.patch(&name, &params, &Patch::Apply(object)).await;
+        applied.map(drop).map_err(Failure::api(format!("apply {} {name}", kind.kind)))
     }
 
     pub async fn look_at_the_node(&self) -> Result<Volumes, Failure> {

@@ -97,6 +97,10 @@ impl Server {
         Ok(self.ask::<Text>(&Check::Fetch { address, target: target.to_owned() }).await?.text)
     }
 
+    pub async fn exchange(&self, address: SocketAddr, text: &str) -> Result<String, Failure> {
+        Ok(self.ask::<Text>(&Check::Exchange { address, text: text.to_owned() }).await?.text)
+    }
+
     pub async fn resolve(&self, name: &str, record: Record) -> Result<Resolved, Failure> {
         self.ask(&Check::Resolve { name: name.to_owned(), record }).await
     }

@@ -2,6 +2,7 @@
 
 mod burst;
 mod confinement;
+mod database;
 mod device;
 mod directory;
 mod dns;

@@ -1,6 +1,6 @@
 // registry serves the images of OCI archives from memory, with TLS and one user. Tests pull from it.
 //
-//	registry CERTIFICATE KEY USER PASSWORD ARCHIVE NAME:TAG ADDRESS...
+//	registry CERTIFICATE KEY USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS...
 package main
 
 import (
@@ -38,8 +38,8 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) < 7 {
-		return errors.New("usage: registry CERTIFICATE KEY USER PASSWORD ARCHIVE NAME:TAG ADDRESS...")
+	if len(args) < 6 {
+		return errors.New("usage: registry CERTIFICATE KEY USER PASSWORD NAME:TAG=ARCHIVE... ADDRESS...")
 	}
 	user, password := args[2], args[3]
 	pair, err := tls.LoadX509KeyPair(args[0], args[1])
@@ -50,13 +50,16 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	name, tag, _ := strings.Cut(args[5], ":")
-	if err := (pusher{app, user, password, name}).push(args[4], tag); err != nil {
-		return fmt.Errorf("cannot push %s: %w", args[4], err)
-	}
 	failed := make(chan error)
-	for _, address := range args[6:] {
-		listener, err := net.Listen("tcp", address)
+	for _, arg := range args[4:] {
+		if image, archive, isImage := strings.Cut(arg, "="); isImage {
+			name, tag, _ := strings.Cut(image, ":")
+			if err := (pusher{app, user, password, name}).push(archive, tag); err != nil {
+				return fmt.Errorf("cannot push %s: %w", archive, err)
+			}
+			continue
+		}
+		listener, err := net.Listen("tcp", arg)
 		if err != nil {
 			return err
 		}

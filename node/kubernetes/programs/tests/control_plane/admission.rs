@@ -14,9 +14,13 @@ use serde_json::{Value, json};
 /// The page with the label for tenants' namespaces.
 const PAGE: &str = include_str!("../../../../../docs/operations/security.md");
 
+/// The objects of the tutorial docs/database.md.
+const DATABASE: &str = include_str!("../../../../../docs/database.yaml");
+
 pub fn cases(suite: Suite) -> Suite {
     suite
         .case("a_tenants_namespace_rejects_pods_that_reach_the_node", a_tenants_namespace_rejects_pods)
+        .case("the_database_of_the_tutorial_is_restricted", the_database_of_the_tutorial_is_restricted)
         .case("without_a_label_pods_cannot_reach_the_node", without_a_label_pods_cannot_reach_the_node)
         .case("in_a_labelled_namespace_pods_reach_the_node", in_a_labelled_namespace_pods_reach_the_node)
         .case("a_pod_that_is_not_restricted_gets_a_warning", a_pod_that_is_not_restricted_gets_a_warning)
@@ -102,6 +106,24 @@ async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), F
         violates(tenants.create(&dry_run(), &pod(&changes)?).await, "restricted", &changes);
     }
     namespaces.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn the_database_of_the_tutorial_is_restricted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let namespaces = Api::<Namespace>::all(cluster.admin());
+    let restricted = serde_json::from_value(json!({
+        "metadata": {"name": "tutorial", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+    }))?;
+    namespaces.create(&PostParams::default(), &restricted).await?;
+    let pods = pods_in(&cluster, "tutorial").await?;
+    let objects: Vec<Value> = serde_saphyr::from_multiple(DATABASE)?;
+    let set = objects.iter().find(|object| object["kind"] == "StatefulSet").ok_or("the tutorial has no StatefulSet")?;
+    let mut pod = set["spec"]["template"].clone();
+    pod["metadata"]["name"] = "database-0".into();
+    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data-database-0"}});
+    pod["spec"]["volumes"] = json!([claim]);
+    pods.create(&dry_run(), &serde_json::from_value(pod)?).await?;
+    namespaces.delete("tutorial", &DeleteParams::default()).await?;
     Ok(())
 }
 

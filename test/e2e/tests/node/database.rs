@@ -1,0 +1,135 @@
+//! The tutorial "Your first database": its objects, in which only the address of the registry is replaced.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use e2e::{Case, Failure, OnNode, PASSWORD, PATIENCE, Part, REGISTRY, Seen, USER, eventually};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+use workload::Record;
+
+const OBJECTS: &str = include_str!("../../../../docs/database.yaml");
+/// The registry's address in the tutorial.
+const TUTORIAL_REGISTRY: &str = "registry.example:5000";
+/// The repository and the tag of the image.
+pub const IMAGE: &str = "redis:7.0";
+/// Name of the StatefulSet, of the Service, and of the Secret with the database's password.
+const NAME: &str = "database";
+pub const POD: &str = "database-0";
+const CLAIM: &str = "data-database-0";
+const SIZE: u64 = 128 << 20;
+const PORT: u16 = 6379;
+/// Of the database.
+pub const SECRET: &str = "password-of-the-test-database";
+
+/// The Secrets that the tutorial creates with kubectl, and the objects of its file.
+pub async fn create(case: &Case) -> Result<(), Failure> {
+    let user = json!({"username": USER, "password": PASSWORD});
+    for secret in [
+        json!({
+            "metadata": {"name": "registry"},
+            "type": "kubernetes.io/dockerconfigjson",
+            "stringData": {".dockerconfigjson": json!({"auths": {REGISTRY: user}}).to_string()},
+        }),
+        json!({"metadata": {"name": NAME}, "stringData": {"password": SECRET}}),
+    ] {
+        case.create::<Secret>(secret).await?;
+    }
+    assert!(OBJECTS.contains(&format!("image: {TUTORIAL_REGISTRY}/{IMAGE}\n")), "{OBJECTS}");
+    let objects = OBJECTS.replace(TUTORIAL_REGISTRY, REGISTRY);
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&objects).expect("YAML of objects");
+    assert_eq!(objects.len(), 3, "{objects:?}");
+    for object in objects {
+        case.apply(&serde_json::from_value(object)?).await?;
+    }
+    Ok(())
+}
+
+/// Cases of one database, each of which needs the one before it.
+pub async fn cases(part: &Part) {
+    let case = &part.case;
+    let has_a_claim =
+        part.must_show("a_stateful_set_pulls_with_a_secret_and_a_private_ca_and_has_a_claim", has_a_claim(case));
+    let Ok(first) = has_a_claim.await else { return };
+    let written = part.must_show("a_database_is_written_by_the_name_of_its_headless_service", is_written(case)).await;
+    if written.is_err() {
+        return;
+    }
+    part.shows("a_disruption_budget_allows_no_eviction_of_the_database", is_counted(case)).await;
+    part.shows("a_deleted_pod_of_a_database_returns_with_its_data", returns(case, &first)).await;
+}
+
+/// Returns the unique ID of the pod.
+async fn has_a_claim(case: &Case) -> Result<String, Failure> {
+    let pod = is_ready(case, None).await?;
+    let volume = case.volume_name(CLAIM).await?;
+    let OnNode { project, mounts, .. } = case.on_the_node(&volume).await?;
+    assert_eq!(project.and_then(|project| project.bytes), Some(SIZE));
+    assert_eq!(mounts.len(), 1, "{mounts:?}");
+    Ok(pod)
+}
+
+/// Waits for a pod that is ready, and is not the one with this unique ID.
+async fn is_ready(case: &Case, before: Option<&str>) -> Result<String, Failure> {
+    eventually(PATIENCE, "a ready pod of the database", async || {
+        let pod = case.api::<Pod>().get_opt(POD).await.map_err(Failure::api("look for the pod"))?;
+        let (id, status) = pod.map(|pod| (pod.metadata.uid, pod.status.unwrap_or_default())).unwrap_or_default();
+        let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+        Ok(match id.filter(|id| is_ready && Some(id.as_str()) != before) {
+            Some(id) => Seen::Done(id),
+            None => Seen::NotYet(format!("{:?}; {}", status.container_statuses, case.events(POD).await?.join("; "))),
+        })
+    })
+    .await
+}
+
+async fn is_written(case: &Case) -> Result<(), Failure> {
+    answers(case, "SET note kept", "+OK\r\n").await
+}
+
+/// Waits for this answer to an inline command of the protocol (RESP), as the only answer beside those to `AUTH` and `QUIT`. The
+/// observer is in another namespace, and looks the pod up in the Service.
+async fn answers(case: &Case, command: &str, answer: &str) -> Result<(), Failure> {
+    let observer = case.observer();
+    let name = format!("{POD}.{NAME}.{}", case.namespace());
+    let (request, wanted) = (format!("AUTH {SECRET}\r\n{command}\r\nQUIT\r\n"), format!("+OK\r\n{answer}+OK\r\n"));
+    eventually(PATIENCE, &format!("the answer to {command} of {name}"), async || {
+        let found = observer.resolve(&name, Record::A).await?;
+        let [address] = &*found.answers else { return Ok(Seen::NotYet(format!("{found:?}"))) };
+        let address: Ipv4Addr = address.parse().unwrap_or_else(|error| panic!("{address}: {error}"));
+        let found = observer.exchange(SocketAddr::from((address, PORT)), &request).await?;
+        Ok(if found == wanted { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
+    })
+    .await
+}
+
+/// Without an eviction: the client repeats a denied one (status 429) for minutes.
+async fn is_counted(case: &Case) -> Result<(), Failure> {
+    eventually(PATIENCE, "the counts of the disruption budget", async || {
+        let budget = case.api::<PodDisruptionBudget>().get(NAME).await.map_err(Failure::api("read a budget"))?;
+        let status = budget.status.unwrap_or_default();
+        let counts = (status.expected_pods, status.current_healthy, status.disruptions_allowed);
+        Ok(if counts == (Some(1), Some(1), Some(0)) { Seen::Done(()) } else { Seen::NotYet(format!("{status:?}")) })
+    })
+    .await
+}
+
+async fn returns(case: &Case, first: &str) -> Result<(), Failure> {
+    let deleted = case.api::<Pod>().delete(POD, &DeleteParams::default()).await;
+    deleted.map_err(Failure::api("delete the pod of the database"))?;
+    is_ready(case, Some(first)).await?;
+    answers(case, "GET note", "$4\r\nkept\r\n").await
+}
+
+/// Waits for the end of the pod. The claim stays, as after a user's `kubectl delete`.
+pub async fn delete(case: &Case) -> Result<(), Failure> {
+    let deleted = case.api::<StatefulSet>().delete(NAME, &DeleteParams::default()).await;
+    deleted.map_err(Failure::api("delete a StatefulSet"))?;
+    eventually(PATIENCE, "the end of the pod", async || {
+        let pod = case.api::<Pod>().get_opt(POD).await.map_err(Failure::api("look for the pod"))?;
+        Ok(if pod.is_none() { Seen::Done(()) } else { Seen::NotYet(format!("{POD} is there")) })
+    })
+    .await
+}
