@@ -47,7 +47,7 @@ fn archives_among(blocks: &Path) -> io::Result<Vec<Archive>> {
         let entry = entry?;
         let names = [serial(&entry.path()), partition(&entry.path())];
         if let Some(name) = names.into_iter().flatten().find(|name| name.starts_with(IMAGE_ARCHIVE_PREFIX)) {
-            found.push(Archive { name, device: Path::new("/dev").join(entry.file_name()) });
+            found.push(Archive { name, path: Path::new("/dev").join(entry.file_name()) });
         }
     }
     found.sort();
@@ -84,7 +84,7 @@ mod tests {
             fs::write(blocks.path().join(device).join(file), text).unwrap();
         }
         let found = archives_among(blocks.path()).unwrap();
-        let found: Vec<_> = found.iter().map(|archive| (&*archive.name, archive.device.to_str().unwrap())).collect();
+        let found: Vec<_> = found.iter().map(|archive| (&*archive.name, archive.path.to_str().unwrap())).collect();
         assert_eq!(found, [("image-10", "/dev/vdb"), ("image-2", "/dev/vdc"), ("image-app", "/dev/vda4")]);
     }
 }

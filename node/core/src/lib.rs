@@ -15,10 +15,12 @@ pub mod disk;
 pub mod disk_health;
 mod dns;
 pub mod drivers;
+mod esp;
 #[cfg(test)]
 mod example;
 pub mod guard;
 pub mod host;
+pub mod images;
 pub mod join;
 pub mod kernel;
 pub mod log;

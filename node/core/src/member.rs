@@ -23,12 +23,13 @@ use crate::certificates::{CertificateStatus, renewal};
 use crate::dns::Dns;
 use crate::guard::PodGuard;
 use crate::host::Host;
+use crate::images::GivenArchives;
 use crate::mesh::Mesh;
 use crate::modules::Modules;
 use crate::status::Facts;
 use crate::storage::Storage;
 use crate::uplink::Uplink;
-use crate::{disk, orphans, restart, status, system};
+use crate::{images, orphans, restart, status, system};
 
 const NETWORK_MODULES: &str = "/usr/lib/modules/network";
 
@@ -83,8 +84,9 @@ impl Member {
     pub(crate) async fn start_runtime(&self, cx: &Context, guard: Handle) -> Result<[Handle; 2], BoxError> {
         guard.healthy().await?;
         cx.start("containerd", containerd::service(&self.services)).healthy().await?;
-        let given = spawn_blocking(disk::image_archives).await??;
-        let images = cx.start("images", containerd::images(&self.services, given));
+        let ephemeral = self.services.paths.ephemeral.clone();
+        let given = spawn_blocking(move || GivenArchives::find(&ephemeral)).await??;
+        let images = cx.start("images", images::service(&self.services, given));
         let plugin = Arc::clone(&self.plugin);
         let csi = cx.start("csi", restart::on_request(move |cx| Arc::clone(&plugin).run(cx)));
         Ok([images, csi])

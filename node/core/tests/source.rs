@@ -1,5 +1,5 @@
-//! The configuration on the EFI system partition, as the kernel reads it: a node that was started from the disk finds
-//! the file, or says what is wrong with it. Needs root and one scratch disk.
+//! The EFI system partition, as the kernel reads it: a node that was started from the disk finds its configuration, or says what is
+//! wrong with it, and archives of images. Needs root and one scratch disk.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -13,6 +13,7 @@ use ktest_support::process::Child;
 use ktest_support::{Disk, run, unmount};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::chroot;
+use node_core::images::GivenArchives;
 use node_core::source;
 use tempfile::TempDir;
 
@@ -71,6 +72,28 @@ impl Machine {
     /// The result of a start from the disk: where the node found its configuration and its name, or why it
     /// has none.
     fn result(&self) -> String {
+        self.in_the_system(|| match source::read() {
+            Ok((found, config)) => format!("{found}, {}", config.node),
+            Err(error) => chain(&error),
+        })
+    }
+
+    /// The archives of images that a start from the disk finds, with their contents.
+    fn archives(&self) -> String {
+        self.in_the_system(|| {
+            let given = GivenArchives::find(Path::new("/ephemeral")).unwrap();
+            let read = given.archives().iter().map(|archive| {
+                let text = fs::read_to_string(&archive.path).unwrap();
+                format!("{} on {}: {text}\n", archive.name, archive.path.display())
+            });
+            let text = read.collect();
+            given.unmount();
+            text
+        })
+    }
+
+    /// The text that a process returns whose root is the system.
+    fn in_the_system(&self, work: impl FnOnce() -> String) -> String {
         let root = self.root.path();
         mount(Some(&*self.partition(2)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
         for name in BOUND {
@@ -83,11 +106,7 @@ impl Machine {
         Child::start(|| {
             chroot(root).unwrap();
             std::env::set_current_dir("/").unwrap();
-            let result = match source::read() {
-                Ok((found, config)) => format!("{found}, {}", config.node),
-                Err(error) => chain(&error),
-            };
-            fs::write(&answer, result).unwrap();
+            fs::write(&answer, work()).unwrap();
         })
         .wait();
         BOUND.iter().for_each(|name| unmount(&root.join(name)).unwrap());
@@ -159,4 +178,25 @@ fn a_partition_without_a_file_system_is_refused() {
     let partition = machine.partition(1);
     let expected = format!("cannot mount the EFI system partition {partition}; put a FAT file system on it");
     assert!(machine.result().starts_with(&expected), "{}", machine.result());
+}
+
+#[test]
+fn archives_of_images_beside_the_system_are_found() {
+    let machine = Machine::with_esp(|place| {
+        let images = place.join("images");
+        fs::create_dir_all(images.join("directory.tar")).unwrap();
+        for (name, text) in [("second.tar", "2"), ("First.tar", "1"), ("README", "")] {
+            fs::write(images.join(name), text).unwrap();
+        }
+    });
+    let place = format!("/ephemeral/esp/{}/images", machine.partition(1).trim_start_matches("/dev/"));
+    let expected = [("First.tar", 1), ("second.tar", 2)];
+    let expected = expected.map(|(name, text)| format!("images/{name} on {place}/{name}: {text}\n"));
+    assert_eq!(machine.archives(), expected.concat());
+}
+
+#[test]
+fn without_archives_the_partition_is_not_kept() {
+    let machine = Machine::with_esp(|place| fs::create_dir(place.join("images")).unwrap());
+    assert_eq!(machine.archives(), "");
 }

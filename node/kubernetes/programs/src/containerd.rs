@@ -26,12 +26,13 @@ pub fn service(config: &Config) -> Service {
     })
 }
 
-/// An archive of images on a disk or a partition that the machine's owner has given to the node.
+/// An archive of images that the machine's owner has given to the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Archive {
-    /// Serial number of the disk, or name of the partition.
+    /// Serial number of the disk, name of the partition, or path on the EFI system partition.
     pub name: String,
-    pub device: PathBuf,
+    /// The device, or the file.
+    pub path: PathBuf,
 }
 
 /// Imports every archive of the node image and then those of the machine's owner, each once however often this is restarted,
@@ -55,8 +56,8 @@ pub fn images(config: &Config, given: Vec<Archive>) -> Service {
                 info!(archive = %archive.display(), "image imported");
                 done(archive);
             }
-            for Archive { name, device } in given.iter().filter(|archive| !is_done(&archive.device)) {
-                let result = import(&paths, device).complete(&paths, &cx).await;
+            for Archive { name, path } in given.iter().filter(|archive| !is_done(&archive.path)) {
+                let result = import(&paths, path).complete(&paths, &cx).await;
                 if cx.is_cancelled() {
                     return Ok(());
                 }
@@ -65,10 +66,10 @@ pub fn images(config: &Config, given: Vec<Archive>) -> Service {
                     // The node starts without it: another attempt would fail like this one.
                     Err(error) => {
                         let error: &dyn Error = &error;
-                        warn!(archive = name, device = %device.display(), error, "archive of images not imported");
+                        warn!(archive = name, path = %path.display(), error, "archive of images not imported");
                     }
                 }
-                done(device.clone());
+                done(path.clone());
             }
             cx.done();
             Ok(())

@@ -1,0 +1,177 @@
+//! Archives of images that the machine's owner has given to the node: on disks and partitions of their own, or in a directory of
+//! the EFI system partition.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use mount::{FilesystemError, UnmountError};
+use programs::containerd::{self, Archive};
+use supervisor::{BoxError, Context};
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+use crate::disk::{self, DiskError};
+use crate::esp::{self, Partitions, PartitionsError};
+
+/// On the EFI system partition.
+const DIRECTORY: &str = "images";
+/// Archives that a boot reads from EFI system partitions: each of them costs the start of a program.
+const MOST: usize = 64;
+
+/// The archives, with the partitions on which they are. [`GivenArchives::unmount`] is due after their import.
+#[derive(Debug)]
+pub struct GivenArchives {
+    archives: Vec<Archive>,
+    mounted: Vec<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum EspError {
+    #[error("cannot find the EFI system partition")]
+    Find(#[from] PartitionsError),
+    #[error("cannot create {path}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("cannot mount {device}")]
+    Mount { device: PathBuf, source: FilesystemError },
+    #[error("cannot list {DIRECTORY} on {device}")]
+    List { device: PathBuf, source: io::Error },
+}
+
+impl GivenArchives {
+    /// Those of disks first, in the order of their names. Mounts EFI system partitions that have archives below a directory of
+    /// `ephemeral`; the node starts without those that it cannot read.
+    ///
+    /// # Errors
+    /// The disks cannot be listed.
+    pub fn find(ephemeral: &Path) -> Result<Self, DiskError> {
+        let mut given = Self { archives: disk::image_archives()?, mounted: Vec::new() };
+        if let Err(error) = given.find_on_esps(&ephemeral.join("esp")) {
+            let error: &dyn Error = &error;
+            warn!(error, "archives of images on the EFI system partition are not imported");
+        }
+        Ok(given)
+    }
+
+    pub fn archives(&self) -> &[Archive] {
+        &self.archives
+    }
+
+    fn find_on_esps(&mut self, places: &Path) -> Result<(), EspError> {
+        let mut files = Vec::new();
+        for device in Partitions::find()?.all {
+            // A partition that another system owns does not hide the next one.
+            match self.find_on(&device, places) {
+                Ok(found) => files.extend(found),
+                Err(error) => {
+                    let error: &dyn Error = &error;
+                    warn!(device = %device.display(), error, "archives of images on this partition are not imported");
+                }
+            }
+        }
+        if files.len() > MOST {
+            let ignored: Vec<String> = files.split_off(MOST).into_iter().map(|archive| archive.name).collect();
+            warn!(most = MOST, ?ignored, "too many archives of images on the EFI system partition");
+        }
+        self.archives.extend(files);
+        Ok(())
+    }
+
+    fn find_on(&mut self, device: &Path, places: &Path) -> Result<Vec<Archive>, EspError> {
+        let place = places.join(device.file_name().unwrap_or_default());
+        fs::create_dir_all(&place).map_err(|source| EspError::Directory { path: place.clone(), source })?;
+        esp::mount(device, &place).map_err(|source| EspError::Mount { device: device.to_owned(), source })?;
+        let found = archives_in(&place.join(DIRECTORY));
+        if found.as_ref().is_ok_and(|found| !found.is_empty()) {
+            self.mounted.push(place);
+        } else {
+            unmount(&place);
+        }
+        found.map_err(|source| EspError::List { device: device.to_owned(), source })
+    }
+
+    /// Unmounts the partitions.
+    pub fn unmount(&self) {
+        self.mounted.iter().for_each(|place| unmount(place));
+    }
+}
+
+/// One that stays mounted is unmounted at the end of the node.
+fn unmount(place: &Path) {
+    match mount::unmount(place) {
+        // An earlier attempt of the service has unmounted it.
+        Ok(()) | Err(UnmountError::NotMounted) => {}
+        Err(error) => {
+            let error: &dyn Error = &error;
+            warn!(place = %place.display(), error, "EFI system partition stays mounted");
+        }
+    }
+}
+
+/// The files that end with `.tar`, in any case, in the order of their names. A missing directory has none.
+fn archives_in(directory: &Path) -> io::Result<Vec<Archive>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_file() && path.extension().is_some_and(|end| end.eq_ignore_ascii_case("tar")) {
+            found.push(Archive { name: format!("{DIRECTORY}/{}", entry.file_name().to_string_lossy()), path });
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Imports all images, unmounts the partitions, and is done. containerd has to be healthy.
+pub(crate) fn service(
+    config: &programs::Config,
+    given: GivenArchives,
+) -> impl Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync + 'static {
+    let import = Arc::new(containerd::images(config, given.archives.clone()));
+    let given = Arc::new(given);
+    move |cx| {
+        let (import, given) = (Arc::clone(&import), Arc::clone(&given));
+        async move {
+            // After an error, the next attempt needs the files.
+            import(cx).await?;
+            spawn_blocking(move || given.unmount()).await?;
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_with_the_ending_are_archives() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b.TAR", "a.tar", "README", "c.tar.gz", "tar"] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        fs::create_dir(directory.path().join("d.tar")).unwrap();
+        let found = archives_in(directory.path()).unwrap();
+        let names: Vec<&str> = found.iter().map(|archive| archive.name.as_str()).collect();
+        assert_eq!(names, ["images/a.tar", "images/b.TAR"]);
+        assert_eq!(found[0].path, directory.path().join("a.tar"));
+    }
+
+    #[test]
+    fn a_missing_directory_has_no_archives_and_a_file_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(archives_in(&directory.path().join(DIRECTORY)).unwrap(), []);
+        fs::write(directory.path().join(DIRECTORY), "").unwrap();
+        let error = archives_in(&directory.path().join(DIRECTORY)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+    }
+}
