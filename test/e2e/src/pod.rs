@@ -21,6 +21,8 @@ pub struct Pod {
     group: Option<u32>,
     restarts: bool,
     of_the_node: bool,
+    /// `dnsPolicy` and `dnsConfig`.
+    dns: (Option<&'static str>, Value),
     /// The node that it is for, the scheduler's choice if absent.
     node: Option<String>,
     /// Its image in a registry, and the Secret to pull it with. The node's own image if absent.
@@ -106,7 +108,8 @@ impl Pod {
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT, farewell: None };
         let (user, group, restarts, of_the_node, node, pulled) = (None, None, false, false, None, None);
-        Self { name: name.into(), check, volumes: Vec::new(), user, group, restarts, of_the_node, node, pulled }
+        let (name, volumes, dns) = (name.into(), Vec::new(), (None, Value::Null));
+        Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, pulled }
     }
 
     /// A pod that stays, and refuses what the API server asks it about, with the certificate in this Secret.
@@ -122,6 +125,11 @@ impl Pod {
 
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
+    }
+
+    /// With this `dnsPolicy` and `dnsConfig` (`null` for none).
+    pub fn dns(self, policy: &'static str, config: Value) -> Self {
+        Self { dns: (Some(policy), config), ..self }
     }
 
     /// From an image of a registry, with this Secret.
@@ -183,7 +191,10 @@ impl Pod {
             Some((image, secret)) => (image.as_str(), *secret),
             None => ("granary.invalid/workload:1", None),
         };
+        let (dns_policy, dns_config) = &self.dns;
         json!({
+            "dnsPolicy": dns_policy,
+            "dnsConfig": dns_config,
             "imagePullSecrets": secret.map(|name| json!([{"name": name}])),
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
             // No pod asks the API server: kubelet has no token to fetch and to mount.

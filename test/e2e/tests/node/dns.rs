@@ -1,6 +1,6 @@
 //! Pods resolve names with the node's DNS.
 
-use e2e::{Case, DOMAIN, Failure, NAME_SERVER, PATIENCE, Part, Seen, Server, eventually};
+use e2e::{Case, DOMAIN, Failure, NAME_SERVER, PATIENCE, Part, Pod as ServerPod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use serde_json::{Value, json};
 use units::Bytes;
@@ -10,9 +10,27 @@ const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 /// Of a cluster with few objects.
 const MOST: Bytes = Bytes::new(40_000_000);
 
-pub async fn cases(part: &Part, client: &Server, server: &Server) {
+/// The tenth of the Services, `e2e::NETWORKS`.
+const CLUSTER_DNS: &str = "172.21.4.10";
+/// Of a pod with the policy `None`, an address without a machine (RFC 5737).
+const OWN: &str = "192.0.2.54";
+
+/// The pod has the node's name servers.
+pub fn as_the_node(pod: ServerPod) -> ServerPod {
+    pod.dns("Default", Value::Null)
+}
+
+/// The pod has name servers of its own.
+pub fn of_its_own(pod: ServerPod) -> ServerPod {
+    let options = json!([{"name": "ndots", "value": "2"}]);
+    pod.dns("None", json!({"nameservers": [OWN], "searches": ["example.test"], "options": options}))
+}
+
+/// `others` are pods of [`as_the_node`] and [`of_its_own`].
+pub async fn cases(part: &Part, client: &Server, server: &Server, others: [&Server; 2]) {
     let case = &part.case;
     tokio::join!(
+        part.shows("a_pod_has_the_name_servers_of_its_policy", policies(case, client, others)),
         part.shows("pods_resolve_names_of_services", services(case, client, server)),
         part.shows("unknown_names_do_not_exist", unknown(case, client)),
         part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(case, client)),
@@ -59,6 +77,21 @@ async fn services(case: &Case, client: &Server, server: &Server) -> Result<(), F
         .await?;
         assert!(found.name.ends_with(&suffix), "{found:?}");
     }
+    Ok(())
+}
+
+/// resolv.conf(5). `ClusterFirstWithHostNet` would need a pod in the node's network.
+async fn policies(case: &Case, client: &Server, [as_the_node, of_its_own]: [&Server; 2]) -> Result<(), Failure> {
+    const FILE: &str = "/etc/resolv.conf";
+    let first = client.read(FILE).await?;
+    let search = format!("search {}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}", case.namespace());
+    assert!(first.starts_with(&search), "{first}");
+    assert!(first.ends_with(&format!("\nnameserver {CLUSTER_DNS}\noptions ndots:5\n")), "{first}");
+    let node = as_the_node.read(FILE).await?;
+    let servers: Vec<&str> = node.lines().filter(|line| line.starts_with("nameserver ")).collect();
+    assert_eq!(servers, [format!("nameserver {NAME_SERVER}")], "{node}");
+    assert!(!node.contains(DOMAIN), "{node}");
+    assert_eq!(of_its_own.read(FILE).await?, format!("search example.test\nnameserver {OWN}\noptions ndots:2\n"));
     Ok(())
 }
 

@@ -44,7 +44,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("a_pod_that_is_not_root_has_its_device", device::of_a_user(tenant)),
         part.shows("the_status_page_shows_the_volume", status::page(case)),
         network::cases(&part, &first, second),
-        dns::cases(&part, &first, second),
+        dns::cases(&part, &first, second, [reader, tenant]),
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 
@@ -99,8 +99,8 @@ impl Beside {
         tokio::try_join!(first.write(directory::NOTE, "from first"), first.write(device::PATH, "from first"))?;
         let pod = |name: &str| Pod::server(name).with(Volume::claim("data")).with(Volume::device("device"));
         let reader = Pod::server("reader").with(Volume::claim("data").read_only());
-        let reader = reader.with(Volume::device("device").read_only());
-        let (second, tenant) = (pod("second"), pod("tenant").user(directory::USER, directory::GROUP));
+        let reader = dns::as_the_node(reader.with(Volume::device("device").read_only()));
+        let (second, tenant) = (pod("second"), dns::of_its_own(pod("tenant").user(directory::USER, directory::GROUP)));
         let (second, reader, tenant) = tokio::try_join!(case.open(&second), case.open(&reader), case.open(&tenant))?;
         Ok(Self { second, reader, tenant })
     }
