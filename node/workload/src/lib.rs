@@ -24,7 +24,7 @@ mod fill;
 mod finding;
 mod namespace;
 mod request;
-mod resolve;
+pub mod resolve;
 pub mod serve;
 mod settings;
 mod signal;

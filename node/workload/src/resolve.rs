@@ -1,4 +1,4 @@
-//! DNS queries with the settings of the container, resolv.conf(5).
+//! DNS queries, with the settings of the container (resolv.conf(5)) or to a given server.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -65,7 +65,8 @@ impl Settings {
     }
 }
 
-fn ask(server: Ipv4Addr, name: &str, record: Record) -> io::Result<Resolved> {
+/// The answer of this server by UDP, or by TCP if it is too long for a datagram. The name is absolute, without a dot at its end.
+pub fn ask(server: Ipv4Addr, name: &str, record: Record) -> io::Result<Resolved> {
     let query = query(name, record);
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // The kernel drops datagrams of others.

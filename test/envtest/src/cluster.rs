@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::{API_PORT, STORAGE_GROUP, STORAGE_USER_PREFIX};
+use ipnet::Ipv4Net;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use programs::{
-    Confinement, Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, etcd, scheduler,
+    Confinement, Credentials, Disk, Durability, Identity, Paths, apiserver, controller_manager, dns, etcd, scheduler,
     snapshot_controller,
 };
 use supervisor::{Backoff, BoxError, Context, Ended, Overdue, Settings, Supervisor};
@@ -26,11 +27,16 @@ use units::Bytes;
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
+/// Variable that the target of a suite sets if a case calls [`Cluster::start_dns`].
+const COREDNS: &str = "ENVTEST_COREDNS";
 
 const NODE: &str = "granary";
 
 /// Advertised address of the API server, of the network for documentation. No process listens there.
 const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// The network of Services whose tenth address is that of CoreDNS: loopback has all its addresses.
+const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 96, 0, 0), 16);
 
 const STOP: Duration = Duration::from_secs(20);
 
@@ -131,6 +137,15 @@ impl Cluster {
     /// Starts the scheduler. Dropped or stopped, it ends: most suites play it themselves.
     pub async fn start_scheduler(&self) -> Result<Supervisor, StartError> {
         start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
+    }
+
+    /// Starts CoreDNS, which forwards names outside of the cluster to these servers. Returns the address at which it answers.
+    /// The port needs root, and the answers the role that the reconciler creates.
+    pub async fn start_dns(&self, servers: &[Ipv4Addr]) -> Result<(Supervisor, Ipv4Addr), StartError> {
+        symlink(program(COREDNS)?, self.config.paths.programs.join("coredns"))?;
+        let config = programs::Config { services: LOOPBACK, ..self.config.clone() };
+        let running = start("coredns", dns::service(&config, &self.credentials, servers)).await?;
+        Ok((running, config.dns_service()))
     }
 
     /// Creates the kinds of snapshots, their default class and the controller's role, as the node does, and starts

@@ -8,6 +8,7 @@ mod dns;
 mod immediate;
 mod joining;
 mod kubelet;
+mod names;
 mod node;
 mod objects;
 mod pods;
@@ -104,6 +105,15 @@ fn main() -> ExitCode {
         certificate::a_renewed_certificate_is_served_soon,
         administrators::an_administrator_has_all_rights_while_the_request_is_listed,
         administrators::a_replaced_key_of_an_administrator_has_no_rights,
+        // Last: they stop the name server and the API server.
+        names::services_and_their_pods_have_addresses,
+        names::services_have_ports,
+        names::aliases_lead_to_other_names,
+        names::unknown_names_and_types_are_denied,
+        names::a_long_answer_comes_by_tcp,
+        names::a_silent_name_server_is_passed_over,
+        names::the_cluster_has_names_without_a_name_server,
+        names::the_cluster_has_names_without_an_api_server,
     ];
     suite.run()
 }
