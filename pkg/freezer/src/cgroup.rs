@@ -1,0 +1,120 @@
+//! A cgroup with its open files.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use rustix::fs::XattrFlags;
+
+use crate::error::{FreezeError, Operation};
+
+/// Extended attribute of cgroups that [`freeze`](crate::freeze) has frozen. xattr(7), kernfs since Linux 3.13.
+pub const MARK: &str = "trusted.granary.frozen";
+
+/// Longer than the content of `cgroup.freeze` and `cgroup.events`.
+const LONGEST: usize = 256;
+
+/// The operations on a cgroup that was removed succeed: it had no processes.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    path: PathBuf,
+    dir: File,
+    freeze: File,
+    events: File,
+}
+
+impl Cgroup {
+    /// `None` if it does not exist.
+    pub(crate) fn open(path: &Path) -> Result<Option<Self>, FreezeError> {
+        let opened = || {
+            let dir = File::open(path)?;
+            let freeze = File::options().read(true).write(true).open(path.join("cgroup.freeze"))?;
+            let events = File::open(path.join("cgroup.events"))?;
+            Ok(Self { path: path.to_owned(), dir, freeze, events })
+        };
+        match opened() {
+            Ok(cgroup) => Ok(Some(cgroup)),
+            // ENOENT of a file in a directory that exists: not a cgroup, the root, or removed meanwhile.
+            Err(error) if is_gone(&error) && !path.exists() => Ok(None),
+            Err(error) => Err(failed(Operation::Open, path, &error)),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Readable with `POLLPRI` when its state has changed since [`Cgroup::is_frozen`].
+    pub(crate) fn events(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    /// Whether a process asked for it to be frozen; `None` if it was removed.
+    pub(crate) fn is_requested(&self) -> Result<Option<bool>, FreezeError> {
+        self.done(Operation::Read, read(&self.freeze).map(|content| Some(content.trim() == "1")), None)
+    }
+
+    /// Whether no process of it and of the cgroups below it runs. The next change wakes a poll of [`Cgroup::events`].
+    pub(crate) fn is_frozen(&self) -> Result<bool, FreezeError> {
+        let frozen = read(&self.events).map(|content| content.lines().any(|line| line == "frozen 1"));
+        self.done(Operation::Read, frozen, true)
+    }
+
+    pub(crate) fn is_marked(&self) -> bool {
+        rustix::fs::fgetxattr(&self.dir, MARK, &mut [0; 1][..]).is_ok()
+    }
+
+    pub(crate) fn mark(&self) -> Result<(), FreezeError> {
+        let set = rustix::fs::fsetxattr(&self.dir, MARK, b"1", XattrFlags::empty());
+        self.done(Operation::Mark, set.map_err(io::Error::from), ())
+    }
+
+    pub(crate) fn freeze(&self) -> Result<(), FreezeError> {
+        self.done(Operation::Freeze, self.freeze.write_all_at(b"1", 0), ())
+    }
+
+    /// Removes the mark last: a cgroup without one is thawed. Returns before the processes run.
+    pub(crate) fn thaw(&self) -> Result<(), FreezeError> {
+        self.done(Operation::Thaw, self.freeze.write_all_at(b"0", 0), ())?;
+        match rustix::fs::fremovexattr(&self.dir, MARK) {
+            Err(rustix::io::Errno::NODATA) => Ok(()),
+            removed => self.done(Operation::Mark, removed.map_err(io::Error::from), ()),
+        }
+    }
+
+    fn done<T>(&self, operation: Operation, result: io::Result<T>, gone: T) -> Result<T, FreezeError> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) if is_gone(&error) => Ok(gone),
+            Err(error) => Err(failed(operation, &self.path, &error)),
+        }
+    }
+}
+
+/// Thaws all, whatever fails. Returns the first error.
+pub(crate) fn thaw_all(cgroups: &[Cgroup]) -> Result<(), FreezeError> {
+    let mut thawed = Ok(());
+    for cgroup in cgroups {
+        thawed = thawed.and(cgroup.thaw());
+    }
+    thawed
+}
+
+fn read(file: &File) -> io::Result<String> {
+    let mut content = [0; LONGEST];
+    let length = file.read_at(&mut content, 0)?;
+    Ok(String::from_utf8_lossy(&content[..length]).into_owned())
+}
+
+/// An open file of a cgroup that was removed returns `ENODEV`.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV))
+}
+
+pub(crate) fn failed(operation: Operation, path: &Path, error: &io::Error) -> FreezeError {
+    let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+    FreezeError::Cgroup { operation, path: path.to_owned(), errno }
+}

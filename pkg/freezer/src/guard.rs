@@ -1,0 +1,159 @@
+//! The guard's process.
+
+use std::fs;
+use std::io;
+use std::mem;
+use std::os::fd::BorrowedFd;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::sys::time::TimeSpec;
+
+use crate::cgroup::{Cgroup, thaw_all};
+use crate::error::{FreezeError, Operation};
+use crate::message::{Connection, Reply, Request};
+
+/// How long the guard waits for a change of a cgroup before it reads the state again: removing a cgroup does not wake a
+/// poll.
+const STEP: Duration = Duration::from_millis(50);
+
+/// The guard's process: [`freeze`](crate::freeze) starts it with a socket as standard input. Call it first in `main` if
+/// the arguments are those of the guard. It serves one freeze and returns; the code is a failure if a cgroup may still
+/// be frozen.
+///
+/// Signals that can be blocked do not end it, and the OOM killer spares it if the process may lower its `oom_score_adj`.
+pub fn guard() -> ExitCode {
+    // Both are additional protection, and the guard works without.
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    let socket = io::stdin();
+    let program = Connection::new(&socket);
+    let Some(request) = program.receive_request() else { return ExitCode::SUCCESS };
+    let (reply, is_thawed) = match serve(&program, &request) {
+        Ok(reply) => (reply, true),
+        Err(error) => {
+            let is_thawed = !matches!(error, FreezeError::Cgroup { operation: Operation::Thaw, .. });
+            (Reply::of(error), is_thawed)
+        }
+    };
+    // The program has ended if it cannot receive it.
+    let _ = program.send_reply(&reply);
+    if is_thawed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Thaws on drop: if the guard panics.
+struct Hold(Vec<Cgroup>);
+
+impl Hold {
+    fn thaw(mut self) -> Result<(), FreezeError> {
+        // Once: another process may freeze them at any time after that.
+        thaw_all(&mem::take(&mut self.0))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let _ = thaw_all(&self.0);
+    }
+}
+
+/// The event that ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Message,
+    Deadline,
+    Changed,
+}
+
+fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeError> {
+    let mut cgroups = Vec::new();
+    for path in &request.cgroups {
+        let Some(cgroup) = Cgroup::open(path)? else { continue };
+        // One with a mark was frozen by an earlier run, whose processes were killed.
+        if cgroup.is_requested()? == Some(true) && !cgroup.is_marked() {
+            return Err(FreezeError::AlreadyFrozen { path: path.clone() });
+        }
+        cgroups.push(cgroup);
+    }
+    let hold = Hold(cgroups);
+    let held = hold_frozen(program, request.budget, &hold.0);
+    hold.thaw()?;
+    held.map(|begin| Reply::Thawed(begin.elapsed()))
+}
+
+/// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget. Returns the begin of the
+/// pause.
+fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -> Result<Instant, FreezeError> {
+    for cgroup in cgroups {
+        cgroup.mark()?;
+    }
+    let begin = Instant::now();
+    let deadline = begin.checked_add(budget);
+    for cgroup in cgroups {
+        cgroup.freeze()?;
+    }
+    if wait_until_frozen(program, deadline, cgroups)? != End::Changed {
+        return Err(FreezeError::Late { budget, freeze: None });
+    }
+    let freeze = begin.elapsed();
+    if program.send_reply(&Reply::Frozen(freeze)).is_err() || wait(program.as_fd(), &[], deadline) == End::Deadline {
+        return Err(FreezeError::Late { budget, freeze: Some(freeze) });
+    }
+    // Not `is_frozen`: a process that enters the cgroup, or is killed, clears that for a moment without running any more.
+    for cgroup in cgroups {
+        if cgroup.is_requested()? == Some(false) {
+            return Err(FreezeError::Thawed { path: cgroup.path().to_owned() });
+        }
+    }
+    // Otherwise the program has ended, and the reply reaches no process.
+    program.receive_thaw();
+    Ok(begin)
+}
+
+/// [`End::Changed`]: all are frozen. [`End::Message`]: the program has ended.
+fn wait_until_frozen(
+    program: &Connection<'_>,
+    deadline: Option<Instant>,
+    cgroups: &[Cgroup],
+) -> Result<End, FreezeError> {
+    loop {
+        let mut running = Vec::new();
+        for cgroup in cgroups {
+            if !cgroup.is_frozen()? {
+                running.push(cgroup.events());
+            }
+        }
+        if running.is_empty() {
+            return Ok(End::Changed);
+        }
+        match wait(program.as_fd(), &running, deadline) {
+            End::Changed => {}
+            end => return Ok(end),
+        }
+    }
+}
+
+/// Waits for a message or the end of the program, for a change, or for the deadline.
+fn wait(program: BorrowedFd<'_>, events: &[BorrowedFd<'_>], deadline: Option<Instant>) -> End {
+    loop {
+        let left = deadline.map_or(STEP, |deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return End::Deadline;
+        }
+        let step = if events.is_empty() { left } else { left.min(STEP) };
+        let mut polled = vec![PollFd::new(program, PollFlags::POLLIN)];
+        polled.extend(events.iter().map(|events| PollFd::new(*events, PollFlags::POLLPRI)));
+        match ppoll(&mut polled, Some(TimeSpec::from(step)), None) {
+            // Nothing else interrupts it: all signals are blocked.
+            Err(Errno::EINTR) => {}
+            // Whatever it is, the cgroups must not stay frozen.
+            Err(_) => return End::Deadline,
+            Ok(_) if polled.first().is_some_and(|program| program.any() == Some(true)) => return End::Message,
+            Ok(0) if events.is_empty() => {}
+            Ok(_) => return End::Changed,
+        }
+    }
+}

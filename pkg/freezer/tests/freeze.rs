@@ -1,0 +1,339 @@
+//! The freezer of the kernel, with guards that are this program again.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
+use ktest_support::process::killed_before;
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// For events that come at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A budget that no test exceeds.
+const LONG: Duration = Duration::from_secs(60);
+const ROOT: &str = "/tmp/cgroup";
+const TASKS: usize = 40;
+
+/// The guard, if this program was started as one.
+#[test]
+#[ignore = "started by the tests"]
+fn the_guard() {
+    fs::write("/tmp/guard", process::id().to_string()).unwrap();
+    freezer::guard();
+}
+
+fn guard() -> Command {
+    this_program("the_guard")
+}
+
+/// The writer, if this program was started as one: in the cgroup of its environment, each thread counts in a file.
+#[test]
+#[ignore = "started by the tests"]
+fn the_writer() {
+    let (cgroup, counters) = (std::env::var("CGROUP").unwrap(), std::env::var("COUNTERS").unwrap());
+    fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").unwrap();
+    for task in 0..TASKS {
+        let counter = File::create(Path::new(&counters).join(task.to_string())).unwrap();
+        thread::spawn(move || {
+            for count in 1_u64.. {
+                counter.write_all_at(&count.to_le_bytes(), 0).unwrap();
+                thread::yield_now();
+            }
+        });
+    }
+    loop {
+        thread::park();
+    }
+}
+
+fn this_program(test: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
+    command
+}
+
+/// A cgroup with a child, in which a process with many threads writes. The tests take turns.
+struct Pod {
+    path: PathBuf,
+    counters: PathBuf,
+    writer: Child,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Pod {
+    fn start() -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Path::new(ROOT).exists() {
+            fs::create_dir(ROOT).unwrap();
+            mount(Some("cgroup2"), ROOT, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+        }
+        let (path, counters) = (Path::new(ROOT).join("pod"), PathBuf::from("/tmp/counters"));
+        fs::create_dir_all(path.join("container")).unwrap();
+        fs::create_dir_all(&counters).unwrap();
+        let writer = this_program("the_writer")
+            .env("CGROUP", path.join("container"))
+            .env("COUNTERS", &counters)
+            .spawn()
+            .unwrap();
+        let pod = Self { path, counters, writer, _turn: turn };
+        eventually("all tasks write", || (0..TASKS).all(|task| pod.count(task) > 0));
+        pod
+    }
+
+    fn freeze(&self, budget: Duration) -> Result<Frozen, FreezeError> {
+        freeze(guard(), &[&self.path], budget)
+    }
+
+    fn count(&self, task: usize) -> u64 {
+        let content = fs::read(self.counters.join(task.to_string())).unwrap_or_default();
+        content.try_into().map_or(0, u64::from_le_bytes)
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        (0..TASKS).map(|task| self.count(task)).collect()
+    }
+
+    fn requested(&self) -> String {
+        fs::read_to_string(self.path.join("cgroup.freeze")).unwrap().trim().to_owned()
+    }
+
+    fn is_frozen(&self) -> bool {
+        fs::read_to_string(self.path.join("cgroup.events")).unwrap().contains("frozen 1")
+    }
+
+    fn is_marked(&self) -> bool {
+        rustix::fs::getxattr(&self.path, MARK, &mut [0; 8][..]).is_ok()
+    }
+
+    /// All tasks run, and no trace of the freeze is left.
+    fn expect_thawed(&self) {
+        let before = self.counts();
+        eventually("the tasks run again", || self.counts().iter().zip(&before).all(|(now, before)| now > before));
+        assert_eq!((self.requested().as_str(), self.is_frozen(), self.is_marked()), ("0", false, false));
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // Ends frozen processes too.
+        fs::write(self.path.join("cgroup.kill"), "1").unwrap();
+        self.writer.wait().unwrap();
+        eventually("the cgroup is empty", || fs::remove_dir(self.path.join("container")).is_ok());
+        fs::remove_dir(&self.path).unwrap();
+        fs::remove_dir_all(&self.counters).unwrap();
+    }
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !check() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        thread::yield_now();
+    }
+}
+
+/// Whether a guard runs. One that has ended has no arguments.
+fn has_guard() -> bool {
+    let arguments = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+    fs::read_dir("/proc").unwrap().any(|entry| arguments(entry.unwrap()).contains("the_guard"))
+}
+
+fn guard_pid() -> Pid {
+    Pid::from_raw(fs::read_to_string("/tmp/guard").unwrap().parse().unwrap())
+}
+
+#[test]
+fn frozen_processes_do_not_run_until_they_are_thawed() {
+    let pod = Pod::start();
+    let begin = Instant::now();
+    let frozen = pod.freeze(LONG).unwrap();
+    assert!(pod.is_frozen() && pod.is_marked());
+    let counts = pod.counts();
+    for _ in 0..1000 {
+        assert_eq!(pod.counts(), counts);
+    }
+    assert!(frozen.deadline() > Instant::now() && frozen.deadline() < Instant::now() + LONG);
+    let freeze_time = frozen.freeze_time();
+    let pause = frozen.thaw().unwrap();
+    assert!(pause.freeze == freeze_time && pause.freeze < pause.total && pause.total < begin.elapsed(), "{pause:?}");
+    pod.expect_thawed();
+}
+
+#[test]
+fn dropping_thaws() {
+    let pod = Pod::start();
+    drop(pod.freeze(LONG).unwrap());
+    pod.expect_thawed();
+}
+
+/// Killed before each system call that may change something, among them the start of the guard, the request, and calls
+/// while the cgroup is frozen.
+#[test]
+fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
+    let pod = Pod::start();
+    let work = || {
+        let frozen = pod.freeze(LONG).unwrap();
+        // In place of a clone.
+        fs::write("/tmp/stage", "frozen").unwrap();
+        fs::write("/tmp/stage", "cloned").unwrap();
+        frozen.thaw().unwrap();
+        fs::write("/tmp/stage", "thawed").unwrap();
+    };
+    let (mut step, mut stages) = (0, Vec::new());
+    loop {
+        fs::write("/tmp/stage", "before").unwrap();
+        if !killed_before(step, |call| call.may_change_files(), work) {
+            break;
+        }
+        let killed = Instant::now();
+        // A guard that starts later finds its socket closed.
+        eventually("the cgroup is thawed", || pod.requested() == "0" && !pod.is_marked());
+        assert!(killed.elapsed() < Duration::from_secs(1), "step {step}: {:?}", killed.elapsed());
+        stages.push(fs::read_to_string("/tmp/stage").unwrap());
+        // Otherwise it may freeze the cgroup once more for an instant, during the next step.
+        eventually("the guard has ended", || !has_guard());
+        step += 1;
+    }
+    for stage in ["before", "frozen", "cloned"] {
+        assert!(stages.iter().any(|reached| reached == stage), "{stage}: {stages:?}");
+    }
+    pod.expect_thawed();
+}
+
+#[test]
+fn the_guard_thaws_at_the_deadline_and_the_program_gets_an_error() {
+    const BUDGET: Duration = Duration::from_secs(2);
+    let pod = Pod::start();
+    let frozen = pod.freeze(BUDGET).unwrap();
+    let begin = Instant::now();
+    eventually("the cgroup is thawed", || pod.requested() == "0");
+    assert!(begin.elapsed() < BUDGET + Duration::from_secs(1));
+    pod.expect_thawed();
+    let error = frozen.thaw().unwrap_err();
+    assert!(
+        matches!(error, FreezeError::Late { budget: BUDGET, freeze: Some(freeze) } if freeze < BUDGET),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn processes_that_cannot_be_frozen_in_time_run_on() {
+    let pod = Pod::start();
+    let late = match pod.freeze(Duration::from_nanos(1)) {
+        Ok(frozen) => frozen.thaw().unwrap_err(),
+        Err(error) => error,
+    };
+    assert!(matches!(late, FreezeError::Late { .. }), "{late:?}");
+    pod.expect_thawed();
+}
+
+#[test]
+fn the_program_thaws_if_the_guard_is_killed() {
+    let pod = Pod::start();
+    let frozen = pod.freeze(LONG).unwrap();
+    kill(guard_pid(), Signal::SIGKILL).unwrap();
+    assert!(matches!(frozen.thaw(), Err(FreezeError::Guard)));
+    pod.expect_thawed();
+}
+
+#[test]
+fn a_program_that_is_not_a_guard_is_an_error_and_nothing_stays_frozen() {
+    let pod = Pod::start();
+    assert!(matches!(freeze(this_program("missing"), &[&pod.path], LONG), Err(FreezeError::Guard)));
+    assert!(matches!(freeze(Command::new("/missing"), &[&pod.path], LONG), Err(FreezeError::Start(_))));
+    pod.expect_thawed();
+}
+
+#[test]
+fn a_cgroup_that_another_process_froze_is_rejected_and_stays_frozen() {
+    let pod = Pod::start();
+    fs::write(pod.path.join("cgroup.freeze"), "1").unwrap();
+    let error = pod.freeze(LONG).unwrap_err();
+    assert!(matches!(&error, FreezeError::AlreadyFrozen { path } if *path == pod.path), "{error:?}");
+    assert_eq!((pod.requested().as_str(), pod.is_marked()), ("1", false));
+}
+
+#[test]
+fn a_thaw_by_another_process_is_reported() {
+    let pod = Pod::start();
+    let frozen = pod.freeze(LONG).unwrap();
+    fs::write(pod.path.join("cgroup.freeze"), "0").unwrap();
+    assert!(matches!(frozen.thaw(), Err(FreezeError::Thawed { path }) if path == pod.path));
+    pod.expect_thawed();
+}
+
+#[test]
+fn cgroups_that_are_missing_or_vanish_count_as_frozen() {
+    let pod = Pod::start();
+    let (empty, missing) = (Path::new(ROOT).join("empty"), Path::new(ROOT).join("missing"));
+    fs::create_dir(&empty).unwrap();
+    let frozen = freeze(guard(), &[&empty, &pod.path, &missing], LONG).unwrap();
+    fs::remove_dir(&empty).unwrap();
+    assert!(pod.is_frozen());
+    frozen.thaw().unwrap();
+    pod.expect_thawed();
+}
+
+/// The container runtime starts a process in a container by moving it there, for example for a probe.
+#[test]
+fn a_process_that_enters_a_frozen_cgroup_does_not_run_and_is_not_an_error() {
+    let pod = Pod::start();
+    let frozen = pod.freeze(LONG).unwrap();
+    let mut late = this_program("the_writer")
+        .env("CGROUP", pod.path.join("container"))
+        .env("COUNTERS", "/missing")
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = late.id().to_string();
+    eventually("the process is in the cgroup", || {
+        fs::read_to_string(pod.path.join("container/cgroup.procs")).unwrap().lines().any(|line| line == pid)
+    });
+    frozen.thaw().unwrap();
+    // It fails at its first counter, but not before the thaw.
+    assert!(!late.wait().unwrap().success());
+    pod.expect_thawed();
+}
+
+#[test]
+fn too_many_cgroups_for_one_request_are_an_error() {
+    let pod = Pod::start();
+    let missing: Vec<PathBuf> =
+        (0..2000).map(|number| Path::new(ROOT).join("x".repeat(200)).join(number.to_string())).collect();
+    assert!(matches!(freeze(guard(), &missing, LONG), Err(FreezeError::TooMany)));
+    pod.expect_thawed();
+}
+
+#[test]
+fn a_directory_that_is_not_a_cgroup_is_an_error() {
+    let pod = Pod::start();
+    let error = freeze(guard(), &[&pod.path, Path::new("/tmp/counters")], LONG).unwrap_err();
+    assert!(matches!(error, FreezeError::Cgroup { errno: Errno::ENOENT, .. }), "{error:?}");
+    pod.expect_thawed();
+}
+
+#[test]
+fn marked_cgroups_are_thawed_at_the_start_and_others_stay_frozen() {
+    let pod = Pod::start();
+    let other = Path::new(ROOT).join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("cgroup.freeze"), "1").unwrap();
+    // Both processes are killed: this one does not thaw.
+    std::mem::forget(pod.freeze(LONG).unwrap());
+    kill(guard_pid(), Signal::SIGKILL).unwrap();
+    assert!(pod.is_frozen() && pod.is_marked());
+    assert_eq!(thaw_marked(Path::new(ROOT)).unwrap(), std::slice::from_ref(&pod.path));
+    pod.expect_thawed();
+    assert_eq!(fs::read_to_string(other.join("cgroup.freeze")).unwrap().trim(), "1");
+    assert_eq!(thaw_marked(Path::new(ROOT)).unwrap(), [] as [PathBuf; 0]);
+    fs::remove_dir(other).unwrap();
+}
