@@ -1,12 +1,14 @@
-//! Files that share blocks: [`clone_file`] creates one, [`extents`] shows what is shared, [`unshare`] ends it.
+//! Files that share blocks: [`clone_file`] creates one, [`TreeClone`] a whole tree of them, [`extents`] shows what is
+//! shared, [`unshare`] ends it.
 //!
-//! XFS with `reflink=1`, the default of mkfs.xfs since 5.1. Linux 4.9.
+//! XFS with `reflink=1`, the default of mkfs.xfs since 5.1. Linux 4.9; trees: Linux 5.6.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 mod extent;
 #[expect(unsafe_code, reason = "FICLONE and FS_IOC_FIEMAP have no wrapper in nix")]
 mod sys;
+mod tree;
 
 use std::os::fd::AsFd;
 
@@ -15,6 +17,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use units::Bytes;
 
 pub use extent::{Extent, extents};
+pub use tree::{CompleteTree, Counts, MAX_DEPTH, Task, TreeClone, TreeError};
 
 /// Replaces the content of `to` by that of `from`, as it is at one instant. Both files share the blocks until one of them is
 /// overwritten. `from` is open for reading, `to` for writing.

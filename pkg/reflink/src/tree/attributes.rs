@@ -1,0 +1,171 @@
+//! Owners, modes, times and extended attributes.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, fstat, futimens, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, fchown, fchownat};
+use rustix::fs::{
+    XattrFlags, fgetxattr, flistxattr, fremovexattr, fsetxattr, lgetxattr, llistxattr, lremovexattr, lsetxattr,
+};
+
+use super::error::Fault;
+
+/// Holds most lists and values.
+const SMALL: usize = 256;
+/// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`, include/uapi/linux/limits.h.
+const LARGEST: usize = 1 << 16;
+
+/// XFS lists POSIX ACLs twice for root: also by the names of their attributes on the disk.
+const ACL_ON_DISK: &[u8] = b"trusted.SGI_ACL_";
+
+/// Gives `to` the attributes of `from`. `stat` is that of `from`. The content comes before: a write clears set-ID bits
+/// and capabilities, as a change of the owner does.
+pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Fault> {
+    let has = fstat(to).map_err(Fault::Target)?;
+    if (has.st_uid, has.st_gid) != (stat.st_uid, stat.st_gid) {
+        fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid))).map_err(Fault::Target)?;
+    }
+    copy_extended(&Inode::Open(from), &Inode::Open(to))?;
+    // An ACL has changed it, and inherited ACLs are removed now.
+    fchmod(to, mode(stat)).map_err(Fault::Target)?;
+    set_times(to, stat).map_err(Fault::Target)
+}
+
+/// The same of an entry that cannot be opened, by its name in both directories.
+pub(super) fn copy_entry(
+    from: (BorrowedFd<'_>, &CStr),
+    to: (BorrowedFd<'_>, &CStr),
+    stat: &FileStat,
+) -> Result<(), Fault> {
+    let (dir, name) = to;
+    let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+    fchownat(dir, name, Some(user), Some(group), AtFlags::AT_SYMLINK_NOFOLLOW).map_err(Fault::Target)?;
+    copy_extended(&Inode::entry(from), &Inode::entry(to))?;
+    // The mode of a symbolic link is fixed.
+    if kind(stat) != SFlag::S_IFLNK {
+        fchmodat(dir, name, mode(stat), FchmodatFlags::FollowSymlink).map_err(Fault::Target)?;
+    }
+    let (access, modification) = times(stat);
+    utimensat(dir, name, &access, &modification, UtimensatFlags::NoFollowSymlink).map_err(Fault::Target)
+}
+
+pub(super) fn set_times(inode: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Errno> {
+    let (access, modification) = times(stat);
+    futimens(inode, &access, &modification)
+}
+
+pub(super) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
+}
+
+fn mode(stat: &FileStat) -> Mode {
+    Mode::from_bits_truncate(stat.st_mode)
+}
+
+fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
+    (TimeSpec::new(stat.st_atime, stat.st_atime_nsec), TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// An inode whose extended attributes are read or set.
+enum Inode<'a> {
+    Open(BorrowedFd<'a>),
+    /// A path through the open directory, which is not followed if it is a symbolic link: `f*xattr` rejects `O_PATH`.
+    Path(CString),
+}
+
+impl Inode<'_> {
+    fn entry((dir, name): (BorrowedFd<'_>, &CStr)) -> Self {
+        let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
+        Self::Path(CString::new(path).unwrap_or_default())
+    }
+
+    fn list(&self) -> Result<Vec<u8>, Errno> {
+        read(|buffer| match self {
+            Self::Open(inode) => flistxattr(inode, buffer),
+            Self::Path(path) => llistxattr(path, buffer),
+        })
+    }
+
+    fn get(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        read(|buffer| match self {
+            Self::Open(inode) => fgetxattr(inode, name, buffer),
+            Self::Path(path) => lgetxattr(path, name, buffer),
+        })
+    }
+
+    fn set(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        let set = match self {
+            Self::Open(inode) => fsetxattr(inode, name, value, XattrFlags::empty()),
+            Self::Path(path) => lsetxattr(path, name, value, XattrFlags::empty()),
+        };
+        set.map_err(errno)
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<(), Errno> {
+        let removed = match self {
+            Self::Open(inode) => fremovexattr(inode, name),
+            Self::Path(path) => lremovexattr(path, name),
+        };
+        removed.map_err(errno)
+    }
+}
+
+fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<(), Fault> {
+    let wanted = from.list().map_err(Fault::Source)?;
+    let present = to.list().map_err(Fault::Target)?;
+    for name in names(&wanted) {
+        let value = from.get(name).map_err(Fault::Source)?;
+        let is_equal = names(&present).any(|other| other == name) && to.get(name).as_ref() == Ok(&value);
+        if !is_equal {
+            to.set(name, &value).map_err(Fault::Target)?;
+        }
+    }
+    for name in names(&present).filter(|name| names(&wanted).all(|other| other != *name)) {
+        to.remove(name).map_err(Fault::Target)?;
+    }
+    Ok(())
+}
+
+/// Of a list, in which a zero byte follows each name.
+fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| *byte == 0).filter(|name| !name.is_empty() && !name.starts_with(ACL_ON_DISK))
+}
+
+fn read(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> Result<Vec<u8>, Errno> {
+    for size in [SMALL, LARGEST] {
+        let mut buffer = vec![0; size];
+        match call(&mut buffer) {
+            Err(rustix::io::Errno::RANGE) => {}
+            length => {
+                buffer.truncate(length.map_err(errno)?);
+                return Ok(buffer);
+            }
+        }
+    }
+    // It has just grown.
+    Err(Errno::ERANGE)
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    io::Error::from(error).raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn acls_are_listed_once() {
+        let list = b"user.a\0system.posix_acl_access\0trusted.SGI_ACL_FILE\0trusted.b\0";
+        let expected: [&[u8]; 3] = [b"user.a", b"system.posix_acl_access", b"trusted.b"];
+        assert!(names(list).eq(expected));
+        assert_eq!(names(b"").count(), 0);
+    }
+}

@@ -1,0 +1,136 @@
+//! Work that the threads of a pass share. It is bounded: a thread that finds it full does the work itself.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::error::TreeError;
+
+#[derive(Debug)]
+pub(super) struct Queue<W> {
+    state: Mutex<State<W>>,
+    changed: Condvar,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct State<W> {
+    /// The last one is done first: deeper directories are closed sooner.
+    waiting: Vec<W>,
+    /// Threads that may add more.
+    busy: usize,
+    failure: Option<TreeError>,
+}
+
+impl<W> Queue<W> {
+    pub(super) fn new(first: W, limit: usize) -> Self {
+        Self {
+            state: Mutex::new(State { waiting: vec![first], busy: 0, failure: None }),
+            changed: Condvar::new(),
+            limit,
+        }
+    }
+
+    /// Gives the work to another thread, or returns it.
+    pub(super) fn offer(&self, work: W) -> Option<W> {
+        let mut state = self.lock();
+        if state.waiting.len() >= self.limit {
+            return Some(work);
+        }
+        state.waiting.push(work);
+        drop(state);
+        self.changed.notify_one();
+        None
+    }
+
+    /// Waits for work. `None`: all is done, or something has failed.
+    pub(super) fn next(&self) -> Option<W> {
+        let mut state = self.lock();
+        loop {
+            if state.failure.is_some() {
+                return None;
+            }
+            if let Some(work) = state.waiting.pop() {
+                state.busy += 1;
+                return Some(work);
+            }
+            if state.busy == 0 {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends what [`Queue::next`] returned. The first failure is kept.
+    pub(super) fn done(&self, result: Result<(), TreeError>) {
+        let mut state = self.lock();
+        state.busy = state.busy.saturating_sub(1);
+        if let Err(error) = result {
+            state.failure.get_or_insert(error);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.lock().failure.is_some()
+    }
+
+    pub(super) fn result(self) -> Result<(), TreeError> {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        state.failure.map_or(Ok(()), Err)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// Splits a number until it is 1, and counts.
+    fn split(queue: &Queue<u64>, number: u64, count: &AtomicU64) {
+        if number == 1 {
+            count.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        for half in [number / 2, number - number / 2] {
+            if let Some(half) = queue.offer(half) {
+                split(queue, half, count);
+            }
+        }
+    }
+
+    #[test]
+    fn all_work_is_done_once_by_any_number_of_threads() {
+        for threads in 1..5 {
+            let (queue, count) = (Queue::new(1000, 3), AtomicU64::new(0));
+            thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        while let Some(number) = queue.next() {
+                            split(&queue, number, &count);
+                            queue.done(Ok(()));
+                        }
+                    });
+                }
+            });
+            assert_eq!(count.into_inner(), 1000);
+            queue.result().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_failure_ends_all_threads_and_the_first_one_is_returned() {
+        let queue = Queue::new((), 3);
+        assert!(queue.offer(()).is_none() && queue.offer(()).is_none() && queue.offer(()).is_some());
+        assert!(queue.next().is_some() && queue.next().is_some() && !queue.has_failed());
+        queue.done(Err(TreeError::Late));
+        queue.done(Err(TreeError::NotEmpty));
+        assert!(queue.has_failed() && queue.next().is_none());
+        assert!(matches!(queue.result(), Err(TreeError::Late)));
+    }
+}

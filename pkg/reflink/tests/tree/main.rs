@@ -1,0 +1,308 @@
+//! Clones of trees on a real XFS.
+
+mod description;
+mod frozen;
+mod population;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use description::{describe, shared};
+use fsquota::{Limits, ProjectId};
+use ktest_support::{Tmpfs, XfsDisk};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use population::{change, populate};
+use reflink::{Counts, MAX_DEPTH, Task, TreeClone, TreeError};
+use units::Bytes;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// A source and an empty target with a project of its own. The tests take turns: there is one disk.
+struct Stage {
+    from: PathBuf,
+    to: PathBuf,
+    disk: XfsDisk,
+}
+
+fn limits(size: Bytes) -> Limits {
+    Limits { bytes: Some(size), inodes: None }
+}
+
+impl Stage {
+    const PROJECT: ProjectId = ProjectId::new(77).unwrap();
+
+    fn new() -> Self {
+        let disk = XfsDisk::with_project_quota();
+        let (from, to) = (disk.path().join("from"), disk.path().join("to"));
+        for path in [&from, &to] {
+            fs::create_dir(path).unwrap();
+        }
+        fsquota::assign(File::open(&to).unwrap(), Self::PROJECT, limits(Bytes::GIB)).unwrap();
+        Self { from, to, disk }
+    }
+
+    fn limit(&self, project: ProjectId, size: Bytes) {
+        fsquota::set_limits(File::open(self.disk.path()).unwrap(), project, limits(size)).unwrap();
+    }
+
+    /// Empties the target.
+    fn clear(&self) {
+        for entry in fs::read_dir(&self.to).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                fs::remove_dir_all(entry.path()).unwrap();
+            } else {
+                fs::remove_file(entry.path()).unwrap();
+            }
+        }
+    }
+
+    fn populated() -> Self {
+        let stage = Self::new();
+        populate(&stage.from);
+        stage
+    }
+
+    fn begin(&self) -> TreeClone {
+        TreeClone::begin(File::open(&self.from).unwrap(), File::open(&self.to).unwrap()).unwrap()
+    }
+
+    fn complete(&self, clone: TreeClone) -> Counts {
+        let complete = clone.complete(None).unwrap();
+        let counts = complete.counts();
+        complete.finish().unwrap();
+        counts
+    }
+
+    fn expect_equal(&self) {
+        let (from, to) = (describe(&self.from), describe(&self.to));
+        for (path, expected) in &from {
+            assert_eq!(to.get(path), Some(expected), "{path:?}");
+        }
+        assert!(to.keys().eq(from.keys()), "{:?}", to.keys());
+    }
+}
+
+/// Passes until one finds all entries unchanged. The first ones find times of change that are too recent.
+fn approach_until_equal(clone: &mut TreeClone) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let counts = clone.approach(None).unwrap();
+        if counts == (Counts { unchanged: counts.unchanged, ..Counts::default() }) {
+            return;
+        }
+        assert!(Instant::now() < end, "not equal in time: {counts:?}");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_clone_equals_its_source_and_shares_its_blocks() {
+    let stage = Stage::populated();
+    let counts = stage.complete(stage.begin());
+    stage.expect_equal();
+    let number = describe(&stage.from).len() as u64 - 1;
+    assert_eq!(counts, Counts { cloned: number, ..Counts::default() });
+    assert_eq!(shared(&stage.to.join("dir/large")), 4 * MIB);
+    // The hole of the source has no blocks in the clone.
+    let sparse = fs::metadata(stage.to.join("sparse")).unwrap();
+    assert_eq!((sparse.len(), sparse.blocks() * 512), (64 * MIB + 4096, 8192));
+    let [from, to] = [&stage.from, &stage.to].map(|top| fs::metadata(top.join("times")).unwrap());
+    assert_eq!((to.atime(), to.atime_nsec()), (from.atime(), from.atime_nsec()));
+}
+
+#[test]
+fn a_pass_copies_all_changes_since_an_earlier_one() {
+    let stage = Stage::populated();
+    let mut clone = stage.begin();
+    approach_until_equal(&mut clone);
+    let kept = |path: &str| fs::symlink_metadata(stage.to.join(path)).unwrap().ino();
+    let before = kept("dir/large");
+    change(&stage.from);
+    let counts = stage.complete(clone);
+    stage.expect_equal();
+    assert!(counts.cloned > 0 && counts.unchanged > 0 && counts.removed > 0 && counts.skipped == 0, "{counts:?}");
+    assert_eq!(kept("dir/large"), before);
+}
+
+#[test]
+fn a_change_right_after_the_first_pass_is_copied_too() {
+    let stage = Stage::populated();
+    let mut clone = stage.begin();
+    clone.approach(None).unwrap();
+    change(&stage.from);
+    stage.complete(clone);
+    stage.expect_equal();
+}
+
+#[test]
+fn unchanged_entries_are_not_cloned_again() {
+    let stage = Stage::populated();
+    let mut clone = stage.begin();
+    approach_until_equal(&mut clone);
+    clone.sync().unwrap();
+    let number = describe(&stage.to).len() as u64;
+    let counts = stage.complete(clone);
+    assert_eq!((counts.cloned, counts.removed, counts.skipped), (0, 0, 0), "{counts:?} of {number}");
+    stage.expect_equal();
+}
+
+#[test]
+fn large_directories_are_cloned_by_several_threads() {
+    let stage = Stage::new();
+    for number in 0..3000 {
+        fs::write(stage.from.join(format!("file-{number}")), number.to_string()).unwrap();
+    }
+    for number in 0..200 {
+        fs::create_dir_all(stage.from.join(format!("{}/{number}/below", number % 7))).unwrap();
+    }
+    let mut clone = stage.begin();
+    clone.approach(None).unwrap();
+    for number in (0..3000).step_by(2) {
+        fs::remove_file(stage.from.join(format!("file-{number}"))).unwrap();
+    }
+    let counts = stage.complete(clone);
+    assert_eq!(counts.removed, 1500);
+    stage.expect_equal();
+}
+
+/// Ends the tenant, also if a check fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A tenant replaces a directory by a symbolic link to a directory outside, and files by links, pipes and directories,
+/// while passes run.
+#[test]
+fn nothing_outside_is_read_or_written_while_names_are_replaced() {
+    let stage = Stage::new();
+    let outside = stage.disk.path().join("outside");
+    fs::create_dir_all(outside.join("below")).unwrap();
+    for file in ["file", "below/file"] {
+        fs::write(outside.join(file), "secret").unwrap();
+    }
+    fs::create_dir_all(stage.from.join("dir/below")).unwrap();
+    for file in ["dir/file", "dir/below/file", "file"] {
+        fs::write(stage.from.join(file), "public").unwrap();
+    }
+    let before = describe(&outside);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (dir, file) = (stage.from.join("dir"), stage.from.join("file"));
+            let hidden = stage.from.join("hidden");
+            while !done.load(Ordering::Relaxed) {
+                fs::rename(&dir, &hidden).unwrap();
+                symlink(&outside, &dir).unwrap();
+                thread::yield_now();
+                fs::remove_file(&dir).unwrap();
+                fs::rename(&hidden, &dir).unwrap();
+                fs::remove_file(&file).unwrap();
+                symlink(outside.join("file"), &file).unwrap();
+                thread::yield_now();
+                fs::remove_file(&file).unwrap();
+                nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+                fs::remove_file(&file).unwrap();
+                fs::write(&file, "public").unwrap();
+            }
+        });
+        let _stop = Stop(&done);
+        let (mut clone, mut skipped) = (stage.begin(), 0);
+        for _ in 0..300 {
+            skipped += clone.approach(None).unwrap().skipped;
+            for (path, entry) in describe(&stage.to) {
+                assert!(!entry.contains(b"secret"), "{path:?}");
+            }
+        }
+        // Not asserted: how often the two collide depends on the machine.
+        println!("{skipped} entries were left for a later pass");
+    });
+    assert_eq!(describe(&outside), before);
+    stage.clear();
+    stage.complete(stage.begin());
+    stage.expect_equal();
+}
+
+#[test]
+fn the_project_of_the_target_is_charged_in_full_and_limits_the_clone() {
+    let stage = Stage::new();
+    fs::write(stage.from.join("file"), vec![1; 8 * MIB as usize]).unwrap();
+    stage.limit(Stage::PROJECT, Bytes::new(4 * MIB));
+    let error = stage.begin().complete(None).unwrap_err();
+    let TreeError::Entry { task: Task::Write, path, errno: Errno::ENOSPC } = &error else { panic!("{error:?}") };
+    assert_eq!(path, Path::new("file"));
+    stage.clear();
+    stage.limit(Stage::PROJECT, Bytes::new(16 * MIB));
+    stage.complete(stage.begin());
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let used = fsquota::get(File::open(&stage.to).unwrap()).unwrap().used.bytes;
+        assert!(used >= Bytes::new(8 * MIB), "{used}");
+        // XFS frees the blocks of removed files in the background.
+        if used < Bytes::new(9 * MIB) {
+            break;
+        }
+        assert!(Instant::now() < end, "{used}");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn directories_in_too_many_levels_are_an_error() {
+    let stage = Stage::new();
+    let deepest: PathBuf = (0..MAX_DEPTH).map(|_| "d").collect();
+    fs::create_dir_all(stage.from.join(&deepest)).unwrap();
+    stage.complete(stage.begin());
+    stage.expect_equal();
+    stage.clear();
+    fs::create_dir(stage.from.join(&deepest).join("e")).unwrap();
+    let error = stage.begin().complete(None).unwrap_err();
+    assert!(matches!(&error, TreeError::TooDeep { path } if *path == deepest.join("e")), "{error:?}");
+}
+
+#[test]
+fn a_mount_in_the_source_is_not_entered() {
+    let stage = Stage::new();
+    let inner = stage.from.join("mount");
+    fs::create_dir(&inner).unwrap();
+    mount(Some("tmpfs"), &inner, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    fs::write(inner.join("file"), "on another file system").unwrap();
+    let mut clone = stage.begin();
+    let counts = clone.approach(None).unwrap();
+    assert_eq!((counts.cloned, counts.skipped), (0, 1));
+    let error = clone.complete(None).unwrap_err();
+    umount2(&inner, MntFlags::empty()).unwrap();
+    let TreeError::Entry { task: Task::Read, path, errno: Errno::EXDEV } = &error else { panic!("{error:?}") };
+    assert_eq!(path, Path::new("mount"));
+}
+
+#[test]
+fn a_pass_ends_at_its_deadline() {
+    let stage = Stage::populated();
+    let mut clone = stage.begin();
+    assert!(matches!(clone.approach(Some(Instant::now())), Err(TreeError::Late)));
+    clone.approach(None).unwrap();
+    stage.complete(clone);
+    stage.expect_equal();
+}
+
+#[test]
+fn a_target_that_cannot_take_the_clone_is_rejected() {
+    let (stage, other) = (Stage::populated(), Tmpfs::mount());
+    let begin = |from: &Path, to: &Path| TreeClone::begin(File::open(from).unwrap(), File::open(to).unwrap());
+    assert!(matches!(begin(&stage.to, &stage.from), Err(TreeError::NotEmpty)));
+    let file = stage.from.join("dir/large");
+    assert!(matches!(begin(&file, &stage.to), Err(TreeError::Entry { task: Task::Read, errno: Errno::ENOTDIR, .. })));
+    let error = begin(&stage.from, other.path()).unwrap().complete(None).unwrap_err();
+    assert!(matches!(error, TreeError::Entry { errno: Errno::EXDEV, .. }), "{error:?}");
+}
