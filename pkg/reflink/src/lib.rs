@@ -17,7 +17,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use units::Bytes;
 
 pub use extent::{Extent, extents};
-pub use tree::{CompleteTree, Counts, MAX_DEPTH, Task, TreeClone, TreeError};
+pub use tree::{CompleteTree, Counts, MAX_DEPTH, Task, TreeClone, TreeError, for_each_shared};
 
 /// Replaces the content of `to` by that of `from`, as it is at one instant. Both files share the blocks until one of them is
 /// overwritten. `from` is open for reading, `to` for writing.

@@ -7,6 +7,7 @@ mod pass;
 mod queue;
 mod records;
 mod scratch;
+mod shared;
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,6 +24,7 @@ use self::scratch::Scratch;
 
 pub use self::error::{Task, TreeError};
 pub use self::pass::Counts;
+pub use self::shared::for_each_shared;
 
 /// Levels of directories that a tree may have below its top.
 pub const MAX_DEPTH: usize = 128;

@@ -25,7 +25,7 @@ use super::{MAX_DEPTH, TreeClone, attributes};
 const BATCH: usize = 128;
 
 /// For the entries of a directory, in bytes. One entry takes at most 280.
-const LISTING: usize = 8192;
+pub(super) const LISTING: usize = 8192;
 
 /// Work that waits, per thread: each holds two descriptors at most.
 const WAITING: usize = 4;
@@ -366,7 +366,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-fn is_entry(name: &CStr) -> bool {
+pub(super) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }
 

@@ -3,6 +3,7 @@
 mod description;
 mod frozen;
 mod population;
+mod sharing;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt as _, symlink};

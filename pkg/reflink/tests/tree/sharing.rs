@@ -1,0 +1,111 @@
+//! The end of sharing, and the space that overwriting shared blocks needs.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use fsquota::ProjectId;
+use reflink::{Extent, for_each_shared, unshare};
+use units::Bytes;
+
+use crate::description::shared;
+use crate::{MIB, Stage, limits};
+
+const SOURCE: ProjectId = ProjectId::new(78).unwrap();
+const FILES: u64 = 16;
+/// Of the content, 64 MiB.
+const SIZE: Bytes = Bytes::new(FILES * 4 * MIB);
+/// Of the source: the content, and directories, maps of extents and what XFS reserves for a moment.
+const LIMIT: Bytes = Bytes::new(SIZE.get() + MIB);
+
+impl Stage {
+    /// The source has a project, whose limit is nearly reached.
+    fn full() -> Self {
+        let stage = Self::new();
+        fsquota::assign(File::open(&stage.from).unwrap(), SOURCE, limits(LIMIT)).unwrap();
+        stage.overwrite(1);
+        stage
+    }
+
+    /// Overwrites all files before the first one is synced.
+    fn overwrite(&self, byte: u8) {
+        let files: Vec<File> = (0..FILES)
+            .map(|number| {
+                let path = self.from.join(number.to_string());
+                let mut file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+                file.write_all(&vec![byte; 4 * MIB as usize]).unwrap();
+                file
+            })
+            .collect();
+        files.iter().for_each(|file| file.sync_all().unwrap());
+    }
+
+    fn sizes(&self) -> [u64; 2] {
+        [&self.from, &self.to].map(|top| (0..FILES).map(|number| shared(&top.join(number.to_string()))).sum())
+    }
+}
+
+fn content(file: &Path) -> Vec<u8> {
+    let mut content = fs::read(file).unwrap();
+    content.dedup();
+    content
+}
+
+#[test]
+fn a_full_source_is_overwritten_if_its_limit_has_space_for_the_shared_blocks() {
+    let stage = Stage::full();
+    stage.limit(SOURCE, Bytes::new(LIMIT.get() + SIZE.get()));
+    stage.complete(stage.begin());
+    assert_eq!(stage.sizes(), [SIZE.get(); 2]);
+    stage.overwrite(2);
+    assert_eq!(stage.sizes(), [0; 2]);
+    assert_eq!((content(&stage.from.join("0")), content(&stage.to.join("0"))), (vec![2], vec![1]));
+}
+
+/// The source's limit is lowered before each piece of the clone gets blocks of its own, and ends where it was.
+#[test]
+fn the_limit_of_the_source_is_lowered_as_the_sharing_ends() {
+    const PIECE: u64 = MIB;
+    let stage = Stage::full();
+    stage.limit(SOURCE, Bytes::new(LIMIT.get() + SIZE.get()));
+    stage.complete(stage.begin());
+    let mut left = SIZE.get();
+    let copy = |file: std::os::fd::BorrowedFd<'_>, extent: Extent| {
+        let mut at = extent.start.get();
+        while at < extent.end().get() {
+            let length = PIECE.min(extent.end().get() - at);
+            left -= length;
+            stage.limit(SOURCE, Bytes::new(LIMIT.get() + left));
+            unshare(file, Bytes::new(at), Bytes::new(length)).unwrap();
+            at += length;
+        }
+        ControlFlow::<()>::Continue(())
+    };
+    assert!(for_each_shared(File::open(&stage.to).unwrap().as_fd(), copy).unwrap().is_continue());
+    assert_eq!((left, stage.sizes()), (0, [0; 2]));
+    // In place, without space for a second copy.
+    stage.overwrite(3);
+    assert_eq!((content(&stage.from.join("9")), content(&stage.to.join("9"))), (vec![3], vec![1]));
+}
+
+#[test]
+fn a_visit_can_end_early_and_the_next_one_continues() {
+    let stage = Stage::full();
+    stage.limit(SOURCE, Bytes::new(LIMIT.get() + SIZE.get()));
+    stage.complete(stage.begin());
+    let mut visits = 0;
+    loop {
+        let first = |file: std::os::fd::BorrowedFd<'_>, extent: Extent| {
+            ControlFlow::Break(unshare(file, extent.start, extent.length))
+        };
+        match for_each_shared(File::open(&stage.to).unwrap(), first).unwrap() {
+            ControlFlow::Break(done) => done.unwrap(),
+            ControlFlow::Continue(()) => break,
+        }
+        visits += 1;
+        assert!(visits < 1000);
+    }
+    assert!(visits >= FILES && stage.sizes() == [0; 2], "{visits}");
+}
