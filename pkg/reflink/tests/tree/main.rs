@@ -2,6 +2,7 @@
 
 mod description;
 mod frozen;
+mod history;
 mod population;
 mod sharing;
 
