@@ -12,7 +12,7 @@ use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
 use ktest_support::process::killed_before;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
 /// For events that come at once.
@@ -45,7 +45,8 @@ fn the_writer() {
         thread::spawn(move || {
             for count in 1_u64.. {
                 counter.write_all_at(&count.to_le_bytes(), 0).unwrap();
-                thread::yield_now();
+                // Leaves the CPUs to the test.
+                thread::sleep(Duration::from_millis(1));
             }
         });
     }
@@ -181,6 +182,10 @@ fn dropping_thaws() {
 fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
     let pod = Pod::start();
     let work = || {
+        // The end of the guard would stop this process for its tracer.
+        let mut ends = SigSet::empty();
+        ends.add(Signal::SIGCHLD);
+        ends.thread_block().unwrap();
         let frozen = pod.freeze(LONG).unwrap();
         // In place of a clone.
         fs::write("/tmp/stage", "frozen").unwrap();

@@ -12,7 +12,7 @@ use rustix::fs::{XattrFlags, lsetxattr};
 
 use crate::{Stage, approach_until_equal};
 
-const HISTORIES: u64 = 40;
+const HISTORIES: u64 = 16;
 const CHANGES: usize = 40;
 
 /// xorshift64*, from a seed.
