@@ -178,7 +178,8 @@ impl<'a> Connection<'a> {
         let mut message = vec![0; LONGEST];
         loop {
             match recv(self.0.as_raw_fd(), &mut message, MsgFlags::empty()) {
-                Err(Errno::EINTR) => {}
+                // ECONNRESET, once: the other end was closed before it had read all messages, and its own may be left.
+                Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 received => {
                     message.truncate(received?);
                     return Ok(message);
@@ -199,7 +200,20 @@ fn duration(message: &[u8]) -> Option<(Duration, &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
     use super::*;
+
+    #[test]
+    fn a_reply_is_received_although_the_guard_has_ended_without_reading_a_request() {
+        let (program, guard) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        Connection::new(&program).send_thaw().unwrap();
+        Connection::new(&guard).send_reply(&Reply::Late(None)).unwrap();
+        drop(guard);
+        assert_eq!(Connection::new(&program).receive_reply(), Some(Reply::Late(None)));
+        assert_eq!(Connection::new(&program).receive_reply(), None);
+    }
 
     #[test]
     fn messages_are_decoded_to_what_was_encoded() {

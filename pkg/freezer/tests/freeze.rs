@@ -272,7 +272,8 @@ fn a_thaw_by_another_process_is_reported() {
     let pod = Pod::start();
     let frozen = pod.freeze(LONG).unwrap();
     fs::write(pod.path.join("cgroup.freeze"), "0").unwrap();
-    assert!(matches!(frozen.thaw(), Err(FreezeError::Thawed { path }) if path == pod.path));
+    let thawed = frozen.thaw();
+    assert!(matches!(&thawed, Err(FreezeError::Thawed { path }) if *path == pod.path), "{thawed:?}");
     pod.expect_thawed();
 }
 
