@@ -113,7 +113,8 @@ fn keep_messages(messages: &mut Vec<DescriptorProto>, former: &[DescriptorProto]
             messages.push(former.clone());
             continue;
         };
-        let removed = former.field.iter().filter(|field| message.field.iter().all(|kept| kept.number() != field.number()));
+        let removed =
+            former.field.iter().filter(|field| message.field.iter().all(|kept| kept.number() != field.number()));
         let removed: Vec<_> = removed.cloned().collect();
         message.field.extend(removed);
         keep_messages(&mut message.nested_type, &former.nested_type);
@@ -124,7 +125,8 @@ fn keep_messages(messages: &mut Vec<DescriptorProto>, former: &[DescriptorProto]
 fn keep_values(enums: &mut [EnumDescriptorProto], former: &[EnumDescriptorProto]) {
     for former in former {
         let Some(newer) = enums.iter_mut().find(|newer| newer.name() == former.name()) else { continue };
-        let removed = former.value.iter().filter(|value| newer.value.iter().all(|kept| kept.number() != value.number()));
+        let removed =
+            former.value.iter().filter(|value| newer.value.iter().all(|kept| kept.number() != value.number()));
         let removed: Vec<_> = removed.cloned().collect();
         newer.value.extend(removed);
     }

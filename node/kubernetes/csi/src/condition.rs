@@ -72,7 +72,8 @@ impl Problem {
 /// The faults of the disk first, since the others may follow from them.
 fn problems(found: Option<&PathContents>, health: &Health) -> Vec<Problem> {
     let disk = health.disk.iter().map(Problem::of_disk);
-    let changed = || Problem::degraded("LimitsChanged", "the volume's limits were changed; restart the node to set them");
+    let changed =
+        || Problem::degraded("LimitsChanged", "the volume's limits were changed; restart the node to set them");
     disk.chain(health.limits_changed.then(changed)).chain(found.and_then(wrong)).collect()
 }
 

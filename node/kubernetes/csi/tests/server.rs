@@ -115,7 +115,10 @@ async fn the_node_has_a_name_topology_and_capabilities() {
     use rpc::Type::{
         ExpandVolume, GetStorageHealth, GetVolumeHealth, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition,
     };
-    assert_eq!(able, [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]);
+    assert_eq!(
+        able,
+        [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]
+    );
 }
 
 #[tokio::test]

@@ -81,9 +81,12 @@ fn the_node_can_do_exactly_what_it_announces() {
         let mut kinds: Vec<_> = kinds.collect();
         kinds.sort_unstable();
         use rpc::Type::{
-        ExpandVolume, GetStorageHealth, GetVolumeHealth, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition,
-    };
-        assert_eq!(kinds, [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]);
+            ExpandVolume, GetStorageHealth, GetVolumeHealth, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition,
+        };
+        assert_eq!(
+            kinds,
+            [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]
+        );
     });
 }
 

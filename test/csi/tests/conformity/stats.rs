@@ -115,7 +115,8 @@ fn a_full_volume_has_nothing_left_and_nothing_negative() {
         for (volume_id, code) in [("", Code::InvalidArgument), ("pvc-other", Code::NotFound)] {
             let volume_id = volume_id.to_owned();
             for volume_publish_path in [String::new(), whole.volume_publish_path.clone()] {
-                let message = NodeGetVolumeHealthRequest { volume_id: volume_id.clone(), volume_publish_path, ..whole.clone() };
+                let message =
+                    NodeGetVolumeHealthRequest { volume_id: volume_id.clone(), volume_publish_path, ..whole.clone() };
                 assert_eq!(case.health(message).await.err(), Some(code));
             }
         }

@@ -20,10 +20,7 @@ static SKIPPED: [(&str, &[&str]); 5] = [
             "GroupController Service",
         ],
     ),
-    (
-        "each volume has its health from ControllerGetVolumeHealth",
-        &["ControllerListVolumeHealth [Controller Server]"],
-    ),
+    ("each volume has its health from ControllerGetVolumeHealth", &["ControllerListVolumeHealth [Controller Server]"]),
     ("volumes are published without staging", &["Node Service NodeStageVolume", "Node Service NodeUnstageVolume"]),
     (
         "the node's own disk is attached to no other node",
