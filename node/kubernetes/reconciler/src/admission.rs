@@ -238,7 +238,7 @@ fn claim_status() -> Vec<Validation> {
         |claim: &str| format!("{claim}.?status.?modifyVolumeStatus.?targetVolumeAttributesClassName.orValue('')");
     // The class that the claim requests becomes the target, and the target the class of the volume.
     let begun = format!(
-        "{} in ['', {}, object.spec.?volumeAttributesClassName.orValue('')]",
+        "{0} == '' || {0} == {1} || {0} == object.spec.?volumeAttributesClassName.orValue('')",
         target("object"),
         target("oldObject")
     );
