@@ -148,7 +148,7 @@ pub async fn a_request_that_is_too_large_can_be_lowered(cluster: Arc<Cluster>) -
     request(&node, "200Gi").await?;
     let claim = progress(&node, "ControllerResizeInfeasible").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("1Gi"));
-    assert_eq!(conditions(&claim), ["ControllerResizeError", "Resizing"]);
+    assert_eq!(conditions(&claim), ["Resizing", "ControllerResizeError"]);
     let note = node.event("data", "VolumeResizeFailed").await?;
     assert!(note.contains("keeps 1 GiB") && note.contains("free"), "{note}");
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");

@@ -279,7 +279,12 @@ impl Node {
 
     pub async fn events(&self, name: &str) -> Result<Vec<Event>, kube::Error> {
         let all = Api::<Event>::all(self.admin.clone()).list(&ListParams::default()).await?;
-        let about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
+        let about = |event: &Event| {
+            event.regarding.as_ref().is_some_and(|object| {
+                object.name.as_deref() == Some(name)
+                    && object.namespace.as_ref().is_none_or(|namespace| *namespace == self.namespace)
+            })
+        };
         Ok(all.into_iter().filter(about).collect())
     }
 
