@@ -12,14 +12,25 @@ for file in {files}; do
 done
 """
 
+# The files of a kernel_archive that modprobe reads. The modules are a hundred megabytes: only those that are needed are unpacked. For
+# modprobe, the files of a module and of all that it depends on must exist; it does not read them.
+_UNPACK_INDEX = """\
+set -eu
+PATH=$PATH:/usr/sbin:/sbin
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+tar --no-same-owner -C "$work" --wildcards -xf {archive} 'lib/modules/*/modules.*'
+( cd "$work"/lib/modules/*; cut -d: -f1 modules.dep > "$work/all"
+  xargs dirname < "$work/all" | sort -u | xargs mkdir -p; xargs touch < "$work/all" )
+"""
+
 def _unpack(files):
     return _UNPACK.format(files = " ".join([file.path for file in files]))
 
-def _run(ctx, files, outputs, lines, mnemonic, what):
+def _run(ctx, files, outputs, lines, mnemonic, what, unpack = None):
     ctx.actions.run_shell(
         inputs = files,
         outputs = outputs,
-        command = _unpack(files) + "\n".join(lines),
+        command = (unpack or _unpack(files)) + "\n".join(lines),
         mnemonic = mnemonic,
         progress_message = what,
         use_default_shell_env = True,
@@ -124,6 +135,8 @@ def _kernel_modules_impl(ctx):
         "    echo; }} >> {}/catalog".format(out.path),
         "done",
         "awk '$1 == \"insmod\" && !seen[$2]++ { print $2 }' \"$work/depends\" > \"$work/files\"",
+        "sed \"s|^$work/||\" \"$work/files\" > \"$work/members\"",
+        "tar --no-same-owner -C \"$work\" -xf {} -T \"$work/members\"".format(ctx.file.kernel.path),
         ": > {}/order".format(out.path),
         "while read -r file; do",
         "  name=${{file##*/}}; name=${{name%{}}}".format(suffix),
@@ -136,7 +149,7 @@ def _kernel_modules_impl(ctx):
         "  esac",
         "  echo \"$name\" >> {}/order".format(out.path),
         "done < \"$work/files\"",
-    ] + aliases, "KernelModules", "Unpacking kernel modules for %{label}")
+    ] + aliases, "KernelModules", "Unpacking kernel modules for %{label}", _UNPACK_INDEX.format(archive = ctx.file.kernel.path))
     return [DefaultInfo(files = depset([out]))]
 
 kernel_modules = rule(
