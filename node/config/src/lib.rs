@@ -10,7 +10,7 @@
 //! assert_eq!(config.node.as_str(), "granary-1");
 //!
 //! let error = Config::parse(r#"{"nodename": "granary-1", "network": {"mtu": 15}}"#).unwrap_err().to_string();
-//! assert!(error.contains("\n  nodename: there is no such field here; there are nodeName, controlPlane, worker, network"));
+//! assert!(error.contains("\n  nodename: unknown field; known fields: nodeName, controlPlane, worker, network"));
 //! assert!(error.contains("\n  network.mtu: 15 is out of range: 576 to 65535 is possible"));
 //! # Ok::<(), config::ParseError>(())
 //! ```

@@ -41,7 +41,7 @@ pub struct Problem {
 /// The texts name the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    #[error("there is no such field here; there {}", listed(.known))]
+    #[error("unknown field; {}", listed(.known))]
     UnknownField { known: Vec<String> },
     #[error("the field is set twice; remove one")]
     Twice,
@@ -103,9 +103,8 @@ pub enum Violation {
 
 fn listed(known: &[String]) -> String {
     match known {
-        [] => "are none: write {}".to_owned(),
-        [one] => format!("is {one}"),
-        many => format!("are {}", many.join(", ")),
+        [] => "this object has no fields: write {}".to_owned(),
+        known => format!("known fields: {}", known.join(", ")),
     }
 }
 

@@ -143,7 +143,7 @@ fn errors_name_the_place_of_the_file() {
     let machine = Machine::with_file(br#"{"nodename": "from-the-disk"}"#);
     let result = machine.result();
     let place = format!("the node's configuration from granary.json on {} cannot be used", machine.partition(1));
-    assert!(result.starts_with(&place) && result.contains("nodename: there is no such field here"), "{result}");
+    assert!(result.starts_with(&place) && result.contains("nodename: unknown field"), "{result}");
 }
 
 #[test]

@@ -58,7 +58,7 @@ async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     let (message, Refusal { begun, console, .. }) = rejected(|_| {}, "granary.failure=reboot", configuration).await;
     for problem in [
         "the configuration has 2 problems",
-        "  nodename: there is no such field here; there are nodeName, ",
+        "  nodename: unknown field; known fields: nodeName, ",
         "  network.mtu: 15 is out of range: 576 to 65535 is possible",
     ] {
         assert!(message.contains(problem), "{problem:?} is not in {message}");

@@ -98,9 +98,9 @@ fn all_problems_are_reported_with_their_remedies() {
     assert_eq!(
         found,
         [
-            "hostname: there is no such field here; there are nodeName, controlPlane, worker, network, timeServers, \
+            "hostname: unknown field; known fields: nodeName, controlPlane, worker, network, timeServers, \
              storage, onFailure, podProcesses, kernelModules, registryCas, registries, clusterDomain",
-            "network.static.adress: there is no such field here; there are address, gateway",
+            "network.static.adress: unknown field; known fields: address, gateway",
             "network.dhcp: only one of this field and static can be set; remove one",
             "network.mtu: must be an integer from 0 to 4294967295, not a string",
             "timeServers[2]: must be a string, not a number",
@@ -224,7 +224,7 @@ fn a_worker_has_no_administrators() {
     let worker = json!({"server": "192.0.2.10", "authority": digest, "administratorRequests": requests});
     let found = problems(&json!({"worker": worker}).to_string());
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].starts_with("worker.administratorRequests: there is no such field here; "), "{found:?}");
+    assert!(found[0].starts_with("worker.administratorRequests: unknown field; "), "{found:?}");
 }
 
 #[test]
