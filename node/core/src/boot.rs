@@ -12,7 +12,6 @@ use cluster::announcement::StageState;
 use config::{Config, Role};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use imagegc::ImageGc;
 use ipnet::Ipv4Net;
 use k8s_openapi::jiff::Timestamp;
 use network::{Network, NetworkError};
@@ -33,6 +32,7 @@ use crate::control_plane::ControlPlane;
 use crate::drivers::{self, DriversError};
 use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
+use crate::image_gc::{self, ImageGc};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
 use crate::modules::{self, Modules, ModulesError};
@@ -225,7 +225,7 @@ async fn serve(
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;
-    let images = imagegc::Metrics::register(&registry).map_err(BootError::Metrics)?;
+    let images = image_gc::Metrics::register(&registry).map_err(BootError::Metrics)?;
     let image_gc = ImageGc::new(storage.images(), services.paths.containerd_socket(), images);
     let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {

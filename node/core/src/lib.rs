@@ -20,6 +20,7 @@ mod esp;
 mod example;
 pub mod guard;
 pub mod host;
+mod image_gc;
 pub mod images;
 pub mod join;
 pub mod kernel;

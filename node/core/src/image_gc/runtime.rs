@@ -9,8 +9,8 @@ use proto::cri::runtime_service_client::RuntimeServiceClient;
 use proto::cri::{ImageSpec, ListContainersRequest, ListImagesRequest, RemoveImageRequest};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::error::GcError;
-use crate::plan::{Image, ImageId, Usage};
+use super::GcError;
+use super::plan::{Image, ImageId, Usage};
 
 /// For one call. containerd removes the files of an image before it answers.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -1,6 +1,16 @@
-//! The service.
+//! Removes unused images when containerd's part of the data disk is nearly full.
+//!
+//! The part is a project limit of XFS. The kubelet reads the size of the whole file system (`statfs` of the mount), so its
+//! own thresholds would be reached too late and are off; it only removes images that were unused for a week. Here, the
+//! quota of the part decides, and images are removed by the Container Runtime Interface, the one that was unused for the
+//! longest time first. Pinned images, which are those of the node image, stay.
+
+mod metrics;
+mod plan;
+mod runtime;
 
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,10 +21,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::error::GcError;
-use crate::metrics::Metrics;
-use crate::plan::{Fill, HIGH, History, Phase, Step, plan};
-use crate::runtime::Runtime;
+pub(crate) use self::metrics::Metrics;
+use self::plan::{Fill, HIGH, History, Phase, Step, plan};
+use self::runtime::Runtime;
 
 /// Between two looks at the quota, one system call. The kernel reports no usage below a hard limit. A pull that does not fit
 /// fills the part for a few seconds only, until containerd has removed its data; the kubelet repeats it later. Between two
@@ -22,6 +31,18 @@ use crate::runtime::Runtime;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Between two lists of images and containers, which record the images in use.
 const LISTING: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum GcError {
+    #[error("cannot open containerd's directory {path}")]
+    Open { path: PathBuf, source: io::Error },
+    #[error("cannot read the quota of {path}")]
+    Quota { path: PathBuf, source: GetError },
+    #[error("containerd's socket has an invalid path")]
+    Socket(#[source] tonic::transport::Error),
+    #[error("containerd does not {call}")]
+    Call { call: &'static str, source: Box<tonic::Status> },
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Progress {
@@ -156,7 +177,7 @@ mod tests {
     use tonic::{Request, Response, Status};
 
     use super::*;
-    use crate::plan::LEAST_AGE;
+    use crate::image_gc::plan::LEAST_AGE;
 
     /// A container runtime with these images, one pinned, and a container of one of them.
     #[derive(Clone, Debug)]
