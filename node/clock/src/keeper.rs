@@ -30,7 +30,6 @@ pub struct CorrectError(#[from] Errno);
 
 #[derive(Clone, Debug, Default)]
 pub struct ClockState {
-    /// The last comparison since the last jump.
     pub last: Option<Comparison>,
     pub problem: Option<Arc<str>>,
     /// Number of steps, including those by the kernel after a suspension.

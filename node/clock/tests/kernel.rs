@@ -24,7 +24,6 @@ impl Moment {
         Self { clock: Kernel.now(), raw: raw.tv_sec() * SECOND + raw.tv_nsec() }
     }
 
-    /// Seconds that `CLOCK_REALTIME` gained over the elapsed time.
     fn gained(self) -> f64 {
         let now = Self::now();
         ((now.clock - self.clock) - (now.raw - self.raw)) as f64 / SECOND as f64

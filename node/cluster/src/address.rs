@@ -81,7 +81,6 @@ fn with_prefix(text: &str) -> Option<Ipv4Net> {
     Ipv4Net::new(address.parse().ok()?, prefix.parse().ok()?).ok()
 }
 
-/// Whether `other` is another address of the interface's network.
 pub fn reaches(interface: Ipv4Net, other: Ipv4Addr) -> bool {
     other != interface.addr() && interface.contains(&other)
 }

@@ -48,7 +48,6 @@ pub enum AdministratorError {
     Signature,
 }
 
-/// Bits of an RSA key.
 const RSA: (usize, usize) = (2048, 8192);
 
 impl AdministratorRequest {

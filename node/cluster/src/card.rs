@@ -2,17 +2,13 @@
 
 use std::fmt;
 
-/// Choice of a network card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Card {
     /// The first one that the kernel shows.
     #[default]
     First,
-    /// The one with this name of its interface.
     Interface(Box<str>),
-    /// The one with this Ethernet address.
     Mac([u8; 6]),
-    /// The first one with this driver.
     Driver(Box<str>),
 }
 

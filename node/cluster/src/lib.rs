@@ -49,7 +49,6 @@ pub const NODE_ANNOTATIONS: &str = "node.granary.dev/";
 /// Annotation of a bootstrap token's Secret with the name of the node that may join with it.
 pub const BOOTSTRAP_NODE_ANNOTATION: &str = "node.granary.dev/name";
 
-/// Annotation of a Node with its public WireGuard key.
 pub const PUBLIC_KEY_ANNOTATION: &str = "node.granary.dev/wg-pubkey";
 
 /// Group of the users with [`STORAGE_USER_PREFIX`].
@@ -64,7 +63,6 @@ pub const API_SERVER_USER: &str = "granary:apiserver";
 /// User name of the control plane's kube-proxy. On workers, kube-proxy uses the identity of the storage components.
 pub const PROXY_USER: &str = "system:kube-proxy";
 
-/// User name of snapshot-controller.
 pub const SNAPSHOT_CONTROLLER_USER: &str = "granary:snapshot-controller";
 
 /// Group of the users with [`DNS_USER_PREFIX`].

@@ -26,7 +26,6 @@ pub struct Registry {
     pub credentials: Option<Credentials>,
 }
 
-/// A mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     pub endpoint: Endpoint,

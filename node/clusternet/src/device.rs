@@ -46,7 +46,6 @@ pub struct Traffic {
     pub sent: u64,
 }
 
-/// An operation on the mesh interface failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     #[error("the kernel does not support WireGuard; load its module wireguard")]

@@ -88,7 +88,6 @@ impl<'m> Planner<'m> {
         self.plan.refused.insert((member.name.clone(), error));
     }
 
-    /// The valid ranges of a member that no older one has.
     fn ranges(&mut self, member: &'m Member) -> BTreeSet<IpNet> {
         let mut ranges = BTreeSet::new();
         for text in &member.networks {
@@ -111,7 +110,6 @@ impl<'m> Planner<'m> {
         ranges
     }
 
-    /// The key of a member, if it is valid and no older member has it.
     fn key(&mut self, member: &'m Member) -> Option<PublicKey> {
         let error = match member.key.as_ref()?.parse::<PublicKey>() {
             Err(error) => MemberError::Key(error),

@@ -3,7 +3,6 @@
 use config::FailureAction;
 use tracing::Level;
 
-/// Why the node does not start with this command line.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandLineError {
     /// A word of ours that this release does not know.

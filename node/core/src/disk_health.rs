@@ -39,7 +39,6 @@ pub struct DiskHealth(Arc<Observed>);
 
 #[derive(Debug, Default)]
 struct Observed {
-    /// Kernel names of the data disk, and of the disks below it.
     disks: OnceLock<BTreeSet<String>>,
     failed_requests: AtomicU64,
     warnings: Mutex<Option<(Instant, Vec<DiskFault>)>>,

@@ -28,7 +28,6 @@ use crate::status::chain;
 const PODS: &str = "kubepods";
 /// Of the self-test, below [`PODS`].
 const SELF_TEST: &str = "self-test";
-/// The argument with which this program is the self-test's child.
 const ARGUMENT: &str = "guard-self-test";
 /// How long the self-test may take; it makes about twenty system calls.
 const SELF_TEST_TIME: Duration = Duration::from_secs(30);

@@ -47,7 +47,6 @@ pub enum GcError {
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     phase: Phase,
-    /// Time of the last pass.
     listed: Option<Instant>,
 }
 
@@ -90,7 +89,6 @@ impl ImageGc {
         }
     }
 
-    /// `None` if the directory has no limits.
     async fn round(&self, runtime: &mut Runtime, progress: Progress) -> Result<Option<Progress>, GcError> {
         let Some(quota) = self.quota().await? else { return Ok(None) };
         self.metrics.set(&quota);

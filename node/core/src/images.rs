@@ -94,7 +94,6 @@ impl GivenArchives {
         found.map_err(|source| EspError::List { device: device.to_owned(), source })
     }
 
-    /// Unmounts the partitions.
     pub fn unmount(&self) {
         self.mounted.iter().for_each(|place| unmount(place));
     }

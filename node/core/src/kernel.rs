@@ -9,9 +9,7 @@ use time::{Date, UtcDateTime};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// `uname -r`.
     pub release: String,
-    /// `uname -v`.
     pub version: String,
 }
 

@@ -71,7 +71,6 @@ impl Mesh {
         Ok(clusternet::run(cx, settings).await?)
     }
 
-    /// The other nodes, for the status page; `None` before it ran.
     pub fn status(&self) -> Option<status::Mesh> {
         let (device, metrics) = self.made.get()?.clone();
         Some(match metrics.neighbours(&*device) {

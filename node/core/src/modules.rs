@@ -9,7 +9,6 @@ use tracing::info;
 /// Modules of the image that not every node loads.
 pub(crate) const DIRECTORY: &str = "/usr/lib/modules/optional";
 
-/// Why the modules of the configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModulesError {
     #[error("cannot read which kernel modules the image has")]

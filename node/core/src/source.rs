@@ -87,7 +87,6 @@ fn find() -> Result<(Source, String), SourceError> {
     Ok((Source::Nowhere, String::new()))
 }
 
-/// `None` if there is no such file.
 fn text(path: &Path, found: Source) -> Result<Option<String>, SourceError> {
     let read = |source| SourceError::File { found: found.clone(), source };
     let file = match File::open(path) {

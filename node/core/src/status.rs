@@ -260,7 +260,6 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
     }
 }
 
-/// The error and its causes.
 pub fn chain(error: &(dyn Error + 'static), separator: &str) -> String {
     let errors = iter::successors(Some(error), |&error| error.source());
     errors.map(ToString::to_string).collect::<Vec<_>>().join(separator)
@@ -293,7 +292,6 @@ mod tests {
         format!("pvc-{name}").parse().unwrap()
     }
 
-    /// The page of a node with these volumes.
     async fn page(volumes: FakeVolumes, registry: Registry) -> Page {
         let services = crate::example::services("/nowhere".as_ref());
         let facts = Facts {

@@ -13,7 +13,6 @@ use volume::Store;
 
 use crate::disk::{self, DiskError};
 
-/// Why the storage of the node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// There is no disk for the data, or none that is ours or empty. Nothing was written.

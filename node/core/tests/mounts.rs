@@ -15,7 +15,6 @@ use units::Bytes;
 
 const SIZE: Bytes = Bytes::new(16 << 20);
 
-/// A data disk, mounted where a node would have it.
 struct Data {
     disk: Disk,
     place: TempDir,

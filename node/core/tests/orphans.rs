@@ -34,7 +34,6 @@ async fn an_orphan_is_reaped_and_a_child_is_left_to_its_parent() {
     tree.stop(LIMIT).await.unwrap();
 }
 
-/// A process that ends after its parent, and is an orphan then.
 fn orphan() -> u32 {
     // It ends when its input is closed. A shell gives such a process another standard input.
     let script = "exec 3<&0; (read -r line <&3) >/dev/null & echo $!";

@@ -40,7 +40,6 @@ fn named_crates(program: &[u8], locked: &BTreeMap<String, String>) -> BTreeSet<S
     names.map(|name| locked.get(name).unwrap_or_else(|| panic!("{name} is not in Cargo.lock")).clone()).collect()
 }
 
-/// The document's packages by their names, and its relationships.
 struct Bill {
     document: Value,
     named: BTreeMap<String, Value>,

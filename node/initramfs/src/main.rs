@@ -68,7 +68,6 @@ fn main() {
     print(&format!("initramfs: error: cannot power off: {errno}"));
 }
 
-/// The error with its causes.
 fn chain(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();

@@ -18,7 +18,6 @@ pub enum System {
     Partition {
         /// Partition ID (PARTUUID).
         id: Guid,
-        /// Number of blocks and root hash.
         root: Root,
     },
 }
@@ -81,9 +80,7 @@ pub struct BlockDevice {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Partition ID (PARTUUID).
     pub id: Guid,
-    /// Name, possibly empty.
     pub name: String,
 }
 

@@ -173,7 +173,6 @@ pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Conten
     content(device, size, |device| probe(&programs.blkid, device))
 }
 
-/// The kernel's directories of disks.
 struct Machine<'ask> {
     blocks: PathBuf,
     devices: PathBuf,

@@ -13,9 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 /// Where the programs are. The default is their place in the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
-    /// `mkfs.xfs` of xfsprogs.
     pub mkfs: PathBuf,
-    /// `blkid` of util-linux.
     pub blkid: PathBuf,
 }
 

@@ -113,7 +113,6 @@ fn is_nested(path: &Path) {
     info!(path = %path.display(), "directory is limited by the one above it");
 }
 
-/// The project that a directory of the part has.
 fn present(root: &Dir, tree: &Data, part: Part) -> Result<Option<ProjectId>, MountError> {
     let mut paths = Vec::new();
     tree.visit(&mut |entry| {

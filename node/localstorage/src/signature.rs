@@ -7,10 +7,7 @@ pub enum Signature {
     /// Signatures that `blkid` finds, at least one.
     Known(Vec<Mark>),
     /// Bytes that are not zero.
-    Unknown {
-        /// Where the first of them is.
-        at: u64,
-    },
+    Unknown { at: u64 },
 }
 
 /// A mark that a format leaves on a disk.

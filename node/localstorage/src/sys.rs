@@ -75,18 +75,14 @@ struct NvmeCommand {
 }
 const _: () = assert!(size_of::<NvmeCommand>() == 72);
 
-/// Get Log Page.
 const GET_LOG: u8 = 2;
 /// The log of the whole controller.
 const ALL_NAMESPACES: u32 = u32::MAX;
-/// SMART / Health Information.
 const SMART: u32 = 2;
 /// Of the SMART log.
 const LOG_SIZE: usize = 512;
 
-/// `BLKPG_ADD_PARTITION`.
 const ADD: c_int = 1;
-/// `BLKPG_RESIZE_PARTITION`.
 const RESIZE: c_int = 3;
 
 /// `FSLABEL_MAX`, include/uapi/linux/fs.h.

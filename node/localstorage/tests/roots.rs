@@ -41,7 +41,6 @@ impl Machine {
         Self { data, disk, _place: place }
     }
 
-    /// As a boot does.
     fn boot(&self) -> Mounted<Data> {
         DataDisk::find().unwrap().mount(self.data.clone()).unwrap()
     }

@@ -28,7 +28,6 @@ pub(crate) struct Console {
 #[derive(Debug, Default)]
 struct State {
     text: Vec<u8>,
-    /// Number of records dropped after the queued text.
     dropped: u64,
     /// For each gap in the text, the record that reports it.
     gaps: Vec<Record>,
@@ -205,7 +204,6 @@ mod tests {
         lines.iter().map(|line| line.split_once("INFO ").map_or(line.as_str(), |(_, said)| said)).collect()
     }
 
-    /// The number of missing records that a line reports.
     fn gap(line: &str) -> Option<u64> {
         let said = line.rsplit_once("WARN ").map_or(line, |(_, said)| said);
         said.strip_suffix(" records before this one are not on the console")?.parse().ok()

@@ -9,7 +9,6 @@ use units::Bytes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Maximum number of files, at least 1.
     pub files: usize,
     /// Size up to which lines are added to a file.
     pub size: Bytes,
@@ -56,7 +55,6 @@ struct Current {
 pub(crate) struct Written {
     /// Bytes of complete lines that were written.
     pub(crate) bytes: usize,
-    /// Why not all lines were written.
     pub(crate) error: Option<io::Error>,
 }
 

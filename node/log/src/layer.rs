@@ -77,7 +77,6 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> tracing_subscriber::Layer<S> 
     }
 }
 
-/// Message and fields of an event or a span.
 #[derive(Debug, Default)]
 struct EventText {
     message: String,

@@ -61,7 +61,6 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Registers the metrics. Fails if a metric with one of these names exists.
     pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
         self.collectors().into_iter().try_for_each(|collector| registry.register(collector))
     }

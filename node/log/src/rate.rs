@@ -5,7 +5,6 @@ use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Maximum number of lines at once.
     pub burst: u32,
     pub per_second: u32,
     /// Time after which suppressed lines are reported.
@@ -30,7 +29,6 @@ pub struct Bucket {
     suppressed: Option<(u64, Duration)>,
 }
 
-/// Tokens per line.
 const LINE: u64 = 1000;
 
 impl Bucket {

@@ -23,7 +23,6 @@ const FIELDS: usize = 32;
 pub enum Origin {
     /// A module of the node's own program, such as `provisioner::sweep`.
     Module(Cow<'static, str>),
-    /// Another program, by its service name.
     Program(String),
     Kernel,
     /// A program that wrote to `/dev/kmsg`. The kernel does not let programs use its own facility.
@@ -56,7 +55,6 @@ pub type Field = (Cow<'static, str>, String);
 pub struct Record {
     /// Wall-clock time, which may be wrong before the clock is synchronized.
     pub at: SystemTime,
-    /// Time since boot.
     pub uptime: Duration,
     pub level: Level,
     pub origin: Origin,
@@ -154,7 +152,6 @@ impl Record {
     }
 }
 
-/// Appends `said` with control characters escaped.
 pub(crate) fn escape(text: &mut String, said: &str) {
     for character in said.chars() {
         if character.is_control() && character != '\t' {

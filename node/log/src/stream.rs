@@ -201,7 +201,6 @@ impl Shared {
         }
     }
 
-    /// Reports suppressed records when their windows are over.
     pub(crate) fn report_suppressed(&self) {
         let reported = self.limiter.lock().unwrap_or_else(PoisonError::into_inner).report(uptime());
         for (source, count) in reported {

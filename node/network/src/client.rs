@@ -15,7 +15,6 @@ const TAKES: u32 = 4;
 /// Minimum interval between attempts to extend a lease.
 const KEEP: Duration = Duration::from_secs(30);
 
-/// A message and its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Send {
     pub(crate) request: Request,
@@ -151,7 +150,6 @@ impl Client {
         self.request(now, Purpose::Take { address: offer.interface.addr(), server: offer.server })
     }
 
-    /// Broadcasts a request and waits for an answer.
     fn request(&mut self, now: Duration, purpose: Purpose) -> Send {
         let send = self.send(now, purpose, Ipv4Addr::BROADCAST);
         self.deadline = Some(now.saturating_add(self.pause()));
@@ -242,7 +240,6 @@ pub(crate) mod tests {
         Reply { answer, transaction, hardware, server: SERVER }
     }
 
-    /// Answer of a server with this lease.
     fn serve(send: Send, lease: &Lease) -> Reply {
         let answer = match send.request.purpose {
             Purpose::Discover { .. } => Answer::Offer(lease.clone()),
@@ -383,7 +380,6 @@ pub(crate) mod tests {
         vec(happening, 0..60)
     }
 
-    /// Applies the events and returns the time.
     fn live(client: &mut Client, events: Vec<Event>) -> Duration {
         let mut now = Duration::ZERO;
         for happening in events {

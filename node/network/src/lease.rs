@@ -14,13 +14,9 @@ pub(crate) struct Lease {
     pub(crate) name_servers: Vec<Ipv4Addr>,
     /// NTP servers in order of preference.
     pub(crate) time_servers: Vec<Ipv4Addr>,
-    /// MTU in bytes, at least 576.
     pub(crate) mtu: Option<u16>,
-    /// Duration; `None` for an infinite lease.
     pub(crate) time: Option<Duration>,
-    /// Renewal time (T1), if the server sent one.
     pub(crate) renewal: Option<Duration>,
-    /// Rebinding time (T2), if the server sent one.
     pub(crate) rebinding: Option<Duration>,
 }
 

@@ -158,7 +158,6 @@ impl Network {
     }
 }
 
-/// Waits for the first lease that the device accepts.
 async fn first_accepted(leases: &mut impl Leases, device: &impl Device, settings: &Uplink) -> Addressing {
     let mut given = None;
     loop {

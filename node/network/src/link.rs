@@ -43,7 +43,6 @@ fn step(step: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
 }
 
 impl Link {
-    /// Brings up loopback and this card.
     pub(crate) async fn open(card: &Card) -> Result<Self, NetworkError> {
         let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Netlink)?;
         let mut driver = JoinSet::new();

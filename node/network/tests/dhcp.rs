@@ -64,7 +64,6 @@ impl Cable {
     }
 }
 
-/// DHCP on the near end.
 fn uplink(cable: &Cable) -> Uplink {
     Uplink { card: Card::interface(&cable.near).unwrap(), ..Uplink::default() }
 }

@@ -18,13 +18,11 @@ pub struct Page {
     /// Time of the clock, seconds since 1970.
     #[serde(rename = "unix_seconds", serialize_with = "seconds")]
     pub now: Duration,
-    /// Time since boot.
     #[serde(rename = "uptime_seconds", serialize_with = "seconds")]
     pub uptime: Duration,
     pub versions: Versions,
     /// Services, parents before their children.
     pub services: Vec<Service>,
-    /// Faults of the data disk that the kernel has detected.
     pub disk_faults: Vec<String>,
     /// The data disk; `None` if it could not be read, which is among the warnings.
     pub storage: Option<Storage>,
@@ -63,9 +61,7 @@ pub struct Versions {
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Kernel {
-    /// `uname -r`.
     pub release: String,
-    /// `uname -v`.
     pub version: String,
     /// Age of the build, if `uname -v` contains its date: later fixes are missing.
     #[serde(rename = "age_seconds", serialize_with = "maybe_seconds")]
@@ -85,7 +81,6 @@ pub struct Service {
     pub restarts: u32,
     /// Error of the last failure; the service may be healthy again.
     pub last_failure: Option<String>,
-    /// Time without progress, if the service is stalled.
     #[serde(rename = "stalled_seconds", serialize_with = "maybe_seconds")]
     pub stalled: Option<Duration>,
 }
@@ -100,7 +95,6 @@ impl Service {
     }
 }
 
-/// The services of a tree, parents before their children.
 pub fn services(tree: &supervisor::Status) -> Vec<Service> {
     let service = |(depth, status): (usize, &supervisor::Status)| Service {
         path: status.path.clone(),
@@ -198,7 +192,6 @@ pub struct Inodes {
     pub used: u64,
 }
 
-/// Stage in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// The PV does not exist yet.
@@ -218,7 +211,6 @@ pub enum Condition {
     Retired,
     /// A filesystem volume close to its limit of space or inodes.
     AlmostFull,
-    /// Another program lifted or changed its limits.
     LimitsChanged,
 }
 
@@ -290,7 +282,6 @@ pub enum Clock {
 pub struct Certificate {
     /// File name without extension.
     pub name: String,
-    /// Time of expiry, seconds since 1970.
     #[serde(rename = "expires_unix_seconds")]
     pub expires: i64,
 }

@@ -12,7 +12,6 @@ use crate::{Mesh, Peer, Severity, Versions, Warning};
 
 /// Certificates with less remaining time are highlighted: the node should have renewed them.
 const EXPIRES_SOON: i64 = 25 * 86_400;
-/// Maximum indentation of services.
 const DEEPEST: usize = 4;
 /// Class of numeric cells.
 const NUMBER: &str = "number";

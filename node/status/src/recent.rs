@@ -58,7 +58,6 @@ struct Entry {
 }
 
 impl Recent {
-    /// The entries, newest first.
     pub fn warnings(&self) -> Vec<Warning> {
         let warning = |entry: &Entry| Warning {
             severity: entry.severity,

@@ -79,7 +79,6 @@ pub trait Source: Send + Sync + 'static {
 pub struct PublicFile {
     /// Of the URL, with `/` at the beginning.
     pub path: String,
-    /// PEM.
     pub certificate: String,
 }
 
@@ -229,7 +228,6 @@ impl Server {
     }
 }
 
-/// Whether a query contains `format=json`.
 fn wants_json(query: &str) -> bool {
     query.split('&').any(|field| field == "format=json")
 }

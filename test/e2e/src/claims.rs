@@ -127,7 +127,6 @@ impl Case {
 /// The capacity that the node publishes for a class, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Unreserved space.
     pub free: u64,
     /// The largest claim of one of the modes.
     pub largest: u64,

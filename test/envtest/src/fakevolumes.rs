@@ -146,7 +146,6 @@ impl FakeVolumes {
         self.disk().unthrottled = unthrottled;
     }
 
-    /// The volume from which this one was cloned.
     pub fn source(&self, id: &VolumeId) -> Option<VolumeId> {
         self.disk().sources.get(id).cloned()
     }

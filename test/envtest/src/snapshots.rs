@@ -119,7 +119,6 @@ impl SnapshotApi {
         Ok(())
     }
 
-    /// Deletes a content and waits for its end.
     pub async fn gone(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
         self.delete(snapshot, content).await?;
         eventually(PATIENCE, &format!("the end of content {content}"), async || {

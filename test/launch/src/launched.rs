@@ -48,7 +48,6 @@ pub struct Ended {
     pub status: ExitStatus,
     /// All that it wrote; to the point where its reader went away.
     pub text: String,
-    /// Contents of the log files, by name.
     pub logs: BTreeMap<String, String>,
 }
 
@@ -216,7 +215,6 @@ pub(crate) fn stub_command_line(directory: &Path, stub: Stub) -> PathBuf {
     path
 }
 
-/// The launcher with the files of the image.
 pub(crate) fn launcher(command_line: OsString) -> Command {
     let mut command = Command::new(variable("GRANARY_LAUNCH"));
     let image = IMAGE.map(|(argument, name)| (argument, variable(name)));

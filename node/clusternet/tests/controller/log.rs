@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{Dispatch, Level};
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 
-/// The log of one controller, which is also printed.
 #[derive(Clone, Default)]
 pub struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 

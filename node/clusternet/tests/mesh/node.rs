@@ -41,7 +41,6 @@ impl Node {
         range(self.number)
     }
 
-    /// Address in the pod network.
     pub fn address(&self) -> IpAddr {
         IpAddr::from([10, 244, self.number, 1])
     }

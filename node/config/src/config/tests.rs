@@ -174,7 +174,6 @@ fn the_error_lists_the_pod_security_levels() {
     }
 }
 
-/// A certificate signing request of a new key.
 fn administrator_request(name: &str) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -13,8 +13,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// # Errors
-    /// The registry has metrics of these names.
     pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = Self::new()?;
         metrics.collectors().into_iter().try_for_each(|collector| registry.register(collector))?;

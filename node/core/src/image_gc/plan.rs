@@ -48,7 +48,6 @@ pub(crate) struct Image {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// Part of the node image.
     Pinned,
     /// A container has it, which may have ended: the kubelet starts some again.
     InUse,

@@ -279,7 +279,6 @@ fn of_look(error: &LookError) -> Code {
     }
 }
 
-/// The error and its causes in one line: a status has no other place for them.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -17,8 +17,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// # Errors
-    /// The registry has metrics of these names.
     pub fn register(registry: &Registry, restrictions: Arc<Restrictions>) -> Result<(), prometheus::Error> {
         registry.register(Box::new(Self::new(restrictions)?))
     }

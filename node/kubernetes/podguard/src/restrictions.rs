@@ -53,7 +53,6 @@ impl Restrictions {
         self.enforcement.subscribe()
     }
 
-    /// Returns whether the enforcement changed.
     pub fn set(&self, enforcement: Enforcement) -> bool {
         self.enforcement.send_if_modified(|present| {
             let is_new = *present != enforcement;

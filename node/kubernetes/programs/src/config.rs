@@ -155,7 +155,6 @@ impl Paths {
         self.ephemeral.join("config").join(name)
     }
 
-    /// The directories of [`scratch`](Self::scratch).
     pub(crate) fn scratches(&self) -> PathBuf {
         self.ephemeral.join("programs")
     }

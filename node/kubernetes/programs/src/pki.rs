@@ -292,7 +292,6 @@ mod tests {
                 .collect()
         }
 
-        /// Names of the files that differ since `before`.
         fn changed(&self, before: &Files) -> Vec<String> {
             self.files()
                 .into_iter()

@@ -24,7 +24,6 @@ pub(crate) fn cas(paths: &Paths) -> PathBuf {
     paths.generated("cas")
 }
 
-/// The files of containerd.
 pub(crate) fn files(paths: &Paths, images: &Images) -> Files {
     let all = images.cas.iter().enumerate();
     let mut files: Files =

@@ -55,7 +55,6 @@ struct CapabilityData {
     inheritable: u32,
 }
 
-/// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// Gives everything up, in the order in which the kernel demands the rights for it.

@@ -94,7 +94,6 @@ impl Provisioner {
         spawn_blocking(move || span.in_scope(|| work(&*store))).await
     }
 
-    /// [`Self::on_disk`], for one volume.
     pub(crate) async fn on_volume<T: Send + 'static>(
         &self,
         id: &VolumeId,
@@ -104,7 +103,6 @@ impl Provisioner {
         self.on_disk(move |store| work(store, &id)).await
     }
 
-    /// Unreserved space, for messages.
     pub(crate) async fn free(&self) -> Option<Bytes> {
         self.on_disk(|store| store.space().ok().map(|space| space.free())).await.ok().flatten()
     }

@@ -155,7 +155,6 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
-/// The objects of one controller.
 pub(crate) struct Watched<K: Resource<DynamicType = ()> + 'static> {
     pub(crate) objects: reflector::Store<K>,
     pub(crate) what: &'static str,

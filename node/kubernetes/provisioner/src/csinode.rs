@@ -69,7 +69,6 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns whether the event lost the entry.
     fn update(&mut self, event: &Event<CSINode>) -> bool {
         let exists = match event {
             Event::Init => {

@@ -72,7 +72,6 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// For operations on the volume of a claim.
     pub(crate) fn of_claim(error: volume::Error) -> Self {
         match error {
             volume::Error::Full { .. } | volume::Error::TooLarge { .. } => Self::Full(error),
@@ -154,7 +153,6 @@ impl ApiError {
     }
 }
 
-/// For `map_err`.
 pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ApiError {
     move |error| {
         let source = match error {

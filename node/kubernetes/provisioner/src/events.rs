@@ -74,7 +74,6 @@ reasons! {
 /// The API server rejects notes above 1 KiB.
 const NOTE_LEN: usize = 1000;
 
-/// Queues events, and sends them.
 pub(crate) struct Events {
     recorder: Recorder,
     pub(crate) queue: EventQueue,
@@ -283,7 +282,6 @@ impl Events {
         self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&()));
     }
 
-    /// States what the snapshot costs.
     pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
         let reserved = record.mode.reserved(record.size);
         let more = match &record.cloning {
@@ -372,7 +370,6 @@ fn free_space(free: Option<Bytes>) -> String {
     free.map_or_else(String::new, |free| format!("; {free} of the disk are unreserved"))
 }
 
-/// An error with its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

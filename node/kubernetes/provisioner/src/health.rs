@@ -23,7 +23,6 @@ const RECOVERED: u64 = 85;
 /// Volumes that one look reports. The next ones report the others.
 const MOST: usize = 20;
 
-/// The faults that have an event.
 #[derive(Debug, Default)]
 struct Reported {
     disk: BTreeMap<&'static str, u64>,
@@ -96,7 +95,6 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The claim that has the volume's PV.
     fn claim_of(&self, id: &VolumeId) -> Option<ObjectReference> {
         self.watched_pv_of(id)?.spec.as_ref()?.claim_ref.clone()
     }

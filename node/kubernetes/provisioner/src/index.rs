@@ -113,7 +113,6 @@ impl PvIndex {
         self.wait_for(|state| state.complete >= Some(moment) && !state.pvs.contains_key(id)).await;
     }
 
-    /// Waits for the first complete list.
     pub(crate) async fn listed(&self) {
         self.wait_for(|state| state.complete.is_some()).await;
     }
@@ -204,7 +203,6 @@ mod tests {
         index.update(&Ok(Event::InitDone));
     }
 
-    /// Of another volume.
     fn is_complete_since(index: &PvIndex, moment: Instant) -> bool {
         index.has_none(&"pvc-3".parse().expect("an identifier"), moment).now_or_never().is_some()
     }

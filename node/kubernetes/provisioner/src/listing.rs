@@ -14,7 +14,6 @@ use crate::index;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
-/// PVs in one response.
 const PAGE: u32 = 500;
 
 #[derive(Debug)]
@@ -26,11 +25,9 @@ pub(crate) struct Listing {
     elsewhere: BTreeMap<VolumeId, String>,
 }
 
-/// A PV of a volume of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedPv {
     pub(crate) name: String,
-    /// Its volume is to be deleted with it.
     pub(crate) is_deleted: bool,
 }
 
@@ -106,7 +103,6 @@ impl Listing {
 }
 
 impl Listings {
-    /// A list that was requested after `moment`.
     pub(crate) async fn since(
         &self,
         moment: Instant,
@@ -122,7 +118,6 @@ impl Listings {
         Ok(listing)
     }
 
-    /// The last list, if it was requested after `moment`.
     pub(crate) fn cached(&self, moment: Instant) -> Option<Arc<Listing>> {
         self.latest().as_ref().filter(|(requested, _)| *requested > moment).map(|(_, listing)| Arc::clone(listing))
     }

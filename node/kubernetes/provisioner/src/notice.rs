@@ -26,12 +26,13 @@ pub enum Notice {
     Denied {
         pod: Pod,
         container: String,
-        /// The kind of call, one word.
         operation: &'static str,
         call: &'static str,
     },
     /// Pods can leave the limits of volumes on this node.
-    LimitsAdvisory { reason: String },
+    LimitsAdvisory {
+        reason: String,
+    },
 }
 
 #[derive(Clone, Debug)]

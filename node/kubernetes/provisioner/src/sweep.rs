@@ -44,11 +44,8 @@ const INTERVAL: Duration = Duration::from_mins(10);
 /// Findings that only an administrator can repair.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Announced volumes without a PV.
     orphans: BTreeSet<VolumeId>,
-    /// Snapshots that are ready, without a content.
     snapshots: BTreeSet<VolumeId>,
-    /// Volumes with an unreadable record.
     unreadable: BTreeSet<VolumeId>,
     /// Volumes of PVs that the disk does not have.
     lost: BTreeSet<VolumeId>,
@@ -189,7 +186,6 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Whether the claim exists and waits for this node.
     async fn is_waiting(&self, claim: &Claim) -> Result<bool, Error> {
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace);
         let found = claims.get_opt(&claim.name).await.map_err(api("get a claim"))?;

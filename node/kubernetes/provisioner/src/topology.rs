@@ -19,7 +19,6 @@ pub(crate) struct OtherTopology {
 }
 
 impl<'a> Topologies<'a> {
-    /// `None` if the class allows all nodes.
     pub(crate) fn of(class: &'a StorageClass) -> Option<Self> {
         class.allowed_topologies.as_deref().filter(|terms| !terms.is_empty()).map(Self)
     }

@@ -29,7 +29,6 @@ const CONTENTS: &str = "contents.local.granary.dev";
 const CONTENT_STATUS: &str = "content-status.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
 
-/// The resource of a content's status.
 pub(crate) const CONTENTS_STATUS: &str = "volumesnapshotcontents/status";
 
 /// The claim has a volume.
@@ -41,19 +40,16 @@ const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 pub(crate) struct Writers {
     /// Whether the policy applies to a request.
     pub(crate) condition: String,
-    /// The node's name, or an empty text.
     pub(crate) node: String,
     /// Precedes the validations of a guard.
     pub(crate) first: Option<Validation>,
 }
 
 impl Writers {
-    /// The storage identities of nodes.
     fn identities() -> Self {
         Self::named(STORAGE_USER_PREFIX, STORAGE_GROUP)
     }
 
-    /// The kubelets.
     fn kubelets() -> Self {
         Self::named(KUBELET_PREFIX, KUBELETS_GROUP)
     }
@@ -78,7 +74,6 @@ pub(crate) fn node_behind(prefix: &str, otherwise: &str) -> String {
     )
 }
 
-/// The resources and rules of one policy.
 pub(crate) struct Guard {
     pub(crate) name: &'static str,
     rule: Value,
@@ -104,7 +99,6 @@ fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
 
-/// Limits of the reclaimer's account.
 pub(crate) fn reclaimer_guards() -> [Guard; 2] {
     let guard = |name, rule, validations| Guard { name, rule, validations };
     [

@@ -31,7 +31,6 @@ pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
     spec.volume_name.as_deref().filter(|name| !name.is_empty() && (is_larger || is_begun || is_modified))
 }
 
-/// The node of the claim's volume, if the PV is of our driver and this claim, and on one node.
 pub(crate) fn node_of<'a>(pv: &'a PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'a str> {
     let spec = pv.spec.as_ref()?;
     let is_of_driver = spec.csi.as_ref().is_some_and(|csi| csi.driver == DRIVER_NAME);

@@ -24,10 +24,8 @@ pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<Source<'_>> {
     }
 }
 
-/// The kind of a source.
 pub(crate) const CLAIM: &str = "PersistentVolumeClaim";
 
-/// The name of the content of a snapshot.
 pub(crate) fn content_of(snapshot: &DynamicObject) -> Option<&str> {
     snapshot.data.pointer("/status/boundVolumeSnapshotContentName").and_then(Value::as_str)
 }

@@ -31,7 +31,6 @@ pub(crate) fn kubelet(spec: &CertificateSigningRequestSpec) -> Option<&str> {
     (in_group && !node.is_empty()).then_some(node)
 }
 
-/// Whether the request has these usages and no others, in any order.
 fn has_usages(spec: &CertificateSigningRequestSpec, sorted: [&str; 2]) -> bool {
     let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
     usages.sort_unstable();
@@ -72,7 +71,6 @@ impl Csr {
         self.has_subject(wanted).then_some(node)
     }
 
-    /// Whether the subject has exactly these two parts.
     pub(crate) fn has_subject(&self, wanted: [Name; 2]) -> bool {
         let Some(request) = self.parsed() else { return false };
         let parts = request.certification_request_info.subject.iter_attributes().count();

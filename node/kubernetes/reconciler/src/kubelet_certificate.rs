@@ -41,9 +41,7 @@ pub(crate) struct KubeletRequest<'a> {
 pub(crate) struct Facts {
     /// The node of the requester's token.
     pub(crate) token_is_for: Option<String>,
-    /// Whether the requested node has a Node object.
     pub(crate) registered: bool,
-    /// Whether the requested node was removed.
     pub(crate) removed: bool,
     /// Addresses of all other Nodes, with their names.
     pub(crate) of_others: BTreeMap<IpAddr, String>,
@@ -75,7 +73,6 @@ impl<'a> KubeletRequest<'a> {
         self.node.as_deref()
     }
 
-    /// Returns the node that gets the certificate.
     pub(crate) fn judge(&self, facts: &Facts, reserved: &[Ipv4Net]) -> Result<&str, Denial> {
         let node = self.node().ok_or(Denial::Subject)?;
         let serving = self.request.spec.signer_name == SERVING_SIGNER;

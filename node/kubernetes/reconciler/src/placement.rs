@@ -28,7 +28,6 @@ pub(crate) struct Published {
 /// Results of earlier selections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Experience {
-    /// Nodes that have rejected the claim.
     pub(crate) rejected: BTreeSet<String>,
     /// Bytes of claims that were assigned to the nodes so recently that the published capacity may not include them.
     pub(crate) assigned: BTreeMap<String, Bytes>,
@@ -55,14 +54,12 @@ pub(crate) struct NoNode {
     largest: Bytes,
 }
 
-/// The claim's class. `None` if it has none.
 pub(crate) fn class_of(claim: &PersistentVolumeClaim) -> Option<&str> {
     let old = claim.annotations().get(OLD_CLASS).map(String::as_str);
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
     class.or(old).filter(|class| !class.is_empty())
 }
 
-/// The class of this name.
 pub(crate) fn find<'a>(class: &str, published: &'a Published) -> Option<&'a StorageClass> {
     published.classes.iter().find(|found| found.name_any() == class)
 }
@@ -73,7 +70,6 @@ pub(crate) fn binds_immediately(class: &StorageClass) -> bool {
     class.provisioner == DRIVER_NAME && mode == "Immediate"
 }
 
-/// The name of the node for a new volume.
 pub(crate) fn select(
     size: Bytes,
     class: &StorageClass,

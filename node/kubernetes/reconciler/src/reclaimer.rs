@@ -161,7 +161,6 @@ fn immediate(class: Option<&StorageClass>, is_current: bool) -> Result<&StorageC
     }
 }
 
-/// A claim in log messages.
 struct Named<'a>(&'a PersistentVolumeClaim);
 
 impl fmt::Display for Named<'_> {
@@ -209,7 +208,6 @@ impl Reclaimer {
         Ok(Some(Action::requeue(INTERVAL)))
     }
 
-    /// The node of a bound claim of the same namespace.
     async fn node_of(&self, claim: &PersistentVolumeClaim, source: &str) -> Result<Option<String>, ReclaimError> {
         let claims =
             Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
@@ -248,7 +246,6 @@ impl Reclaimer {
         Ok(content.and_then(|content| clone::node_of(&content, &found)))
     }
 
-    /// Selects a node for the claim if no scheduler does.
     async fn place(&self, claim: &PersistentVolumeClaim) -> Result<Action, ReclaimError> {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::await_change()) };
         let begun = Instant::now();

@@ -67,7 +67,6 @@ pub(crate) async fn maintain(cx: Context, client: Client, waves: &[Vec<Object>])
     Ok(())
 }
 
-/// Whether an object was changed.
 async fn reconcile_all(waves: &[Vec<Object>], client: &Client) -> Result<bool, RunError> {
     let mut changed = false;
     for wave in waves {

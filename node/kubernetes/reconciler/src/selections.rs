@@ -59,7 +59,6 @@ struct Selected {
 
 #[derive(Debug)]
 struct Assigned {
-    /// UID of the claim.
     claim: String,
     node: String,
     size: Bytes,
@@ -157,7 +156,6 @@ impl Selections {
     }
 }
 
-/// The request of the claim.
 pub(crate) fn size_of(claim: &PersistentVolumeClaim) -> Bytes {
     let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     storage(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or_default()

@@ -27,7 +27,6 @@ pub(crate) async fn run(
 struct Endpoint {
     tree: Context,
     registry: Registry,
-    /// Restrictions of a node's pods.
     restrictions: Option<Arc<Restrictions>>,
 }
 

@@ -54,7 +54,6 @@ pub(crate) struct Pair {
 pub enum Stale {
     #[error("it was not there")]
     Absent,
-    /// Certificate or key is not valid PEM.
     #[error("it could not be read")]
     Unreadable,
     #[error("it did not belong to its private key")]

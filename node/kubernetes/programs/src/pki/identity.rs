@@ -10,20 +10,16 @@ pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 pub enum Identity {
     /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.
     Admin,
-    /// `system:kube-controller-manager`.
     ControllerManager,
-    /// `system:kube-scheduler`.
     Scheduler,
     /// `system:node:NAME` in the group `system:nodes`.
     Kubelet,
-    /// `system:kube-proxy`.
     Proxy,
     /// The node's storage: `granary:node:NAME` in the group `granary:nodes`. A control plane signs the certificate, a
     /// worker requests it ([`Requested`](crate::Requested)).
     Storage,
     /// The node's CoreDNS: `granary:dns:NAME` in the group `granary:dns`, by a certificate as that of [`Self::Storage`].
     Dns,
-    /// `granary:snapshot-controller`.
     SnapshotController,
 }
 

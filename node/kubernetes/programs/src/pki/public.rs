@@ -14,7 +14,6 @@ use crate::pki::store::PkiError;
 /// None of them is secret: the private keys are elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublicCertificates {
-    /// Of the cluster's CA, PEM.
     pub ca: String,
     pub administrators: Vec<AdministratorCertificate>,
 }
@@ -24,7 +23,6 @@ pub struct AdministratorCertificate {
     /// As in the request, a DNS label.
     pub name: String,
     pub user: String,
-    /// PEM.
     pub certificate: String,
     validity: Validity,
 }

@@ -69,7 +69,6 @@ mod tests {
         prop::collection::btree_map(prop::sample::select(NAMES.to_vec()), one, 0..4)
     }
 
-    /// The state after the plan was carried out.
     fn done(mut found: Found, plan: &Plan, now: OffsetDateTime) -> Found {
         for name in plan.due.keys() {
             found.insert(name, Ok(Validity::of_new_leaf(now)));

@@ -34,7 +34,6 @@ pub fn cases(suite: Suite) -> Suite {
         .case("a_new_key_replaces_the_old_one", a_new_key_replaces_the_old_one)
 }
 
-/// Whether a file of the directory, or below, has the text.
 fn has(directory: &Path, text: &str) -> io::Result<bool> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -164,7 +163,6 @@ async fn rewrite_killed_everywhere(cluster: &Cluster, stored: &StoredSecrets) ->
     Err("boundaries without end".into())
 }
 
-/// A policy that rejects writes of Secrets with this label.
 async fn reject_writes(cluster: &Cluster, rejected: &Api<Secret>) -> Result<(), Failure> {
     let policy = json!({
         "metadata": {"name": "frozen"},

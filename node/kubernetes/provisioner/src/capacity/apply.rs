@@ -93,7 +93,6 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
 }
 
 impl Provisioner {
-    /// Whether both watches have listed their objects.
     fn is_listed(&self, published: &Published) -> bool {
         self.classes.all().is_some() && published.objects.wait_until_ready().now_or_never().is_some()
     }

@@ -25,11 +25,9 @@ const NODE_LABEL: &str = "local.granary.dev/node";
 /// Bytes of the digest of a class name in the object's name.
 const DIGEST_LEN: usize = 8;
 
-/// Free space for one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClassCapacity {
     pub(crate) class: String,
-    /// Unreserved space.
     pub(crate) free: Bytes,
     /// The largest claim that fits in one of the modes.
     pub(crate) largest: Bytes,

@@ -17,7 +17,6 @@ const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// All annotations of a claim that the provisioner reads.
 pub(crate) const ANNOTATIONS: [&str; 4] = [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS];
 
 /// A claim without a volume that the scheduler assigned to this node.
@@ -42,7 +41,6 @@ pub(crate) struct ProvisionRequest {
     pub(crate) reclaim: ReclaimPolicy,
 }
 
-/// A claim or a snapshot, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Claim(String),
@@ -149,7 +147,6 @@ pub(crate) fn check(
 }
 
 impl Source {
-    /// For messages.
     pub(crate) fn name_in(&self, namespace: &str) -> String {
         match self {
             Self::Claim(name) => format!("claim {namespace}/{name}"),

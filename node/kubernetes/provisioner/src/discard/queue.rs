@@ -14,12 +14,9 @@ pub(crate) struct DiscardQueue {
     pub(crate) added: Notify,
 }
 
-/// When a volume's PV ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EndOfPv {
-    /// Before the request.
     pub(crate) before: Instant,
-    /// After its response.
     pub(crate) after: Instant,
 }
 
@@ -41,7 +38,6 @@ impl DiscardQueue {
         self.added.notify_one();
     }
 
-    /// Puts the volume behind all others.
     pub(crate) fn requeue(&self, id: &VolumeId) {
         if let Some(volume) = self.volumes().get_mut(id) {
             volume.queued = Instant::now();
@@ -52,12 +48,10 @@ impl DiscardQueue {
         self.volumes().remove(id);
     }
 
-    /// Returns whether this is the volume's first pass.
     pub(crate) fn begin(&self, id: &VolumeId) -> bool {
         self.volumes().get_mut(id).is_some_and(|volume| !std::mem::replace(&mut volume.is_checked, true))
     }
 
-    /// The volumes in the order of the queue.
     pub(crate) fn in_order(&self) -> Vec<(VolumeId, EndOfPv)> {
         let mut volumes: Vec<_> = self.volumes().iter().map(|(id, volume)| (id.clone(), *volume)).collect();
         volumes.sort_by_key(|(_, volume)| volume.queued);

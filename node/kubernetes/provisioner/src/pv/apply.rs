@@ -22,7 +22,6 @@ use crate::pv::plan::{self, PvPlan};
 /// Other writes of a PV that is being deleted, before the back-off.
 const CONFLICTS: usize = 3;
 
-/// State of a PV that was to be deleted.
 enum Ended {
     /// The API server has confirmed the deletion. This node removed the driver's finalizer by a request that it sent after
     /// this moment, or there is no such PV.

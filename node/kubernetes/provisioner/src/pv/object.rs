@@ -91,7 +91,6 @@ pub(crate) fn is_incomplete(pv: &PersistentVolume) -> bool {
     !has_node || csi.volume_handle.parse::<VolumeId>().is_err()
 }
 
-/// Whether both PVs have the same volume and claim.
 pub(crate) fn is_same(found: &PersistentVolume, wanted: &PersistentVolume, node: &str) -> bool {
     let volume = volume_of(found, node);
     volume.is_some() && volume == volume_of(wanted, node) && claim_uid(found) == claim_uid(wanted)
@@ -126,7 +125,6 @@ fn on_node(node: &str) -> VolumeNodeAffinity {
     }
 }
 
-/// This node and no other.
 fn names_node(affinity: &VolumeNodeAffinity, node: &str) -> bool {
     let mut names = hostnames(affinity).peekable();
     names.peek().is_some() && names.all(|name| name == node)

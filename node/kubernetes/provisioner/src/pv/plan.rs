@@ -8,7 +8,6 @@ pub(crate) enum PvPlan {
     Keep,
     /// Keep the data and set these finalizers; with the driver's, also the annotation that names the provisioner.
     SetFinalizers(Vec<String>),
-    /// Delete the data, then the PV.
     Delete,
     /// The PV is being deleted without the driver's finalizer: it has no volume any more, and the data stays. The driver's
     /// own deletions end in this state too.

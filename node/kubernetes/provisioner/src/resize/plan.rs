@@ -62,7 +62,6 @@ pub(crate) enum Step {
     Grow {
         to: Bytes,
     },
-    /// Write the size into the PV.
     Announce {
         size: Bytes,
     },
@@ -115,7 +114,6 @@ pub(crate) fn claim_size(claim: &PersistentVolumeClaim) -> Option<ClaimSize> {
 }
 
 impl ClaimSize {
-    /// Whether there may be anything to do.
     pub(crate) fn is_open(&self) -> bool {
         self.requested > self.capacity || self.stage != Stage::None
     }
@@ -300,7 +298,6 @@ mod tests {
             Self { claim, volume, free: mib(5), stale: false }
         }
 
-        /// Returns whether the step changed anything.
         fn step(&mut self) -> bool {
             let before = format!("{self:?}");
             match next(&self.claim, self.volume) {

@@ -19,7 +19,6 @@ pub(crate) enum StatusChange<'a> {
     Started {
         to: Bytes,
     },
-    /// Will be retried.
     Failed {
         reason: &'a str,
     },
@@ -87,7 +86,6 @@ fn conditions(
     conditions::replaced(claim, &own, &set, now)
 }
 
-/// Whether the claim's status has all values of the patch.
 fn has(claim: &PersistentVolumeClaim, status: &Value) -> bool {
     let Ok(now) = serde_json::to_value(claim.status.clone().unwrap_or_default()) else { return false };
     let same_size = |field: &str| {

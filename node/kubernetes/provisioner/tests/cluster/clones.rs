@@ -11,7 +11,6 @@ use units::Bytes;
 use crate::id_of;
 use crate::node::{Node, until};
 
-/// A block claim with this source.
 fn clone_of(source: &str) -> Value {
     json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": source}})
 }

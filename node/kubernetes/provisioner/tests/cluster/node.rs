@@ -81,7 +81,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// With a disk of 100 GiB.
     pub async fn start(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
         Self::with_disk(cluster, namespace, Bytes::new(100 << 30)).await
     }
@@ -92,7 +91,6 @@ impl Node {
         Ok(node)
     }
 
-    /// Without a running provisioner.
     pub async fn stopped(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
         reconcile(cluster).await?;
         let admin = cluster.admin();
@@ -201,7 +199,6 @@ impl Node {
         Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
     }
 
-    /// Selects a node for the claim, as the scheduler does.
     pub async fn schedule(&self, claim: &str, node: &str) -> Result<(), Failure> {
         let chosen = json!({"metadata": {"annotations": {SELECTED_NODE: node, PROVISIONER: "local.granary.dev"}}});
         self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(chosen)).await?;

@@ -23,7 +23,6 @@ const DISK: Bytes = Bytes::new(100 << 30);
 #[derive(Clone, Default)]
 struct Requests(Arc<Mutex<Vec<String>>>);
 
-/// Holds the first request of a kind.
 struct Hold {
     request: &'static str,
     reached: Notify,

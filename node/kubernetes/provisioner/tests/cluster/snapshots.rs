@@ -28,7 +28,6 @@ fn snapshot_of(content: &DynamicObject) -> Result<VolumeId, Failure> {
     Ok(format!("snapshot-{}", content.uid().unwrap_or_default()).parse()?)
 }
 
-/// A block claim that is restored from the snapshot.
 fn restored_from(snapshot: &str) -> Value {
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot});
     json!({"volumeMode": "Block", "dataSource": source})

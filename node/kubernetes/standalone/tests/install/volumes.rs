@@ -86,7 +86,6 @@ impl Worker {
         Ok(volume)
     }
 
-    /// Deletes the claim and waits until its volume is deleted.
     async fn delete(&self, claim: &str, volume: &str) -> Result<(), Failure> {
         self.claims.delete(claim, &DeleteParams::default()).await?;
         let volumes = Api::<PersistentVolume>::all(self.pods.admin.clone());

@@ -56,7 +56,6 @@ pub struct User {
 }
 
 impl Node {
-    /// With a disk and a name of its own.
     pub async fn new(cluster: &Cluster, name: String, size: Bytes) -> Result<Self, Failure> {
         let storage = cluster.storage_of(&name).await?;
         let volumes = Arc::new(FakeVolumes::with_size(size));
@@ -211,7 +210,6 @@ impl User {
         Ok((seen != wanted).then(|| format!("{seen:?}")))
     }
 
-    /// `None` if there are no PVs and volumes.
     pub async fn has_left(&self) -> Result<Option<String>, kube::Error> {
         let (pvs, volumes) = (self.pvs().await?.len(), self.on_disk());
         Ok((pvs != 0 || !volumes.is_empty()).then(|| format!("{pvs} PVs and {volumes:?} are left")))
