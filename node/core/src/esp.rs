@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_without_partitions_is_configured_by_any_partition_of_the_name() {
+    fn without_system_partitions_any_named_partition_configures() {
         let all = vec![PathBuf::from("/dev/vda1"), PathBuf::from("/dev/vdb2")];
         assert_eq!(found(&sysfs(), makedev(254, 32)), (all, false));
     }

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn kubelet_stops_when_pods_are_not_restricted_any_more_and_says_why() {
+    async fn kubelet_stops_with_the_reason_when_restrictions_end() {
         const PATIENCE: Duration = Duration::from_secs(30);
         let (_scratch, guard) = guard();
         guard.restrictions.set(Enforcement::Enforced);

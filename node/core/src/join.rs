@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_machine_that_finds_another_cluster_says_so_and_is_not_half_joined() {
+    async fn a_machine_that_finds_another_cluster_does_not_join() {
         let scratch = tempfile::tempdir().unwrap();
         let [control_plane, pki] = ["control-plane", "worker"].map(|name| scratch.path().join(name));
         Credentials::ensure(&config(&control_plane), OffsetDateTime::now_utc()).unwrap();

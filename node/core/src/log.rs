@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_page_gets_warnings_and_of_programs_what_the_console_shows() {
+    fn the_status_page_has_warnings_and_what_the_console_shows() {
         let warnings = Warnings { recent: Recent::default(), programs: Level::ERROR };
         let program = Origin::Program("kubelet".to_owned());
         for (level, origin, message) in [

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_is_described_and_every_description_has_its_metric() {
+    fn metrics_and_their_documentation_match() {
         docs::assert_described("Node", example());
     }
 

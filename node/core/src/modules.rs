@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_module_is_named_with_its_field_and_those_of_the_image() {
+    fn an_unknown_module_is_reported_with_the_known_ones() {
         let error = find(&image(), &["vxlan", "ip_tables"]).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -222,7 +222,7 @@ mod tests {
 
     /// There are no settings of IPv6, as in a kernel without it.
     #[test]
-    fn settings_of_interfaces_are_written_for_present_and_future_ones() {
+    fn settings_apply_to_present_and_future_interfaces() {
         let root = network(&["all", "default", "eth0.7", "lo"]);
         apply(REDIRECTS, root.path()).unwrap();
         for interface in ["all", "default", "eth0.7", "lo"] {

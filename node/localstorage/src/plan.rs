@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_designated_disk_is_taken_or_refused_whatever_the_others_are() {
+    fn the_other_disks_do_not_affect_a_designated_one() {
         let mut seen = unnamed(&[FOREIGN, Content::Empty]);
         seen.push(disk("vdz", Role::Data, Content::Empty));
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[2])));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_designated_disk_that_can_only_be_read_is_not_replaced_by_another() {
+    fn a_read_only_designated_disk_is_not_replaced() {
         let mut seen = vec![disk("vda", Role::Data, OURS), disk("vdb", Role::Unnamed, Content::Empty)];
         seen[0].read_only = true;
         assert_eq!(plan(&seen), Err(Refusal::ReadOnly { disk: "vda".into() }));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_former_release_get_another_id_unless_every_pod_can_read_it() {
+    fn parts_of_a_former_release_get_other_ids_unless_public() {
         let ids = completed(ProjectIds::default(), &former(), &[7, 8, 9, 10], &[]);
         for part in Part::ALL {
             let id = ids.get(part).unwrap().get();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_record_does_not_change_whatever_the_directories_have() {
+    fn a_complete_record_does_not_follow_the_directories() {
         let ids = completed(ProjectIds::default(), &BTreeMap::new(), &[1, 2, 3, 4, 5, 6], &[]);
         assert_eq!(completed(ids.clone(), &former(), &[], &[]), ids);
     }

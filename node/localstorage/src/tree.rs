@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_the_data_disk_has_a_directory_and_none_is_in_another() {
+    fn each_part_of_the_disk_has_a_directory_outside_of_others() {
         let root = Root::at("/");
         let parts: Vec<_> = entries(&root).into_iter().filter(|entry| entry.part.is_some()).collect();
         let named: BTreeSet<_> = parts.iter().filter_map(|entry| entry.part).collect();

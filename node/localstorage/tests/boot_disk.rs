@@ -206,7 +206,7 @@ impl Drop for Running<'_> {
 }
 
 #[test]
-fn the_first_boot_takes_the_space_behind_the_image_and_the_second_finds_it() {
+fn the_first_boot_uses_the_space_behind_the_image() {
     let machine = Machine::with_image();
     let running = machine.start();
     running.node_starts();
@@ -222,7 +222,7 @@ fn the_first_boot_takes_the_space_behind_the_image_and_the_second_finds_it() {
 }
 
 #[test]
-fn on_a_disk_that_was_enlarged_the_partition_and_its_file_system_grow_while_the_system_is_mounted() {
+fn a_partition_grows_with_its_disk_under_a_mounted_system() {
     let machine = Machine::enlarged();
     let running = machine.start();
     let before = [IMAGE, SHORTER - 1 - IMAGE];
@@ -257,7 +257,7 @@ fn wherever_the_power_ends_a_first_boot_the_next_one_finishes() {
 }
 
 #[test]
-fn wherever_the_power_ends_a_growth_the_data_are_there_and_the_next_boot_finishes() {
+fn the_next_boot_finishes_a_growth_cut_anywhere() {
     for made in 1..=WRITES {
         let machine = Machine::enlarged();
         machine.begin_to_write(made, |table, end| {

@@ -161,7 +161,7 @@ const FORMATTED_AGAIN: usize = 12;
 /// Every different state of the disk that a write makes is looked at, and booted from: of the unfinished ones, which are
 /// most of them, from a part. Then some in which writes are lost.
 #[test]
-fn wherever_the_power_fails_in_the_first_boot_the_next_one_formats_again_or_goes_on() {
+fn the_next_boot_finishes_a_first_boot_cut_anywhere() {
     let mut replay = first_boot(nothing);
     let mut cuts = replay.every_different_cut();
     let step = cuts.len().div_ceil(FORMATTED_AGAIN);

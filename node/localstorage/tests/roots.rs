@@ -149,7 +149,7 @@ fn the_projects_of_volumes_are_others_than_those_of_parts() {
 }
 
 #[test]
-fn no_pod_can_guess_the_projects_of_parts_and_only_root_can_read_their_record() {
+fn only_root_reads_the_secret_projects_of_the_parts() {
     let machine = Machine::new();
     let data = machine.boot();
     for part in Part::ALL {
@@ -160,7 +160,7 @@ fn no_pod_can_guess_the_projects_of_parts_and_only_root_can_read_their_record() 
 }
 
 #[test]
-fn parts_of_the_former_release_move_to_projects_that_no_pod_can_guess() {
+fn parts_of_the_former_release_move_to_secret_projects() {
     let machine = Machine::new();
     machine.mount();
     former::create(&machine.data);
@@ -175,7 +175,7 @@ fn parts_of_the_former_release_move_to_projects_that_no_pod_can_guess() {
 
 /// A damaged record must not cost the node its disk.
 #[test]
-fn a_record_of_projects_that_is_lost_is_restored_from_the_directories() {
+fn a_lost_record_of_projects_is_restored_from_directories() {
     let machine = Machine::new();
     let data = machine.boot();
     let before = Part::ALL.map(|part| quota(path(&data, part)).id);
@@ -242,7 +242,7 @@ fn a_part_that_is_limited_by_the_directory_above_it_stays_so() {
 }
 
 #[test]
-fn a_part_that_was_filled_without_a_limit_keeps_its_data_and_the_others_are_limited() {
+fn a_part_filled_without_a_limit_keeps_its_data() {
     let machine = Machine::new();
     machine.mount();
     let file = machine.data.containerd.content.path().join("image");
@@ -419,7 +419,7 @@ fn what_containers_write_is_limited_with_their_images() {
 }
 
 #[test]
-fn images_and_writable_layers_have_one_limit_and_containerds_records_none() {
+fn images_and_writable_layers_share_one_limit() {
     let machine = Machine::new();
     let data = machine.boot();
     let (content, snapshots) = (data.containerd.content.path(), data.containerd.overlayfs.snapshots.path());
@@ -437,7 +437,7 @@ fn images_and_writable_layers_have_one_limit_and_containerds_records_none() {
 
 /// A former release gave the project to containerd's root.
 #[test]
-fn the_part_of_a_former_release_keeps_its_limit_and_grows_with_the_disk() {
+fn the_part_of_a_former_release_grows_with_the_disk() {
     let machine = Machine::new();
     machine.mount();
     let data = &machine.data;

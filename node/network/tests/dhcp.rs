@@ -236,7 +236,7 @@ async fn a_machine_without_a_network_card_gets_the_remedy() {
 }
 
 #[tokio::test]
-async fn a_card_is_chosen_by_its_address_and_a_missing_one_is_reported_with_the_others() {
+async fn a_card_is_chosen_by_its_address_or_reported_missing() {
     let _guard = SERIAL.lock().await;
     let cable = Cable::lay(3).await;
     let address = |end: &str| fs::read_to_string(format!("/sys/class/net/{end}/address")).unwrap().trim().to_owned();

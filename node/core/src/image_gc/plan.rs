@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_unused_images_are_removed_and_none_below_the_low_threshold(
+        fn only_unused_images_above_the_low_threshold_are_removed(
             usages in prop::collection::vec(prop_oneof![Just(Usage::Pinned), Just(Usage::InUse), Just(Usage::Unused)], 0..8),
             percent in 0_u64..120,
             phase in prop_oneof![Just(Phase::Idle), Just(Phase::Removing), Just(Phase::Exhausted)],

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_lasts_while_data_arrives_and_after_its_client_is_dropped() {
+    async fn a_stream_lasts_while_data_arrives_without_its_client() {
         let idle = Duration::from_secs(75);
         let frames = stream::iter(0..4).then(move |_| async move {
             sleep(idle * 2 / 3).await;

@@ -57,7 +57,7 @@ fn deadline(error: &kube::Error) -> Option<&DeadlineError> {
 }
 
 #[tokio::test]
-async fn a_request_without_an_answer_ends_and_the_next_one_has_a_new_connection() {
+async fn after_a_missing_answer_the_next_request_connects_again() {
     let (listener, client) = server(SHORT).await;
     let maps = Api::<ConfigMap>::namespaced(client, "default");
     let answering = tokio::spawn(async move {

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_get_addresses_of_the_nodes_own_range_and_packets_that_fit_into_the_mesh() {
+    fn pods_get_addresses_of_the_range_and_the_mtu_of_the_mesh() {
         let text = conflist(&Config::default(), "10.244.3.0/24".parse().unwrap());
         let plugin = &serde_json::from_str::<Value>(&text).unwrap()["plugins"][0];
         assert_eq!(plugin["ipam"]["ranges"], json!([[{"subnet": "10.244.3.0/24"}]]));

@@ -104,7 +104,7 @@ mod tests {
 
     /// All pods in the host's network could read and write every object.
     #[test]
-    fn it_listens_on_loopback_only_and_without_a_certificate_to_its_health_alone() {
+    fn only_its_health_is_served_without_a_certificate() {
         let arguments = program(&Config::default()).arguments;
         let listens: Vec<&str> = arguments
             .iter()

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_serves_on_the_nodes_address_with_a_certificate_that_is_there() {
+    fn it_serves_on_the_nodes_address_with_its_certificate() {
         let (config, credentials, _scratch) = with_credentials(Config::default());
         let read = read(&config, &credentials);
         assert_eq!(read["address"], "10.0.2.15");
@@ -156,7 +156,7 @@ mod tests {
 
     /// `benchmark.rs` compares the modes of authentication and authorization.
     #[test]
-    fn only_clients_with_a_certificate_of_the_clusters_ca_are_accepted() {
+    fn only_clients_with_a_certificate_of_the_ca_are_accepted() {
         let (config, own, _scratch) = with_credentials(Config::default());
         let (_, others, _other_scratch) = with_credentials(Config::default());
         let read = read(&config, &own);

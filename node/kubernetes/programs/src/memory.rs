@@ -104,7 +104,7 @@ mod tests {
         }
 
         #[test]
-        fn pods_leave_the_programs_what_an_idle_node_needs_and_have_some_themselves(machine in machines()) {
+        fn pods_leave_the_programs_the_memory_of_an_idle_node(machine in machines()) {
             let reserved = reserved(machine);
             prop_assert!(reserved > IDLE);
             prop_assert!(machine.saturating_sub(reserved) >= mib(512));

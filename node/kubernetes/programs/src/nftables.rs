@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_does_not_track_requests_to_the_control_planes_api_server() {
+    fn a_worker_does_not_track_requests_to_the_api_server() {
         let config = Config { api_server: "192.0.2.10:7443".parse().unwrap(), ..Config::default() };
         let text = rules(&config, "10.244.3.0/24".parse().unwrap());
         let found = text.lines().filter(|line| line.contains("ip daddr 192.0.2.10 tcp dport 7443 notrack")).count();

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_node_renews_what_is_due_and_says_when_to_look_again() {
+    fn a_running_node_renews_what_is_due_and_returns_the_next_time() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
         let (before, kubeconfig) = (disk.files(), credentials.admin_kubeconfig());
@@ -389,7 +389,7 @@ mod tests {
 
     /// The error of a running node said to restart it, and the start replaced the CA.
     #[test]
-    fn a_ca_that_is_lost_comes_back_from_a_copy_and_is_never_replaced() {
+    fn a_lost_ca_is_restored_from_a_copy_and_never_replaced() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
         let (pki, before) = (&disk.config.paths.pki, disk.files());

@@ -476,7 +476,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_dies_at_once_is_named_with_its_status_and_last_words() {
+    async fn a_program_that_ends_is_reported_with_status_and_last_words() {
         let scratch =
             Scratch::new("read line <$1; echo \"$line\"; echo \"E0102 15:04:05.123456 7 a.go:1] no disk\" >&2; exit 3");
         let tree = scratch.start(std::future::pending);

@@ -270,7 +270,7 @@ async fn a_confined_program_has_the_capability_that_it_needs() {
 
 /// A power cut or a repair of an administrator leaves some files to another user.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_with_another_owner_get_theirs_at_the_next_start_and_a_second_name_is_an_error() {
+async fn a_start_corrects_owners_and_rejects_a_second_name() {
     let node = Node::new(Confinement::Enforced);
     let file = node.scratch.path().join("data/member/log/1");
     chown(node.scratch.path().join("data"), Some(User::Scheduler.id()), None).unwrap();

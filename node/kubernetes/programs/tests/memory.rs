@@ -96,11 +96,11 @@ fn wait(tree: &Supervisor, what: &str, mut has_come: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_takes_more_than_its_limit_is_killed_named_and_started_again() {
+async fn a_program_above_its_limit_is_killed_and_started_again() {
     eat_if_started_so();
     // A name in the node's list: its kills are counted.
     let node = Node::with("kube-proxy");
-    let test = "a_program_that_takes_more_than_its_limit_is_killed_named_and_started_again";
+    let test = "a_program_above_its_limit_is_killed_and_started_again";
     let tree = node.start(test, 4096, Bytes::new(32 << 20));
     wait(&tree, "the third attempt", || tree.status().attempts > 2);
     let error = tree.status().last_error.unwrap();

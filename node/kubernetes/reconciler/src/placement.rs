@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_classes_of_the_driver_with_immediate_binding_need_a_node() {
+    fn only_immediate_classes_of_the_driver_need_a_node() {
         assert!(binds_immediately(&class(json!({}))));
         assert!(binds_immediately(&class(json!({"volumeBindingMode": null}))));
         assert!(!binds_immediately(&class(json!({"volumeBindingMode": "WaitForFirstConsumer"}))));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_of_a_claim_is_that_of_its_spec_or_of_the_old_annotation() {
+    fn the_class_is_that_of_the_spec_or_the_old_annotation() {
         let claim = |class: Value| -> PersistentVolumeClaim {
             let claim = json!({"metadata": {"annotations": {OLD_CLASS: "old"}}, "spec": {"storageClassName": class}});
             serde_json::from_value(claim).unwrap()

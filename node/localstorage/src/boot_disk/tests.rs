@@ -209,7 +209,7 @@ fn data_behind_an_image_of_another_length_are_in_the_way() {
 }
 
 #[test]
-fn data_behind_the_same_image_are_not_in_the_way_and_known_for_what_they_are() {
+fn data_behind_the_same_image_are_found_and_kept() {
     let mut disk = Disk::new(512, 100, 2000);
     disk.boot(Wanted::New, 9);
     disk.write_image(100);

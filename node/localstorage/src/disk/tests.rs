@@ -247,7 +247,7 @@ fn a_path_to_an_nvme_disk_that_has_several_is_passed_over() {
 }
 
 #[test]
-fn only_a_drive_without_a_medium_is_passed_over_of_those_that_cannot_be_opened() {
+fn only_an_unreadable_drive_without_a_medium_is_skipped() {
     let opened = |errno: Errno| medium(Path::new("/dev/sr0"), Err(errno.into()));
     assert!(matches!(opened(Errno::ENOMEDIUM), Ok(None)));
     for errno in [Errno::EIO, Errno::ENXIO, Errno::EACCES, Errno::ENOENT] {

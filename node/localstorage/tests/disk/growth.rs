@@ -71,7 +71,7 @@ fn capacity(data: &Mounted<Data>) -> Bytes {
 }
 
 #[test]
-fn a_device_that_is_enlarged_while_mounted_is_used_as_a_whole_and_keeps_its_data() {
+fn a_device_enlarged_while_mounted_is_used_as_a_whole() {
     const BEFORE: Bytes = Bytes::new(600 << 20);
     const AFTER: Bytes = Bytes::new(1000 << 20);
     let machine = Machine::new();
@@ -94,7 +94,7 @@ fn a_device_that_is_enlarged_while_mounted_is_used_as_a_whole_and_keeps_its_data
 }
 
 #[test]
-fn a_disk_that_was_enlarged_while_the_machine_was_off_is_used_as_a_whole() {
+fn a_disk_enlarged_while_off_is_used_as_a_whole() {
     let machine = Machine::new();
     let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
     let data = elastic.mount();

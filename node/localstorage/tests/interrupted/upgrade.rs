@@ -54,7 +54,7 @@ fn lossy_cuts(replay: &Replay, count: usize) -> Vec<Cut> {
 /// The next boot finishes it: the data are there, nothing has the former projects or their limits, and the IDs are those that
 /// were recorded.
 #[test]
-fn wherever_the_power_fails_in_an_upgrade_the_next_boot_finishes_it() {
+fn the_next_boot_finishes_an_upgrade_cut_anywhere() {
     let mut replay = upgrade(nothing);
     let mut cuts = replay.every_different_cut();
     cuts.retain(|cut| cut.has_passed("former"));

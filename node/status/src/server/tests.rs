@@ -261,7 +261,7 @@ async fn other_machines_read_published_certificates_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn without_published_certificates_connections_of_other_machines_are_closed() {
+async fn connections_without_published_certificates_are_closed() {
     let closed = served_by(
         |_| Access::Public,
         node(State::Healthy),
@@ -274,7 +274,7 @@ async fn without_published_certificates_connections_of_other_machines_are_closed
 
 /// Other machines could otherwise keep the API server and monitoring from the status.
 #[tokio::test]
-async fn connections_of_other_machines_are_bounded_and_leave_those_of_the_node() {
+async fn connections_of_other_machines_are_bounded() {
     let is_outside = AtomicBool::new(true);
     let access = |_| if is_outside.load(Ordering::SeqCst) { Access::Public } else { Access::All };
     served_by(access, publishing(), async |address| {

@@ -110,7 +110,7 @@ fn a_device_that_another_process_detaches_stays() {
 /// A plugin that was killed after the attach leaves a device without a target. The next one cannot detach it while a
 /// process has it open.
 #[test]
-fn a_device_that_an_earlier_plugin_left_is_used_and_then_detached() {
+fn a_device_of_an_earlier_plugin_is_used_and_detached() {
     hold_in_turn(async |case| {
         let volume = case.volume(Kind::Block);
         let image = File::options().read(true).write(true).open(volume.image()).expect("the image");

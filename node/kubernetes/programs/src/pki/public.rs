@@ -100,7 +100,7 @@ mod tests {
 
     /// With this group, the certificate could not lose its rights; with the name, it would open etcd.
     #[test]
-    fn a_request_for_the_group_of_masters_gets_the_group_of_administrators() {
+    fn a_request_for_masters_gets_the_group_of_administrators() {
         let (request, key) = greedy();
         let (config, _scratch) = with(&request);
         let public = Credentials::ensure(&config, NOW).unwrap().public();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_signed_again_at_each_start_and_before_its_end() {
+    fn a_certificate_is_renewed_at_each_start_and_before_its_end() {
         let (request, _) = greedy();
         let (config, _scratch) = with(&request);
         let credentials = Credentials::ensure(&config, NOW).unwrap();

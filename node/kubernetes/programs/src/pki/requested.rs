@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_certificate_is_published_when_it_is_found_or_renewed() {
+    async fn the_expiry_of_a_found_or_renewed_certificate_is_published() {
         let node = Node::new();
         let mut expiries = node.identity.credentials.requested();
         node.identity.on_disk().await.unwrap().unwrap_err();

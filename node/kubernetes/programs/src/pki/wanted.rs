@@ -59,7 +59,7 @@ mod tests {
 
     /// Such a certificate cannot be revoked, and no role limits it.
     #[test]
-    fn only_the_administrators_certificate_is_in_the_group_of_masters() {
+    fn only_the_administrators_certificate_is_in_masters() {
         let identities = Identity::ALL.map(|identity| identity.wanted("granary"));
         let masters = of_programs(&Config::default()).into_iter().chain(identities);
         let masters = masters.filter(|wanted| wanted.organization == Some("system:masters")).map(|wanted| wanted.name);

@@ -51,7 +51,7 @@ fn the_host_reaches_pods_from_its_address_among_them() {
 }
 
 #[test]
-fn a_pod_cannot_send_from_an_address_that_no_pod_of_its_node_has() {
+fn a_pod_cannot_send_from_an_unused_address() {
     let node = Node::new();
     let foreign = Ipv4Addr::new(10, 244, 2, 77);
     let forged = [foreign, OUTSIDE, GATEWAY];

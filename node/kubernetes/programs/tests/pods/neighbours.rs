@@ -24,7 +24,7 @@ fn text(mac: Mac) -> String {
 }
 
 #[test]
-fn a_pod_cannot_send_from_the_address_of_another_pod_of_its_node() {
+fn a_pod_cannot_send_from_the_address_of_another_pod() {
     let node = Node::bare();
     let (pod, outside) = (&node.pods[0], (&node.outside, OUTSIDE));
     addresses(pod, "end", &[(PODS[1], 32)]);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_volume_is_a_device_unless_the_class_has_few_inodes() {
+    fn the_largest_volume_is_a_device_unless_inodes_are_few() {
         let with = |ratio: &str| {
             let mut class = class("mine", DRIVER_NAME);
             class.parameters = Some([("bytesPerInode".to_owned(), ratio.to_owned())].into());

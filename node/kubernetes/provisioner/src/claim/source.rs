@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ready_snapshot_of_this_node_is_restored_and_each_obstacle_is_named() {
+    fn a_ready_snapshot_is_restored_and_obstacles_are_reported() {
         let claim = json!({"metadata": {"name": "before", "uid": "s"}, "status": {
             "boundVolumeSnapshotContentName": "content", "readyToUse": true,
         }});

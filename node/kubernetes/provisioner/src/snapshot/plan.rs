@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_of_others_are_ignored_and_those_without_a_node_are_adopted() {
+    fn foreign_contents_are_ignored_and_those_without_node_adopted() {
         let foreign = content(|content| content["spec"]["driver"] = "example.invalid".into());
         assert_eq!(planned(&foreign), Ok(SnapshotPlan::Ignore));
         assert_eq!(plan(&content(|_| {}), "two", |_| true), Ok(SnapshotPlan::Ignore));

@@ -39,7 +39,7 @@ fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
 
 /// A new key was created, and all Secrets were unreadable.
 #[test]
-fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it() {
+fn a_disk_without_the_key_is_an_error_while_etcd_needs_it() {
     let (disk, _) = Disk::ensured();
     let (pki, etcd) = (disk.config.paths.pki.clone(), disk.config.paths.etcd.clone());
     let key = fs::read(pki.join("secrets.key")).unwrap();
@@ -68,7 +68,7 @@ fn a_disk_that_lost_all_traces_of_the_key_is_an_error_as_long_as_etcd_needs_it()
 }
 
 #[test]
-fn a_key_of_another_cluster_or_an_old_backup_is_an_error_and_changes_nothing() {
+fn a_key_of_another_cluster_or_backup_changes_nothing() {
     let (mut disk, _) = Disk::ensured();
     let (path, own) = (disk.config.paths.pki.join("secrets.key"), disk.files());
     let other = Disk::new();
@@ -156,7 +156,7 @@ fn every_change_of_the_form_has_the_secrets_written_again() {
 }
 
 #[test]
-fn a_new_key_writes_and_the_old_one_reads_until_all_secrets_are_written_again() {
+fn the_old_key_reads_until_all_secrets_are_written_again() {
     let mut disk = Disk::new();
     member(&disk);
     complete(&disk);
