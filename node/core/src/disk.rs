@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use cluster::IMAGE_ARCHIVE_PREFIX;
 use config::Disk;
-use localstorage::{DataDisk, FindError, Programs, Seen, disks};
+use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks};
 use programs::containerd::Archive;
 
 const BLOCKS: &str = "/sys/class/block";
@@ -31,7 +31,7 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let programs = Programs::default();
     let seen = disks(&programs)?;
     let names = || seen.iter().map(|disk| disk.name.clone()).collect();
-    let is_meant = |disk: &Seen| read(&blocks.join(&disk.name)).as_ref() == Some(name);
+    let is_meant = |disk: &FoundDisk| read(&blocks.join(&disk.name)).as_ref() == Some(name);
     let chosen = DataDisk::choose_named(&seen, is_meant, &programs)?;
     chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
 }

@@ -6,7 +6,7 @@ use std::env;
 use std::error::Error;
 use std::process::ExitCode;
 
-use localstorage::{Content, Decision, Programs, Role, Seen, disks, plan};
+use localstorage::{Content, Decision, FoundDisk, Programs, Role, disks, plan};
 
 fn main() -> ExitCode {
     let mut programs = Programs::default();
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 
 fn show(programs: &Programs) -> Result<(), Box<dyn Error>> {
     let seen = disks(programs)?;
-    for Seen { device, size, role, read_only, content, .. } in &seen {
+    for FoundDisk { device, size, role, read_only, content, .. } in &seen {
         let access = if *read_only { ", read-only" } else { "" };
         println!("{}: {size}{access}, {}, {}", device.display(), designation(*role), holds(content));
     }

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use units::Bytes;
 
 use crate::content::Ends;
-use crate::disk::{Role, Seen, root};
+use crate::disk::{FoundDisk, Role, root};
 use crate::error::FindError;
 use crate::plan::MINIMUM;
 use crate::{sys, sysfs};
@@ -71,7 +71,7 @@ struct Change {
 
 /// Makes the change on the disk that the node was started from, if there is one to make. `true`: the disks
 /// are others now.
-pub(crate) fn change(seen: &[Seen], wanted: Wanted) -> Result<bool, FindError> {
+pub(crate) fn change(seen: &[FoundDisk], wanted: Wanted) -> Result<bool, FindError> {
     let Some(disk) = BootDisk::open(seen)? else { return Ok(false) };
     let Some(table) = disk.table()? else { return Ok(false) };
     let id = random_id()?;
@@ -103,7 +103,7 @@ pub(crate) fn change(seen: &[Seen], wanted: Wanted) -> Result<bool, FindError> {
 
 /// The disk that the node was started from, if our file system lies in it where no partition is any more: an
 /// image was written over its beginning. Writes nothing.
-pub(crate) fn former_data(seen: &[Seen]) -> Result<Option<String>, FindError> {
+pub(crate) fn former_data(seen: &[FoundDisk]) -> Result<Option<String>, FindError> {
     let Some(disk) = BootDisk::open(seen)? else { return Ok(None) };
     let found = holds_former_data(disk.size, disk.sector, |buffer, at| disk.device.read_exact_at(buffer, at));
     Ok(found.map_err(disk.failed("read the partition table of"))?.then_some(disk.name))
@@ -118,11 +118,11 @@ struct BootDisk {
 }
 
 impl BootDisk {
-    fn open(seen: &[Seen]) -> Result<Option<Self>, FindError> {
+    fn open(seen: &[FoundDisk]) -> Result<Option<Self>, FindError> {
         let root = root()?;
         let blocks = Path::new("/sys/block");
         let disk = started_from(seen, |disk| sysfs::holds(&blocks.join(disk.name.replace('/', "!")), root))?;
-        let Some(Seen { name, device: path, size, .. }) = disk.cloned() else { return Ok(None) };
+        let Some(FoundDisk { name, device: path, size, .. }) = disk.cloned() else { return Ok(None) };
         let opened = File::options().read(true).write(true).open(&path);
         let device = opened.map_err(|source| BootDiskError::Disk { step: "open", path: path.clone(), source })?;
         let sector = sector(&name)?;
@@ -177,9 +177,9 @@ impl BootDisk {
 
 /// The one disk whose table may be written. A serial number says who may not take a disk, not that it is ours.
 fn started_from(
-    seen: &[Seen],
-    holds_root: impl Fn(&Seen) -> Result<bool, FindError>,
-) -> Result<Option<&Seen>, FindError> {
+    seen: &[FoundDisk],
+    holds_root: impl Fn(&FoundDisk) -> Result<bool, FindError>,
+) -> Result<Option<&FoundDisk>, FindError> {
     for disk in seen.iter().filter(|disk| disk.role == Role::System && !disk.read_only) {
         if holds_root(disk)? {
             return Ok(Some(disk));

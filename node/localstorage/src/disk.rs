@@ -13,7 +13,7 @@ use units::Bytes;
 
 use crate::boot_disk::{self, DATA_PARTITION, Wanted};
 use crate::content::{Content, END, Ends, Geometry};
-use crate::error::{FindError, Refusal};
+use crate::error::{FindError, NoDataDisk};
 use crate::plan::{Decision, plan};
 use crate::probe::{ProbeError, probe};
 use crate::program::Programs;
@@ -36,7 +36,7 @@ pub enum Role {
 
 /// A disk that there is, or a partition for data, which counts as a disk of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct FoundDisk {
     /// The kernel's name: `vda`, `vda3`.
     pub name: String,
     pub device: PathBuf,
@@ -51,11 +51,11 @@ pub struct Seen {
 pub struct DataDisk {
     pub(crate) device: PathBuf,
     pub(crate) size: Bytes,
-    pub(crate) state: State,
+    pub(crate) state: DiskState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum DiskState {
     Formatted,
     Empty,
     Unfinished,
@@ -74,27 +74,27 @@ impl DataDisk {
         let seen = disks(programs)?;
         let chosen = Self::choose(&seen);
         if let Ok(disk) = &chosen
-            && disk.state != State::Formatted
+            && disk.state != DiskState::Formatted
             && seen.iter().all(|disk| disk.role != Role::Partition)
             // An image was written over the beginning of a node's disk: its data are not to be passed over.
             && let Some(system) = boot_disk::former_data(&seen)?
         {
-            return Err(Refusal::Several { disks: vec![system, disk.name()] }.into());
+            return Err(NoDataDisk::Several { disks: vec![system, disk.name()] }.into());
         }
         let Some(wanted) = wanted(&seen, &chosen) else { return chosen };
         if boot_disk::change(&seen, wanted)? { Self::choose(&disks(programs)?) } else { chosen }
     }
 
-    pub fn choose(seen: &[Seen]) -> Result<Self, FindError> {
+    pub fn choose(seen: &[FoundDisk]) -> Result<Self, FindError> {
         let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
         let state = match &disk.content {
-            Content::Ours(_) => State::Formatted,
-            Content::Unfinished => State::Unfinished,
-            Content::Empty => State::Empty,
+            Content::Ours(_) => DiskState::Formatted,
+            Content::Unfinished => DiskState::Unfinished,
+            Content::Empty => DiskState::Empty,
             Content::Foreign(what) => {
-                return Err(Refusal::Foreign { disk: disk.name.clone(), what: what.clone() }.into());
+                return Err(NoDataDisk::Foreign { disk: disk.name.clone(), what: what.clone() }.into());
             }
-            Content::Unexamined => return Err(Refusal::Unexamined { disk: disk.name.clone() }.into()),
+            Content::Unexamined => return Err(NoDataDisk::Unexamined { disk: disk.name.clone() }.into()),
         };
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
@@ -105,9 +105,9 @@ impl DataDisk {
     /// # Errors
     /// [`FindError::Refused`]: it holds something else, or more than one is meant. [`FindError::Look`],
     /// [`FindError::Probe`].
-    pub fn choose_named<N>(seen: &[Seen], is_meant: N, programs: &Programs) -> Result<Option<Self>, FindError>
+    pub fn choose_named<N>(seen: &[FoundDisk], is_meant: N, programs: &Programs) -> Result<Option<Self>, FindError>
     where
-        N: Fn(&Seen) -> bool,
+        N: Fn(&FoundDisk) -> bool,
     {
         let meant = seen.iter().filter(|disk| is_meant(disk)).cloned().map(|disk| designated(disk, programs));
         let meant = meant.collect::<Result<Vec<_>, _>>()?;
@@ -125,11 +125,11 @@ impl DataDisk {
 
 /// The change of the boot disk. None while another disk has any content: it
 /// can be the data disk, damaged.
-fn wanted(seen: &[Seen], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
+fn wanted(seen: &[FoundDisk], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
     let there_is = |role| seen.iter().any(|disk| disk.role == role);
     match chosen {
-        Err(FindError::Refused(Refusal::None { foreign })) => foreign.is_empty().then_some(Wanted::New),
-        Err(FindError::Refused(Refusal::TooSmall { .. })) => {
+        Err(FindError::Refused(NoDataDisk::None { foreign })) => foreign.is_empty().then_some(Wanted::New),
+        Err(FindError::Refused(NoDataDisk::TooSmall { .. })) => {
             (!there_is(Role::Data) && !there_is(Role::Partition)).then_some(Wanted::New)
         }
         Ok(_) => there_is(Role::Partition).then_some(Wanted::Longer),
@@ -137,7 +137,7 @@ fn wanted(seen: &[Seen], chosen: &Result<DataDisk, FindError>) -> Option<Wanted>
     }
 }
 
-fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
+fn designated(disk: FoundDisk, programs: &Programs) -> Result<FoundDisk, FindError> {
     if disk.role == Role::System {
         return Ok(disk);
     }
@@ -146,7 +146,7 @@ fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
         known => known,
     };
     let role = disk.role.max(Role::Data);
-    Ok(Seen { role, content, ..disk })
+    Ok(FoundDisk { role, content, ..disk })
 }
 
 /// All disks of the machine and their partitions for data, by name. Looks at the content of those that
@@ -156,7 +156,7 @@ fn designated(disk: Seen, programs: &Programs) -> Result<Seen, FindError> {
 /// # Errors
 /// [`FindError`]: which disk, and what was tried. A partition for data that the kernel does not show as
 /// its table does is [`FindError::Refused`].
-pub fn disks(programs: &Programs) -> Result<Vec<Seen>, FindError> {
+pub fn disks(programs: &Programs) -> Result<Vec<FoundDisk>, FindError> {
     let root = root()?;
     let ask = |device: &Path| probe(&programs.blkid, device);
     Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks()
@@ -182,7 +182,7 @@ struct Machine<'ask> {
 }
 
 impl Machine<'_> {
-    fn disks(&self) -> Result<Vec<Seen>, FindError> {
+    fn disks(&self) -> Result<Vec<FoundDisk>, FindError> {
         let mut disks = Vec::new();
         for entry in fs::read_dir(&self.blocks).map_err(look("list", &self.blocks))? {
             let path = entry.map_err(look("list", &self.blocks))?.path();
@@ -193,7 +193,7 @@ impl Machine<'_> {
                 && let Some(medium) = medium(&disk.device, File::open(&disk.device))?
             {
                 disks.extend(self.data_partitions(&path, &disk, &medium)?);
-                disks.push(Seen { role: self.role(&path)?, ..disk });
+                disks.push(FoundDisk { role: self.role(&path)?, ..disk });
             }
         }
         disks.sort_by(|a, b| a.name.cmp(&b.name));
@@ -201,7 +201,7 @@ impl Machine<'_> {
         Ok(disks)
     }
 
-    fn examine(&self, disks: &mut [Seen]) -> Result<(), FindError> {
+    fn examine(&self, disks: &mut [FoundDisk]) -> Result<(), FindError> {
         let Some(role) = disks.iter().map(|disk| disk.role).max() else { return Ok(()) };
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
             disk.content = content(&disk.device, disk.size, self.ask)?;
@@ -216,12 +216,12 @@ impl Machine<'_> {
 
     /// The disk at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if its size is 0, as of a card
     /// reader without a card.
-    fn seen(&self, path: &Path) -> Result<Option<Seen>, FindError> {
+    fn seen(&self, path: &Path) -> Result<Option<FoundDisk>, FindError> {
         let size = sysfs::read_size(&path.join("size"))?;
         let Some(name) = sysfs::name(path).filter(|_| size > Bytes::ZERO) else { return Ok(None) };
         let read_only = sysfs::read_number(&path.join("ro"))? != 0;
         let device = self.devices.join(&name);
-        Ok(Some(Seen { name, device, role: Role::Unnamed, read_only, size, content: Content::Unexamined }))
+        Ok(Some(FoundDisk { name, device, role: Role::Unnamed, read_only, size, content: Content::Unexamined }))
     }
 
     fn role(&self, path: &Path) -> Result<Role, FindError> {
@@ -235,7 +235,7 @@ impl Machine<'_> {
         })
     }
 
-    fn data_partitions(&self, path: &Path, disk: &Seen, medium: &File) -> Result<Vec<Seen>, FindError> {
+    fn data_partitions(&self, path: &Path, disk: &FoundDisk, medium: &File) -> Result<Vec<FoundDisk>, FindError> {
         let sector = path.join("queue/logical_block_size");
         let sector = u32::try_from(sysfs::read_number(&sector)?).map_err(|_| FindError::Malformed { path: sector })?;
         let table = PartitionTable::read(disk.size, sector, |buffer, at| medium.read_exact_at(buffer, at));
@@ -250,7 +250,7 @@ impl Machine<'_> {
                 warn!(device = %disk.device.display(), "second copy of the partition table is lost")
             }
             state @ (TableState::LastOnly | TableState::Different) => {
-                return Err(Refusal::Table { disk: disk.name.clone(), state }.into());
+                return Err(NoDataDisk::Table { disk: disk.name.clone(), state }.into());
             }
         }
         wanted.into_iter().map(|wanted| self.data_partition(path, disk, wanted)).collect()
@@ -258,7 +258,7 @@ impl Machine<'_> {
 
     /// The kernel may know an older table, or none: only a partition that it shows in the very place is
     /// the one.
-    fn data_partition(&self, disk_path: &Path, disk: &Seen, wanted: &Extent) -> Result<Seen, FindError> {
+    fn data_partition(&self, disk_path: &Path, disk: &FoundDisk, wanted: &Extent) -> Result<FoundDisk, FindError> {
         for path in sysfs::partitions(disk_path)? {
             let number = sysfs::read_number(&path.join("partition"))?;
             let start = sysfs::read_size(&path.join("start"))?;
@@ -267,10 +267,10 @@ impl Machine<'_> {
                 && let Some(seen) = self.seen(&path)?
                 && seen.size == wanted.size
             {
-                return Ok(Seen { role: Role::Partition, ..seen });
+                return Ok(FoundDisk { role: Role::Partition, ..seen });
             }
         }
-        Err(Refusal::NotShown { disk: disk.name.clone(), number: wanted.number }.into())
+        Err(NoDataDisk::NotShown { disk: disk.name.clone(), number: wanted.number }.into())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::signature::Signature;
 
 /// No disk can be taken for the data, and none was touched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum NoDataDisk {
     #[error("no disk for the data{}; give the machine an empty one, of {MINIMUM} or more", but(foreign))]
     None { foreign: Vec<String> },
     #[error(
@@ -71,7 +71,7 @@ fn but(foreign: &[String]) -> String {
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] NoDataDisk),
     #[error("cannot use the free space of the boot disk")]
     BootDisk(#[from] BootDiskError),
     #[error("cannot {step} {}", path.display())]

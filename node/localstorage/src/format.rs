@@ -11,7 +11,7 @@ use dir::Dir;
 use tracing::info;
 
 use crate::content::{LABEL, UNFINISHED_LABEL};
-use crate::disk::{DataDisk, State};
+use crate::disk::{DataDisk, DiskState};
 use crate::error::MountError;
 use crate::program::{Bounds, Programs, run};
 use crate::sys;
@@ -28,10 +28,10 @@ impl DataDisk {
     /// returns: `mkfs.xfs` syncs the device.
     pub(crate) fn format(&self, programs: &Programs) -> Result<(), MountError> {
         let more: &[&str] = match self.state {
-            State::Formatted => return Ok(()),
+            DiskState::Formatted => return Ok(()),
             // Without -f the program looks for foreign content once more.
-            State::Empty => &[],
-            State::Unfinished => &["-f"],
+            DiskState::Empty => &[],
+            DiskState::Unfinished => &["-f"],
         };
         let mkfs = &programs.mkfs;
         // -K: there is nothing to discard on a disk that is empty.

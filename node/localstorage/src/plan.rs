@@ -5,8 +5,8 @@ use std::ptr;
 use units::Bytes;
 
 use crate::content::Content;
-use crate::disk::{Role, Seen};
-use crate::error::Refusal;
+use crate::disk::{FoundDisk, Role};
+use crate::error::NoDataDisk;
 
 /// The smallest disk that is formatted. XFS itself needs 300 MiB.
 pub const MINIMUM: Bytes = Bytes::new(512 << 20);
@@ -14,13 +14,13 @@ pub const MINIMUM: Bytes = Bytes::new(512 << 20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<'seen> {
     /// It has our file system: mount it.
-    Use(&'seen Seen),
+    Use(&'seen FoundDisk),
     /// It is empty, or an earlier run began to format it: make our file system on it.
-    Format(&'seen Seen),
+    Format(&'seen FoundDisk),
 }
 
 impl<'seen> Decision<'seen> {
-    pub fn disk(self) -> &'seen Seen {
+    pub fn disk(self) -> &'seen FoundDisk {
         match self {
             Self::Use(disk) | Self::Format(disk) => disk,
         }
@@ -36,59 +36,60 @@ impl<'seen> Decision<'seen> {
 /// file system too.
 ///
 /// # Errors
-/// [`Refusal`]: none, or more than one, or something foreign on the only one.
-pub fn plan(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
+/// [`NoDataDisk`]: none, or more than one, or something foreign on the only one.
+pub fn plan(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     let decision = candidate(seen)?;
     let taken = decision.disk();
     if taken.role == Role::Data && matches!(decision, Decision::Use(_)) {
         return Ok(decision);
     }
-    let can_be = |disk: &Seen| disk.role != Role::System && !disk.read_only && matches!(disk.content, Content::Ours(_));
-    let all: Vec<&Seen> = seen.iter().filter(|disk| ptr::eq(*disk, taken) || can_be(disk)).collect();
+    let can_be =
+        |disk: &FoundDisk| disk.role != Role::System && !disk.read_only && matches!(disk.content, Content::Ours(_));
+    let all: Vec<&FoundDisk> = seen.iter().filter(|disk| ptr::eq(*disk, taken) || can_be(disk)).collect();
     if all.len() == 1 { Ok(decision) } else { Err(several(&all)) }
 }
 
 /// By the rules alone.
-fn candidate(seen: &[Seen]) -> Result<Decision<'_>, Refusal> {
+fn candidate(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     let with_role = |role| seen.iter().filter(move |disk| disk.role == role).collect::<Vec<_>>();
     for designated in [with_role(Role::Partition), with_role(Role::Data)] {
         match designated.as_slice() {
             [] => {}
-            [disk] if disk.read_only => return Err(Refusal::ReadOnly { disk: disk.name.clone() }),
+            [disk] if disk.read_only => return Err(NoDataDisk::ReadOnly { disk: disk.name.clone() }),
             [disk] => return decide(disk),
             [_, ..] => return Err(several(&designated)),
         }
     }
-    let others: Vec<&Seen> = with_role(Role::Unnamed).into_iter().filter(|disk| !disk.read_only).collect();
+    let others: Vec<&FoundDisk> = with_role(Role::Unnamed).into_iter().filter(|disk| !disk.read_only).collect();
     let with = |wanted: fn(&Content) -> bool| others.iter().copied().filter(move |disk| wanted(&disk.content));
-    let ours: Vec<&Seen> = with(|content| matches!(content, Content::Ours(_))).collect();
-    let free: Vec<&Seen> = with(|content| matches!(content, Content::Empty | Content::Unfinished)).collect();
+    let ours: Vec<&FoundDisk> = with(|content| matches!(content, Content::Ours(_))).collect();
+    let free: Vec<&FoundDisk> = with(|content| matches!(content, Content::Empty | Content::Unfinished)).collect();
     match (ours.as_slice(), free.as_slice(), others.as_slice()) {
         ([disk], ..) | ([], [disk], _) => decide(disk),
         ([_, ..], ..) => Err(several(&ours)),
         ([], [_, ..], _) => Err(several(&free)),
         ([], [], [foreign]) => decide(foreign),
-        ([], [], foreign) => Err(Refusal::None { foreign: names(foreign) }),
+        ([], [], foreign) => Err(NoDataDisk::None { foreign: names(foreign) }),
     }
 }
 
-fn decide(disk: &Seen) -> Result<Decision<'_>, Refusal> {
+fn decide(disk: &FoundDisk) -> Result<Decision<'_>, NoDataDisk> {
     match &disk.content {
         Content::Ours(_) => Ok(Decision::Use(disk)),
-        Content::Foreign(what) => Err(Refusal::Foreign { disk: disk.name.clone(), what: what.clone() }),
-        Content::Unexamined => Err(Refusal::Unexamined { disk: disk.name.clone() }),
+        Content::Foreign(what) => Err(NoDataDisk::Foreign { disk: disk.name.clone(), what: what.clone() }),
+        Content::Unexamined => Err(NoDataDisk::Unexamined { disk: disk.name.clone() }),
         Content::Empty | Content::Unfinished if disk.size < MINIMUM => {
-            Err(Refusal::TooSmall { disk: disk.name.clone(), size: disk.size })
+            Err(NoDataDisk::TooSmall { disk: disk.name.clone(), size: disk.size })
         }
         Content::Empty | Content::Unfinished => Ok(Decision::Format(disk)),
     }
 }
 
-fn several(disks: &[&Seen]) -> Refusal {
-    Refusal::Several { disks: names(disks) }
+fn several(disks: &[&FoundDisk]) -> NoDataDisk {
+    NoDataDisk::Several { disks: names(disks) }
 }
 
-fn names(disks: &[&Seen]) -> Vec<String> {
+fn names(disks: &[&FoundDisk]) -> Vec<String> {
     disks.iter().map(|disk| disk.name.clone()).collect()
 }
 
@@ -104,8 +105,8 @@ mod tests {
     const STRANGE: Signature = Signature::Unknown { at: 5 };
     const FOREIGN: Content = Content::Foreign(STRANGE);
 
-    fn disk(name: &str, role: Role, content: Content) -> Seen {
-        Seen {
+    fn disk(name: &str, role: Role, content: Content) -> FoundDisk {
+        FoundDisk {
             name: name.to_owned(),
             device: format!("/dev/{name}").into(),
             role,
@@ -115,7 +116,7 @@ mod tests {
         }
     }
 
-    fn unnamed(contents: &[Content]) -> Vec<Seen> {
+    fn unnamed(contents: &[Content]) -> Vec<FoundDisk> {
         let named = contents.iter().zip(["vda", "vdb", "vdc", "vdd"]);
         named.map(|(content, name)| disk(name, Role::Unnamed, content.clone())).collect()
     }
@@ -135,8 +136,8 @@ mod tests {
     #[test]
     fn several_candidates_are_named_and_none_is_taken() {
         let both = || vec!["vda".to_owned(), "vdb".to_owned()];
-        assert_eq!(plan(&unnamed(&[Content::Empty, Content::Empty])), Err(Refusal::Several { disks: both() }));
-        assert_eq!(plan(&unnamed(&[OURS, OURS, Content::Empty])), Err(Refusal::Several { disks: both() }));
+        assert_eq!(plan(&unnamed(&[Content::Empty, Content::Empty])), Err(NoDataDisk::Several { disks: both() }));
+        assert_eq!(plan(&unnamed(&[OURS, OURS, Content::Empty])), Err(NoDataDisk::Several { disks: both() }));
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
         seen.push(disk("vdz", Role::Data, Content::Empty));
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[2])));
         seen[2].content = FOREIGN;
-        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vdz".into(), what: STRANGE }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::Foreign { disk: "vdz".into(), what: STRANGE }));
     }
 
     #[test]
@@ -153,18 +154,18 @@ mod tests {
         let mut seen = vec![disk("vda2", Role::Partition, Content::Empty), disk("vdb", Role::Data, Content::Empty)];
         assert_eq!(plan(&seen), Ok(Decision::Format(&seen[0])));
         seen[0].content = FOREIGN;
-        assert_eq!(plan(&seen), Err(Refusal::Foreign { disk: "vda2".into(), what: STRANGE }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::Foreign { disk: "vda2".into(), what: STRANGE }));
     }
 
     #[test]
     fn two_partitions_for_data_are_one_too_many() {
         let seen = vec![disk("vda2", Role::Partition, OURS), disk("vdb1", Role::Partition, Content::Empty)];
-        assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda2".into(), "vdb1".into()] }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::Several { disks: vec!["vda2".into(), "vdb1".into()] }));
     }
 
     #[test]
     fn a_data_disk_that_returns_is_not_ignored() {
-        let both = Err(Refusal::Several { disks: vec!["vda2".into(), "vdb".into()] });
+        let both = Err(NoDataDisk::Several { disks: vec!["vda2".into(), "vdb".into()] });
         for role in [Role::Data, Role::Unnamed] {
             for content in [OURS, Content::Empty, Content::Unfinished] {
                 assert_eq!(plan(&[disk("vda2", Role::Partition, content), disk("vdb", role, OURS)]), both);
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn a_designated_disk_is_not_formatted_beside_a_data_disk() {
         let mut seen = vec![disk("vda", Role::Data, Content::Empty), disk("vdb", Role::Unnamed, OURS)];
-        assert_eq!(plan(&seen), Err(Refusal::Several { disks: vec!["vda".into(), "vdb".into()] }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::Several { disks: vec!["vda".into(), "vdb".into()] }));
         seen[0].content = OURS;
         assert_eq!(plan(&seen), Ok(Decision::Use(&seen[0])));
     }
@@ -184,25 +185,25 @@ mod tests {
     fn a_read_only_designated_disk_is_not_replaced() {
         let mut seen = vec![disk("vda", Role::Data, OURS), disk("vdb", Role::Unnamed, Content::Empty)];
         seen[0].read_only = true;
-        assert_eq!(plan(&seen), Err(Refusal::ReadOnly { disk: "vda".into() }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::ReadOnly { disk: "vda".into() }));
     }
 
     #[test]
     fn a_foreign_disk_alone_is_named_with_what_is_on_it() {
-        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(Refusal::Foreign { disk: "vda".into(), what: STRANGE }));
+        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(NoDataDisk::Foreign { disk: "vda".into(), what: STRANGE }));
     }
 
     #[test]
     fn without_a_candidate_no_disk_is_selected() {
-        assert_eq!(plan(&[]), Err(Refusal::None { foreign: vec![] }));
-        assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(Refusal::None { foreign: vec![] }));
+        assert_eq!(plan(&[]), Err(NoDataDisk::None { foreign: vec![] }));
+        assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(NoDataDisk::None { foreign: vec![] }));
     }
 
     #[test]
     fn a_disk_that_is_too_small_is_not_formatted() {
         let mut seen = unnamed(&[Content::Empty]);
         seen[0].size = Bytes::MIB;
-        assert_eq!(plan(&seen), Err(Refusal::TooSmall { disk: "vda".into(), size: Bytes::MIB }));
+        assert_eq!(plan(&seen), Err(NoDataDisk::TooSmall { disk: "vda".into(), size: Bytes::MIB }));
     }
 
     fn any_disk() -> impl Strategy<Value = (Role, bool, Content)> {
@@ -222,11 +223,11 @@ mod tests {
         (role, prop::bool::weighted(0.2), content)
     }
 
-    fn any_machine() -> impl Strategy<Value = Vec<Seen>> {
+    fn any_machine() -> impl Strategy<Value = Vec<FoundDisk>> {
         prop::collection::vec(any_disk(), 0..6).prop_map(|disks| {
             let numbered = disks.into_iter().enumerate();
             numbered
-                .map(|(number, (role, read_only, content))| Seen {
+                .map(|(number, (role, read_only, content))| FoundDisk {
                     read_only,
                     ..disk(&format!("vd{number}"), role, content)
                 })
@@ -245,7 +246,7 @@ mod tests {
         #[test]
         fn nothing_is_formatted_beside_a_formatted_disk(seen in any_machine()) {
             if let Ok(Decision::Format(_)) = plan(&seen) {
-                let ours = |disk: &Seen| disk.role != Role::System && !disk.read_only && disk.content == OURS;
+                let ours = |disk: &FoundDisk| disk.role != Role::System && !disk.read_only && disk.content == OURS;
                 prop_assert!(!seen.iter().any(ours));
             }
         }
@@ -271,8 +272,8 @@ mod tests {
 
         #[test]
         fn the_order_of_the_disks_does_not_matter(seen in any_machine()) {
-            let backwards: Vec<Seen> = seen.iter().rev().cloned().collect();
-            let name = |decided: Result<Decision<'_>, Refusal>| decided.map(|decision| decision.disk().name.clone()).ok();
+            let backwards: Vec<FoundDisk> = seen.iter().rev().cloned().collect();
+            let name = |decided: Result<Decision<'_>, NoDataDisk>| decided.map(|decision| decision.disk().name.clone()).ok();
             prop_assert_eq!(name(plan(&seen)), name(plan(&backwards)));
         }
     }

@@ -10,7 +10,7 @@ use nix::sys::stat::{major, minor};
 use tracing::info;
 
 use crate::content::Content;
-use crate::disk::{DataDisk, State, examine};
+use crate::disk::{DataDisk, DiskState, examine};
 use crate::ephemeral::INERT;
 use crate::error::MountError;
 use crate::mounted::{Mounted, open};
@@ -48,8 +48,8 @@ impl DataDisk {
         let root = open(&path)?;
         fsquota::require(&root).map_err(|source| MountError::Quota { path: path.clone(), source })?;
         match self.state {
-            State::Formatted => self.grow(&root, &path)?,
-            State::Empty | State::Unfinished => self.finish(&root, &path)?,
+            DiskState::Formatted => self.grow(&root, &path)?,
+            DiskState::Empty | DiskState::Unfinished => self.finish(&root, &path)?,
         }
         let mut projects = Projects::open(&root, &tree)?;
         Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
@@ -76,9 +76,9 @@ impl DataDisk {
         let found = examine(&self.device, self.size, programs)
             .map_err(|source| MountError::Again { device: self.device.clone(), source })?;
         match (self.state, found) {
-            (State::Empty, Content::Empty)
-            | (State::Unfinished, Content::Unfinished)
-            | (State::Formatted, Content::Ours(_)) => Ok(()),
+            (DiskState::Empty, Content::Empty)
+            | (DiskState::Unfinished, Content::Unfinished)
+            | (DiskState::Formatted, Content::Ours(_)) => Ok(()),
             _ => Err(MountError::Changed { device: self.device.clone() }),
         }
     }

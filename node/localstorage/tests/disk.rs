@@ -9,7 +9,7 @@ use dir::{Mode, Name};
 use fsquota::Limits;
 use ktest_support::{Disk, run, unmount};
 use localstorage::{
-    Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, Programs, Refusal, Root, Signature, Tree,
+    Content, Data, DataDisk, FindError, LABEL, MountError, Mounted, NoDataDisk, Programs, Root, Signature, Tree,
     mount_ephemeral,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -70,7 +70,7 @@ impl Machine {
     fn is_refused(&self) -> Signature {
         let before = self.written();
         let found = DataDisk::find();
-        let Err(FindError::Refused(Refusal::Foreign { disk, what })) = found else { panic!("{found:?}") };
+        let Err(FindError::Refused(NoDataDisk::Foreign { disk, what })) = found else { panic!("{found:?}") };
         assert!(disk.starts_with(self.name()), "{disk}");
         assert_eq!(self.written(), before, "the disk was written to");
         what

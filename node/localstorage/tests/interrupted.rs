@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 use ktest_support::unmount;
-use localstorage::{Content, Data, DataDisk, FindError, Mounted, Programs, Refusal, Role, Root, Seen, Tree, examine};
+use localstorage::{
+    Content, Data, DataDisk, FindError, FoundDisk, Mounted, NoDataDisk, Programs, Role, Root, Tree, examine,
+};
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use units::Bytes;
@@ -46,12 +48,12 @@ impl Drop for Node {
 }
 
 /// A machine whose only disk is this device.
-fn seen(device: &Path) -> Result<Seen, FindError> {
+fn seen(device: &Path) -> Result<FoundDisk, FindError> {
     let name = fs::canonicalize(device).unwrap().file_name().unwrap().to_str().unwrap().to_owned();
     let sectors = fs::read_to_string(Path::new("/sys/block").join(&name).join("size")).unwrap();
     let size = Bytes::new(localstorage::sysfs::number(&sectors).unwrap() * 512);
     let content = examine(device, size, &Programs::default())?;
-    Ok(Seen { name, device: device.to_owned(), role: Role::Unnamed, read_only: false, size, content })
+    Ok(FoundDisk { name, device: device.to_owned(), role: Role::Unnamed, read_only: false, size, content })
 }
 
 fn kept(data: &Mounted<Data>) -> PathBuf {
@@ -123,7 +125,7 @@ fn boots_again(device: &Path, cut: &Cut) -> Result<Boot, Broken> {
         return Err(Broken::Unformatted(found));
     }
     let disk = match DataDisk::choose(&seen) {
-        Err(FindError::Refused(Refusal::Foreign { what, .. })) if superblock(device) == [0; 4] => {
+        Err(FindError::Refused(NoDataDisk::Foreign { what, .. })) if superblock(device) == [0; 4] => {
             return Ok(Boot::Rejected(what.to_string()));
         }
         chosen => chosen.map_err(Broken::other)?,

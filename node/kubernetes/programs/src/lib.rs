@@ -84,7 +84,7 @@ pub use pki::requested::{IdentityError, Lasting, Requested};
 pub use pki::store::PkiError;
 pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};
-pub use ready::{NotReady, Refusal};
+pub use ready::{NotReady, ProbeFailure};
 pub use rights::{Capability, Confinement, Rights};
 pub use sandbox::SandboxError;
 pub use user::User;

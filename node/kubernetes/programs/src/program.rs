@@ -531,7 +531,7 @@ pub(crate) mod tests {
     async fn a_program_that_never_gets_ready_is_stopped_and_says_why() {
         let scratch = Scratch::new("echo waiting; while :; do :; done");
         let tree = scratch.start(|| async {
-            Err(NotReady { limit: LIMIT, last: crate::ready::Refusal::Answer("HTTP/1.0 503".into()) })
+            Err(NotReady { limit: LIMIT, last: crate::ready::ProbeFailure::Answer("HTTP/1.0 503".into()) })
         });
         let error = error_of(&tree).await;
         assert!(error.starts_with("program is not ready; it said last: "), "{error}");

@@ -26,11 +26,11 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub struct NotReady {
     pub limit: Duration,
     #[source]
-    pub last: Refusal,
+    pub last: ProbeFailure,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum ProbeFailure {
     #[error("no connection")]
     Connection(#[from] io::Error),
     #[error("answer {0:?}")]
@@ -67,14 +67,14 @@ pub(crate) async fn api(credentials: &Credentials, path: &str) -> Result<(), Not
 
 async fn eventually<F>(limit: Duration, ask: impl Fn() -> F) -> Result<(), NotReady>
 where
-    F: Future<Output = Result<(), Refusal>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     let end = Instant::now() + limit;
     loop {
         let last = match timeout(PATIENCE, ask()).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(refusal)) => refusal,
-            Err(_) => Refusal::Silence,
+            Err(_) => ProbeFailure::Silence,
         };
         if Instant::now() >= end {
             return Err(NotReady { limit, last });
@@ -84,7 +84,7 @@ where
 }
 
 /// HTTP/1.0 closes the connection after the answer, of which the first line is enough.
-async fn get(port: u16, path: &str) -> Result<(), Refusal> {
+async fn get(port: u16, path: &str) -> Result<(), ProbeFailure> {
     let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await?;
     let mut answer = Vec::new();
@@ -93,7 +93,7 @@ async fn get(port: u16, path: &str) -> Result<(), Refusal> {
     let status = answer.lines().next().unwrap_or_default();
     match status.split_ascii_whitespace().nth(1) {
         Some("200") => Ok(()),
-        Some(_) | None => Err(Refusal::Answer(status.to_owned())),
+        Some(_) | None => Err(ProbeFailure::Answer(status.to_owned())),
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         let (port, _tasks) = server(&["HTTP/1.1 503 Service Unavailable\r\n\r\n"]).await;
         let error = eventually(Duration::ZERO, || get(port, "/health")).await.unwrap_err();
         assert!(
-            matches!(&error.last, Refusal::Answer(status) if status == "HTTP/1.1 503 Service Unavailable"),
+            matches!(&error.last, ProbeFailure::Answer(status) if status == "HTTP/1.1 503 Service Unavailable"),
             "{error:?}"
         );
     }
@@ -147,7 +147,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let ask = || async { Ok(UnixStream::connect(&path).await.map(drop)?) };
         let error = eventually(Duration::ZERO, ask).await.unwrap_err();
-        assert!(matches!(error.last, Refusal::Connection(_)));
+        assert!(matches!(error.last, ProbeFailure::Connection(_)));
         std::fs::remove_file(&path).unwrap();
         let _listener = UnixListener::bind(&path).unwrap();
         socket(&path).await.unwrap();

@@ -241,7 +241,7 @@ fn our_superblock() -> Vec<u8> {
 
 #[test]
 fn only_the_disk_that_the_root_is_on_is_written() {
-    let disk = |name: &str, role, read_only| Seen {
+    let disk = |name: &str, role, read_only| FoundDisk {
         name: name.into(),
         device: format!("/dev/{name}").into(),
         role,
@@ -250,7 +250,7 @@ fn only_the_disk_that_the_root_is_on_is_written() {
         content: Content::Unexamined,
     };
     let seen = [disk("vda", Role::System, false), disk("vdb", Role::System, false)];
-    let holds = |wanted: &'static str| move |disk: &Seen| Ok(disk.name == wanted);
+    let holds = |wanted: &'static str| move |disk: &FoundDisk| Ok(disk.name == wanted);
     assert_eq!(started_from(&seen, holds("vdb")).unwrap(), Some(&seen[1]));
     assert_eq!(started_from(&seen, holds("vdc")).unwrap(), None);
     assert_eq!(started_from(&[disk("vda", Role::System, true)], holds("vda")).unwrap(), None);

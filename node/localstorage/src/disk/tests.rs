@@ -58,7 +58,7 @@ impl FakeMachine {
         File::options().write(true).open(self.devices().join(name)).unwrap().set_len(size).unwrap();
     }
 
-    fn look(&self) -> Result<Vec<Seen>, FindError> {
+    fn look(&self) -> Result<Vec<FoundDisk>, FindError> {
         let swap = Mark { format: "swap".into(), usage: Usage::Other, label: None };
         let ask = |device: &Path| {
             let bytes = fs::read(device).unwrap();
@@ -67,7 +67,7 @@ impl FakeMachine {
         Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks()
     }
 
-    fn disks(&self) -> Vec<Seen> {
+    fn disks(&self) -> Vec<FoundDisk> {
         self.look().unwrap()
     }
 }
@@ -108,7 +108,7 @@ fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
     let seen = machine.disks();
     assert!(matches!(seen[2].content, Content::Ours(_)));
     assert_eq!(seen[3].content, Content::Unexamined);
-    let refusal = Refusal::Several { disks: vec!["vda1".into(), "vdb".into()] };
+    let refusal = NoDataDisk::Several { disks: vec!["vda1".into(), "vdb".into()] };
     assert!(matches!(DataDisk::choose(&seen), Err(FindError::Refused(found)) if found == refusal));
 }
 
@@ -141,7 +141,7 @@ fn a_name_that_two_disks_have_names_none() {
     let programs = Programs::default();
     let named = |names: &[&str]| DataDisk::choose_named(&seen, |disk| names.contains(&disk.name.as_str()), &programs);
     for names in [["vda", "vdb"], ["vda", "vdc"]] {
-        let refusal = Refusal::Several { disks: names.map(str::to_owned).into() };
+        let refusal = NoDataDisk::Several { disks: names.map(str::to_owned).into() };
         assert!(matches!(named(&names), Err(FindError::Refused(found)) if found == refusal));
     }
     assert!(matches!(named(&["vdb"]), Ok(Some(disk)) if disk.device().ends_with("dev/vdb")));
@@ -194,7 +194,7 @@ fn a_partition_that_the_kernel_shows_elsewhere_is_not_the_one() {
         let machine = FakeMachine::new();
         machine.add("vda", None, &disk_with_data());
         machine.add_partition("vda", number, start * 512, size * 512, b"");
-        let refusal = Refusal::NotShown { disk: "vda".into(), number: 1 };
+        let refusal = NoDataDisk::NotShown { disk: "vda".into(), number: 1 };
         assert!(matches!(machine.look(), Err(FindError::Refused(found)) if found == refusal));
     }
 }
@@ -205,7 +205,7 @@ fn a_damaged_table_with_a_data_partition_is_rejected() {
     let mut image = disk_with_data();
     image[512] = b'?';
     machine.add("vda", None, &image);
-    let refusal = Refusal::Table { disk: "vda".into(), state: TableState::LastOnly };
+    let refusal = NoDataDisk::Table { disk: "vda".into(), state: TableState::LastOnly };
     assert!(matches!(machine.look(), Err(FindError::Refused(found)) if found == refusal));
 }
 

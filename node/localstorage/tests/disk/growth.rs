@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use localstorage::{Role, Seen, examine};
+use localstorage::{FoundDisk, Role, examine};
 
 use super::*;
 
@@ -37,7 +37,7 @@ impl<'machine> Elastic<'machine> {
     }
 
     fn try_mount(&self) -> Result<Mounted<Data>, MountError> {
-        let seen = Seen {
+        let seen = FoundDisk {
             name: "dm-0".to_owned(),
             device: self.path.clone(),
             role: Role::Unnamed,

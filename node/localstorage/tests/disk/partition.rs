@@ -29,7 +29,7 @@ fn device(machine: &Machine, number: u32) -> PathBuf {
     format!("{}{number}", machine.path()).into()
 }
 
-fn refusal() -> Refusal {
+fn refusal() -> NoDataDisk {
     match DataDisk::find() {
         Err(FindError::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
@@ -84,18 +84,18 @@ fn two_partitions_for_data_are_refused_and_named() {
     let machine = Machine::new();
     divide(&machine, &[], "label: gpt\nsize=300M, type=DATA\ntype=DATA\n");
     let disks = vec![format!("{}1", machine.name()), format!("{}2", machine.name())];
-    assert_eq!(refusal(), Refusal::Several { disks });
+    assert_eq!(refusal(), NoDataDisk::Several { disks });
 }
 
 #[test]
 fn a_partition_that_the_kernel_does_not_show_is_rejected() {
     let machine = Machine::new();
     divide(&machine, &["--no-reread", "--no-tell-kernel"], SYSTEM_AND_DATA);
-    assert_eq!(refusal(), Refusal::NotShown { disk: machine.name().into(), number: 2 });
+    assert_eq!(refusal(), NoDataDisk::NotShown { disk: machine.name().into(), number: 2 });
     // It shows the first now, and the second in its former place.
     divide(&machine, &[], SYSTEM_AND_DATA);
     divide(&machine, &["--no-reread", "--no-tell-kernel"], "label: gpt\nsize=65M, type=linux\ntype=DATA\n");
-    assert_eq!(refusal(), Refusal::NotShown { disk: machine.name().into(), number: 2 });
+    assert_eq!(refusal(), NoDataDisk::NotShown { disk: machine.name().into(), number: 2 });
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_damaged_table_with_a_partition_for_data_is_refused() {
     divide(&machine, &[], SYSTEM_AND_DATA);
     machine.overwrite(512 + 24, &[2]);
     let written = machine.written();
-    assert_eq!(refusal(), Refusal::Table { disk: machine.name().into(), state: TableState::LastOnly });
+    assert_eq!(refusal(), NoDataDisk::Table { disk: machine.name().into(), state: TableState::LastOnly });
     assert_eq!(machine.written(), written);
 }
 
