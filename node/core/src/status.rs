@@ -394,15 +394,7 @@ mod tests {
         assert_eq!(clock(None, None, &[server]), never("no answer yet"));
     }
 
-    /// Of openssl(1): `openssl req -new -key KEY -subj /CN=alice`.
-    const REQUEST: &str = "\
-        -----BEGIN CERTIFICATE REQUEST-----\n\
-        MIHKMHICAQAwEDEOMAwGA1UEAwwFYWxpY2UwWTATBgcqhkjOPQIBBggqhkjOPQMB\n\
-        BwNCAATdlg5zcjhgOuPQEkowD2fZTRWKzC1hHJmOcfUKxzWqEmVbz7ofd3rX4tJV\n\
-        IpbSXz9HQNLCJU3gSK+3G0MFb5JFoAAwCgYIKoZIzj0EAwIDSAAwRQIgXbNnCvTg\n\
-        lcaND1bh3DIiNtjtwLTO/vzUqqlN+AZdjdoCIQCCuz7wKZ9L8jyxOAa4/zvQnBDV\n\
-        NRD3fDZCoECvrJn/ow==\n\
-        -----END CERTIFICATE REQUEST-----\n";
+    const REQUEST: &str = include_str!("../../cluster/src/administrator/p256.csr");
 
     #[test]
     fn only_a_node_with_administrators_publishes_certificates() {
