@@ -214,11 +214,7 @@ impl Keeper {
             let error: &dyn Error = error;
             warn!(error, "no time server answered; the clock is not synchronized");
         }
-        let mut problem = error.to_string();
-        if let Some(source) = error.source() {
-            problem = format!("{problem}: {source}");
-        }
-        self.state.send_modify(|state| state.problem = Some(problem.into()));
+        self.state.send_modify(|state| state.problem = Some(causes::line(error).into()));
     }
 }
 

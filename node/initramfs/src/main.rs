@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Write as _;
@@ -60,22 +59,12 @@ enum BootError {
 
 fn main() {
     let Err(error) = boot();
-    print(&format!("initramfs: error: {}", chain(&error)));
+    print(&format!("initramfs: error: {}", causes::line(&error)));
     let restart =
         fs::read_to_string("/proc/cmdline").is_ok_and(|line| argument(&line, "granary.failure") == Some("reboot"));
     sync();
     let Err(errno) = reboot(if restart { RebootMode::RB_AUTOBOOT } else { RebootMode::RB_POWER_OFF });
     print(&format!("initramfs: error: cannot power off: {errno}"));
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        message.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    message
 }
 
 /// Prints to all consoles. Unlike `println!`, does not panic if one fails: a panic of PID 1 is a kernel panic.
@@ -111,7 +100,7 @@ fn boot() -> Result<Infallible, BootError> {
     let mut drivers = Drivers::open(DRIVERS)?;
     let found = search::find(&wanted, || {
         for error in drivers.load_present(Path::new(BUSES)).failed {
-            print(&format!("initramfs: error: {}", chain(&error)));
+            print(&format!("initramfs: error: {}", causes::line(&error)));
         }
     })?;
     let device = match wanted {

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::{self, Write as _};
-use std::iter;
 
 use tracing::field::{Field as Name, Visit};
 use tracing::span::{Attributes, Id, Record as Values};
@@ -108,9 +107,7 @@ impl Visit for EventText {
     }
 
     fn record_error(&mut self, name: &Name, value: &(dyn Error + 'static)) {
-        let errors = iter::successors(Some(value), |&error| error.source());
-        let text = errors.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-        self.add(name, format_args!("{text}"));
+        self.add(name, format_args!("{}", causes::line(value)));
     }
 
     fn record_debug(&mut self, name: &Name, value: &dyn fmt::Debug) {

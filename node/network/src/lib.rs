@@ -24,7 +24,6 @@ mod link;
 mod message;
 mod session;
 
-use std::error::Error;
 use std::future;
 use std::io;
 use std::path::PathBuf;
@@ -237,10 +236,7 @@ async fn next_or_retry(leases: &mut impl Leases, retry: bool) -> Option<Change> 
 /// Applies the address. A rejection by the kernel may be a mistake of the server, or temporary.
 async fn accepts(device: &impl Device, given: &Addressing) -> bool {
     let Err(error) = device.apply(given).await else { return true };
-    let mut why = error.to_string();
-    if let Some(source) = error.source() {
-        why = format!("{why}: {source}");
-    }
+    let why = causes::line(&error);
     let (device, address) = (device.name(), given.interface);
     warn!(device, %address, why, "cannot configure the network interface as received by DHCP, will retry");
     false

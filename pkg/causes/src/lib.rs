@@ -11,20 +11,35 @@
 
 use std::error::Error;
 use std::fmt;
+use std::iter;
 use std::process::ExitCode;
 
-/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `.
-/// There is no line break at the end.
+fn chain<'a>(error: &'a (dyn Error + 'a)) -> impl Iterator<Item = &'a (dyn Error + 'a)> {
+    let causes = iter::successors(error.source(), |&cause| cause.source());
+    iter::once(error).chain(causes.map(|cause| cause as &(dyn Error + 'a)))
+}
+
+/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `. There is no line break at the
+/// end.
 pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     fmt::from_fn(move |f| {
         write!(f, "{error}")?;
-        let mut next = error.source();
-        while let Some(cause) = next {
-            write!(f, "\ncaused by: {cause}")?;
-            next = cause.source();
-        }
-        Ok(())
+        chain(error).skip(1).try_for_each(|cause| write!(f, "\ncaused by: {cause}"))
     })
+}
+
+/// The error and its causes in one line, separated by colons. A cause whose text the line ends with is left out, such as that
+/// of a transparent error.
+pub fn line<'a>(error: &'a (dyn Error + 'a)) -> String {
+    let mut line = error.to_string();
+    for cause in chain(error).skip(1) {
+        let cause = cause.to_string();
+        if !line.ends_with(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+    }
+    line
 }
 
 /// The exit code of a program's `main`. Prints an error with its causes to standard error.
@@ -61,6 +76,13 @@ mod tests {
     fn each_cause_is_printed_on_its_own_line() {
         let error = Step("no node", Some(Box::new(Step("no disk", Some(Box::new(Step("no power", None)))))));
         assert_eq!(lines(&error).to_string(), "no node\ncaused by: no disk\ncaused by: no power");
+        assert_eq!(line(&error), "no node: no disk: no power");
+    }
+
+    #[test]
+    fn a_text_that_contains_its_cause_is_not_repeated() {
+        let error = Step("no node", Some(Box::new(Step("no disk: no power", Some(Box::new(Step("no power", None)))))));
+        assert_eq!(line(&error), "no node: no disk: no power");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Waiting for what another party does: a condition with a deadline, never a time.
 
 use std::error::Error;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -46,14 +45,7 @@ where
 }
 
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        // Writing to a String does not fail.
-        _ = write!(text, "\ncaused by: {cause}");
-        next = cause.source();
-    }
-    text
+    causes::lines(error).to_string()
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ use crate::host::{Host, PathContents};
 use crate::identity::topology;
 use crate::node::signed;
 use crate::request::volume_id;
-use crate::status::{Change, ControllerError, chain};
+use crate::status::{Change, ControllerError};
 
 pub(crate) use plan::{Conflict, SourceRejection};
 
@@ -225,7 +225,9 @@ impl<H: Host> Controller for ControllerService<H> {
         let rejection = plan::validate(want.mode, want.parameters, &want.mutable, record).err();
         let message = request.into_inner();
         let response = match rejection {
-            Some(rejection) => ValidateVolumeCapabilitiesResponse { message: chain(&rejection), confirmed: None },
+            Some(rejection) => {
+                ValidateVolumeCapabilitiesResponse { message: causes::line(&rejection), confirmed: None }
+            }
             None => ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(Confirmed {
                     volume_context: message.volume_context,

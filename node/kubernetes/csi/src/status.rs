@@ -1,6 +1,5 @@
 //! The gRPC codes of all errors. No mapping has a default, so that a new error needs a decision.
 
-use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -121,7 +120,7 @@ impl From<ControllerError> for Status {
             ControllerError::Elsewhere { .. } => Code::ResourceExhausted,
             ControllerError::List(_) | ControllerError::Look(_) | ControllerError::Live(_) => Code::Internal,
         };
-        Self::new(code, chain(&error))
+        Self::new(code, causes::line(&error))
     }
 }
 
@@ -182,7 +181,7 @@ impl From<CallError> for Status {
             CallError::Request { source, .. } => of_request(source),
             CallError::Failed { source, .. } => of_failure(source),
         };
-        Self::new(code, chain(&error))
+        Self::new(code, causes::line(&error))
     }
 }
 
@@ -277,11 +276,6 @@ fn of_look(error: &LookError) -> Code {
         | LookError::Status(_)
         | LookError::Quota(_) => Code::Internal,
     }
-}
-
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

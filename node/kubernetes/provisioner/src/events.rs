@@ -115,7 +115,7 @@ impl Events {
         error: &(dyn std::error::Error + Sync),
     ) {
         let action = format!("Provision{kind}");
-        self.publish(Reason::ProvisioningFailed, &action, chain(error), claim.object_ref(&()));
+        self.publish(Reason::ProvisioningFailed, &action, causes::line(error), claim.object_ref(&()));
     }
 
     pub(crate) fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
@@ -141,7 +141,7 @@ impl Events {
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
-        self.publish_size(Reason::ResizeFailed, kind, wanted, chain(error), claim);
+        self.publish_size(Reason::ResizeFailed, kind, wanted, causes::line(error), claim);
     }
 
     pub(crate) fn modifying(&self, claim: &PersistentVolumeClaim, class: &str) {
@@ -166,7 +166,7 @@ impl Events {
         kind: &str,
         error: &(dyn std::error::Error + Sync),
     ) {
-        self.publish_class(Reason::ModifyFailed, kind, class, chain(error), claim);
+        self.publish_class(Reason::ModifyFailed, kind, class, causes::line(error), claim);
     }
 
     /// Each class has series of its own. An action has at most 128 bytes.
@@ -272,14 +272,14 @@ impl Events {
     pub(crate) fn lost(&self, pv: &PersistentVolume, reason: &(dyn std::error::Error + Sync)) {
         let note = format!(
             "{}; pods with this volume cannot start: attach the right disk, or delete claim and PV",
-            chain(reason)
+            causes::line(reason)
         );
         self.publish(Reason::Lost, "Compare", note, pv.object_ref(&()));
     }
 
     pub(crate) fn delete_failed(&self, pv: &PersistentVolume, kind: &str, error: &(dyn std::error::Error + Sync)) {
         let action = format!("Delete{kind}");
-        self.publish(Reason::DeleteFailed, &action, chain(error), pv.object_ref(&()));
+        self.publish(Reason::DeleteFailed, &action, causes::line(error), pv.object_ref(&()));
     }
 
     pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
@@ -294,11 +294,16 @@ impl Events {
     }
 
     pub(crate) fn snapshot_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        self.publish_snapshot(Reason::SnapshotFailed, &format!("TakeSnapshot{kind}"), &chain(error), content);
+        self.publish_snapshot(Reason::SnapshotFailed, &format!("TakeSnapshot{kind}"), &causes::line(error), content);
     }
 
     pub(crate) fn snapshot_delete_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        self.publish_snapshot(Reason::SnapshotDeleteFailed, &format!("DeleteSnapshot{kind}"), &chain(error), content);
+        self.publish_snapshot(
+            Reason::SnapshotDeleteFailed,
+            &format!("DeleteSnapshot{kind}"),
+            &causes::line(error),
+            content,
+        );
     }
 
     /// The owner of the snapshot does not see its content.
@@ -370,21 +375,6 @@ fn free_space(free: Option<Bytes>) -> String {
     free.map_or_else(String::new, |free| format!("; {free} of the disk are unreserved"))
 }
 
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Transparent errors have the text of their cause.
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 fn shortened(mut text: String) -> String {
     if text.len() > NOTE_LEN {
         let end = (0..=NOTE_LEN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
@@ -416,20 +406,6 @@ mod tests {
                 assert!(!row[4].trim().is_empty(), "no remedy: {row:?}");
             }
         }
-    }
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] Inner);
-
-    #[derive(Debug, thiserror::Error)]
-    #[error(transparent)]
-    struct Inner(#[from] std::num::ParseIntError);
-
-    #[test]
-    fn an_error_is_printed_with_its_causes() {
-        let inner = "x".parse::<u8>().unwrap_err();
-        assert_eq!(chain(&Outer(Inner(inner.clone()))), format!("outer: {inner}"));
     }
 
     proptest! {

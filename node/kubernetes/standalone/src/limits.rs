@@ -89,7 +89,7 @@ impl Enforcer {
             self.restrictions.set(Enforcement::Enforced);
             return;
         };
-        let reason = causes::lines(&error).to_string().replace("\ncaused by: ", ": ");
+        let reason = causes::line(&error);
         if self.restrictions.set(Enforcement::Failed(reason.as_str().into())) {
             warn!(reason, "limits of volumes are advisory");
             if !matches!(error, LimitsError::Disabled) {

@@ -386,7 +386,7 @@ mod tests {
         };
         let request = checked(&gold("Block"), &class()).unwrap().unwrap();
         assert_eq!(request.attributes_class.as_deref(), Some("gold"));
-        let text = crate::events::chain(&rejection(&gold("Filesystem"), &class()));
+        let text = causes::line(&rejection(&gold("Filesystem"), &class()));
         assert!(text.starts_with("the VolumeAttributesClass gold cannot be used: it limits I/O"), "{text}");
         let none = spec(|spec| spec.volume_attributes_class_name = Some(String::new()));
         assert_eq!(checked(&none, &class()).unwrap().unwrap().attributes_class, None);
@@ -455,7 +455,7 @@ mod tests {
         let class = StorageClass { mount_options: Some(vec!["noatime".into()]), ..class() };
         let rejected = rejection(&claim(), &class);
         assert_eq!(rejected.kind(), "MountOptions");
-        let text = crate::events::chain(&rejected);
+        let text = causes::line(&rejected);
         assert!(text.contains("storage class local cannot be used: it has mountOptions"), "{text}");
     }
 

@@ -59,7 +59,7 @@ impl Provisioner {
         let io = match self.io_of_class(class, mode).await {
             Ok(io) => io,
             Err(error) => {
-                let reason = &crate::events::chain(&error);
+                let reason = &causes::line(&error);
                 let change = match &error {
                     Error::UnknownAttributesClass { .. } => StatusChange::Pending,
                     Error::Rejected(_) => StatusChange::Infeasible { class, reason },
@@ -76,7 +76,7 @@ impl Provisioner {
         if let Err(source) = self.on_volume(id, move |store, id| store.limit_io(id, io)).await? {
             let is_infeasible = source.is_infeasible();
             let error = Error::Modify(source);
-            let reason = &crate::events::chain(&error);
+            let reason = &causes::line(&error);
             let change = if is_infeasible {
                 StatusChange::Infeasible { class, reason }
             } else {

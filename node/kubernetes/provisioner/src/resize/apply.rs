@@ -99,7 +99,7 @@ impl Provisioner {
             Err(source) if source.is_infeasible() => Error::Infeasible { has, source },
             Err(error) => Error::Expand(error),
         };
-        let reason = &crate::events::chain(&error);
+        let reason = &causes::line(&error);
         let change = match error {
             Error::Infeasible { .. } => StatusChange::Infeasible { reason },
             _ => StatusChange::Failed { reason },

@@ -17,7 +17,6 @@ use crate::backoff;
 use crate::claim::apply::NEXT_PASS;
 use crate::context::{OCCUPIED, Provisioner};
 use crate::error::{Error, api};
-use crate::events::chain;
 use crate::metrics::Object;
 use crate::snapshot::object::{Content, SnapshotClass};
 use crate::snapshot::plan::{self, SnapshotPlan};
@@ -184,7 +183,7 @@ impl Provisioner {
             return Ok(());
         }
         self.events.snapshot_failed(content, error.kind(), error);
-        let message = chain(error);
+        let message = causes::line(error);
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
         if shown == Some(&message) {
             return Ok(());
