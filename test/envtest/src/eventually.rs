@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::{Failure, PATIENCE};
+
 /// Between the first two looks, and at most: what comes late is looked for less often, and what is asked has its work.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
@@ -42,6 +44,12 @@ where
         sleep(interval).await;
         interval = (interval * 3 / 2).min(longest);
     }
+}
+
+/// Waits until `obstacle` returns `None`. Its text describes the current state.
+pub async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, kube::Error>) -> Result<(), Failure> {
+    let look = async || Ok::<_, kube::Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
+    Ok(eventually(PATIENCE, what, look).await?)
 }
 
 pub fn chain(error: &dyn Error) -> String {

@@ -13,7 +13,7 @@ mod snapshots;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
-pub use eventually::{Late, Seen, chain, eventually};
+pub use eventually::{Late, Seen, chain, eventually, until};
 pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};
 pub use programs::Identity;

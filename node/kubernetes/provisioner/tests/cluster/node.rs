@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use envtest::until;
 use envtest::{Cluster, Failure, FakeVolumes, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::events::v1::Event;
@@ -21,12 +22,6 @@ use volume::{State, VolumeId};
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const STOP: Duration = Duration::from_secs(20);
-
-/// Waits until `obstacle` returns `None`. Its text describes the current state.
-pub async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, kube::Error>) -> Result<(), Failure> {
-    let look = async || Ok::<_, kube::Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
-    Ok(eventually(PATIENCE, what, look).await?)
-}
 
 /// Creates the reconciler's objects, once for all cases.
 pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {

@@ -21,7 +21,7 @@ mod storage;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, until};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
@@ -201,12 +201,6 @@ fn last_policy() -> [Value; 2] {
             json!({"policyName": "last.example.invalid", "validationActions": ["Deny"]}),
         ),
     ]
-}
-
-/// Waits until `obstacle` returns `None`. Its text describes the current state.
-async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, Error>) -> Result<(), Failure> {
-    let look = async || Ok::<_, Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
-    Ok(eventually(PATIENCE, what, look).await?)
 }
 
 #[track_caller]
