@@ -91,7 +91,7 @@ def ktest(
         test,
         modules = ["xfs"],
         drivers = [],
-        tools = [],
+        tools = None,
         tool_packages = [Label("//third_party/debian:test_packages")],
         programs = {},
         host_cpus = 1,
@@ -111,7 +111,8 @@ def ktest(
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
         drivers: kernel modules in /drivers, which the program loads itself (`kmod::Drivers`).
-        tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr.
+        tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr. `mkfs.xfs` if omitted and
+            XFS is among the modules.
         tool_packages: Debian packages of the tools and of all libraries that they load.
         programs: static programs of other packages that the test starts: label -> name in /usr/bin.
         size: as for every test.
@@ -120,6 +121,8 @@ def ktest(
         tags: as for every test.
         **kwargs: disks, memory, cpus and kernel of the guest (see README.md), and other attributes of a test.
     """
+    if tools == None:
+        tools = ["mkfs.xfs"] if "xfs" in modules else []
     _payload(name, test, modules, drivers, tools, tool_packages, programs)
     _guest_test(
         name = name,
