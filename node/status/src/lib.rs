@@ -13,8 +13,6 @@
 //! requests with the data of a [`Source`], which the node's program implements. [`Recent`] stores the last warnings of
 //! the log.
 //!
-//! The feature `sample` provides pages of fictitious nodes.
-//!
 //! The server is read-only and answers only clients on the node itself ([`Audience`]), because a page contains the
 //! claims of all tenants. All clients can read published certificates.
 #![forbid(unsafe_code)]
@@ -25,8 +23,8 @@ mod metrics;
 mod model;
 mod page;
 mod recent;
-#[cfg(any(test, feature = "sample"))]
-pub mod sample;
+#[cfg(test)]
+mod sample;
 mod server;
 
 pub use mesh::{Mesh, Peer};

@@ -1,4 +1,4 @@
-//! Pages of fictitious nodes, for tests and for the screenshot in the documentation.
+//! Pages of fictitious nodes, for tests and for the picture in the documentation.
 
 use std::time::Duration;
 
@@ -13,12 +13,8 @@ use crate::{
 /// Time of the clock on all pages.
 pub const NOW: u64 = 1_772_366_405;
 const DAY: i64 = 86_400;
-/// Maximum length of a DNS label, such as a namespace.
-const LABEL: usize = 63;
-/// Maximum length of a claim's name.
-const SUBDOMAIN: usize = 253;
 
-/// The page of the screenshot, with an example of most states.
+/// The page of the picture, with an example of most states.
 pub fn example() -> Page {
     let etcd = "etcd ended with exit status: 1; it said last: no space left on device";
     let services = vec![
@@ -91,54 +87,13 @@ pub fn blind() -> Page {
     Page { disk_faults, storage: None, mesh: Some(Mesh::default()), ..example() }
 }
 
-/// Five hundred volumes, two hundred peers, a hundred warnings, and names of maximum length.
-pub fn full() -> Page {
-    let mut page = example();
-    page.node = long("node", LABEL);
-    let name = long("service", LABEL);
-    let parent = format!("granary.provisioner.{name}");
-    page.services.push(service(&parent, State::Healthy, 0, None));
-    let failure = long("failure", 1000);
-    page.services.push(service(&format!("{parent}.inner"), State::Failed, 4_000_000, Some(&failure)));
-    let volumes = (0..500).map(|number| {
-        let mode = if number % 3 == 0 { Mode::Block } else { Mode::Filesystem };
-        let claim = if number % 5 == 0 { long("claim", SUBDOMAIN) } else { format!("data-database-{number}") };
-        let volume = volume(&claim, mode, Life::Announced, number << 24, 500 << 24);
-        if number % 7 == 0 { Volume { namespace: long("namespace", LABEL), ..volume } } else { volume }
-    });
-    let closed = vec![Closed { id: long("volume", 128), reason: long("reason", 200) }];
-    page.storage = Some(Storage::new(disk(96), volumes.collect(), closed, Vec::new()));
-    let peers = (2..202).map(|number| {
-        let peer = peer(number, Some(u64::from(number)));
-        if number % 9 != 0 {
-            return peer;
-        }
-        let (node, address) = (Some(long("node", SUBDOMAIN)), "2001:0db8:aaaa:bbbb:cccc:dddd:eeee:ffff");
-        let endpoint = Some(format!("[{address}]:7838"));
-        let pods = [&peer.pods[..], &[format!("{address}/128")]].concat();
-        Peer { node, endpoint, pods, handshake: None, received: Bytes::new(u64::MAX), ..peer }
-    });
-    page.mesh = Some(Mesh::new(peers.collect()));
-    let (server, reason) = (long("server", SUBDOMAIN), long("reason", 200));
-    page.clock = Clock::Unsynchronized { server, reason, ago: Some(Duration::from_secs(9000)) };
-    page.warnings =
-        (0..100).map(|number| warning(Severity::Warning, &long("source", LABEL), &long("text", 500), number)).collect();
-    page.certificates.push(certificate(&long("certificate", LABEL), 30));
-    page
-}
-
-/// A name of this length without a line break opportunity.
-fn long(name: &str, length: usize) -> String {
-    name.chars().cycle().take(length).collect()
-}
-
 /// A volume name like those that the provisioner derives from a claim's UID.
 pub(crate) fn id(claim: &str) -> String {
     let number = claim.bytes().fold(0x5bd1_e995_u32, |number, byte| number.rotate_left(5) ^ u32::from(byte));
     format!("pvc-{number:08x}-3ec7-470e-9cf6-02a8{number:08x}")
 }
 
-fn disk(allocated: u64) -> Disk {
+pub(crate) fn disk(allocated: u64) -> Disk {
     let gib = |count: u64| Bytes::new(count << 30);
     Disk {
         size: gib(112),
@@ -149,7 +104,7 @@ fn disk(allocated: u64) -> Disk {
     }
 }
 
-fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {
+pub(crate) fn service(path: &str, state: State, restarts: u32, last_failure: Option<&str>) -> Service {
     Service {
         path: path.to_owned(),
         name: path.rsplit('.').next().unwrap_or_default().to_owned(),
@@ -191,11 +146,11 @@ pub(crate) fn peer(number: u8, seconds_ago: Option<u64>) -> Peer {
     }
 }
 
-fn certificate(name: &str, days: i64) -> Certificate {
+pub(crate) fn certificate(name: &str, days: i64) -> Certificate {
     Certificate { name: name.to_owned(), expires: i64::try_from(NOW).unwrap_or_default() + days * DAY }
 }
 
-fn warning(severity: Severity, source: &str, text: &str, count: u64) -> Warning {
+pub(crate) fn warning(severity: Severity, source: &str, text: &str, count: u64) -> Warning {
     let (source, text) = (source.to_owned(), text.to_owned());
     Warning { severity, source, text, count, ago: Duration::from_secs(4 + count * 60) }
 }

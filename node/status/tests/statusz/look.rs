@@ -18,6 +18,7 @@ pub struct Look {
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Text {
+    #[expect(dead_code, reason = "for the message of a failed assertion")]
     pub text: String,
     pub colour: Colour,
     pub background: Colour,

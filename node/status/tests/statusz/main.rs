@@ -1,13 +1,46 @@
-//! The status page as a person sees it, in Chromium without JavaScript.
+//! The status page in a headless Chromium without JavaScript, which shows what the node's own server sends and reports the
+//! visible content.
+//!
+//! The browser is driven by its own protocol (Chrome DevTools) over two pipes: a few requests in JSON. The crates that
+//! wrap all of that protocol bring more code than this one has, and a web socket.
+#![forbid(unsafe_code)]
+
+mod browser;
+mod colour;
+mod connection;
+mod look;
+mod node;
+mod picture;
+#[path = "../../src/sample.rs"]
+mod sample;
+mod tab;
 
 use std::path::Path;
+use std::time::Duration;
 use std::{env, fs};
 
-use browser::{Browser, FakeServer, Files, Landmark, Look, Media, Picture, Screen, Tab};
-use status::{Page, sample};
+// Also for `sample`.
+use status::{
+    Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mesh, Mode, Orphans, Page, Peer, Service,
+    Severity, Storage, Versions, Volume, Warning,
+};
+use supervisor::State;
+use units::Bytes;
+
+use crate::browser::{Browser, Files};
+use crate::look::Look;
+use crate::node::FakeServer;
+use crate::picture::Picture;
+use crate::sample::{certificate, disk, example, peer, service, volume, warning};
+use crate::tab::{Landmark, Media, Screen, Tab};
 
 const PAGE: &str = "/statusz";
 const SCREENS: [Screen; 4] = [Screen::DESK, Screen::DESK.dark(), Screen::HAND, Screen::HAND.dark()];
+
+/// Maximum length of a DNS label, such as a namespace.
+const LABEL: usize = 63;
+/// Maximum length of a claim's name.
+const SUBDOMAIN: usize = 253;
 
 /// Ordinary text, by the Web Content Accessibility Guidelines 2.2, 1.4.3.
 const LEAST_CONTRAST: f64 = 4.5;
@@ -18,6 +51,47 @@ fn smallest(media: Media) -> f64 {
         Media::Screen => 12.0,
         Media::Print => 9.0,
     }
+}
+
+/// Five hundred volumes, two hundred peers, a hundred warnings, and names of maximum length.
+fn full() -> Page {
+    let mut page = example();
+    page.node = long("node", LABEL);
+    let name = long("service", LABEL);
+    let parent = format!("granary.provisioner.{name}");
+    page.services.push(service(&parent, State::Healthy, 0, None));
+    let failure = long("failure", 1000);
+    page.services.push(service(&format!("{parent}.inner"), State::Failed, 4_000_000, Some(&failure)));
+    let volumes = (0..500).map(|number| {
+        let mode = if number % 3 == 0 { Mode::Block } else { Mode::Filesystem };
+        let claim = if number % 5 == 0 { long("claim", SUBDOMAIN) } else { format!("data-database-{number}") };
+        let volume = volume(&claim, mode, Life::Announced, number << 24, 500 << 24);
+        if number % 7 == 0 { Volume { namespace: long("namespace", LABEL), ..volume } } else { volume }
+    });
+    let closed = vec![Closed { id: long("volume", 128), reason: long("reason", 200) }];
+    page.storage = Some(Storage::new(disk(96), volumes.collect(), closed, Vec::new()));
+    let peers = (2..202).map(|number| {
+        let peer = peer(number, Some(u64::from(number)));
+        if number % 9 != 0 {
+            return peer;
+        }
+        let (node, address) = (Some(long("node", SUBDOMAIN)), "2001:0db8:aaaa:bbbb:cccc:dddd:eeee:ffff");
+        let endpoint = Some(format!("[{address}]:7838"));
+        let pods = [&peer.pods[..], &[format!("{address}/128")]].concat();
+        Peer { node, endpoint, pods, handshake: None, received: Bytes::new(u64::MAX), ..peer }
+    });
+    page.mesh = Some(Mesh::new(peers.collect()));
+    let (server, reason) = (long("server", SUBDOMAIN), long("reason", 200));
+    page.clock = Clock::Unsynchronized { server, reason, ago: Some(Duration::from_secs(9000)) };
+    page.warnings =
+        (0..100).map(|number| warning(Severity::Warning, &long("source", LABEL), &long("text", 500), number)).collect();
+    page.certificates.push(certificate(&long("certificate", LABEL), 30));
+    page
+}
+
+/// A name of this length without a line break opportunity.
+fn long(name: &str, length: usize) -> String {
+    name.chars().cycle().take(length).collect()
 }
 
 fn with_page<T>(page: Page, screen: Screen, test: impl FnOnce(&mut Tab<'_>, &FakeServer) -> T) -> T {
@@ -92,7 +166,7 @@ fn the_browser_runs_no_script_of_a_page() {
 
 #[test]
 fn a_node_with_a_bit_of_everything_is_readable_everywhere() {
-    every_screen_shows(sample::example());
+    every_screen_shows(example());
 }
 
 #[test]
@@ -107,12 +181,12 @@ fn a_node_that_cannot_read_its_disk_is_readable_everywhere() {
 
 #[test]
 fn hundreds_of_volumes_and_long_names_are_readable() {
-    every_screen_shows(sample::full());
+    every_screen_shows(full());
 }
 
 #[test]
 fn the_page_has_landmarks_and_table_headers() {
-    with_page(sample::example(), Screen::DESK, |tab, _| {
+    with_page(example(), Screen::DESK, |tab, _| {
         let look = tab.look().unwrap();
         assert_eq!((&*look.title, &*look.language, look.quirks), ("granary-1 · node status", "en", false));
         let landmarks = tab.landmarks().unwrap();
@@ -146,7 +220,7 @@ const FOCUS: &str = "(() => {
 
 #[test]
 fn the_page_is_used_with_the_keyboard_alone() {
-    with_page(sample::full(), Screen::DESK, |tab, served| {
+    with_page(full(), Screen::DESK, |tab, served| {
         let mut links = Vec::new();
         loop {
             tab.press("Tab").unwrap();
@@ -182,7 +256,7 @@ const AT_THE_TOP: &str = "(() => {
 
 #[test]
 fn the_heads_of_a_long_table_stay_in_sight() {
-    with_page(sample::full(), Screen::DESK, |tab, _| {
+    with_page(full(), Screen::DESK, |tab, _| {
         assert_eq!(tab.evaluate::<String>(AT_THE_TOP).unwrap(), "Claim");
     });
 }
@@ -190,7 +264,7 @@ fn the_heads_of_a_long_table_stay_in_sight() {
 /// Regression: a dark page was printed with light letters on white.
 #[test]
 fn the_page_can_be_printed() {
-    with_page(sample::full(), Screen::PAPER.dark(), |tab, _| {
+    with_page(full(), Screen::PAPER.dark(), |tab, _| {
         let look = tab.look().unwrap();
         is_readable(&look, Screen::PAPER.dark());
         let white = "rgb(255, 255, 255)".parse().unwrap();
@@ -198,12 +272,11 @@ fn the_page_can_be_printed() {
     });
 }
 
-/// Pictures of all screens are among the test's outputs.
+/// Pictures of all screens are among the test's outputs. `bazel run` of the test writes the picture of the documentation.
 #[test]
 fn the_picture_of_the_documentation_is_of_this_page() {
-    let kept = fs::read(env::var_os("PICTURE").expect("PICTURE")).unwrap();
-    let kept = Picture::new(kept).expect("a PNG");
-    with_page(sample::example(), Screen::DESK, |tab, _| {
+    let html = example().html();
+    with_page(example(), Screen::DESK, |tab, _| {
         let picture = tab.picture().unwrap();
         if let Some(outputs) = env::var_os("TEST_UNDECLARED_OUTPUTS_DIR") {
             for screen in SCREENS {
@@ -213,8 +286,13 @@ fn the_picture_of_the_documentation_is_of_this_page() {
                 fs::write(Path::new(&outputs).join(name.to_lowercase()), picture.bytes()).unwrap();
             }
         }
-        let renew = "the page has changed: create its picture again with bazel run //test/browser:screenshot";
+        if let Some(workspace) = env::var_os("BUILD_WORKSPACE_DIRECTORY") {
+            fs::write(Path::new(&workspace).join("docs/statusz.png"), picture.of_page(&html).bytes()).unwrap();
+            return;
+        }
+        let kept = Picture::new(fs::read(env::var_os("PICTURE").expect("PICTURE")).unwrap()).expect("a PNG");
+        let renew = "the page has changed: write its picture with bazel run //node/status:statusz_test -- picture";
         assert_eq!(kept.size(), picture.size(), "{renew}");
-        assert!(kept.is_of_page(&sample::example().html()), "{renew}");
+        assert!(kept.is_of_page(&html), "{renew}");
     });
 }

@@ -32,7 +32,7 @@ const OPTIONS: [&str; 7] = [
     "--hide-scrollbars",
 ];
 
-/// A browser with the libraries and fonts that it is started with: a tree of `//test/browser:chromium`.
+/// A browser with the libraries and fonts that it is started with: a tree of `//third_party/debian:chromium`.
 #[derive(Clone, Debug)]
 pub struct Files(PathBuf);
 
