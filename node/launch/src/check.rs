@@ -226,17 +226,13 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
 }
 
 fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
-    let copied = match (&options.boot, &options.data) {
-        (Boot::Firmware(image), Data::Temporary) => allocated(image),
-        (Boot::Firmware(_) | Boot::Kernel, _) => Bytes::ZERO,
-    };
     let (temporary, kept) = match &options.data {
         Data::Temporary => (LEAST_DATA, None),
         Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
     };
     let mut directories = vec![directory(
         &options.state,
-        [SMALL_FILES, temporary, copied].iter().sum(),
+        SMALL_FILES.saturating_add(temporary),
         "with TMPDIR (XDG_STATE_HOME if the cluster is kept)",
     )?];
     // Errors of the path itself are reported for the file.

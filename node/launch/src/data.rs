@@ -1,6 +1,6 @@
-//! The data disk's file.
+//! Files of disks that the guest writes to.
 
-use crate::copy::Copy;
+use crate::copy;
 use crate::error::StepError;
 use crate::options::{Data, Options};
 use qemu::{Cache, Disk, Serial, Wrap};
@@ -9,10 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
-/// The file of the data disk. A temporary one is removed on drop.
+/// The file of a disk. A temporary one is removed on drop.
 #[derive(Debug)]
 pub(crate) struct DataDisk {
     path: PathBuf,
+    /// The file that an overlay at `path` changes.
     base: Option<PathBuf>,
     kept: bool,
 }
@@ -40,17 +41,21 @@ impl DataDisk {
     /// Creates a disk with the content of a saved node's disk. A file must not exist.
     pub(crate) fn restore(data: &Data, saved: PathBuf, temporary: PathBuf) -> Result<Self, StepError> {
         match data {
-            Data::Temporary => {
-                let size = fs::metadata(&saved).map(|metadata| Bytes::new(metadata.len()));
-                let overlay = size.and_then(|size| qemu::overlay(&temporary, size));
-                overlay.map_err(StepError::of(format!("create {}, an overlay of a data disk", temporary.display())))?;
-                Ok(Self { path: temporary, base: Some(saved), kept: false })
-            }
+            Data::Temporary => Self::overlay(saved, Bytes::ZERO, temporary),
             Data::File(path) => {
-                Copy::of(&saved, path.clone(), Bytes::ZERO)?.keep();
+                let step = format!("copy {} to {}", saved.display(), path.display());
+                copy::sparse(&saved, path).map_err(StepError::of(step))?;
                 Ok(Self { path: path.clone(), base: None, kept: true })
             }
         }
+    }
+
+    /// Creates a temporary disk with the content of `base`, and `more` zeros behind it.
+    pub(crate) fn overlay(base: PathBuf, more: Bytes, path: PathBuf) -> Result<Self, StepError> {
+        let size = fs::metadata(&base).map(|metadata| more.saturating_add(Bytes::new(metadata.len())));
+        let created = size.and_then(|size| qemu::overlay(&path, size));
+        created.map_err(StepError::of(format!("create {}, an overlay of {}", path.display(), base.display())))?;
+        Ok(Self { path, base: Some(base), kept: false })
     }
 
     pub(crate) fn disk(&self, serial: Serial) -> Disk {

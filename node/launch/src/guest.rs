@@ -2,7 +2,6 @@
 
 use crate::check;
 use crate::configuration::Configuration;
-use crate::copy::Copy;
 use crate::data::DataDisk;
 use crate::error::{BootError, StepError};
 use crate::image_archive;
@@ -13,11 +12,13 @@ use qemu::{
     Accelerator, Access, Cache, Config, Disk, Firmware, Forward, Link, Mac, Network, Plug, Port, PortName, Program,
     Saved, Segment, Serial, Sink, Vm,
 };
+use std::fs::File;
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use units::Bytes;
+use tempfile::{NamedTempFile, TempPath};
 
 /// Serial number of the disk with the system.
 const SYSTEM: &str = "system";
@@ -62,8 +63,8 @@ impl Host {
 pub(crate) struct Machine {
     boot: qemu::Boot,
     disks: Vec<Disk>,
-    _copies: Vec<Copy>,
-    _data: Option<DataDisk>,
+    _variables: Option<TempPath>,
+    _data: DataDisk,
 }
 
 pub(crate) enum GuestNetwork<'a> {
@@ -79,7 +80,7 @@ impl Machine {
         let mut machine = match (&spec.options.boot, &spec.options.origin) {
             (Boot::Kernel, _) => direct(spec, host.accelerator)?,
             (Boot::Firmware(_), Origin::Savable(_) | Origin::Saved(_)) => {
-                let cause = "its boot disk is a copy for one run; boot the kernel directly";
+                let cause = "its boot disk is changed for one run; boot the kernel directly";
                 return Err(StepError::of("save or restore a node that boots through firmware")(cause).into());
             }
             (Boot::Firmware(disk), Origin::Boot) => with_firmware(spec, firmware()?, disk, host.accelerator)?,
@@ -190,10 +191,10 @@ fn direct(spec: &NodeSpec, accelerator: Accelerator) -> Result<Machine, BootErro
         command_line: [base.trim(), &arguments(accelerator, options)].join(" ").trim_end().to_owned(),
     };
     let disks = vec![read_only(SYSTEM, &options.image.system)?, data_disk(spec, &data)?];
-    Ok(Machine { boot, disks, _copies: Vec::new(), _data: Some(data) })
+    Ok(Machine { boot, disks, _variables: None, _data: data })
 }
 
-/// Temporary data are in the free space of a copy of the image: one disk, like most machines have.
+/// Temporary data are in the free space behind the image: one disk, like most machines have.
 fn with_firmware(
     spec: &NodeSpec,
     firmware: Firmware,
@@ -201,30 +202,35 @@ fn with_firmware(
     accelerator: Accelerator,
 ) -> Result<Machine, BootError> {
     let options = &spec.options;
-    let variables = Copy::of(&firmware.variables, spec.file(&options.state, "variables.fd"), Bytes::ZERO)?;
+    let variables = variables(&firmware.variables, &options.state);
+    let variables = variables.map_err(StepError::of(format!("copy {}", firmware.variables.display())))?;
     let boot = qemu::Boot::Firmware {
         code: firmware.code,
-        variables: variables.path().into(),
+        variables: variables.to_path_buf(),
         oem_strings: match &*arguments(accelerator, options) {
             "" => Vec::new(),
             more => vec![format!("{MORE_ARGUMENTS}={more}")],
         },
     };
-    Ok(match &options.data {
+    let (disks, data) = match &options.data {
         Data::Temporary => {
             let size = options.data_size.unwrap_or(Options::DATA_SIZE);
-            let copy = Copy::of(image, spec.file(&options.state, "disk.img"), size)?;
-            let mut disk = read_only(SYSTEM, copy.path())?;
-            disk.access = Access::ReadWrite;
-            disk.cache = Cache::Unsafe;
-            Machine { boot, disks: vec![disk], _copies: vec![variables, copy], _data: None }
+            let disk = DataDisk::overlay(image.into(), size, spec.file(&options.state, "disk.qcow2"))?;
+            (vec![disk.disk(serial(SYSTEM)?)], disk)
         }
         Data::File(_) => {
             let data = data_file(spec)?;
-            let disks = vec![read_only(SYSTEM, image)?, data_disk(spec, &data)?];
-            Machine { boot, disks, _copies: vec![variables], _data: Some(data) }
+            (vec![read_only(SYSTEM, image)?, data_disk(spec, &data)?], data)
         }
-    })
+    };
+    Ok(Machine { boot, disks, _variables: Some(variables), _data: data })
+}
+
+/// The guest writes to the firmware's variables.
+fn variables(original: &Path, directory: &Path) -> io::Result<TempPath> {
+    let mut copy = NamedTempFile::with_prefix_in("variables.", directory)?;
+    io::copy(&mut File::open(original)?, &mut copy)?;
+    Ok(copy.into_temp_path())
 }
 
 fn data_file(spec: &NodeSpec) -> Result<DataDisk, StepError> {
@@ -241,13 +247,17 @@ fn data_file(spec: &NodeSpec) -> Result<DataDisk, StepError> {
 }
 
 fn read_only(serial: &str, path: &Path) -> Result<Disk, StepError> {
-    let mut disk = Disk::new(serial.parse::<Serial>().map_err(StepError::of("configure QEMU"))?, path);
+    let mut disk = Disk::new(self::serial(serial)?, path);
     disk.access = Access::ReadOnly;
     Ok(disk)
 }
 
+fn serial(text: &str) -> Result<Serial, StepError> {
+    text.parse().map_err(StepError::of("configure QEMU"))
+}
+
 fn data_disk(spec: &NodeSpec, data: &DataDisk) -> Result<Disk, StepError> {
-    let mut disk = data.disk("data".parse::<Serial>().map_err(StepError::of("configure QEMU"))?);
+    let mut disk = data.disk(serial("data")?);
     // A saved node is not needed after a crash of the machine.
     if matches!(spec.options.origin, Origin::Savable(_)) {
         disk.cache = Cache::Unsafe;

@@ -58,8 +58,8 @@ pub struct Options {
 pub enum Boot {
     /// QEMU loads the kernel, which is fastest.
     Kernel,
-    /// UEFI firmware boots a read-only disk image, `//node/image:disk`. Temporary data are on a partition of a copy of it,
-    /// others on another disk. [`Image`] is not used.
+    /// UEFI firmware boots a read-only disk image, `//node/image:disk`. Temporary data are on a partition behind it, in an
+    /// overlay; others are on another disk. [`Image`] is not used.
     Firmware(PathBuf),
 }
 
