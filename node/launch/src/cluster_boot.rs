@@ -22,31 +22,14 @@ use tokio::task::spawn_blocking;
 /// A cluster that boots: first the control plane, then, when that is Ready, the workers. Dropping it kills the guests.
 pub struct ClusterBoot {
     control_plane: NodeBoot,
-    prepared: Vec<PreparedWorker>,
+    prepared: Vec<(NodeSpec, Machine)>,
     workers: Vec<(Arc<WorkerStart>, NodeBoot)>,
     segment: Option<Arc<Segment>>,
     host: Option<Host>,
 }
 
-struct PreparedWorker {
-    spec: NodeSpec,
-    machine: Machine,
-}
-
 /// Proof of [`ClusterBoot::until_ready`].
 pub struct Ready(Access);
-
-struct Common<'a> {
-    access: &'a Access,
-    segment: &'a Arc<Segment>,
-    host: &'a Host,
-}
-
-struct Prepared {
-    started: Started,
-    prepared: Vec<PreparedWorker>,
-    segment: Arc<Segment>,
-}
 
 impl ClusterBoot {
     /// Checks the machine, creates the disks of all nodes, and starts the control plane. Events have the name of their node.
@@ -59,11 +42,11 @@ impl ClusterBoot {
             return Ok(Self { control_plane, prepared: Vec::new(), workers: Vec::new(), segment: None, host: None });
         }
         let owned = options.clone();
-        let prepared = spawn_blocking(move || prepare(&owned)).await.map_err(StepError::of("start QEMU"))??;
-        let host = Some(prepared.started.host.clone());
-        let control_plane = NodeBoot::of(&spec, prepared.started, emit).map_err(failed())?;
-        let segment = Some(prepared.segment);
-        Ok(Self { control_plane, prepared: prepared.prepared, workers: Vec::new(), segment, host })
+        let prepared = spawn_blocking(move || prepare(&owned)).await;
+        let (started, prepared, segment) = prepared.map_err(StepError::of("start QEMU"))??;
+        let host = Some(started.host.clone());
+        let control_plane = NodeBoot::of(&spec, started, emit).map_err(failed())?;
+        Ok(Self { control_plane, prepared, workers: Vec::new(), segment: Some(segment), host })
     }
 
     /// Waits until all Nodes are Ready. Cancel-safe: the guests continue, except one that is being started.
@@ -81,10 +64,9 @@ impl ClusterBoot {
         let emit = |event: &Event| on_event(&name, event);
         let access = control_plane.until_ready(emit).await.map_err(ClusterError::of(&name))?;
         if let (Some(segment), Some(host)) = (segment, host) {
-            let common = Common { access: &access, segment, host };
             tokio::select! {
                 ended = stay(control_plane, on_event) => match ended? {},
-                started = start_workers(prepared, workers, common, on_event) => started?,
+                started = start_workers(prepared, workers, &access, segment, host, on_event) => started?,
             }
         }
         let workers = workers.iter_mut().map(|(_, worker)| boot(worker, on_event));
@@ -122,12 +104,14 @@ impl ClusterBoot {
 
 /// Creates the tokens of workers and starts them, one after the other.
 async fn start_workers(
-    prepared: &mut Vec<PreparedWorker>,
+    prepared: &mut Vec<(NodeSpec, Machine)>,
     workers: &mut Vec<(Arc<WorkerStart>, NodeBoot)>,
-    Common { access, segment, host }: Common<'_>,
+    access: &Access,
+    segment: &Arc<Segment>,
+    host: &Host,
     on_event: &impl Fn(&str, &Event),
 ) -> Result<(), ClusterError> {
-    for PreparedWorker { spec, machine } in prepared.drain(..) {
+    for (spec, machine) in prepared.drain(..) {
         let name = spec.name.clone();
         let configuration = join::invite(access, &spec).await.map_err(ClusterError::of(&name))?;
         let (host, segment) = (host.clone(), Arc::clone(segment));
@@ -173,26 +157,24 @@ where
     }
 }
 
-fn prepare(options: &ClusterOptions) -> Result<Prepared, ClusterError> {
+/// Starts the control plane, with the network and the disks of all nodes.
+fn prepare(options: &ClusterOptions) -> Result<(Started, Vec<(NodeSpec, Machine)>, Arc<Segment>), ClusterError> {
     let since = Timestamp::now();
-    let mut specs = NodeSpec::all(options);
-    let workers = specs.split_off(1);
     let spec = NodeSpec::control_plane(&options.control_plane);
     let failed = || ClusterError::of(&spec.name);
-    let all: Vec<NodeSpec> = specs.into_iter().chain(workers.iter().cloned()).collect();
-    let host = Host::find(&all, &spec.options.state).map_err(failed())?;
+    let host = Host::find(&NodeSpec::all(options), &spec.options.state).map_err(failed())?;
     let machine = Machine::prepare(&host, &spec).map_err(failed())?;
-    let prepared = workers.into_iter().map(|spec| {
+    let workers = NodeSpec::workers(options).map(|spec| {
         let machine = Machine::prepare(&host, &spec).map_err(ClusterError::of(&spec.name))?;
-        Ok(PreparedWorker { spec, machine })
+        Ok((spec, machine))
     });
-    let prepared = prepared.collect::<Result<Vec<_>, ClusterError>>()?;
+    let workers = workers.collect::<Result<Vec<_>, ClusterError>>()?;
     let api = guest::api_port(&spec).map_err(ClusterError::of(&spec.name))?;
     let segment = guest::segment(&host, &spec, api)?;
     let configuration = configuration::of_control_plane(&spec);
     let guest = machine.start(&host, &spec, &configuration, &GuestNetwork::Segment(&segment)).map_err(failed())?;
     let role = Role::of_control_plane(&spec, api);
-    Ok(Prepared { started: Started { host, guest, since, role }, prepared, segment })
+    Ok((Started { host, guest, since, role }, workers, segment))
 }
 
 #[cfg(test)]

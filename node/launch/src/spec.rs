@@ -23,8 +23,11 @@ impl NodeSpec {
 
     /// The nodes of a cluster, the control plane first.
     pub(crate) fn all(cluster: &ClusterOptions) -> Vec<Self> {
-        let workers = (1..cluster.nodes.get()).map(|index| Self::worker(cluster, index));
-        std::iter::once(Self::control_plane(&cluster.control_plane)).chain(workers).collect()
+        std::iter::once(Self::control_plane(&cluster.control_plane)).chain(Self::workers(cluster)).collect()
+    }
+
+    pub(crate) fn workers(cluster: &ClusterOptions) -> impl Iterator<Item = Self> {
+        (1..cluster.nodes.get()).map(|index| Self::worker(cluster, index))
     }
 
     fn worker(cluster: &ClusterOptions, index: u8) -> Self {

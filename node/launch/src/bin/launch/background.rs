@@ -97,22 +97,14 @@ pub(crate) fn detach() -> Result<(), LaunchError> {
     setsid().map(drop).map_err(|errno| LaunchError::prepare("start a session")(errno.into()))
 }
 
-/// A file that stays open. Its path leads to the open file, also after its name was removed.
-pub(crate) struct Pinned {
-    file: File,
-}
-
-impl Pinned {
-    pub(crate) fn open(path: &Path) -> Result<Self, LaunchError> {
-        let step =
-            format!("read {}; start the node with `bazel run //:launch`, which builds missing files", path.display());
-        File::open(path).map(|file| Self { file }).map_err(LaunchError::prepare(step))
-    }
-
-    /// For this process and processes of the same user, while this process runs (proc_pid_fd(5)).
-    pub(crate) fn path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", process::id(), self.file.as_raw_fd()).into()
-    }
+/// Opens a file, and changes its path to one that leads to the open file also after its name was removed: for this process and
+/// processes of the same user, while the file is open (proc_pid_fd(5)).
+pub(crate) fn pin(path: &mut PathBuf) -> Result<File, LaunchError> {
+    let step =
+        format!("read {}; start the node with `bazel run //:launch`, which builds missing files", path.display());
+    let file = File::open(&*path).map_err(LaunchError::prepare(step))?;
+    *path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd()).into();
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -125,13 +117,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kernel");
         fs::write(&path, "first").unwrap();
-        let pinned = Pinned::open(&path).unwrap();
+        let mut pinned = path.clone();
+        let _file = pin(&mut pinned).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "second").unwrap();
         // By another process, as QEMU does.
-        let read = Command::new("cat").arg(pinned.path()).output().unwrap();
+        let read = Command::new("cat").arg(&pinned).output().unwrap();
         assert_eq!(read.stdout, b"first");
-        let missing = Pinned::open(&directory.path().join("missing")).err().unwrap();
+        let missing = pin(&mut directory.path().join("missing")).unwrap_err();
         assert!(missing.to_string().contains("which builds missing files"), "{missing}");
     }
 }

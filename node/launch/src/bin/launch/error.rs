@@ -55,22 +55,7 @@ impl LaunchError {
     }
 
     pub(crate) fn status(&self) -> u8 {
-        match self {
-            Self::Interrupted => INTERRUPTED,
-            Self::Prepare { .. }
-            | Self::Config { .. }
-            | Self::Boot(_)
-            | Self::Demo(_)
-            | Self::Ended(_)
-            | Self::ShutDown(_)
-            | Self::Kubeconfig(_)
-            | Self::InUse { .. }
-            | Self::Unknown { .. }
-            | Self::NotStarted { .. }
-            | Self::NotInOrder { .. }
-            | Self::StillRuns { .. }
-            | Self::OutputClosed => FAILED,
-        }
+        if matches!(self, Self::Interrupted) { INTERRUPTED } else { FAILED }
     }
 
     /// Combines the reason for a shutdown with its error: prints the error and returns the reason, except for an interrupt.

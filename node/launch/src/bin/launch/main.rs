@@ -26,7 +26,6 @@ mod table;
 mod workspace;
 
 use crate::arguments::{Arguments, Command};
-use crate::background::Pinned;
 use crate::directions::{Directions, KeptDirections, Logs};
 use crate::error::LaunchError;
 use crate::interrupts::{Interrupt, Interrupts, Source};
@@ -39,7 +38,8 @@ use launch::{
     Boot, Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT, check_configuration,
 };
 use std::env;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -132,19 +132,14 @@ async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &
 }
 
 /// Opens the files of the image: the next build replaces them, and workers start later than the control plane.
-fn pin(options: &mut ClusterOptions) -> Result<Vec<Pinned>, LaunchError> {
+fn pin(options: &mut ClusterOptions) -> Result<Vec<File>, LaunchError> {
     let control_plane = &mut options.control_plane;
     let image = &mut control_plane.image;
     let paths = match &mut control_plane.boot {
         Boot::Kernel => vec![&mut image.kernel, &mut image.initramfs, &mut image.system, &mut image.command_line],
         Boot::Firmware(disk) => vec![disk],
     };
-    let open = |path: &mut PathBuf| {
-        let pinned = Pinned::open(path)?;
-        *path = pinned.path();
-        Ok(pinned)
-    };
-    paths.into_iter().map(open).collect()
+    paths.into_iter().map(background::pin).collect()
 }
 
 /// The text of a valid configuration.

@@ -107,8 +107,8 @@ impl Place {
                 .map_err(LaunchError::prepare(format!("create {}", self.directory.display())))?;
             match try_lock(&self.directory).map_err(LaunchError::prepare(&*step))? {
                 Attempt::Locked(lock) => return Ok(lock),
-                Attempt::Held if start.elapsed() < EXIT => sleep(PAUSE),
-                Attempt::Held => return Err(LaunchError::InUse { name: self.name.clone() }),
+                Attempt::InUse if start.elapsed() < EXIT => sleep(PAUSE),
+                Attempt::InUse => return Err(LaunchError::InUse { name: self.name.clone() }),
                 Attempt::Deleted => attempts += 1,
             }
         }
@@ -122,7 +122,7 @@ pub(crate) fn create_private(directory: &Path) -> io::Result<()> {
 
 enum Attempt {
     Locked(Lock),
-    Held,
+    InUse,
     /// The directory of this name is missing, or is a different one now.
     Deleted,
 }
@@ -136,7 +136,7 @@ fn try_lock(directory: &Path) -> io::Result<Attempt> {
     };
     match file.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(Attempt::Held),
+        Err(TryLockError::WouldBlock) => return Ok(Attempt::InUse),
         Err(TryLockError::Error(error)) => return Err(error),
     }
     let locked = file.metadata()?;
