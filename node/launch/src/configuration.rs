@@ -124,6 +124,18 @@ mod tests {
         NodeSpec::all(&ClusterOptions::new(options, "2".parse().unwrap()))
     }
 
+    fn ca() -> CaDigest {
+        format!("sha256:{}", "0a".repeat(32)).parse().unwrap()
+    }
+
+    fn token() -> Token {
+        "abcdef.0123456789abcdef".parse().unwrap()
+    }
+
+    fn worker(spec: &NodeSpec) -> String {
+        of_worker(spec, ca(), &token())
+    }
+
     #[test]
     fn the_configuration_of_the_control_plane_is_valid() {
         let directory = tempfile::tempdir().unwrap();
@@ -146,16 +158,14 @@ mod tests {
 
     #[test]
     fn the_configuration_of_a_worker_is_valid() {
-        let ca: CaDigest = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
-        let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
-        let config = Config::parse(&of_worker(&specs(Path::new("/tmp"))[1], ca, &token)).unwrap();
+        let config = Config::parse(&worker(&specs(Path::new("/tmp"))[1])).unwrap();
         assert_eq!(config.node.as_str(), "granary-1");
         let Addresses::Static(Static { interface, gateway }) = config.network.addresses else { panic!("{config:?}") };
         assert_eq!((interface, gateway), ("10.0.2.16/24".parse().unwrap(), Some(Ipv4Addr::new(10, 0, 2, 2))));
         assert_eq!(config.storage.overcommit, "1.5".parse().unwrap());
         let Role::Worker(worker) = config.role else { panic!("{:?}", config.role) };
         assert_eq!(worker.server, "10.0.2.15:6443".parse().unwrap());
-        assert_eq!((worker.ca, worker.token), (ca, Some(token)));
+        assert_eq!((worker.ca, worker.token), (ca(), Some(token())));
     }
 
     #[test]
@@ -163,8 +173,7 @@ mod tests {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
         let networks = json!({"podNetwork": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
         spec.options.configuration = Some(json!({"controlPlane": networks}).to_string());
-        let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
-        let text = of_worker(&spec, ca, &"abcdef.0123456789abcdef".parse().unwrap());
+        let text = worker(&spec);
         assert!(Config::parse(&text).is_ok(), "{text}");
         let worker: Value = serde_json::from_str(&text).unwrap();
         for name in ["podNetwork", "serviceNetwork"] {
@@ -178,8 +187,7 @@ mod tests {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
         let registries = json!([{"name": "registry.example", "verification": "DISABLED"}]);
         spec.options.configuration = Some(json!({"registries": registries, "podProcesses": 128}).to_string());
-        let ca = format!("sha256:{}", "0a".repeat(32)).parse().unwrap();
-        let config = Config::parse(&of_worker(&spec, ca, &"abcdef.0123456789abcdef".parse().unwrap())).unwrap();
+        let config = Config::parse(&worker(&spec)).unwrap();
         assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
         assert_eq!(config.programs.pod_processes.get(), 128);
     }

@@ -250,10 +250,12 @@ mod tests {
         objects::demo_claims(&["granary".to_owned()]).swap_remove(1)
     }
 
+    fn finding(size: u64, written: u64, errno: &str) -> workload::Demo {
+        workload::Demo { found: None, kept: String::new(), size, written, errno: errno.into(), used: written }
+    }
+
     fn holds(demo_claim: DemoClaim, size: u64, written: u64, errno: &str) -> bool {
-        let finding =
-            workload::Demo { found: None, kept: String::new(), size, written, errno: errno.into(), used: written };
-        judge(&demo_claim, &finding).is_ok()
+        judge(&demo_claim, &finding(size, written, errno)).is_ok()
     }
 
     #[test]
@@ -277,16 +279,8 @@ mod tests {
 
     #[test]
     fn the_error_of_a_wrong_limit_has_sizes() {
-        let finding = workload::Demo {
-            found: None,
-            kept: String::new(),
-            size: 32 << 20,
-            written: 48 << 20,
-            errno: "EFBIG".into(),
-            used: 0,
-        };
         assert_eq!(
-            judge(&disk(), &finding).unwrap_err().to_string(),
+            judge(&disk(), &finding(32 << 20, 48 << 20, "EFBIG")).unwrap_err().to_string(),
             "the limit of claim demo/disk does not hold: 32 MiB requested, 32 MiB available, 48 MiB written, then EFBIG"
         );
     }
