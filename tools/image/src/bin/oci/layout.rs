@@ -1,15 +1,18 @@
 //! OCI image layout (image specification 1.1) with layers, configuration, manifest and index.
 
-use crate::archive::Archive;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use tar::{Builder, EntryType, Header};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const ARCHITECTURE: &str = "amd64";
+const OS: &str = "linux";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,78 +56,12 @@ pub(crate) enum LayoutError {
     Path(String),
     #[error("cannot write the image layer")]
     Layer(#[source] io::Error),
-    #[error("cannot serialize the image")]
-    Json(#[from] serde_json::Error),
 }
 
 pub(crate) struct Layout {
     index: Vec<u8>,
     /// Blobs by digest, without `sha256:`.
     blobs: BTreeMap<String, Vec<u8>>,
-}
-
-#[derive(Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    media_type: &'static str,
-    digest: String,
-    size: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    platform: Option<Platform>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<&'static str, String>,
-}
-
-#[derive(Clone, Copy, Serialize)]
-struct Platform {
-    architecture: &'static str,
-    os: &'static str,
-}
-
-const PLATFORM: Platform = Platform { architecture: "amd64", os: "linux" };
-
-#[derive(Serialize)]
-struct Config<'a> {
-    #[serde(flatten)]
-    platform: Platform,
-    config: Process<'a>,
-    rootfs: RootFs,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Process<'a> {
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    entrypoint: &'a [String],
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    cmd: &'a [String],
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    env: &'a [String],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct RootFs {
-    r#type: &'static str,
-    diff_ids: Vec<String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Manifest {
-    schema_version: u8,
-    media_type: &'static str,
-    config: Descriptor,
-    layers: Vec<Descriptor>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Index {
-    schema_version: u8,
-    media_type: &'static str,
-    manifests: [Descriptor; 1],
 }
 
 pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, LayoutError> {
@@ -137,27 +74,36 @@ pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, 
     if let Some(program) = &image.program {
         layers.push(layout.add(LAYER, layer(&program.path, &contents.program)?));
     }
-    let config = Config {
-        platform: PLATFORM,
-        config: Process {
-            entrypoint: &image.entrypoint,
-            cmd: &image.arguments,
-            env: &image.environment,
-            user: image.user.as_deref(),
-        },
-        // The layers are not compressed, so their digests equal those of the content (`diff_id`).
-        rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest.clone()).collect() },
-    };
-    let config = layout.add(CONFIG, serde_json::to_vec(&config)?);
-    let manifest = Manifest { schema_version: 2, media_type: MANIFEST, config, layers };
-    let mut manifest = layout.add(MANIFEST, serde_json::to_vec(&manifest)?);
-    manifest.platform = Some(PLATFORM);
+    let mut process = json!({});
+    for (field, words) in [("Entrypoint", &image.entrypoint), ("Cmd", &image.arguments), ("Env", &image.environment)] {
+        if !words.is_empty() {
+            process[field] = json!(words);
+        }
+    }
+    if let Some(user) = &image.user {
+        process["User"] = json!(user);
+    }
+    // The layers are not compressed, so their digests equal those of the content (`diff_id`).
+    let diff_ids: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
+    let config = layout.add_json(
+        CONFIG,
+        &json!({
+            "architecture": ARCHITECTURE,
+            "os": OS,
+            "config": process,
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }),
+    );
+    let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers});
+    let mut manifest = layout.add_json(MANIFEST, &manifest);
+    manifest["platform"] = json!({"architecture": ARCHITECTURE, "os": OS});
     // containerd reads the full name from the first annotation, other programs read the tag from the second.
-    manifest.annotations = BTreeMap::from([
-        ("io.containerd.image.name", image.reference.clone()),
-        ("org.opencontainers.image.ref.name", tag),
-    ]);
-    layout.index = serde_json::to_vec(&Index { schema_version: 2, media_type: INDEX, manifests: [manifest] })?;
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": image.reference,
+        "org.opencontainers.image.ref.name": tag,
+    });
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]});
+    layout.index = index.to_string().into_bytes();
     Ok(layout)
 }
 
@@ -165,39 +111,55 @@ pub(crate) fn layout(image: &Description, contents: Contents) -> Result<Layout, 
 fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
     let plain = path.strip_prefix('/').filter(|rest| rest.split('/').all(|name| !matches!(name, "" | "." | "..")));
     let path = plain.ok_or_else(|| LayoutError::Path(path.to_owned()))?;
-    let mut archive = Archive::new(Vec::new());
+    let mut archive = Builder::new(Vec::new());
     let written = path
         .match_indices('/')
-        .try_for_each(|(end, _)| archive.directory(&path[..=end]))
-        .and_then(|()| archive.file(path, 0o755, program))
-        .and_then(|()| archive.finish());
+        .try_for_each(|(end, _)| append(&mut archive, EntryType::Directory, &path[..=end], 0o755, &[]))
+        .and_then(|()| append(&mut archive, EntryType::Regular, path, 0o755, program))
+        .and_then(|()| archive.into_inner());
     written.map_err(LayoutError::Layer)
 }
 
+/// Without time and owner, so that archives are reproducible.
+fn append(archive: &mut Builder<impl Write>, kind: EntryType, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(content.len() as u64);
+    archive.append_data(&mut header, path, content)
+}
+
 impl Layout {
-    fn add(&mut self, media_type: &'static str, content: Vec<u8>) -> Descriptor {
+    /// Adds a blob, and returns its descriptor.
+    fn add(&mut self, media_type: &str, content: Vec<u8>) -> Value {
         let hex = image::sha256(&content);
-        let digest = format!("sha256:{hex}");
-        let size = content.len();
+        let descriptor = json!({"mediaType": media_type, "digest": format!("sha256:{hex}"), "size": content.len()});
         self.blobs.insert(hex, content);
-        Descriptor { media_type, digest, size, platform: None, annotations: BTreeMap::new() }
+        descriptor
+    }
+
+    fn add_json(&mut self, media_type: &str, content: &Value) -> Value {
+        self.add(media_type, content.to_string().into_bytes())
     }
 
     pub(crate) fn write(&self, output: impl Write) -> io::Result<()> {
-        let mut archive = Archive::new(output);
-        archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        archive.file("index.json", 0o644, &self.index)?;
+        let mut archive = Builder::new(output);
+        let mut file = |path: &str, content: &[u8]| append(&mut archive, EntryType::Regular, path, 0o644, content);
+        file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        file("index.json", &self.index)?;
         for (digest, content) in &self.blobs {
-            archive.file(&format!("blobs/sha256/{digest}"), 0o644, content)?;
+            file(&format!("blobs/sha256/{digest}"), content)?;
         }
-        archive.finish()?.flush()
+        archive.into_inner()?.flush()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     fn pause() -> Description {
         Description {
@@ -287,7 +249,7 @@ mod tests {
     fn blobs_are_named_by_their_digests() {
         let mut layout = Layout { index: Vec::new(), blobs: BTreeMap::new() };
         let empty = layout.add(LAYER, Vec::new());
-        assert_eq!(empty.digest, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(empty["digest"], "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! The output is reproducible: no times, no owners, sorted entries.
 #![forbid(unsafe_code)]
 
-mod archive;
 mod layout;
 
 use crate::layout::{Contents, Description};
