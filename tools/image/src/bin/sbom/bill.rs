@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::sha256;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::licence::{Expression, identifier};
 use crate::package::{Ecosystem, Package, Texts};
-use crate::spdx::{self, Creation, DOCUMENT, Described, Document, Extracted, Kind, Relationship};
+use crate::spdx::{self, DOCUMENT, Kind, Relationship};
 
 #[derive(Debug)]
 pub(crate) struct Bill {
     image: Package,
     packages: BTreeMap<String, Package>,
-    programs: BTreeMap<String, Described>,
+    programs: BTreeMap<String, Value>,
     relationships: BTreeSet<Relationship>,
 }
 
@@ -58,9 +59,9 @@ impl Bill {
             self.relationships.insert(relationship(&id, Kind::StaticLink, &to));
         }
         self.relationships.insert(relationship(&self.image.id(), Kind::Contains, &id));
-        let described = Described::program(id.clone(), path, &sha256(program), &licence);
-        match self.programs.insert(id, described) {
-            Some(other) => Err(AmbiguousError(other.name, path.to_owned())),
+        let element = spdx::program(&id, path, &sha256(program), &licence);
+        match self.programs.insert(id, element) {
+            Some(other) => Err(AmbiguousError(other["name"].as_str().unwrap_or_default().to_owned(), path.to_owned())),
             None => Ok(()),
         }
     }
@@ -83,22 +84,21 @@ impl Bill {
     }
 
     /// Creates the document. It contains no time, and its namespace is a hash of its content, so it is reproducible.
-    pub(crate) fn document(self) -> Result<Document, serde_json::Error> {
+    pub(crate) fn document(self) -> Value {
         let debian = self.packages.values().filter(|package| package.ecosystem == Ecosystem::Debian);
-        let mut document = Document {
-            spdx_version: "SPDX-2.3",
-            data_license: "CC0-1.0",
-            spdx_id: spdx::DOCUMENT,
-            name: format!("{}-{}", self.image.name, self.image.version),
-            document_namespace: String::new(),
-            creation_info: Creation { created: "1970-01-01T00:00:00Z", creators: ["Tool: granary-sbom"] },
-            has_extracted_licensing_infos: debian.map(Extracted::elsewhere).collect(),
-            packages: self.packages.values().map(Described::package).chain(self.programs.into_values()).collect(),
-            relationships: self.relationships.into_iter().collect(),
-        };
-        document.document_namespace =
-            format!("https://granary.invalid/sbom/{}", sha256(&serde_json::to_vec(&document)?));
-        Ok(document)
+        let mut document = json!({
+            "spdxVersion": "SPDX-2.3",
+            "dataLicense": "CC0-1.0",
+            "SPDXID": DOCUMENT,
+            "name": format!("{}-{}", self.image.name, self.image.version),
+            "creationInfo": {"created": "1970-01-01T00:00:00Z", "creators": ["Tool: granary-sbom"]},
+            "hasExtractedLicensingInfos": debian.map(spdx::extracted).collect::<Vec<_>>(),
+            "packages": self.packages.values().map(spdx::package).chain(self.programs.into_values()).collect::<Vec<_>>(),
+            "relationships": self.relationships,
+        });
+        let digest = sha256(document.to_string().as_bytes());
+        document["documentNamespace"] = json!(format!("https://granary.invalid/sbom/{digest}"));
+        document
     }
 }
 
@@ -111,9 +111,7 @@ mod tests {
     use super::*;
 
     fn package(name: &str, licence: &str) -> Package {
-        let licence = licence.parse().unwrap();
-        let texts = Texts::default();
-        Package { ecosystem: Ecosystem::Go, name: name.into(), version: "v1".into(), licence, sha256: None, texts }
+        Package::new(Ecosystem::Go, name, "v1", licence.parse().unwrap(), Texts::default())
     }
 
     #[test]
@@ -121,11 +119,12 @@ mod tests {
         let mut bill = Bill::new(package("image", "Apache-2.0"));
         let own = "Apache-2.0".parse().unwrap();
         bill.program("/init", b"ELF", Some(&own), vec![package("a", "MIT"), package("b", "ISC OR MIT")]).unwrap();
-        let document = bill.document().unwrap();
-        let program = document.packages.iter().find(|package| package.name == "/init").unwrap();
-        assert_eq!(program.license_declared, "Apache-2.0 AND (ISC OR MIT) AND MIT");
-        let linked = relationship("SPDXRef-Program-init", Kind::StaticLink, "SPDXRef-Go-a-v1");
-        assert!(document.relationships.contains(&linked), "{:?}", document.relationships);
+        let document = bill.document();
+        let elements = document["packages"].as_array().unwrap();
+        let program = elements.iter().find(|element| element["name"] == "/init").unwrap();
+        assert_eq!(program["licenseDeclared"], "Apache-2.0 AND (ISC OR MIT) AND MIT");
+        let linked = json!(relationship("SPDXRef-Program-init", Kind::StaticLink, "SPDXRef-Go-a-v1"));
+        assert!(document["relationships"].as_array().unwrap().contains(&linked), "{document}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let bill = materials.bill(&described)?;
 
     write(&out.join("licenses/index.json"), &json(&bill.index())?)?;
-    write(&out.join("sbom/granary.spdx.json"), &json(&bill.document()?)?)?;
+    write(&out.join("sbom/granary.spdx.json"), &json(&bill.document())?)?;
     for (name, text) in materials.texts() {
         write(&out.join(format!("licenses/{name}.txt")), text)?;
     }

@@ -82,11 +82,7 @@ impl Materials {
 
     pub(crate) fn bill(&mut self, described: &Description) -> Result<Bill, MaterialsError> {
         let own: Expression = OWN.parse()?;
-        let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };
-        let (name, version) = (described.name.clone(), described.version.clone());
-        let licence = own.clone();
-        let mut bill =
-            Bill::new(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts });
+        let mut bill = Bill::new(self.under_apache(&described.name, &described.version, own.clone()));
         for path in &described.debian.installed {
             for package in files::lock(path)? {
                 bill.install(self.of_debian(package)?)?;
@@ -119,21 +115,24 @@ impl Materials {
     fn of_rust(&self, program: &Program) -> Result<Option<Package>, MaterialsError> {
         let version = program.with.iter().find_map(|name| name.strip_prefix("rustc version ")?.split(' ').next());
         let Some(version) = version else { return Ok(None) };
+        Ok(Some(self.under_apache("rust-std", version, RUST.parse()?)))
+    }
+
+    /// A package with the text of Apache-2.0.
+    fn under_apache(&self, name: &str, version: &str, licence: Expression) -> Package {
         let texts = package::Texts { texts: [self.apache.clone()].into(), remark: None };
-        let (name, version) = ("rust-std".to_owned(), version.to_owned());
-        let licence = RUST.parse()?;
-        Ok(Some(Package { ecosystem: Ecosystem::Generic, name, version, licence, sha256: None, texts }))
+        Package::new(Ecosystem::Generic, name, version, licence, texts)
     }
 
     /// The modules of a Go program, and the standard library.
     fn of_go(&mut self, info: &Info) -> Result<Vec<Package>, MaterialsError> {
         let modules: BTreeSet<&str> = info.modules.iter().map(|module| &*module.module).collect();
         let mut found = Vec::new();
-        let version = info.toolchain.trim_start_matches("go").to_owned();
+        let version = info.toolchain.trim_start_matches("go");
         found.push(of_module(&mut self.texts, "stdlib", version, self.toolchain.top())?);
         for module in &info.modules {
             let texts = self.vendor.of(&module.module, &modules);
-            found.push(of_module(&mut self.texts, &module.module, module.version.clone(), texts)?);
+            found.push(of_module(&mut self.texts, &module.module, &module.version, texts)?);
         }
         Ok(found)
     }
@@ -145,7 +144,7 @@ impl Materials {
         let texts = texts.into_iter().map(|text| self.texts.add(text)).collect();
         let texts = package::Texts { texts, remark: None };
         let licence = Expression::reference(&format!("debian-{name}"));
-        Ok(Package { ecosystem: Ecosystem::Debian, name, version, licence, sha256: Some(sha256), texts })
+        Ok(Package { sha256: Some(sha256), ..Package::new(Ecosystem::Debian, &name, &version, licence, texts) })
     }
 }
 
@@ -164,20 +163,13 @@ fn of_crate(texts: &mut Texts, apache: &str, found: &Crate) -> Result<Package, M
     } else if own.texts.is_empty() {
         own.remark = Some("the package contains no licence text");
     }
-    Ok(Package {
-        ecosystem: Ecosystem::Cargo,
-        name: manifest.name,
-        version: manifest.version,
-        licence: manifest.licence,
-        sha256: None,
-        texts: own,
-    })
+    Ok(Package::new(Ecosystem::Cargo, &manifest.name, &manifest.version, manifest.licence, own))
 }
 
 fn of_module<'a>(
     texts: &mut Texts,
     name: &str,
-    version: String,
+    version: &str,
     files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> Result<Package, MaterialsError> {
     let mut own = package::Texts::default();
@@ -189,5 +181,5 @@ fn of_module<'a>(
         }
     }
     let licence = Expression::all(licences).ok_or_else(|| MaterialsError::Module { module: name.to_owned() })?;
-    Ok(Package { ecosystem: Ecosystem::Go, name: name.to_owned(), version, licence, sha256: None, texts: own })
+    Ok(Package::new(Ecosystem::Go, name, version, licence, own))
 }

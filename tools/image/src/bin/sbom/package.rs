@@ -35,6 +35,10 @@ pub(crate) struct Texts {
 }
 
 impl Package {
+    pub(crate) fn new(ecosystem: Ecosystem, name: &str, version: &str, licence: Expression, texts: Texts) -> Self {
+        Self { ecosystem, name: name.to_owned(), version: version.to_owned(), licence, sha256: None, texts }
+    }
+
     pub(crate) fn id(&self) -> String {
         let kind = match self.ecosystem {
             Ecosystem::Cargo => "Cargo",
@@ -76,15 +80,7 @@ mod tests {
     use super::*;
 
     fn package(ecosystem: Ecosystem, name: &str, version: &str) -> Package {
-        let licence = "MIT".parse().unwrap();
-        Package {
-            ecosystem,
-            name: name.into(),
-            version: version.into(),
-            licence,
-            sha256: None,
-            texts: Texts::default(),
-        }
+        Package::new(ecosystem, name, version, "MIT".parse().unwrap(), Texts::default())
     }
 
     #[test]
