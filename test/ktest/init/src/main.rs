@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod host;
-mod loopback;
 mod output;
 mod program;
 mod relay;
@@ -68,7 +67,7 @@ fn open() -> Result<Arc<Host>, StepError> {
 
 /// Everything that does not depend on the payload, then what the host wants. The guest may be saved between the two.
 fn work(host: &Arc<Host>) -> Result<(), StepError> {
-    loopback::bring_up().map_err(StepError::of("bring up the loopback device"))?;
+    system::bring_up_loopback()?;
     load(BASE_MODULES)?;
     let relay = relay::start(Arc::clone(host));
     relay.map_err(StepError::of(format!("listen at {SOCKET} for requests of tests")))?;

@@ -31,14 +31,9 @@ pub(crate) fn forward(mut stream: impl Read, mut report: impl FnMut(String)) {
 
 /// Bytes without the character that is cut at the end.
 fn whole(bytes: &[u8]) -> usize {
-    let start = bytes.len().saturating_sub(3);
-    (start..bytes.len())
-        .find(|at| match str::from_utf8(&bytes[*at..]) {
-            Ok(_) => false,
-            // Cut at its end, and nothing before that in this tail.
-            Err(error) => error.valid_up_to() == 0 && error.error_len().is_none(),
-        })
-        .unwrap_or(bytes.len())
+    let rest = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let is_cut = str::from_utf8(rest).is_err_and(|error| error.error_len().is_none());
+    bytes.len() - if is_cut { rest.len() } else { 0 }
 }
 
 #[cfg(test)]

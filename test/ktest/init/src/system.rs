@@ -32,6 +32,12 @@ pub(crate) fn mount_all() -> Result<(), StepError> {
     Ok(())
 }
 
+/// The kernel then gives it 127.0.0.1/8, and ::1 if it has IPv6. Documentation/ABI/testing/sysfs-class-net.
+pub(crate) fn bring_up_loopback() -> Result<(), StepError> {
+    // IFF_UP and IFF_LOOPBACK, netdevice(7).
+    fs::write("/sys/class/net/lo/flags", "0x9").map_err(StepError::of("bring up the loopback device"))
+}
+
 /// A restored guest has the time at which it was saved.
 pub(crate) fn set_clock(time: Duration) -> Result<(), StepError> {
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(StepError::of("set the clock"))

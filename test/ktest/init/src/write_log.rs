@@ -111,21 +111,11 @@ pub fn parse(log: &mut (impl Read + Seek)) -> Result<Vec<Entry>, LogError> {
     Ok(entries)
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 enum EntryError {
-    Fault(Fault),
-    Read(io::Error),
-}
-
-impl From<Fault> for EntryError {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
-}
-
-impl From<io::Error> for EntryError {
-    fn from(error: io::Error) -> Self {
-        Self::Read(error)
-    }
+    Fault(#[from] Fault),
+    Read(#[from] io::Error),
 }
 
 struct Reader<'a, R> {
