@@ -6,8 +6,9 @@ use std::num::NonZeroU8;
 use std::path::{Path, PathBuf};
 
 use ktest_init::StepError;
-use serde::Deserialize;
-use units::{Bytes, ParseError};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use units::Bytes;
 
 use crate::scratch::Scratch;
 
@@ -22,7 +23,8 @@ pub(crate) struct Config {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
     pub(crate) payload: PathBuf,
-    pub(crate) memory: Memory,
+    #[serde(deserialize_with = "size")]
+    pub(crate) memory: Bytes,
     pub(crate) cpus: NonZeroU8,
     pub(crate) disks: Vec<Scratch>,
     pub(crate) tools: Vec<String>,
@@ -34,18 +36,6 @@ pub(crate) enum Runs {
     Test,
     /// Any program: its output and its status are passed on.
     Program,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct Memory(pub(crate) Bytes);
-
-impl TryFrom<String> for Memory {
-    type Error = ParseError;
-
-    fn try_from(text: String) -> Result<Self, ParseError> {
-        text.parse().map(Self)
-    }
 }
 
 impl Config {
@@ -81,6 +71,11 @@ fn locate(program: &Path, file: &Path) -> Result<PathBuf, StepError> {
     found.ok_or_else(missing).map_err(StepError::of(format!("find the run file {}", file.display())))
 }
 
+/// As people write it: `512M`.
+fn size<'a, D: Deserializer<'a>>(text: D) -> Result<Bytes, D::Error> {
+    String::deserialize(text)?.parse().map_err(D::Error::custom)
+}
+
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -97,7 +92,7 @@ mod tests {
     #[test]
     fn what_the_rule_writes_is_read() {
         let config: Config = serde_json::from_str(TEXT).unwrap();
-        assert_eq!(config.memory, Memory(Bytes::new(512 << 20)));
+        assert_eq!(config.memory, Bytes::new(512 << 20));
         assert_eq!(config.disks, ["1G".parse().unwrap()]);
     }
 

@@ -1,26 +1,19 @@
 //! Requests of tests about their scratch disks, by QMP.
 
+use std::error::Error;
+
 use ktest_init::BlockStats;
-use qemu::{Disk, QmpError, Vm};
+use qemu::{Disk, Vm};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
-    #[error("there is no scratch disk {0}")]
-    NoDisk(String),
-    #[error("the disk {0} is cut off")]
-    CutOff(String),
-    #[error("{0}")]
-    Qmp(#[from] QmpError),
-    #[error("invalid list of disks of QEMU: {0}")]
-    List(#[from] serde_json::Error),
-}
+/// The guest gets its text.
+type AskError = Box<dyn Error>;
 
 pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats, AskError> {
     let disk = find(disks, serial)?;
     let all = vm.block_stats()?;
-    let found = all.get(&disk.serial).ok_or_else(|| AskError::CutOff(serial.to_owned()))?;
+    let found = all.get(&disk.serial).ok_or_else(|| format!("the disk {serial} is cut off"))?;
     Ok(BlockStats {
         reads: found.reads,
         writes: found.writes,
@@ -48,7 +41,11 @@ pub(crate) fn restore(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskEr
 }
 
 fn find<'a>(disks: &'a [Disk], serial: &str) -> Result<&'a Disk, AskError> {
-    disks.iter().find(|disk| disk.serial.as_str() == serial).ok_or_else(|| AskError::NoDisk(serial.to_owned()))
+    disks.iter().find(|disk| disk.serial.as_str() == serial).ok_or_else(|| no_disk(serial).into())
+}
+
+fn no_disk(serial: &str) -> String {
+    format!("there is no scratch disk {serial}")
 }
 
 /// The disk's node, as `qemu` names it.
@@ -70,8 +67,9 @@ fn failing(name: &str, disk: &str) -> Value {
 }
 
 fn attach(vm: &Vm, serial: &str, old: &str, new: &str) -> Result<(), AskError> {
-    let found = device(vm.execute("query-blockstats", json!({}))?, old)?;
-    let device = found.ok_or_else(|| AskError::NoDisk(serial.to_owned()))?;
+    let found = device(vm.execute("query-blockstats", json!({}))?, old)
+        .map_err(|error| format!("invalid list of disks of QEMU: {error}"))?;
+    let device = found.ok_or_else(|| no_disk(serial))?;
     vm.execute("qom-set", json!({"path": device, "property": "drive", "value": new}))?;
     Ok(())
 }

@@ -118,7 +118,7 @@ impl Guest {
     }
 
     fn answer(&self, request: &Request) -> Answer {
-        let done = |result: Result<(), disks::AskError>| result.map(|()| Answer::Done);
+        let done = |result: Result<(), _>| result.map(|()| Answer::Done);
         let answer = match request {
             Request::Stats(serial) => disks::stats(&self.vm, &self.disks, serial).map(Answer::Stats),
             Request::Cut(serial) => done(disks::cut(&self.vm, &self.disks, serial)),

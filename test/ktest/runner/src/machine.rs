@@ -138,7 +138,7 @@ impl<'a> Machine<'a> {
         key.add_file(&self.config.kernel)?;
         key.add_file(&self.config.initramfs)?;
         let Config { memory, cpus, .. } = self.config;
-        key.add(&format!("{} {COMMAND_LINE} {} {cpus} {SPARE_PORTS}", self.accelerator, memory.0));
+        key.add(&format!("{} {COMMAND_LINE} {} {cpus} {SPARE_PORTS}", self.accelerator, memory));
         Ok(key)
     }
 
@@ -166,7 +166,7 @@ impl<'a> Machine<'a> {
             initrd: Some(initramfs.to_owned()),
             command_line: COMMAND_LINE.into(),
         });
-        machine.memory = self.config.memory.0;
+        machine.memory = self.config.memory;
         machine.cpus = self.config.cpus;
         machine.console = Sink::File(console);
         machine.ports = vec![Port { name, sink: Sink::Stream }];

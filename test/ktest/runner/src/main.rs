@@ -16,7 +16,6 @@ mod suite;
 mod verdict;
 
 use std::env;
-use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -38,12 +37,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprintln!("caused by: {error}");
-                cause = error.source();
-            }
+            eprintln!("error: {}", causes::lines(&error));
             ExitCode::from(NOT_RUN)
         }
     }

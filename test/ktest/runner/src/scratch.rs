@@ -25,14 +25,7 @@ pub(crate) struct Scratch {
 enum Fault {
     None,
     Log,
-    Errors(Vec<Failing>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Failing {
-    operation: Operation,
-    sector: Option<u64>,
-    times: Times,
+    Errors(Vec<IoError>),
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,11 +65,11 @@ impl FromStr for Scratch {
     }
 }
 
-fn failing(text: &str) -> Result<Failing, ScratchError> {
+fn failing(text: &str) -> Result<IoError, ScratchError> {
     parse_failing(text).ok_or_else(|| ScratchError::Fault(text.to_owned()))
 }
 
-fn parse_failing(text: &str) -> Option<Failing> {
+fn parse_failing(text: &str) -> Option<IoError> {
     let rest = text.strip_prefix("fail=")?;
     let (rest, times) = match rest.strip_suffix(":once") {
         Some(rest) => (rest, Times::Once),
@@ -93,7 +86,7 @@ fn parse_failing(text: &str) -> Option<Failing> {
         "discard" => Operation::Discard,
         _ => return None,
     };
-    Some(Failing { operation, sector, times })
+    Some(IoError { operation, errno: Errno::EIO, sector, times })
 }
 
 impl Scratch {
@@ -104,15 +97,9 @@ impl Scratch {
         disk.wrap = match &self.fault {
             Fault::None => Wrap::None,
             Fault::Log => Wrap::WriteLog(logs.join(format!("{serial}.log"))),
-            Fault::Errors(errors) => Wrap::Errors(errors.iter().map(Failing::error).collect()),
+            Fault::Errors(errors) => Wrap::Errors(errors.clone()),
         };
         Ok(disk)
-    }
-}
-
-impl Failing {
-    fn error(&self) -> IoError {
-        IoError { operation: self.operation, errno: Errno::EIO, sector: self.sector, times: self.times }
     }
 }
 
@@ -131,8 +118,9 @@ mod tests {
 
     #[test]
     fn faults_are_read() {
-        let write = Failing { operation: Operation::Write, sector: Some(2048), times: Times::Always };
-        let flush = Failing { operation: Operation::Flush, sector: None, times: Times::Once };
+        let errno = Errno::EIO;
+        let write = IoError { operation: Operation::Write, errno, sector: Some(2048), times: Times::Always };
+        let flush = IoError { operation: Operation::Flush, errno, sector: None, times: Times::Once };
         let fault = Fault::Errors(vec![write, flush]);
         assert_eq!(parsed("1G,fail=write@2048,fail=flush:once"), Ok(Scratch { size: Bytes::GIB, fault }));
         assert_eq!(parsed("1G,log"), Ok(Scratch { size: Bytes::GIB, fault: Fault::Log }));
