@@ -22,9 +22,10 @@ pub mod model;
 mod node;
 pub mod omission;
 pub mod operation;
-pub mod random;
 mod reconcile;
 mod sequences;
 pub mod violation;
+
+pub use ktest_support::random;
 
 pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, Plan, SEEDS};

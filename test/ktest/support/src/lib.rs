@@ -11,6 +11,7 @@ mod machine;
 mod mounted;
 mod namespace;
 pub mod process;
+pub mod random;
 pub mod replay;
 mod tool;
 

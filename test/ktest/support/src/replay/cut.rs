@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use ktest_init::write_log::{Completion, Content, Entry, Write};
 
+use crate::random::Random;
+
 pub(crate) const END_MARK: &str = "dm-log-writes-end";
 
 /// The unit that a disk writes whole, in bytes.
@@ -136,9 +138,9 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
 /// `count` cuts at random positions where something can be lost, in the order of their positions.
 pub(crate) fn lossy(log: &Arc<[Entry]>, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
     let places: Vec<Cut> = every(log).into_iter().filter(|cut| cut.can_lose(tearing)).collect();
-    let mut random = Random(seed);
+    let mut random = Random::from_seed(seed);
     let count = if places.is_empty() { 0 } else { count };
-    let mut chosen: Vec<_> = (0..count).map(|_| (random.below(places.len()), random.next())).collect();
+    let mut chosen: Vec<_> = (0..count).map(|_| (random.below(places.len()), random.number())).collect();
     chosen.sort_unstable();
     chosen.into_iter().map(|(place, seed)| places[place].lose(seed, tearing)).collect()
 }
@@ -161,7 +163,7 @@ impl Cut {
     /// Keeps a part of the writes that were not durable, in order: a disk that reorders them has, at a power cut, later
     /// ones without earlier ones, which is a loss of the earlier.
     fn lose(&self, seed: u64, tearing: Tearing) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::from_seed(seed);
         // So many of eight are kept, from none to all.
         let odds = random.below(9);
         let mut kept = Vec::new();
@@ -171,14 +173,14 @@ impl Cut {
                 Entry::Write(write)
                     if tearing == Tearing::Sectors && write.content == Content::Data && random.below(4) == 0 =>
                 {
-                    kept.push(KeptWrite { entry: candidate.entry, part: random.part(write) });
+                    kept.push(KeptWrite { entry: candidate.entry, part: part(&mut random, write) });
                 }
                 _ if random.below(8) < odds => kept.push(candidate.clone()),
                 _ => {}
             }
         }
         if let Some(write) = self.in_flight(tearing) {
-            kept.push(KeptWrite { entry: self.position, part: random.part(write) });
+            kept.push(KeptWrite { entry: self.position, part: part(&mut random, write) });
         }
         Self { kept, seed: Some(seed), ..self.clone() }
     }
@@ -203,24 +205,9 @@ fn is_volatile(entry: &Entry) -> bool {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the same cuts from the same seed, on any machine.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    fn part(&mut self, write: &Write) -> Part {
-        Part::Sectors((0..write.extent.length / SECTOR).map(|_| self.below(2) == 0).collect())
-    }
+/// Each sector is kept or lost on its own.
+fn part(random: &mut Random, write: &Write) -> Part {
+    Part::Sectors((0..write.extent.length / SECTOR).map(|_| random.below(2) == 0).collect())
 }
 
 #[cfg(test)]
