@@ -226,12 +226,7 @@ fn check(disk: &Restored<'_>, history: &History) -> Result<(), Violation> {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { experiment, history, operations, cut, violation } = self;
-        writeln!(f, "{violation}")?;
-        let mut cause = std::error::Error::source(violation);
-        while let Some(error) = cause {
-            writeln!(f, "caused by: {error}")?;
-            cause = error.source();
-        }
+        writeln!(f, "{}", causes::lines(violation))?;
         match cut {
             Some(cut) => writeln!(f, "after a {cut}")?,
             None => writeln!(f, "while the power was on")?,

@@ -71,28 +71,6 @@ impl Violation {
     /// Whether a call failed, rather than that the disk has something else than it should: what happens when XFS has
     /// found that it is broken itself.
     pub const fn is_of_xfs(&self) -> bool {
-        match self {
-            Self::Mount(_) | Self::Look { .. } | Self::Quota(_) | Self::Call { .. } | Self::Publish { .. } => true,
-            Self::NoRecord { .. }
-            | Self::Twice { .. }
-            | Self::Stranger { .. }
-            | Self::Record { .. }
-            | Self::SameProject { .. }
-            | Self::Stray { .. }
-            | Self::Where { .. }
-            | Self::Project { .. }
-            | Self::Size { .. }
-            | Self::Limits { .. }
-            | Self::NotThick { .. }
-            | Self::Shared { .. }
-            | Self::Ledger { .. }
-            | Self::Lost { .. }
-            | Self::Foreign { .. }
-            | Self::Attached { .. }
-            | Self::Leftover { .. }
-            | Self::Strays(_)
-            | Self::NotEmpty { .. }
-            | Self::NoFixpoint { .. } => false,
-        }
+        matches!(self, Self::Mount(_) | Self::Look { .. } | Self::Quota(_) | Self::Call { .. } | Self::Publish { .. })
     }
 }
