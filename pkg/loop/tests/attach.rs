@@ -7,15 +7,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use image::{Image, MIB, Page, alone, attached, bytes, node, open, open_direct, sysfs, temporary};
-use ktest_support::{Disk, Tmpfs, XfsDisk, run, unmount};
+use image::{Image, MIB, Page, alone, attached, bytes, formatted, node, open, open_direct, sysfs, temporary};
+use ktest_support::{Disk, Tmpfs, XfsDisk, run};
 use loopdev::{
     AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
     Status,
 };
 use nix::errno::Errno;
 use nix::libc::O_PATH;
-use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
 
@@ -288,12 +287,8 @@ fn a_file_of_an_xfs_is_known_by_its_inode() {
 
 #[test]
 fn a_file_of_a_btrfs_is_known_by_its_inode() {
-    let (disk, target) = (Disk::take(), Path::new("/run/btrfs"));
-    run(Command::new("mkfs.btrfs").args(["-q", "-f"]).arg(disk.path()));
-    fs::create_dir(target).unwrap();
-    mount(Some(disk.path()), target, Some("btrfs"), MsFlags::empty(), None::<&str>).unwrap();
-    known_by_inode(target);
-    unmount(target).unwrap();
+    let disk = Disk::take();
+    known_by_inode(formatted(disk.path(), "btrfs", &["mkfs.btrfs", "-q", "-f"]).path());
 }
 
 #[test]

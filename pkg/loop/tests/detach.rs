@@ -8,60 +8,14 @@ mod sys;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use image::{Image, MIB, alone, attached, bytes, detached, open, sysfs, temporary};
-use ktest_support::{Tmpfs, run, unmount};
+use image::{Image, MIB, alone, attached, bytes, detached, ext4, formatted, open, sysfs, temporary};
+use ktest_support::{Mount, Tmpfs, run};
 use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, Status, StatusError};
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::statvfs;
-
-/// A device with a file system that is mounted on a directory of its own.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(device: &Device, kind: &str, make: &[&str]) -> Self {
-        run(Command::new(make[0]).args(&make[1..]).arg(device.path()));
-        let target = Path::new("/run").join(device.number().to_string());
-        fs::create_dir_all(&target).unwrap();
-        mount(Some(&device.path()), &target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
-        Self(target)
-    }
-
-    fn ext4(device: &Device) -> Self {
-        Self::new(device, "ext4", &["mke2fs", "-q", "-t", "ext4"])
-    }
-
-    fn xfs(device: &Device) -> Self {
-        Self::new(device, "xfs", &["mkfs.xfs", "-q", "-K"])
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        unmount(&self.0).unwrap();
-    }
-}
-
-/// A tmpfs of 1 MiB.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount() -> Self {
-        let target = PathBuf::from("/run/small");
-        fs::create_dir(&target).unwrap();
-        mount(Some("small"), &target, Some("tmpfs"), MsFlags::empty(), Some("size=1m")).unwrap();
-        Self(target)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        unmount(&self.0).unwrap();
-    }
-}
 
 #[test]
 fn a_number_can_be_used_again_right_after_a_detach() {
@@ -94,8 +48,8 @@ fn what_was_written_to_a_device_is_in_its_file_after_a_detach() {
 #[test]
 fn a_failed_write_is_reported_once_then_the_device_detaches() {
     let _alone = alone();
-    let small = Small::mount();
-    let image = Image::within(&small.0, 8 * MIB);
+    let small = Mount::new("tmpfs", Path::new("tmpfs"), "size=1m");
+    let image = Image::within(small.path(), 8 * MIB);
     let device = image.attach(&Config::default());
     open(&device).write_all_at(&[1; 4 << 20], 0).unwrap();
     let failed = device.detach(&image.file);
@@ -190,9 +144,9 @@ fn a_mounted_device_is_detached_when_it_is_unmounted() {
     let _alone = alone();
     let image = Image::new(16 * MIB);
     let device = image.attach(&Config::default());
-    let mounted = Mounted::ext4(&device);
+    let mounted = ext4(&device.path());
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Deferred);
-    fs::write(mounted.0.join("file"), "still mounted").unwrap();
+    fs::write(mounted.path().join("file"), "still mounted").unwrap();
     drop(mounted);
     detached(image.backing());
 }
@@ -306,14 +260,14 @@ fn a_mounted_ext4_of_small_blocks_survives_a_new_size() {
     // The kernel once changed the block size below the file system.
     let image = Image::new(16 * MIB);
     let device = image.attach(&temporary());
-    let mounted = Mounted::new(&device, "ext4", &["mke2fs", "-q", "-t", "ext4", "-b", "1024"]);
-    fs::write(mounted.0.join("before"), "a").unwrap();
+    let mounted = formatted(&device.path(), "ext4", &["mke2fs", "-q", "-t", "ext4", "-b", "1024"]);
+    fs::write(mounted.path().join("before"), "a").unwrap();
     assert_eq!(device.refresh_size().unwrap(), bytes(16 * MIB));
     image.file.set_len(32 * MIB).unwrap();
     assert_eq!(device.refresh_size().unwrap(), bytes(32 * MIB));
-    fs::write(mounted.0.join("after"), "b").unwrap();
-    assert_eq!(fs::read_dir(&mounted.0).unwrap().count(), 3, "with lost+found");
-    assert_eq!(fs::read(mounted.0.join("before")).unwrap(), b"a");
+    fs::write(mounted.path().join("after"), "b").unwrap();
+    assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 3, "with lost+found");
+    assert_eq!(fs::read(mounted.path().join("before")).unwrap(), b"a");
 }
 
 #[test]
@@ -323,18 +277,18 @@ fn a_mounted_xfs_grows_into_the_new_size() {
     const AFTER: u64 = 512 * MIB;
     let image = Image::new(BEFORE);
     let device = image.attach(&temporary());
-    let mounted = Mounted::xfs(&device);
-    fs::write(mounted.0.join("file"), "kept").unwrap();
-    let size = || statvfs(&mounted.0).unwrap();
+    let mounted = formatted(&device.path(), "xfs", &["mkfs.xfs", "-q", "-K"]);
+    fs::write(mounted.path().join("file"), "kept").unwrap();
+    let size = || statvfs(mounted.path()).unwrap();
     let before = size();
 
     image.file.set_len(AFTER).unwrap();
     assert_eq!(device.refresh_size().unwrap(), bytes(AFTER));
-    let root = File::open(&mounted.0).unwrap();
+    let root = File::open(mounted.path()).unwrap();
     sys::grow(&root, AFTER / before.block_size()).unwrap();
     let more = (size().blocks() - before.blocks()) * before.fragment_size();
     assert!(more > (AFTER - BEFORE) * 9 / 10, "{more} bytes more");
-    assert_eq!(fs::read(mounted.0.join("file")).unwrap(), b"kept");
+    assert_eq!(fs::read(mounted.path().join("file")).unwrap(), b"kept");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use image::{Image, MIB, Page, bytes, open_direct, sysfs, temporary};
-use ktest_support::{Tmpfs, XfsDisk, run, unmount};
+use image::{Image, MIB, Page, bytes, ext4, open_direct, sysfs, temporary};
+use ktest_support::{Mount, Tmpfs, XfsDisk};
 use loopdev::{BlockSize, Config, Control, Device};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
@@ -47,28 +47,6 @@ impl LargeBlocks {
 impl Drop for LargeBlocks {
     fn drop(&mut self) {
         fs::remove_dir(self.settings()).unwrap();
-    }
-}
-
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(kind: &str, source: &Path, name: &str) -> Self {
-        let target = Path::new("/run").join(name);
-        fs::create_dir(&target).unwrap();
-        mount(Some(source), &target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
-        Self(target)
-    }
-
-    fn ext4(disk: &Path, name: &str) -> Self {
-        run(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(disk));
-        Self::new("ext4", disk, name)
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        unmount(&self.0).unwrap();
     }
 }
 
@@ -130,8 +108,8 @@ fn a_file_of_a_tmpfs_takes_direct_io() {
 
 #[test]
 fn a_file_system_without_direct_io_is_reported() {
-    let ramfs = Mount::new("ramfs", Path::new("ramfs"), "ramfs");
-    let image = Image::within(&ramfs.0, MIB);
+    let ramfs = Mount::new("ramfs", Path::new("ramfs"), "");
+    let image = Image::within(ramfs.path(), MIB);
     let device = image.attach(&direct());
     assert!(!is_direct(&device));
     carries_data(&device, &image.file, 0);
@@ -171,8 +149,8 @@ fn reports_what_large_blocks_allow(below: &File) {
 #[test]
 fn blocks_smaller_than_those_of_the_disk_are_reported() {
     let disk = LargeBlocks::new("nullb4096fs");
-    let mounted = Mount::ext4(&disk.path(), "large");
-    reports_what_large_blocks_allow(&Image::within(&mounted.0, MIB).file);
+    let mounted = ext4(&disk.path());
+    reports_what_large_blocks_allow(&Image::within(mounted.path(), MIB).file);
 }
 
 #[test]
@@ -189,7 +167,7 @@ fn large_blocks_are_what_a_file_system_on_the_device_gets() {
     let small =
         Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-b", "1024"]).arg(device.path()).output().unwrap();
     assert!(!small.status.success(), "mke2fs made blocks smaller than those of the disk");
-    let mounted = Mount::ext4(&device.path(), "on-large");
-    fs::write(mounted.0.join("file"), "large").unwrap();
-    assert_eq!(fs::read(mounted.0.join("file")).unwrap(), b"large");
+    let mounted = ext4(&device.path());
+    fs::write(mounted.path().join("file"), "large").unwrap();
+    assert_eq!(fs::read(mounted.path().join("file")).unwrap(), b"large");
 }

@@ -7,11 +7,13 @@ use std::fmt::Debug;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ktest_support::{Mount, run};
 use loopdev::{Attached, Backing, Config, Control, Device, DeviceNumber};
 use nix::libc::O_DIRECT;
 use units::Bytes;
@@ -74,6 +76,16 @@ pub fn attached(backing: Backing) -> Vec<Attached> {
 /// A user of the device besides its [`Device`].
 pub fn open(device: &Device) -> File {
     File::options().read(true).write(true).open(device.path()).unwrap()
+}
+
+/// Formats a device with this command, and mounts it.
+pub fn formatted(device: &Path, kind: &str, command: &[&str]) -> Mount {
+    run(Command::new(command[0]).args(&command[1..]).arg(device));
+    Mount::new(kind, device, "")
+}
+
+pub fn ext4(device: &Path) -> Mount {
+    formatted(device, "ext4", &["mke2fs", "-q", "-t", "ext4"])
 }
 
 /// Past the page cache: pieces have to be whole blocks.

@@ -18,6 +18,6 @@ mod tool;
 pub use busy::unmount;
 pub use disk::Disk;
 pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut, stderr_is_terminal};
-pub use mounted::{Mounted, Tmpfs, XfsDisk};
+pub use mounted::{Mount, Mounted, Tmpfs, XfsDisk};
 pub use namespace::Namespace;
 pub use tool::run;

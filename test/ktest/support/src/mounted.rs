@@ -41,7 +41,7 @@ impl XfsDisk {
     }
 
     pub fn path(&self) -> &Path {
-        &self.mount.target
+        self.mount.path()
     }
 
     pub fn device(&self) -> &Path {
@@ -61,7 +61,7 @@ impl Tmpfs {
     }
 
     pub fn path(&self) -> &Path {
-        &self.mount.target
+        self.mount.path()
     }
 }
 
@@ -83,7 +83,7 @@ impl<'a> Mounted<'a> {
     }
 
     pub fn path(&self) -> &Path {
-        &self.mount.target
+        self.mount.path()
     }
 }
 
@@ -92,16 +92,21 @@ pub(crate) fn format(device: &Path) {
     run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device));
 }
 
+/// A file system of any kind, mounted on a new directory.
 #[derive(Debug)]
-struct Mount {
+pub struct Mount {
     target: PathBuf,
 }
 
 impl Mount {
-    fn new(kind: &str, source: &Path, options: &str) -> Self {
+    pub fn new(kind: &str, source: &Path, options: &str) -> Self {
         Self::try_new(kind, source, options).unwrap_or_else(|error| {
             panic!("cannot mount {} as {kind} ({options}), is the module loaded? {error}", source.display())
         })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.target
     }
 
     fn try_new(kind: &str, source: &Path, options: &str) -> Result<Self, Errno> {
