@@ -2,7 +2,7 @@
 //! (or fails with another error than a protection returns). So no case of the suite can pass because the attack is wrong.
 #![deny(unsafe_code)]
 
-#[expect(unsafe_code, reason = "loop devices and BPF links have no wrapper in nix")]
+#[expect(unsafe_code, reason = "BPF links have no wrapper in nix")]
 mod sys;
 
 use std::ffi::{CStr, CString};
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use attack::{ATTACKS, Attack, Target, Tenant};
 use fsquota::{Allocator, Limits};
 use ktest_support::process::Child;
-use ktest_support::{XfsDisk, unmount};
-use nix::mount::{MsFlags, mount};
+use ktest_support::{Mount, XfsDisk};
+use loopdev::{Config, Control, Device};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use units::Bytes;
 
@@ -27,7 +27,7 @@ const READ_ONLY: &str = "change_loop_file";
 
 struct Pod {
     // Before the disk: unmounted first.
-    layer: Overlay,
+    layer: Mount,
     volume: PathBuf,
     disk: XfsDisk,
 }
@@ -40,18 +40,18 @@ impl Pod {
         fs::create_dir(&volume).unwrap();
         let ids = Allocator::open(File::open(disk.path()).unwrap()).unwrap();
         fsquota::set(File::open(&volume).unwrap(), Limits::for_size(Bytes::new(LIMIT)), &ids).unwrap();
-        let layer = Overlay::mount(&volume.join("layer"));
+        let layer = overlay(&volume.join("layer"));
         chown(&volume, Some(USER), Some(USER)).unwrap();
         Self { layer, volume, disk }
     }
 
+    /// While the value lives, the kernel defers a detach.
     fn device(&self, read_only: bool) -> Device {
-        let (path, holder) = attach(&self.disk.path().join("image"), read_only);
-        Device { path, holder }
+        attach(&self.disk.path().join("image"), &Config { read_only, autoclear: true, ..Config::default() })
     }
 
     fn run(&self, user: u32, device: &Device, selected: impl Fn(&Attack) -> bool) -> String {
-        let [volume, device, layer] = [&self.volume, &device.path, &self.layer.0].map(|path| c_string(path));
+        let [volume, device, layer] = [&*self.volume, &*device.path(), self.layer.path()].map(c_string);
         let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &layer };
         let path = std::env::temp_dir().join("output");
         let output = File::create(&path).unwrap();
@@ -70,50 +70,23 @@ impl Pod {
 }
 
 /// An overlayfs with its upper directory in the volume's project, as a container's root has it.
-struct Overlay(PathBuf);
-
-impl Overlay {
-    fn mount(above: &Path) -> Self {
-        let [lower, merged] = ["lower", "merged"].map(|name| std::env::temp_dir().join(name));
-        let [upper, work] = ["upper", "work"].map(|name| above.join(name));
-        for directory in [&lower, &merged, &upper, &work] {
-            fs::create_dir_all(directory).unwrap();
-        }
-        let [lower, upper, work] = [lower, upper, work].map(|path| path.into_os_string().into_string().unwrap());
-        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
-        mount(Some("overlay"), &merged, Some("overlay"), MsFlags::empty(), Some(options.as_str())).unwrap();
-        Self(merged)
+fn overlay(above: &Path) -> Mount {
+    let lower = std::env::temp_dir().join("lower");
+    let [upper, work] = ["upper", "work"].map(|name| above.join(name));
+    for directory in [&lower, &upper, &work] {
+        fs::create_dir_all(directory).unwrap();
     }
+    let [lower, upper, work] = [&lower, &upper, &work].map(|path| path.display());
+    Mount::new("overlay", Path::new("overlay"), &format!("lowerdir={lower},upperdir={upper},workdir={work}"))
 }
 
-impl Drop for Overlay {
-    fn drop(&mut self) {
-        unmount(&self.0).unwrap();
-    }
-}
-
-/// A loop device that any user may use. It stays attached as long as the value lives: while a descriptor is open, the kernel
-/// defers a detach.
-struct Device {
-    path: PathBuf,
-    holder: File,
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        sys::detach(&self.holder);
-    }
-}
-
-fn attach(image: &Path, read_only: bool) -> (PathBuf, File) {
+/// A loop device that any user may use.
+fn attach(image: &Path, config: &Config) -> Device {
     let image = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
     image.set_len(DEVICE).unwrap();
-    let control = File::options().read(true).write(true).open("/dev/loop-control").unwrap();
-    let path = PathBuf::from(format!("/dev/loop{}", sys::free_number(&control)));
-    let device = File::options().read(true).write(!read_only).open(&path).unwrap();
-    sys::configure(&device, &image, read_only);
-    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-    (path, device)
+    let device = Control::open().unwrap().attach(&image, config).unwrap();
+    fs::set_permissions(device.path(), Permissions::from_mode(0o666)).unwrap();
+    device
 }
 
 fn c_string(path: &Path) -> CString {
@@ -146,11 +119,9 @@ fn every_attack_of_a_user_succeeds_without_the_protections() {
 
 #[test]
 fn every_attack_of_root_succeeds_without_the_protections() {
-    let cgroups = std::env::temp_dir().join("cgroup");
-    fs::create_dir(&cgroups).unwrap();
-    mount(Some("cgroup2"), &cgroups, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+    let cgroups = Mount::new("cgroup2", Path::new("cgroup2"), "");
     // `detach_bpf_links` finds this link.
-    let _link = sys::link(&File::open(&cgroups).unwrap());
+    let _link = sys::link(&File::open(cgroups.path()).unwrap());
     assert_eq!(every_attack_of(0), [""; 0]);
 }
 
@@ -162,8 +133,7 @@ fn without_protections_a_tenant_overwrites_the_next_volume() {
     // In a process of its own, so that the tenant's descriptors are closed when it ends.
     let child = Child::start(|| {
         // The kernel does not detach a device when its last descriptor is closed.
-        let (path, holder) = attach(&pod.disk.path().join("first"), false);
-        drop(holder);
+        let path = attach(&pod.disk.path().join("first"), &Config::default()).path();
         let [volume, device] = [&pod.volume, &path].map(|path| c_string(path));
         let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &volume };
         let [mark, foreign] = MARKS;
@@ -174,8 +144,7 @@ fn without_protections_a_tenant_overwrites_the_next_volume() {
 
         let image = pod.disk.path().join("next");
         fs::write(&image, foreign.to_bytes()).unwrap();
-        let (next, holder) = attach(&image, false);
-        drop(holder);
+        let next = attach(&image, &Config::default()).path();
         assert_eq!(next, path, "the next volume gets the number");
         let turn = tenant.turn();
         assert_eq!(turn.foreign, Ok(true), "{turn}");

@@ -1,4 +1,4 @@
-//! Calls that the arrangements need: loop devices by their ioctls, and one BPF link.
+//! A BPF link.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,41 +6,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-const LOOP_CLR_FD: u64 = 0x4c01;
-const LOOP_CONFIGURE: u64 = 0x4c0a;
-const LOOP_CTL_GET_FREE: u64 = 0x4c82;
-const LO_FLAGS_READ_ONLY: u32 = 1;
-
-/// `struct loop_config`: its size in 32-bit words, and the word of `info.lo_flags`.
-const LOOP_CONFIG: usize = 304 / 4;
-const FLAGS: usize = (8 + 52) / 4;
-
 /// `enum bpf_cmd`, include/uapi/linux/bpf.h.
 const BPF_PROG_LOAD: u32 = 5;
 const BPF_LINK_CREATE: u32 = 28;
 /// `BPF_PROG_TYPE_CGROUP_SKB`.
 const CGROUP_SKB: u32 = 8;
-
-pub fn free_number(control: &File) -> i32 {
-    // SAFETY: the descriptor is open during the call, which takes no pointer.
-    Errno::result(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) }).expect("LOOP_CTL_GET_FREE")
-}
-
-pub fn configure(device: &File, image: &File, read_only: bool) {
-    let mut config = [0_u32; LOOP_CONFIG];
-    config[0] = image.as_raw_fd().cast_unsigned();
-    config[FLAGS] = if read_only { LO_FLAGS_READ_ONLY } else { 0 };
-    // SAFETY: the descriptors are open during the call. The kernel reads one `struct loop_config` (304 bytes) and keeps no
-    // pointer.
-    let configured = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, config.as_ptr()) };
-    Errno::result(configured).expect("LOOP_CONFIGURE");
-}
-
-/// Takes the file from a device, now or when its last opener closes it.
-pub fn detach(device: &File) {
-    // SAFETY: the descriptor is open during the call, which takes no pointer. It may be detached already.
-    _ = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD, 0) };
-}
 
 /// A BPF program that accepts all packets of a cgroup, attached by a link, which can be detached like a
 /// `BPF_LSM_CGROUP` link.
