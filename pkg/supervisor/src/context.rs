@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::group::Group;
-use crate::node::{Node, OnFailure};
+use crate::node::Node;
 use crate::service::Service;
 use crate::{BoxError, Settings, State, Status};
 
@@ -102,21 +101,7 @@ impl Context {
         Fut: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        self.adopt(name.into(), settings, OnFailure::Restart, Service::new(service))
-    }
-
-    /// Starts services that fail together. Does not wait.
-    pub fn start_group(&self, name: impl Into<String>, group: Group) -> Handle {
-        self.adopt(name.into(), self.node.settings().clone(), OnFailure::Restart, group.into_service())
-    }
-
-    /// Starts a child whose failure is this service's failure.
-    pub(crate) fn start_member(&self, name: String, service: Service) -> Handle {
-        self.adopt(name, self.node.settings().clone(), OnFailure::FailParent, service)
-    }
-
-    fn adopt(&self, name: String, settings: Settings, on_failure: OnFailure, service: Service) -> Handle {
-        Handle { node: self.node.adopt(self.attempt, name, settings, on_failure, service) }
+        Handle { node: self.node.adopt(self.attempt, name.into(), settings, Service::new(service)) }
     }
 }
 

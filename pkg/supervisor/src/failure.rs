@@ -18,8 +18,6 @@ pub(crate) enum Failure {
     Panicked(String),
     #[error("ended without a call of done")]
     Ended,
-    #[error("{member} failed, and with it its group")]
-    Member { member: String, source: Box<Failure> },
 }
 
 impl Failure {

@@ -7,7 +7,6 @@
 //! - `Err`, a panic, and an `Ok(())` without [`Context::done`] are failures: the children are stopped, and
 //!   the service runs again after a [`Backoff`]. `Ok(())` after [`Context::done`] is an end for good.
 //! - A stop goes against the order of the starts, children before their parent, each with a deadline.
-//! - The members of a [`Group`] fail together.
 //! - A service that does its work in rounds ([`Context::round`]) is stalled if it makes no progress within
 //!   [`Settings::round_deadline`]. Its [`Status`] says so; nothing restarts it.
 //!
@@ -46,7 +45,6 @@
 mod backoff;
 mod context;
 mod failure;
-mod group;
 mod node;
 mod progress;
 mod service;
@@ -60,7 +58,6 @@ mod tree;
 pub use backoff::Backoff;
 pub use context::{Context, Ended, Handle};
 pub use failure::BoxError;
-pub use group::Group;
 pub use state::State;
 pub use status::Status;
 pub use tree::{Change, Overdue, Settings, Supervisor};

@@ -18,15 +18,6 @@ use crate::tasks::{Exit, Life, Tasks};
 use crate::tree::{ABORT_DEADLINE, Change, Tree};
 use crate::{Context, Settings, State, Status};
 
-/// Handler of a failure: the service or its parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnFailure {
-    /// The service itself: it waits and runs again.
-    Restart,
-    /// Its parent, which fails too.
-    FailParent,
-}
-
 /// The end of an attempt.
 enum End {
     Stopped,
@@ -150,42 +141,31 @@ impl Node {
     }
 
     /// Adds a child to `attempt`. If that attempt is over, or about to be, the child never runs.
-    pub(crate) fn adopt(
-        &self,
-        attempt: u32,
-        name: String,
-        settings: Settings,
-        on_failure: OnFailure,
-        service: Service,
-    ) -> Arc<Self> {
+    pub(crate) fn adopt(&self, attempt: u32, name: String, settings: Settings, service: Service) -> Arc<Self> {
         let path = format!("{}.{name}", self.path);
         let child = Arc::new(Self::new(path, name, settings, Arc::clone(&self.tree), service));
-        let life = Arc::clone(&child).life(on_failure);
+        let life = Arc::clone(&child).life();
         self.tasks.adopt(attempt, &child, life, &self.tree.runtime);
         child
     }
 
     /// Runs the service, again and again, until it is stopped or its failure is the parent's. Dropped at
     /// any point, also before it began, it leaves nothing behind.
-    pub(crate) fn life(self: Arc<Self>, on_failure: OnFailure) -> Life {
+    pub(crate) fn life(self: Arc<Self>) -> Life {
         let ended = Ended(Arc::clone(&self));
         Box::pin(async move {
             let _ended = ended;
-            let exit = Exit::Child(self.supervise(on_failure).await);
+            self.supervise().await;
             debug!(service = %self.path, "service stopped");
-            exit
+            Exit::Child
         })
     }
 
-    /// Returns a failure that is the parent's.
-    async fn supervise(self: &Arc<Self>, on_failure: OnFailure) -> Option<Failure> {
+    async fn supervise(self: &Arc<Self>) {
         let mut failures = 0;
         while !self.stop.is_cancelled() {
             let attempt = self.begin();
-            let (failure, healthy_for) = self.run(attempt).await?;
-            if on_failure == OnFailure::FailParent {
-                return Some(Failure::Member { member: self.path.clone(), source: Box::new(failure) });
-            }
+            let Some((failure, healthy_for)) = self.run(attempt).await else { return };
             failures = self.settings.backoff.count(failures, healthy_for);
             let wait = self.settings.backoff.wait(failures, (self.tree.jitter)());
             warn!(service = %self.path, attempt, error = %failure.chain(), wait_ms = wait.as_millis(), "service failed");
@@ -195,7 +175,6 @@ impl Node {
                 () = sleep(wait) => {}
             }
         }
-        None
     }
 
     fn begin(&self) -> u32 {
@@ -223,7 +202,7 @@ impl Node {
         let mut end = self.end().await;
         if matches!(end, End::Done) {
             self.happens(Event::Done, |_| true);
-            end = self.end().await; // the body is gone: a stop, or a child that takes its parent along
+            end = self.end().await; // the body is gone: a stop
         }
         let failed = match end {
             End::Stopped | End::Done => {
@@ -253,8 +232,7 @@ impl Node {
                 Ok(Exit::Body(Ok(()))) if self.record.borrow().done => return End::Done,
                 Ok(Exit::Body(Ok(()))) => return End::Failed(Failure::Ended),
                 Ok(Exit::Body(Err(error))) => return End::Failed(Failure::Returned(error)),
-                Ok(Exit::Child(Some(failure))) => return End::Failed(failure),
-                Ok(Exit::Child(None)) => self.tasks.forget_stopped(),
+                Ok(Exit::Child) => self.tasks.forget_stopped(),
                 Err(error) => return End::Failed(Failure::from_join(error)),
             }
         }
@@ -289,7 +267,7 @@ impl Node {
     async fn rest(&self) {
         while let Some(exit) = self.tasks.rest().await {
             match exit {
-                Ok(Exit::Body(Ok(())) | Exit::Child(_)) => {}
+                Ok(Exit::Body(Ok(())) | Exit::Child) => {}
                 Ok(Exit::Body(Err(error))) => {
                     debug!(service = %self.path, error = %Failure::Returned(error).chain(), "service stopped with an error");
                 }

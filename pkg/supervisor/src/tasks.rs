@@ -8,7 +8,6 @@ use std::task::{Poll, Waker};
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
-use crate::failure::Failure;
 use crate::node::Node;
 use crate::service::Attempt;
 use crate::{BoxError, State};
@@ -17,8 +16,8 @@ use crate::{BoxError, State};
 pub(crate) enum Exit {
     /// The body of the attempt.
     Body(Result<(), BoxError>),
-    /// A child that was stopped, or one whose failure is its parent's.
-    Child(Option<Failure>),
+    /// A child that was stopped.
+    Child,
 }
 
 /// The whole life of a child.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{Context, Ended, Group, Handle, Settings, State, Status, Supervisor};
+use crate::{Context, Ended, Handle, Settings, State, Status, Supervisor};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot work")]
@@ -205,40 +205,6 @@ async fn a_failure_stops_the_children_and_a_restart_has_new_ones() {
     eventually(&tree, |s| s.children.first().is_some_and(|p| p.attempts == 2 && p.state == State::Healthy)).await;
     assert_eq!(log.entries(), ["child starts", "child ends", "child starts"]);
     assert_eq!(tree.status().children[0].children.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_members_of_a_group_fail_together() {
-    let log = Log::default();
-    let kept = log.clone();
-    let tree = tree(move |cx| {
-        cx.start("outside", logged(&kept, "outside"));
-        let failing = Arc::new(AtomicU32::new(0));
-        let group = Group::new().with("first", logged(&kept, "first")).with("second", move |cx| {
-            let before = failing.fetch_add(1, Ordering::Relaxed);
-            async move {
-                cx.healthy();
-                if before == 0 {
-                    sleep(Duration::from_secs(5)).await;
-                    return Err(BROKEN);
-                }
-                cx.cancelled().await;
-                Ok(())
-            }
-        });
-        cx.start_group("pair", group)
-    });
-    let status =
-        eventually(&tree, |s| s.children.get(1).is_some_and(|pair| pair.attempts == 2 && pair.state == State::Healthy))
-            .await;
-    assert_eq!(log.entries(), ["outside starts", "first starts", "first ends", "first starts"]);
-    assert_eq!(status.children[0].attempts, 1);
-    assert_eq!(
-        status.children[1].last_error.as_deref(),
-        Some(
-            "node.pair.second failed, and with it its group: cannot work: an error occurred when formatting an argument"
-        )
-    );
 }
 
 #[tokio::test(start_paused = true)]

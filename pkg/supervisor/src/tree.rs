@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::jitter;
-use crate::node::{Node, OnFailure};
+use crate::node::Node;
 use crate::service::Service;
 use crate::tasks::Exit;
 use crate::{Backoff, BoxError, Context, Handle, State, Status};
@@ -108,7 +108,7 @@ impl Supervisor {
         let node = Node::root(name, settings, Arc::clone(&tree), service);
         tree.root.get_or_init(|| Arc::downgrade(&node));
         let mut task = JoinSet::new();
-        task.spawn_on(Arc::clone(&node).life(OnFailure::Restart), &tree.runtime);
+        task.spawn_on(Arc::clone(&node).life(), &tree.runtime);
         Self { root: Handle { node }, _task: task }
     }
 

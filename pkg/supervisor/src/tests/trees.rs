@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::world::{Body, World};
 use crate::service::Service;
 use crate::tree::{ABORT_DEADLINE, Tree};
-use crate::{Backoff, BoxError, Context, Group, Settings, State, Status, Supervisor};
+use crate::{Backoff, BoxError, Context, Settings, State, Status, Supervisor};
 
 /// A tree, what its services do, and what is done to it. Times are in units.
 #[derive(Clone, Debug)]
@@ -44,13 +44,7 @@ enum Finish {
 struct Plan {
     /// Actions of the attempts. The last one is repeated.
     acts: Vec<Act>,
-    children: Vec<Child>,
-}
-
-#[derive(Clone, Debug)]
-enum Child {
-    Service(Plan),
-    Group(Vec<Plan>),
+    children: Vec<Plan>,
 }
 
 /// One attempt: children, health and end follow each other.
@@ -115,11 +109,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn plan() -> impl Strategy<Value = Plan> {
     let acts = || prop::collection::vec(act(), 1..4);
     acts().prop_map(|acts| Plan { acts, children: Vec::new() }).prop_recursive(3, 24, 4, move |below| {
-        let child = prop_oneof![
-            3 => below.clone().prop_map(Child::Service),
-            1 => prop::collection::vec(below, 0..4).prop_map(Child::Group),
-        ];
-        (acts(), prop::collection::vec(child, 0..4)).prop_map(|(acts, children)| Plan { acts, children })
+        (acts(), prop::collection::vec(below, 0..4)).prop_map(|(acts, children)| Plan { acts, children })
     })
 }
 
@@ -146,8 +136,9 @@ fn service(plan: Plan, world: World, parent: Option<Body>, order: usize, unit: D
         async move {
             let script = async {
                 sleep(unit * act.children_after).await;
-                for (order, child) in children.into_iter().enumerate() {
-                    start(&cx, child, &world, running.body(), order, unit);
+                for (order, plan) in children.into_iter().enumerate() {
+                    let service = service(plan, world.clone(), Some(running.body().clone()), order, unit);
+                    world.keeps(cx.start(format!("s{order}"), move |cx| service.attempt(cx)));
                 }
                 if let Some(after) = act.healthy_after {
                     sleep(unit * after).await;
@@ -197,24 +188,6 @@ fn service(plan: Plan, world: World, parent: Option<Body>, order: usize, unit: D
             }
         }
     })
-}
-
-fn start(cx: &Context, child: Child, world: &World, parent: &Body, order: usize, unit: Duration) {
-    let handle = match child {
-        Child::Service(plan) => {
-            let service = service(plan, world.clone(), Some(parent.clone()), order, unit);
-            cx.start(format!("s{order}"), move |cx| service.attempt(cx))
-        }
-        Child::Group(members) => {
-            let mut group = Group::new();
-            for (place, plan) in members.into_iter().enumerate() {
-                let service = service(plan, world.clone(), Some(parent.of_group(order)), place, unit);
-                group = group.with(format!("m{place}"), move |cx| service.attempt(cx));
-            }
-            cx.start_group(format!("g{order}"), group)
-        }
-    };
-    world.keeps(handle);
 }
 
 /// Statuses that were seen, and what must hold for each.

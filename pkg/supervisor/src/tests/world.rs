@@ -41,17 +41,10 @@ struct Life {
     failures: u32,
 }
 
-/// Parent of children: a body, or a group that it started.
+/// Parent of children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Body {
     id: u64,
-    group: Option<usize>,
-}
-
-impl Body {
-    pub(super) fn of_group(&self, order: usize) -> Self {
-        Self { group: Some(order), ..self.clone() }
-    }
 }
 
 /// Kept by a body while it runs.
@@ -109,7 +102,7 @@ impl World {
         let id = seen.next;
         seen.next += 1;
         seen.bodies.push(Running { id, path: path.to_owned(), parent, order });
-        Guard { world: self.clone(), body: Body { id, group: None }, path: path.to_owned() }
+        Guard { world: self.clone(), body: Body { id }, path: path.to_owned() }
     }
 
     /// The observer of the tree.
