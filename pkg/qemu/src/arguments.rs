@@ -197,7 +197,7 @@ pub(crate) fn node(disk: &Disk) -> Result<Value, ConfigError> {
     node["node-name"] = json!(node_name(&disk.serial));
     node["read-only"] = json!(disk.access == Access::ReadOnly);
     node["discard"] = json!("unmap");
-    node["cache"] = json!({"direct": disk.cache == Cache::Direct, "no-flush": disk.cache == Cache::Unsafe});
+    node["cache"] = json!({"no-flush": disk.cache == Cache::Unsafe});
     Ok(node)
 }
 
@@ -327,7 +327,11 @@ mod tests {
     }
 
     fn built(config: &Config) -> Vec<String> {
-        let all = arguments(Accelerator::Tcg, config, &STREAMS, Origin::Boot).unwrap();
+        built_with(config, &STREAMS, Origin::Boot)
+    }
+
+    fn built_with(config: &Config, streams: &Streams, origin: Origin) -> Vec<String> {
+        let all = arguments(Accelerator::Tcg, config, streams, origin).unwrap();
         all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
@@ -361,11 +365,9 @@ mod tests {
         let (saved, restored) = (built(Origin::Savable), built(Origin::Saved));
         assert_eq!(machine(&saved), machine(&restored));
         assert_ne!(machine(&saved), machine(&built(Origin::Boot)));
-        let text = |all: Vec<OsString>| -> Vec<String> {
-            all.into_iter().map(|argument| argument.into_string().unwrap()).collect()
-        };
-        assert_eq!(values(&text(restored), "-incoming"), ["defer"]);
-        assert_eq!(values(&text(saved), "-incoming"), [""; 0]);
+        for (origin, incoming) in [(Origin::Saved, &["defer"][..]), (Origin::Savable, &[])] {
+            assert_eq!(values(&built_with(&direct(), &STREAMS, origin), "-incoming"), incoming);
+        }
     }
 
     #[test]
@@ -404,7 +406,7 @@ mod tests {
                 "node-name": "disk-data",
                 "read-only": true,
                 "discard": "unmap",
-                "cache": {"direct": false, "no-flush": true},
+                "cache": {"no-flush": true},
                 "file": {"driver": "file", "filename": "/tmp/a, b.img"},
             })
         );
@@ -480,8 +482,7 @@ mod tests {
         let capture = Some("/tmp/a,b.pcap".into());
         config.network = Some(Network { card: Card::Virtio, mac: Some(Mac::of(1)), link: Link::Wire, capture });
         let streams = Streams { wire: Some(9), ..STREAMS };
-        let all = arguments(Accelerator::Tcg, &config, &streams, Origin::Boot).unwrap();
-        let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
+        let all = built_with(&config, &streams, Origin::Boot);
         assert_eq!(
             json_of(values(&all, "-netdev")[0]),
             json!({"type": "dgram", "id": "network", "local": {"type": "fd", "str": "9"}})
@@ -507,8 +508,7 @@ mod tests {
             port("third", Sink::Stream),
         ];
         let streams = Streams { console: Some(8), ports: vec![9, 10], ..STREAMS };
-        let all = arguments(Accelerator::Kvm, &config, &streams, Origin::Boot).unwrap();
-        let all: Vec<String> = all.into_iter().map(|argument| argument.into_string().unwrap()).collect();
+        let all = built_with(&config, &streams, Origin::Boot);
         assert_eq!(
             values(&all, "-chardev"),
             [

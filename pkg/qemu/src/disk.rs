@@ -113,8 +113,6 @@ pub enum Access {
 pub enum Cache {
     /// To the host's page cache; a flush of the guest is an `fdatasync`.
     WriteBack,
-    /// To the device (`O_DIRECT`); a flush of the guest is an `fdatasync`.
-    Direct,
     /// To the host's page cache; flushes do nothing. All is there after the end of QEMU, not of the host.
     Unsafe,
 }

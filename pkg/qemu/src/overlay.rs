@@ -30,42 +30,30 @@ pub fn overlay(path: &Path, size: Bytes) -> io::Result<()> {
     file.set_len(clusters * CLUSTER)
 }
 
-enum Field {
-    Word(u32),
-    Long(u64),
-}
-
 /// The header, and the number of clusters: header, table and block of reference counts, L1 table.
 fn layout(size: u64) -> (Vec<u8>, u64) {
     // An L2 table is a cluster of 8-byte entries, one for each cluster of data.
     let entries = size.div_ceil(CLUSTER / 8 * CLUSTER);
     let clusters = 3 + (entries * 8).div_ceil(CLUSTER);
-    let mut header = b"QFI\xfb".to_vec();
-    let fields = [
-        Field::Word(3),
-        Field::Long(0), // name of the backing file
-        Field::Word(0),
-        Field::Word(CLUSTER_BITS),
-        Field::Long(size),
-        Field::Word(0), // not encrypted
-        Field::Word(u32::try_from(entries).unwrap_or(u32::MAX)),
-        Field::Long(3 * CLUSTER), // L1 table
-        Field::Long(CLUSTER),     // table of reference counts
-        Field::Word(1),
-        Field::Word(0), // no snapshots
-        Field::Long(0),
-        Field::Long(0), // features
-        Field::Long(0),
-        Field::Long(0),
-        Field::Word(REFCOUNT_ORDER),
-        Field::Word(HEADER_LENGTH),
-    ];
-    for field in fields {
-        match field {
-            Field::Word(value) => header.extend(value.to_be_bytes()),
-            Field::Long(value) => header.extend(value.to_be_bytes()),
-        }
-    }
+    let header = [
+        &b"QFI\xfb"[..],
+        &3_u32.to_be_bytes(),
+        &0_u64.to_be_bytes(), // name of the backing file
+        &0_u32.to_be_bytes(),
+        &CLUSTER_BITS.to_be_bytes(),
+        &size.to_be_bytes(),
+        &0_u32.to_be_bytes(), // not encrypted
+        &u32::try_from(entries).unwrap_or(u32::MAX).to_be_bytes(),
+        &(3 * CLUSTER).to_be_bytes(), // L1 table
+        &CLUSTER.to_be_bytes(),       // table of reference counts
+        &1_u32.to_be_bytes(),
+        &0_u32.to_be_bytes(), // no snapshots
+        &0_u64.to_be_bytes(),
+        &[0; 24], // features
+        &REFCOUNT_ORDER.to_be_bytes(),
+        &HEADER_LENGTH.to_be_bytes(),
+    ]
+    .concat();
     (header, clusters)
 }
 

@@ -83,10 +83,6 @@ impl Process {
         Ok(Self { pid: Pid::from_raw(pid.cast_signed()), end, watcher: Some(watcher) })
     }
 
-    pub(crate) fn pid(&self) -> Pid {
-        self.pid
-    }
-
     pub(crate) fn exit(&self) -> Option<Exit> {
         self.end.lock().clone()
     }
@@ -208,13 +204,13 @@ mod tests {
     #[test]
     fn the_process_leads_a_group_of_its_own() {
         let process = sh("exec sleep 1000");
-        assert_eq!(nix::unistd::getpgid(Some(process.pid())), Ok(process.pid()));
+        assert_eq!(nix::unistd::getpgid(Some(process.pid)), Ok(process.pid));
     }
 
     #[test]
     fn dropping_kills() {
         let process = sh("exec sleep 1000");
-        let pid = process.pid();
+        let pid = process.pid;
         drop(process);
         assert_eq!(kill(pid, None), Err(nix::errno::Errno::ESRCH));
     }
@@ -224,7 +220,7 @@ mod tests {
     #[ignore = "ends only by a signal"]
     fn parent() {
         let process = sh("exec sleep 1000");
-        println!("\n{}", process.pid());
+        println!("\n{}", process.pid);
         loop {
             thread::park();
         }

@@ -267,11 +267,6 @@ impl Vm {
         })
     }
 
-    /// QEMU's process ID, which is also its process group's.
-    pub fn pid(&self) -> u32 {
-        self.process.pid().as_raw().unsigned_abs()
-    }
-
     fn attached(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
