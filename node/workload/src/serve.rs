@@ -89,9 +89,12 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
         }
         Some(check) => ("200 OK", text(&run_check(&check).map_err(|error| causes::lines(&error).to_string()))?),
     };
-    let mut writer = stream;
+    respond(stream, status, &body)
+}
+
+pub(crate) fn respond(mut stream: impl Write, status: &str, body: &str) -> io::Result<()> {
     write!(
-        writer,
+        stream,
         "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     )

@@ -3,7 +3,7 @@
 //! One request for each connection, HTTP/1.1 in TLS; the answer is an `AdmissionReview` of `admission.k8s.io/v1`.
 
 use crate::CheckError;
-use crate::serve::listen;
+use crate::serve::{listen, respond};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -49,15 +49,10 @@ fn config(directory: &Path) -> io::Result<ServerConfig> {
 
 fn exchange(stream: &mut (impl Read + Write), message: &str) -> io::Result<()> {
     let body = request(stream)?;
-    let (status, answer) = match answer(&body, message) {
-        Some(answer) => ("200 OK", answer.to_string()),
-        None => ("400 Bad Request", json!({"error": "this is not an admission review"}).to_string()),
-    };
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{answer}",
-        answer.len()
-    )
+    match answer(&body, message) {
+        Some(answer) => respond(stream, "200 OK", &answer.to_string()),
+        None => respond(stream, "400 Bad Request", r#"{"error":"this is not an admission review"}"#),
+    }
 }
 
 fn request(stream: &mut impl Read) -> io::Result<Vec<u8>> {
