@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, thiserror::Error)]
 #[error("asked to start again by SIGUSR1")]
-pub struct Asked;
+pub struct RestartRequested;
 
 /// The service; at SIGUSR1 it ends wherever it waits, unfinished, and as a failure: the supervisor stops its children
 /// and starts it again after a back-off. Work in the kernel or on the disk at that moment is finished.
@@ -25,7 +25,7 @@ where
             let mut asked = signal(SignalKind::user_defined1())?;
             tokio::select! {
                 ended = service(cx) => ended.map_err(Into::into),
-                _ = asked.recv() => Err(Asked.into()),
+                _ = asked.recv() => Err(RestartRequested.into()),
             }
         })
     }

@@ -1,7 +1,6 @@
 //! The EFI system partition, as the kernel reads it: a node that was started from the disk finds its configuration, or says what is
 //! wrong with it, and archives of images. Needs root and one scratch disk.
 
-use std::error::Error;
 use std::fs::{self, File};
 use std::num::NonZeroU32;
 use std::os::unix::fs::FileExt;
@@ -15,6 +14,7 @@ use nix::mount::{MsFlags, mount};
 use nix::unistd::chroot;
 use node_core::images::GivenArchives;
 use node_core::source;
+use node_core::status::chain;
 use tempfile::TempDir;
 
 const SECTOR: u32 = 512;
@@ -74,7 +74,7 @@ impl Machine {
     fn result(&self) -> String {
         self.in_the_system(|| match source::read() {
             Ok((found, config)) => format!("{found}, {}", config.node),
-            Err(error) => chain(&error),
+            Err(error) => chain(&error, ": "),
         })
     }
 
@@ -119,11 +119,6 @@ impl Machine {
     fn answer(&self) -> PathBuf {
         self.root.path().with_extension("answer")
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let cause = error.source().map(|cause| format!(": {}", chain(cause))).unwrap_or_default();
-    format!("{error}{cause}")
 }
 
 #[test]

@@ -22,11 +22,13 @@ use tokio::task::spawn_blocking;
 /// A cluster that boots: first the control plane, then, when that is Ready, the workers. Dropping it kills the guests.
 pub struct ClusterBoot {
     control_plane: NodeBoot,
-    prepared: Vec<(NodeSpec, Machine)>,
+    prepared: PreparedWorkers,
     workers: Vec<(Arc<WorkerStart>, NodeBoot)>,
     segment: Option<Arc<Segment>>,
     host: Option<Host>,
 }
+
+type PreparedWorkers = Vec<(NodeSpec, Machine)>;
 
 /// Proof of [`ClusterBoot::until_ready`].
 pub struct Ready(Access);
@@ -104,7 +106,7 @@ impl ClusterBoot {
 
 /// Creates the tokens of workers and starts them, one after the other.
 async fn start_workers(
-    prepared: &mut Vec<(NodeSpec, Machine)>,
+    prepared: &mut PreparedWorkers,
     workers: &mut Vec<(Arc<WorkerStart>, NodeBoot)>,
     access: &Access,
     segment: &Arc<Segment>,
@@ -158,7 +160,7 @@ where
 }
 
 /// Starts the control plane, with the network and the disks of all nodes.
-fn prepare(options: &ClusterOptions) -> Result<(Started, Vec<(NodeSpec, Machine)>, Arc<Segment>), ClusterError> {
+fn prepare(options: &ClusterOptions) -> Result<(Started, PreparedWorkers, Arc<Segment>), ClusterError> {
     let since = Timestamp::now();
     let spec = NodeSpec::control_plane(&options.control_plane);
     let failed = || ClusterError::of(&spec.name);

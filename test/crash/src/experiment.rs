@@ -66,7 +66,7 @@ pub struct Experiment {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct Coverage {
     pub points: usize,
     /// At so many of them the disk had lost something.
     pub lossy: usize,
@@ -87,7 +87,7 @@ pub struct Failure {
 }
 
 /// A violation, and the cut that it was found at.
-struct Broken {
+struct Finding {
     at: Option<Cut>,
     violation: Violation,
 }
@@ -98,15 +98,15 @@ impl Experiment {
     ///
     /// # Panics
     /// As [`Recorder::on_xfs`].
-    pub fn run(&self, report: impl Fn(&Looked, usize)) -> Result<Looked, Box<Failure>> {
+    pub fn run(&self, report: impl Fn(&Coverage, usize)) -> Result<Coverage, Box<Failure>> {
         let history = match self.plan {
             Plan::Random { seed, .. } => History::from_seed(seed, OPERATIONS),
             Plan::Sequences { part } => History::of_sequences(part),
         };
         let operations = history.operations().count();
-        self.try_history(&history, report).map_err(|broken| {
-            let (history, broken) = self.shorten(history, broken);
-            let Broken { at, violation } = *broken;
+        self.try_history(&history, report).map_err(|finding| {
+            let (history, finding) = self.shorten(history, finding);
+            let Finding { at, violation } = *finding;
             let cut = at.map(|cut| cut.to_string());
             Box::new(Failure { experiment: *self, history, operations, cut, violation })
         })
@@ -114,36 +114,36 @@ impl Experiment {
 
     /// Greedy: goes on with the first shorter history that fails as well. Operations that had not begun at the cut are left out
     /// first.
-    fn shorten(&self, history: History, broken: Box<Broken>) -> (History, Box<Broken>) {
+    fn shorten(&self, history: History, finding: Box<Finding>) -> (History, Box<Finding>) {
         let start = Instant::now();
-        let (mut history, mut broken) = (history, broken);
+        let (mut history, mut finding) = (history, finding);
         loop {
-            let before = broken.at.as_ref().map(|cut| history.begun(Progress::from_marks(cut.marks()).begun()));
+            let before = finding.at.as_ref().map(|cut| history.begun(Progress::from_marks(cut.marks()).begun()));
             let before = before.filter(|before| *before != history);
             let fails = |shorter: History| Some((self.try_history(&shorter, |_, _| {}).err()?, shorter));
             let candidates = before.into_iter().chain(history.shorter());
             let found = candidates.take_while(|_| start.elapsed() < self.patience).find_map(fails);
-            let Some((as_well, shorter)) = found else { return (history, broken) };
-            (history, broken) = (shorter, as_well);
+            let Some((as_well, shorter)) = found else { return (history, finding) };
+            (history, finding) = (shorter, as_well);
         }
     }
 
-    fn try_history(&self, history: &History, report: impl Fn(&Looked, usize)) -> Result<Looked, Box<Broken>> {
-        let mut replay = self.record(history).map_err(|violation| Box::new(Broken { at: None, violation }))?;
-        let mut looked = Looked::default();
+    fn try_history(&self, history: &History, report: impl Fn(&Coverage, usize)) -> Result<Coverage, Box<Finding>> {
+        let mut replay = self.record(history).map_err(|violation| Box::new(Finding { at: None, violation }))?;
+        let mut coverage = Coverage::default();
         let cuts = self.cuts(&replay, history);
         for cut in &cuts {
-            looked.points += 1;
-            looked.lossy += usize::from(cut.is_lossy());
-            looked.shown.extend(Progress::from_marks(cut.marks()).shown(history));
+            coverage.points += 1;
+            coverage.lossy += usize::from(cut.is_lossy());
+            coverage.shown.extend(Progress::from_marks(cut.marks()).shown(history));
             let disk = replay.restore(cut);
             match check(&disk, history) {
                 Err(violation) if self.flushes == Flushes::Dropped && violation.is_of_xfs() => {}
-                checked => checked.map_err(|violation| Box::new(Broken { at: Some(cut.clone()), violation }))?,
+                checked => checked.map_err(|violation| Box::new(Finding { at: Some(cut.clone()), violation }))?,
             }
-            report(&looked, cuts.len());
+            report(&coverage, cuts.len());
         }
-        Ok(looked)
+        Ok(coverage)
     }
 
     fn record(&self, history: &History) -> Result<Replay, Violation> {

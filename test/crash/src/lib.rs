@@ -28,4 +28,4 @@ pub mod violation;
 
 pub use ktest_support::random;
 
-pub use experiment::{CONTROL_SEED, Experiment, Failure, Flushes, Looked, OPERATIONS, POINTS, Plan, SEEDS};
+pub use experiment::{CONTROL_SEED, Coverage, Experiment, Failure, Flushes, OPERATIONS, POINTS, Plan, SEEDS};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use crash::history::History;
-use crash::{Experiment, Failure, Flushes, Looked, POINTS, Plan};
+use crash::{Coverage, Experiment, Failure, Flushes, POINTS, Plan};
 use ktest_support::stderr_is_terminal;
 
 /// Cuts the power at random points of random histories of volumes, or at each point of all short sequences.
@@ -96,13 +96,13 @@ impl Run {
     /// Returns how many points were looked at. A terminal shows the number meanwhile, in a line that is rewritten.
     fn run(&self, plan: Plan, shown: impl Fn(usize, usize) -> String) -> Result<usize, Box<Failure>> {
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: self.patience };
-        let report = |looked: &Looked, all| {
-            let shown = shown(looked.points, all);
+        let report = |coverage: &Coverage, all| {
+            let shown = shown(coverage.points, all);
             if self.is_terminal {
                 eprint!("\r{shown}, {} s\x1b[K", self.start.elapsed().as_secs());
             }
         };
-        let Looked { points, .. } = experiment.run(report)?;
+        let Coverage { points, .. } = experiment.run(report)?;
         self.clear();
         Ok(points)
     }

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use crash::omission::{Omission, every_flush};
 use crash::operation::{Shape, every_case};
-use crash::{CONTROL_SEED, Experiment, Flushes, Looked, POINTS, Plan, SEEDS};
+use crash::{CONTROL_SEED, Coverage, Experiment, Flushes, POINTS, Plan, SEEDS};
 
 #[test]
 fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_comparison() {
-    let mut all = Looked::default();
+    let mut all = Coverage::default();
     for seed in SEEDS {
         let plan = Plan::Random { seed, points: POINTS };
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: Duration::from_secs(60) };
-        let Looked { points, lossy, shown } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
+        let Coverage { points, lossy, shown } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
         all.points += points;
         all.lossy += lossy;
         all.shown.extend(shown);
     }
-    let Looked { points, lossy, shown } = all;
+    let Coverage { points, lossy, shown } = all;
     println!("{points} points, {lossy} of them lossy");
     assert!(points >= 100 && lossy * 3 >= points * 2, "{points} points, {lossy} of them lossy");
     let missing: Vec<_> = every_case().into_iter().filter(|case| !shown.contains(case)).collect();
