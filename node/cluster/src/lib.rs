@@ -25,7 +25,10 @@ pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
 };
-pub use settings::{Addresses, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, Static, Uplink};
+pub use settings::{
+    Addresses, Networking, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, ServiceProxy, Static,
+    Uplink,
+};
 pub use token::{Token, TokenError};
 
 pub const DRIVER_NAME: &str = "local.granary.dev";

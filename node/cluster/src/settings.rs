@@ -42,8 +42,35 @@ pub struct ProgramSettings {
     pub pod_processes: PodProcesses,
     pub images: Images,
     pub cluster_domain: ClusterDomain,
+    pub networking: Networking,
     /// Users with all rights in the cluster, each with another name.
     pub administrators: Vec<AdministratorRequest>,
+}
+
+/// Provider of the pods' network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Networking {
+    /// The node: links of pods, rules for packets, the mesh and kube-proxy.
+    #[default]
+    BuiltIn,
+    /// A CNI plugin that the administrator installs in the cluster.
+    Plugin(ServiceProxy),
+}
+
+impl Networking {
+    /// Whether the node runs kube-proxy.
+    pub const fn has_kube_proxy(self) -> bool {
+        matches!(self, Self::BuiltIn | Self::Plugin(ServiceProxy::KubeProxy))
+    }
+}
+
+/// Translation of the addresses of Services beside a CNI plugin of the administrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceProxy {
+    /// kube-proxy of the node.
+    KubeProxy,
+    /// The plugin, or a program that the administrator installs.
+    Plugin,
 }
 
 /// Level of the Pod Security Standards that the API server enforces in namespaces without a label.

@@ -1,11 +1,13 @@
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use cluster::{Addresses, Card, Overcommit, PodProcesses, ProgramSettings, Static, Uplink, address};
+use cluster::{
+    Addresses, Card, Networking, Overcommit, PodProcesses, ProgramSettings, ServiceProxy, Static, Uplink, address,
+};
 use kmod::ModuleName;
-use proto::node;
 use proto::node::network::{Addresses as AddressesMessage, Card as CardMessage};
 use proto::node::storage::Disk as DiskMessage;
+use proto::node::{self, Component};
 use units::Bytes;
 
 use crate::json::Json;
@@ -91,7 +93,9 @@ impl Check {
         let images = self.images(message, &top);
         let cluster_domain =
             self.text(message.cluster_domain.as_deref(), &top.field("clusterDomain")).unwrap_or_default();
-        let mut programs = ProgramSettings { pod_processes, images, cluster_domain, ..ProgramSettings::default() };
+        let networking = self.networking(message.cni(), message.kube_proxy(), &top.field("kubeProxy"));
+        let mut programs =
+            ProgramSettings { pod_processes, images, cluster_domain, networking, ..ProgramSettings::default() };
         Config {
             node: self.text(message.node_name.as_deref(), &top.field("nodeName")).unwrap_or_default(),
             role: self.role(message.role.as_ref(), &network, &top, &mut programs),
@@ -104,6 +108,22 @@ impl Check {
             },
             programs,
             kernel_modules: self.list(&message.kernel_modules, KERNEL_MODULES, str::parse, &top.field("kernelModules")),
+        }
+    }
+
+    fn networking(&mut self, cni: Component, kube_proxy: Component, at_kube_proxy: &FieldPath) -> Networking {
+        match (cni, kube_proxy) {
+            (Component::None, Component::None) => Networking::Plugin(ServiceProxy::Plugin),
+            (Component::None, Component::Unspecified | Component::BuiltIn) => {
+                Networking::Plugin(ServiceProxy::KubeProxy)
+            }
+            (Component::Unspecified | Component::BuiltIn, Component::None) => {
+                self.problem(at_kube_proxy, Violation::KubeProxy);
+                Networking::BuiltIn
+            }
+            (Component::Unspecified | Component::BuiltIn, Component::Unspecified | Component::BuiltIn) => {
+                Networking::BuiltIn
+            }
         }
     }
 

@@ -97,6 +97,11 @@ pub enum Violation {
         "without TLS, the certificate cannot be verified: write https:, or set the verification of the registry to DISABLED"
     )]
     Unverified,
+    #[error(
+        "the node's own pod network needs kube-proxy; remove the field, or set cni to NONE and install a CNI plugin that \
+         replaces both"
+    )]
+    KubeProxy,
     #[error("the name of a disk must have 1 to 64 characters, without spaces and control characters")]
     Disk,
 }

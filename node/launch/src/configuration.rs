@@ -12,8 +12,17 @@ use tempfile::NamedTempFile;
 use crate::spec::{NAME, NodeSpec};
 
 /// Fields of the control plane's configuration that apply to workers, too.
-const COMMON: [&str; 7] =
-    ["clusterDomain", "kernelModules", "onFailure", "podProcesses", "registries", "registryCas", "timeServers"];
+const COMMON: [&str; 9] = [
+    "clusterDomain",
+    "cni",
+    "kernelModules",
+    "kubeProxy",
+    "onFailure",
+    "podProcesses",
+    "registries",
+    "registryCas",
+    "timeServers",
+];
 
 /// A configuration that the launcher cannot use.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +122,7 @@ fn common(name: &str, overcommit: Overcommit) -> Value {
 mod tests {
     use std::fs;
 
-    use cluster::{Addresses, Static};
+    use cluster::{Addresses, Networking, ServiceProxy, Static};
     use config::{Config, Role};
 
     use super::*;
@@ -183,13 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_has_the_registries_of_its_control_plane() {
+    fn a_worker_has_the_settings_of_its_control_plane() {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
         let registries = json!([{"name": "registry.example", "verification": "DISABLED"}]);
-        spec.options.configuration = Some(json!({"registries": registries, "podProcesses": 128}).to_string());
+        let settings = json!({"registries": registries, "podProcesses": 128, "cni": "NONE", "kubeProxy": "NONE"});
+        spec.options.configuration = Some(settings.to_string());
         let config = Config::parse(&worker(&spec)).unwrap();
         assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
         assert_eq!(config.programs.pod_processes.get(), 128);
+        assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
     }
 
     #[test]

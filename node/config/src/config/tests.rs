@@ -99,7 +99,7 @@ fn all_problems_are_reported_with_their_remedies() {
         found,
         [
             "hostname: unknown field; known fields: nodeName, controlPlane, worker, network, timeServers, \
-             storage, onFailure, podProcesses, kernelModules, registryCas, registries, clusterDomain",
+             storage, onFailure, podProcesses, kernelModules, registryCas, registries, clusterDomain, cni, kubeProxy",
             "network.static.adress: unknown field; known fields: address, gateway",
             "network.dhcp: only one of this field and static can be set; remove one",
             "network.mtu: must be an integer from 0 to 4294967295, not a string",
@@ -136,6 +136,10 @@ fn invalid_values_and_conflicts_are_rejected() {
         (r#"{"kernelModules": ["vxlan.ko"]}"#, "kernelModules[0]"),
         (r#"{"kernelModules": "vxlan"}"#, "kernelModules"),
         (r#"{"clusterDomain": "cluster.local."}"#, "clusterDomain"),
+        (r#"{"cni": "flannel"}"#, "cni"),
+        (r#"{"kubeProxy": false}"#, "kubeProxy"),
+        (r#"{"kubeProxy": "NONE"}"#, "kubeProxy"),
+        (r#"{"cni": "BUILT_IN", "kubeProxy": "NONE"}"#, "kubeProxy"),
         (r#"{"controlPlane": {"secretStorage": "AESCBC"}}"#, "controlPlane.secretStorage"),
         (r#"{"controlPlane": {"secretKey": 0}}"#, "controlPlane.secretKey"),
         (r#"{"storage": {"serial": "a", "partition": "b"}}"#, "storage.partition"),
@@ -317,6 +321,8 @@ fn written(config: &Config) -> Value {
         "podProcesses": config.programs.pod_processes.get(),
         "kernelModules": config.kernel_modules.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "clusterDomain": config.programs.cluster_domain.as_str(),
+        "cni": if config.programs.networking == Networking::BuiltIn { "BUILT_IN" } else { "NONE" },
+        "kubeProxy": if config.programs.networking.has_kube_proxy() { "BUILT_IN" } else { "NONE" },
     })
 }
 
@@ -384,11 +390,16 @@ fn configs() -> impl Strategy<Value = Config> {
     let processes = (POD_PROCESSES.0..=POD_PROCESSES.1).prop_map(PodProcesses::new);
     let domain = "[a-z]{1,20}(\\.[a-z0-9]{1,20}){0,2}".prop_map(|text| text.parse().unwrap());
     let modules = vec("[a-zA-Z0-9_]{1,55}".prop_map(|name| name.parse().unwrap()), 0..4);
-    let all_roles = (processes, domain);
+    let networking = proptest::sample::select(vec![
+        Networking::BuiltIn,
+        Networking::Plugin(ServiceProxy::KubeProxy),
+        Networking::Plugin(ServiceProxy::Plugin),
+    ]);
+    let all_roles = (processes, domain, networking);
     ("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", cluster, network(), hosts(TIME_SERVERS), storage, action, all_roles, modules)
         .prop_map(|(name, (role, programs), network, time_servers, storage, on_failure, all_roles, kernel_modules)| {
-            let (pod_processes, cluster_domain) = all_roles;
-            let programs = ProgramSettings { pod_processes, cluster_domain, ..programs };
+            let (pod_processes, cluster_domain, networking) = all_roles;
+            let programs = ProgramSettings { pod_processes, cluster_domain, networking, ..programs };
             let node = name.parse().unwrap();
             Config { node, role, network, time_servers, storage, on_failure, programs, kernel_modules }
         })
