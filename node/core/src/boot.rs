@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::status::Recent;
+use cluster::Networking;
 use cluster::announcement::StageState;
 use config::{Config, Role};
 use futures::FutureExt as _;
@@ -36,6 +37,7 @@ use crate::image_gc::{self, ImageGc};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
 use crate::modules::{self, Modules, ModulesError};
+use crate::plugins::{self, PluginsError};
 use crate::power::{End, Requests};
 use crate::source::{self, SourceError};
 use crate::status::Facts;
@@ -74,6 +76,8 @@ pub enum BootError {
     System(#[from] SystemError),
     #[error("cannot use the data disk")]
     Storage(#[from] StorageError),
+    #[error("cannot mount the directories of CNI plugins")]
+    Plugins(#[from] PluginsError),
     #[error("cannot start the runtime of the services")]
     Runtime(#[source] io::Error),
     #[error("cannot configure the network")]
@@ -202,6 +206,7 @@ async fn serve(
     let services = programs::Config {
         node: config.node.to_string(),
         address,
+        uplink: uplink.interface().to_owned(),
         api_server: config.role.api_server(address),
         services: cluster.services,
         cluster_pods: cluster.pods,
@@ -211,6 +216,9 @@ async fn serve(
         disk: storage.disk(),
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
+    if let Networking::Plugin(_) = services.settings.networking {
+        plugins::mount(&storage, &services.paths)?;
+    }
     if services.paths.memory.is_none() {
         warn!("cannot read the size of the memory, starting programs without memory limits");
     }

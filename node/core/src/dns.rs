@@ -19,7 +19,7 @@ pub(crate) struct Dns {
     pub(crate) certificate: Option<Arc<Requested>>,
     pub(crate) clock: watch::Receiver<::clock::ClockState>,
     pub(crate) name_servers: watch::Receiver<Vec<Ipv4Addr>>,
-    /// The pods' network, with the rules for packets.
+    /// The service that loads the rules for packets.
     pub(crate) network: Handle,
 }
 

@@ -31,6 +31,7 @@ pub mod metrics;
 pub mod modules;
 pub mod mounts;
 pub mod orphans;
+pub mod plugins;
 pub mod power;
 pub mod restart;
 pub mod source;

@@ -48,7 +48,8 @@ fn main() -> ExitCode {
     if log.is_some_and(|log| !log.close(PATIENCE)) {
         print(log, "the end of the log was not written to the disk in time");
     }
-    power::leave(&[Path::new("/ephemeral"), Path::new("/data")]);
+    // The last two are mounts of the data disk on a node with a CNI plugin of the administrator.
+    power::leave(&["/ephemeral", "/data", "/opt/cni/bin", "/etc/cni/net.d"].map(Path::new));
     // File systems that could not be unmounted are reported there only.
     wait_for_console(log);
     // Comes back only if the kernel refuses to power off.

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use ::clock::Keeper;
+use cluster::Networking;
 use config::NodeName;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
@@ -92,7 +93,7 @@ impl Member {
         Ok([images, csi])
     }
 
-    /// Starts kube-proxy with this identity, the removal of unused images, and the kubelet. The certificates of both programs
+    /// Starts kube-proxy with this identity, if the node has it, the removal of unused images, and the kubelet. The certificates of both programs
     /// have to exist.
     pub(crate) async fn start_pods(
         &self,
@@ -103,7 +104,9 @@ impl Member {
         runtime: [Handle; 2],
     ) -> Result<(), BoxError> {
         modules.healthy().await?;
-        cx.start("kube-proxy", proxy::service(&self.services, credentials, proxy));
+        if self.services.settings.networking.has_kube_proxy() {
+            cx.start("kube-proxy", proxy::service(&self.services, credentials, proxy));
+        }
         for handle in runtime {
             handle.healthy().await?;
         }
@@ -155,7 +158,10 @@ impl Member {
         certificate: Option<Requested>,
     ) {
         let (member, network) = (Arc::clone(self), identity.clone());
-        let network = cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone()));
+        let network = match self.services.settings.networking {
+            Networking::BuiltIn => cx.start("pod-network", move |cx| Arc::clone(&member).connect(cx, network.clone())),
+            Networking::Plugin(_) => cx.start("node-rules", move |cx| pods::protect(cx, member.services.clone())),
+        };
         let dns = Arc::new(Dns {
             services: self.services.clone(),
             credentials: Arc::clone(credentials),

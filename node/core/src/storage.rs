@@ -101,6 +101,14 @@ impl Storage {
         self.data.kubelet.path().to_owned()
     }
 
+    pub fn cni_programs(&self) -> Result<Dir, localstorage::OpenError> {
+        self.data.open(|data| &data.cni.programs)
+    }
+
+    pub fn cni_configurations(&self) -> Result<Dir, localstorage::OpenError> {
+        self.data.open(|data| &data.cni.configurations)
+    }
+
     pub fn volumes(&self) -> Arc<Store> {
         Arc::clone(&self.volumes)
     }

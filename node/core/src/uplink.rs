@@ -36,6 +36,10 @@ impl Uplink {
         self.name_servers.subscribe()
     }
 
+    pub fn interface(&self) -> &str {
+        self.network.interface()
+    }
+
     pub fn mtu(&self) -> u32 {
         self.network.mtu().unwrap_or(ETHERNET_MTU)
     }

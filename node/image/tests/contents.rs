@@ -11,10 +11,6 @@ use serde_json::Value;
 /// All programs and their other names: a shell, a package manager or ssh would fail the test.
 const PROGRAMS: [&str; 24] = [
     "init",
-    "opt/cni/bin/host-local",
-    "opt/cni/bin/loopback",
-    "opt/cni/bin/portmap",
-    "opt/cni/bin/ptp",
     "usr/bin/blkid",
     "usr/bin/containerd",
     "usr/bin/containerd-shim-runc-v2",
@@ -34,6 +30,10 @@ const PROGRAMS: [&str; 24] = [
     "usr/bin/snapshot-controller",
     "usr/bin/umount",
     "usr/bin/xfs_repair",
+    "usr/libexec/cni/host-local",
+    "usr/libexec/cni/loopback",
+    "usr/libexec/cni/portmap",
+    "usr/libexec/cni/ptp",
 ];
 
 /// The image, unpacked by fsck of erofs-utils.
@@ -82,7 +82,7 @@ fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
 /// Whether the kernel could execute the file: all in directories of programs, elsewhere by format, except libraries and modules.
 fn is_program(path: &str, file: &Path) -> bool {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-    if matches!(directory, "opt/cni/bin" | "usr/bin") {
+    if matches!(directory, "usr/bin" | "usr/libexec/cni") {
         return true;
     }
     let is_library = directory == "usr/lib" && name.contains(".so.");

@@ -7,7 +7,8 @@ use units::{Bytes, Inodes};
 /// cluster's objects. Each is a directory with a limit of its own, or several with a common one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Two directories of containerd: images, packed and unpacked, and what containers write to their own root.
+    /// Two directories of containerd: images, packed and unpacked, and what containers write to their own root. And one for
+    /// programs and configurations of CNI plugins.
     Containerd,
     /// kubelet's directory of pods: emptyDirs above all.
     Pods,

@@ -67,4 +67,4 @@ pub use probe::ProbeError;
 pub use program::{Programs, RunError};
 pub use signature::{MalformedLine, Mark, Signature, Usage};
 pub use smart::SmartWarnings;
-pub use tree::{ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Passage, Root, Tree};
+pub use tree::{Cni, ContainerdState, Data, Directory, Entry, Ephemeral, File, Kubelet, Log, Passage, Root, Tree};

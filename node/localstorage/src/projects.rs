@@ -1,6 +1,6 @@
 //! The parts of the data disk get their projects and limits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use dir::{Dir, Ensured, Mode, Name};
@@ -24,6 +24,8 @@ pub(crate) struct Projects {
     ids: ProjectIds,
     /// Parts of which a directory has the project.
     assigned: BTreeSet<Part>,
+    /// Projects of parts whose directories a former release limited by the one above them. Their other directories join these.
+    former: BTreeMap<Part, ProjectId>,
 }
 
 impl Projects {
@@ -51,7 +53,7 @@ impl Projects {
         if recorded.as_ref() != Some(&ids) {
             root.write(&name, &ids.text(), MODE).map_err(failed("write"))?;
         }
-        Ok(Self { budget, ids, assigned: BTreeSet::new() })
+        Ok(Self { budget, ids, assigned: BTreeSet::new(), former: BTreeMap::new() })
     }
 
     /// Limits a directory of the tree, if it is a part. Called before it has content: what is in
@@ -61,6 +63,7 @@ impl Projects {
     /// have been enlarged.
     pub(crate) fn limit(&mut self, dir: &Dir, entry: Entry<'_>) -> Result<(), MountError> {
         let Some((part, id)) = entry.part.and_then(|part| Some((part, self.ids.get(part)?))) else { return Ok(()) };
+        let id = self.former.get(&part).copied().unwrap_or(id);
         let limits = self.budget.limits(part);
         let path = entry.path.display();
         let failed = |source| MountError::Limit { path: entry.path.to_owned(), source };
@@ -72,7 +75,11 @@ impl Projects {
                 Ok(())
             }
             Ok(Ensured::Unchanged(_)) => Ok(()),
-            Err(SetError::OtherProject { .. }) => transfer(dir, entry.path, id, limits),
+            Err(SetError::OtherProject { .. }) => {
+                let outer = transfer(dir, entry.path, id, limits)?;
+                self.former.extend(outer.map(|outer| (part, outer)));
+                Ok(())
+            }
             // Filled by a release without limits. The node starts nevertheless.
             Err(SetError::NotEmpty) => {
                 warn!(
@@ -84,8 +91,9 @@ impl Projects {
             }
             // Of a former release, in which containerd's root was the directory of the part.
             Err(SetError::Nested { outer }) if outer == id => fsquota::set_limits(dir, id, limits).map_err(failed),
-            Err(SetError::Nested { .. }) => {
+            Err(SetError::Nested { outer }) => {
                 is_nested(entry.path);
+                self.former.insert(part, outer);
                 Ok(())
             }
             Err(source) => Err(failed(source)),
@@ -93,8 +101,9 @@ impl Projects {
     }
 }
 
-/// From the project of a former release, which every pod could guess. Nothing writes to the directory during a boot.
-fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<(), MountError> {
+/// From the project of a former release, which every pod could guess. Nothing writes to the directory during a boot. Returns
+/// the project of the directory above, if that one has the limit.
+fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<Option<ProjectId>, MountError> {
     match fsquota::transfer(dir, id, limits) {
         Ok(Transferred { left: None, .. }) => info!(path = %path.display(), "directory moved to another project"),
         Ok(Transferred { left: Some(left), .. }) => warn!(
@@ -102,10 +111,13 @@ fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<(),
             inodes = left.inodes.get(),
             "directory moved to another project, but for inodes that the kernel does not move: they have the former limits"
         ),
-        Err(TransferError::Set(SetError::Nested { .. })) => is_nested(path),
+        Err(TransferError::Set(SetError::Nested { outer })) => {
+            is_nested(path);
+            return Ok(Some(outer));
+        }
         Err(source) => return Err(MountError::Transfer { path: path.to_owned(), source }),
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The directory above it had the limit once, and keeps it.

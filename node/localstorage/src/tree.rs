@@ -73,6 +73,8 @@ directory! {
         /// The kubelet's own certificates; it renews them itself.
         kubelet_pki: Directory = "kubelet-pki",
         containerd: Containerd = "containerd",
+        /// Programs and configurations of CNI plugins. They count as images do.
+        cni: Cni = "cni" limit Containerd,
         /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
         volumes: Directory = "volumes",
         project_ids: File = "project-ids.json",
@@ -106,6 +108,14 @@ directory! {
     Overlayfs {
         /// Images, unpacked, and writable layers of containers.
         snapshots: Directory = "snapshots" limit Containerd,
+    }
+}
+
+directory! {
+    /// CNI plugins that the administrator has installed in the cluster: their DaemonSets write here.
+    Cni {
+        programs: Directory = "bin",
+        configurations: Directory = "net.d",
     }
 }
 
@@ -387,6 +397,7 @@ mod tests {
         let root = Root::at("/");
         assert_eq!(root.data.kubelet.plugins_registry.path(), Path::new("/data/kubelet/plugins_registry"));
         assert_eq!(root.data.kubelet_pki.path(), Path::new("/data/kubelet-pki"));
+        assert_eq!(root.data.cni.programs.path(), Path::new("/data/cni/bin"));
         assert_eq!(root.data.log.pods.path(), Path::new("/data/log/pods"));
         assert_eq!(root.data.log.node.path(), Path::new("/data/log/node"));
         assert_eq!(root.ephemeral.containerd.socket.path(), Path::new("/ephemeral/containerd/containerd.sock"));

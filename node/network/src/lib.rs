@@ -110,6 +110,11 @@ impl Network {
         Ok(Self { settings, link, session })
     }
 
+    /// Name of the device in the kernel.
+    pub fn interface(&self) -> &str {
+        self.link.name()
+    }
+
     /// Current MTU of the device in bytes. `None` if it cannot be read.
     pub fn mtu(&self) -> Option<u32> {
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/mtu", self.link.name())).ok()?;

@@ -1,7 +1,9 @@
-//! containerd's configuration of the pods' network: a link for each pod, addresses from the node's range, host ports.
+//! containerd's configuration of the pods' network: a link for each pod, addresses from the node's range, host ports. Or that of
+//! a CNI plugin that the administrator installs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use cluster::Networking;
 use ipnet::Ipv4Net;
 use serde_json::json;
 
@@ -13,9 +15,27 @@ pub(crate) const LINKS: &str = "veth*";
 
 pub(crate) const CONFLIST: &str = "10-pods.conflist";
 
-/// The directory in which containerd looks for network configurations, and which it watches.
+/// The directory of the node's own network configuration.
 pub(crate) fn directory(paths: &Paths) -> PathBuf {
     paths.ephemeral.join("cni/net.d")
+}
+
+/// The directory in which containerd looks for network configurations, and which it watches.
+pub(crate) fn configurations(config: &Config) -> PathBuf {
+    match config.settings.networking {
+        Networking::BuiltIn => directory(&config.paths),
+        Networking::Plugin(_) => config.paths.installed_cni_configurations.clone(),
+    }
+}
+
+/// The directories in which containerd looks for plugins, the preferred one first. It needs `loopback` with every plugin, and
+/// some plugins start `host-local` or `portmap` of the image.
+pub(crate) fn programs(config: &Config) -> Vec<&Path> {
+    let Paths { cni_programs, installed_cni_programs, .. } = &config.paths;
+    match config.settings.networking {
+        Networking::BuiltIn => vec![cni_programs],
+        Networking::Plugin(_) => vec![installed_cni_programs, cni_programs],
+    }
 }
 
 /// The configuration for pods with addresses of `pods`. The addresses in use are forgotten at a reboot, as the pods are.

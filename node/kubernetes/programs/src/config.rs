@@ -16,6 +16,8 @@ pub struct Config {
     /// A DNS label.
     pub node: String,
     pub address: Ipv4Addr,
+    /// The interface to other machines, by its name in the kernel.
+    pub uplink: String,
     /// Of a control plane [`address`](Self::address) with [`API_PORT`], of a worker another node's.
     pub api_server: SocketAddrV4,
     pub services: Ipv4Net,
@@ -34,6 +36,7 @@ impl Default for Config {
         Self {
             node: "granary".into(),
             address,
+            uplink: "eth0".into(),
             api_server: SocketAddrV4::new(address, API_PORT),
             services: Ipv4Net::new_assert(Ipv4Addr::new(10, 96, 0, 0), 16),
             cluster_pods: Ipv4Net::new_assert(Ipv4Addr::new(10, 244, 0, 0), 16),
@@ -94,7 +97,11 @@ pub struct Disk {
 #[derive(Clone, Debug)]
 pub struct Paths {
     pub programs: PathBuf,
+    /// CNI plugins of the image.
     pub cni_programs: PathBuf,
+    /// Where the DaemonSets of CNI plugins install their programs and configurations ([`cluster::Networking::Plugin`]).
+    pub installed_cni_programs: PathBuf,
+    pub installed_cni_configurations: PathBuf,
     /// Directory of the OCI archives that belong to the image.
     pub images: PathBuf,
     pub resolv_conf: PathBuf,
@@ -119,7 +126,9 @@ impl Default for Paths {
     fn default() -> Self {
         Self {
             programs: "/usr/bin".into(),
-            cni_programs: "/opt/cni/bin".into(),
+            cni_programs: "/usr/libexec/cni".into(),
+            installed_cni_programs: "/opt/cni/bin".into(),
+            installed_cni_configurations: "/etc/cni/net.d".into(),
             images: "/images".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             cgroups: Some("/sys/fs/cgroup".into()),

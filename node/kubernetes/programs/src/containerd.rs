@@ -118,11 +118,11 @@ fn program(config: &Config) -> Program {
     let arguments = vec![format!("--config={}", file.display()), "--log-level=info".into()];
     let directories = vec![
         (paths.containerd.clone(), 0o711),
-        (cni::directory(paths), 0o755),
+        (cni::configurations(config), 0o755),
         (registries::directory(paths), 0o700),
         (registries::cas(paths), 0o700),
     ];
-    let files = vec![(file, toml(paths, shim_cgroup(paths)))];
+    let files = vec![(file, toml(config, shim_cgroup(paths)))];
     let secrets =
         registries::files(paths, &config.settings.images).into_iter().map(|(path, text)| (path, text.into())).collect();
     let environment = vec![("SSL_CERT_DIR", registries::cas(paths))];
@@ -136,7 +136,8 @@ fn shim_cgroup(paths: &Paths) -> Option<&'static str> {
 }
 
 /// containerd 2.3, configuration version 3. Missing settings have their defaults.
-fn toml(paths: &Paths, shims: Option<&str>) -> String {
+fn toml(config: &Config, shims: Option<&str>) -> String {
+    let paths = &config.paths;
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
     format!(
         r#"version = 3
@@ -177,15 +178,15 @@ disabled_plugins = [
         SystemdCgroup = false
         ShimCgroup = "{shims}"
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = [{cni_programs}]
+    bin_dirs = [{plugins}]
     conf_dir = {cni}
 "#,
         root = quoted(&paths.containerd),
         state = quoted(&paths.ephemeral.join("containerd")),
         socket = quoted(&paths.containerd_socket()),
         runc = quoted(&paths.programs.join("runc")),
-        cni_programs = quoted(&paths.cni_programs),
-        cni = quoted(&cni::directory(paths)),
+        plugins = cni::programs(config).into_iter().map(quoted).collect::<Vec<_>>().join(", "),
+        cni = quoted(&cni::configurations(config)),
         registries = quoted(&registries::directory(paths)),
         shims = shims.unwrap_or_default(),
     )
@@ -193,17 +194,19 @@ disabled_plugins = [
 
 #[cfg(test)]
 mod tests {
+    use cluster::{Networking, ServiceProxy};
+
     use super::*;
 
     #[test]
     fn data_is_on_the_disk_and_state_is_not() {
-        let text = toml(&Config::default().paths, Some(SHIMS));
+        let text = toml(&Config::default(), Some(SHIMS));
         for line in [
             "root = \"/data/containerd\"",
             "state = \"/ephemeral/containerd\"",
             "  address = \"/ephemeral/containerd/containerd.sock\"",
             "        BinaryName = \"/usr/bin/runc\"",
-            "    bin_dirs = [\"/opt/cni/bin\"]",
+            "    bin_dirs = [\"/usr/libexec/cni\"]",
             "    conf_dir = \"/ephemeral/cni/net.d\"",
             "    config_path = \"/ephemeral/config/certs.d\"",
             "  image_pull_with_sync_fs = true",
@@ -211,6 +214,16 @@ mod tests {
             "        ShimCgroup = \"/shims\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_of_the_administrator_is_found_where_its_chart_installs_it() {
+        let mut config = Config::default();
+        config.settings.networking = Networking::Plugin(ServiceProxy::Plugin);
+        let text = toml(&config, None);
+        for line in ["    bin_dirs = [\"/opt/cni/bin\", \"/usr/libexec/cni\"]", "    conf_dir = \"/etc/cni/net.d\""] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
     }
 

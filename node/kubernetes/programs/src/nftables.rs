@@ -49,7 +49,8 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let (node, tunnel) = (config.address, config.mesh.port);
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
     let dns = config.dns_service();
-    let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
+    let mesh_packets = format!("        udp sport {tunnel} notrack comment \"mesh\"\n");
+    let starting = starting(config, &mesh_packets);
     format!(
         r#"# Declared first, so that there is one to delete.
 table inet {TABLE}
@@ -69,16 +70,7 @@ table inet {TABLE} {{
         ip daddr {node} udp dport {tunnel} notrack comment "mesh"
         iifname "{LINKS}" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
     }}
-    chain starting {{
-        type filter hook output priority raw; policy accept;
-        ip daddr {api} tcp dport {api_port} notrack comment "API server"
-        oifname "lo" ip daddr 127.0.0.1 tcp dport {{ {own} }} notrack comment "the node's programs"
-        udp sport {tunnel} notrack comment "mesh"
-        oifname "lo" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
-        ip saddr {dns} meta l4proto {{ tcp, udp }} th sport {DNS_PORT} notrack comment "cluster DNS"
-        ip daddr != {services} udp dport {NTP} notrack comment "time"
-    }}
-    chain passing {{
+{starting}    chain passing {{
         type filter hook forward priority filter; policy accept;
         iifname "{LINKS}" ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
     }}
@@ -93,6 +85,54 @@ table inet {TABLE} {{
         oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "unknown Service"
     }}
 }}
+"#
+    )
+}
+
+/// The rules of a node whose pods have the network of a CNI plugin: those that protect the node itself, whatever the plugin
+/// does. The names of the pods' interfaces are unknown, so that the rules name the interface to other machines.
+///
+/// Only pods of this node reach its CoreDNS. Packets to a port [`STATUS_PORT`] of other nodes are those of pods: the node's own
+/// are not forwarded.
+pub(crate) fn node_rules(config: &Config) -> String {
+    let (uplink, cluster, dns) = (&config.uplink, config.cluster_pods, config.dns_service());
+    let (api, api_port) = (config.api_server.ip(), config.api_server.port());
+    let starting = starting(config, "");
+    format!(
+        r#"# Declared first, so that there is one to delete.
+table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+    chain arriving {{
+        type filter hook prerouting priority raw; policy accept;
+        iifname "{uplink}" ip daddr 127.0.0.0/8 counter drop comment "loopback"
+        iifname "{uplink}" ip daddr {dns} counter drop comment "for pods of this node"
+        iifname "{uplink}" ip daddr {api} tcp dport {api_port} notrack comment "API server"
+        ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
+    }}
+{starting}    chain passing {{
+        type filter hook forward priority filter; policy accept;
+        ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
+    }}
+}}
+"#
+    )
+}
+
+/// The chain for packets that the node sends, with more rules.
+fn starting(config: &Config, more: &str) -> String {
+    let (services, dns) = (config.services, config.dns_service());
+    let (api, api_port) = (config.api_server.ip(), config.api_server.port());
+    let own = OWN_PORTS.map(|port| port.to_string()).join(", ");
+    format!(
+        r#"    chain starting {{
+        type filter hook output priority raw; policy accept;
+        ip daddr {api} tcp dport {api_port} notrack comment "API server"
+        oifname "lo" ip daddr 127.0.0.1 tcp dport {{ {own} }} notrack comment "the node's programs"
+{more}        oifname "lo" ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"
+        ip saddr {dns} meta l4proto {{ tcp, udp }} th sport {DNS_PORT} notrack comment "cluster DNS"
+        ip daddr != {services} udp dport {NTP} notrack comment "time"
+    }}
 "#
     )
 }
@@ -118,6 +158,23 @@ mod tests {
         let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
         let found = text.lines().map(str::trim).filter(|line| line.contains("table inet"));
         assert!(found.eq(["table inet granary", "delete table inet granary", "table inet granary {"]), "{text}");
+    }
+
+    /// The plugin decides about its pods' packets.
+    #[test]
+    fn beside_a_plugin_no_rule_is_about_links_of_pods() {
+        let config = Config { uplink: "eth1".to_owned(), ..Config::default() };
+        let text = node_rules(&config);
+        for rule in [
+            r#"iifname "eth1" ip daddr 10.96.0.10 counter drop"#,
+            r#"ip daddr 10.96.0.10 meta l4proto { tcp, udp } th dport 53 notrack"#,
+            r#"ip daddr 10.0.2.15 tcp dport 6443 notrack"#,
+        ] {
+            assert!(text.contains(rule), "{rule}: {text}");
+        }
+        for other in [LINKS, config.mesh.interface, "masquerade", "7838"] {
+            assert!(!text.contains(other), "{other}: {text}");
+        }
     }
 
     #[test]

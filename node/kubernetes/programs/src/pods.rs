@@ -20,7 +20,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client};
 use supervisor::Context;
 use tokio::task::{JoinError, spawn_blocking};
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
 use tracing::{debug, info, warn};
 
 use crate::program::{Program, ProgramError};
@@ -72,7 +72,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
         };
         let Some(pods) = found else { continue };
         // Before the first pod: no packet of one shall ever pass without them.
-        load(&config, pods).complete(&config.paths, &cx).await.map_err(PodsError::Rules)?;
+        load(&config, nftables::rules(&config, pods)).complete(&config.paths, &cx).await.map_err(PodsError::Rules)?;
         if cx.is_cancelled() {
             return Ok(());
         }
@@ -104,12 +104,27 @@ fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     }
 }
 
-fn load(config: &Config, pods: Ipv4Net) -> Program {
+/// Without a network of the node for pods: loads the rules that protect the node itself, and again every five minutes, until
+/// it is cancelled. Healthy when they are loaded. Stopped or started again, it leaves what is there.
+pub async fn protect(cx: Context, config: Config) -> Result<(), PodsError> {
+    let mut again = interval(INTERVAL);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            _ = again.tick() => {}
+        }
+        load(&config, nftables::node_rules(&config)).complete(&config.paths, &cx).await.map_err(PodsError::Rules)?;
+        cx.healthy();
+    }
+}
+
+fn load(config: &Config, rules: String) -> Program {
     let file = config.paths.generated("pods.nft");
     Program {
         name: "nft",
         arguments: vec![format!("--file={}", file.display())],
-        files: vec![(file, nftables::rules(config, pods))],
+        files: vec![(file, rules)],
         ..Program::default()
     }
 }

@@ -14,7 +14,7 @@ pub const FIRST: u32 = 1 << 31;
 /// Creates the tree on a file system that is mounted at its root, with something in each part. Durable after a `syncfs`.
 pub fn create(data: &Data) {
     let mut entries = Vec::new();
-    data.visit(&mut |entry| entries.extend(entry.directory.then_some(entry)));
+    data.visit(&mut |entry| entries.extend((entry.directory && !is_new(data, entry.path)).then_some(entry)));
     // The root of containerd was the directory of its part, and inherits its project to those that are the part now.
     let containerd = data.containerd.path();
     let (inner, outer): (Vec<_>, Vec<_>) =
@@ -49,6 +49,9 @@ pub fn faults(data: &Data) -> Vec<String> {
     let budget = budget(data);
     data.visit(&mut |entry| {
         let Some(part) = entry.part else { return };
+        if is_new(data, entry.path) && !entry.path.exists() {
+            return;
+        }
         let dir = File::open(entry.path).unwrap();
         let quota = match fsquota::get(&dir) {
             Ok(quota) => quota,
@@ -64,7 +67,7 @@ pub fn faults(data: &Data) -> Vec<String> {
         let strays = fsquota::strays(&dir, quota.id).unwrap();
         faults.extend(strays.map(|stray| format!("{part:?}: {stray:?}")));
         for (file, content) in files(entry.path, part) {
-            if fs::read_to_string(&file).ok() != Some(content) {
+            if !is_new(data, entry.path) && fs::read_to_string(&file).ok() != Some(content) {
                 faults.push(format!("{} is not what it was", file.display()));
             }
         }
@@ -78,6 +81,11 @@ pub fn faults(data: &Data) -> Vec<String> {
         faults.push(format!("there are the projects {all:?}, and the parts have {of_parts:?}"));
     }
     faults
+}
+
+/// Whether that release did not have the directory.
+fn is_new(data: &Data, path: &Path) -> bool {
+    path.starts_with(data.cni.path())
 }
 
 fn budget(data: &Data) -> Budget {

@@ -223,3 +223,26 @@ fn no_other_machine_reaches_the_nodes_dns() {
     node.loses("past the mesh", (&node.outside, OUTSIDE), (&node.host, DNS));
     node.loses("the node routes for pods only", (&node.other, OTHER), (&node.host, DNS));
 }
+
+/// Its pods' interfaces have any names.
+#[test]
+fn a_node_with_a_cni_plugin_protects_itself() {
+    let node = Node::claimed();
+    node::addresses(&node.host, "lo", &[(DNS, 32)]);
+    node.load(&translation("dns_claim", &[DNS_CLAIM]));
+    let by_pod = || node.datagram(&node.pods[1], (PODS[1], 0), (&node.host, DNS, DNS_PORT));
+    let ask_time = || node.datagram(&node.host, (NODE, 0), (&node.outside, OUTSIDE, NTP));
+    let connect = || [&node.outside, &node.host].map(|from| node.connection(from, NODE));
+    assert_eq!((by_pod(), ask_time()), (End::Service, End::Service));
+    assert_eq!(connect(), [End::Service, End::Service]);
+    node.protect_itself();
+    assert_eq!((by_pod(), ask_time()), (End::Destination, End::Destination));
+    assert_eq!(connect(), [End::Destination, End::Destination]);
+
+    let (pod, outside) = ((&node.pods[1], PODS[1]), (&node.outside, OUTSIDE));
+    node.loses("for pods of this node", outside, (&node.host, DNS));
+    node.loses_by("for nodes", pod, (OUTSIDE, 7839).into(), outside);
+    // The plugin decides about other packets.
+    assert_eq!(node::reaches(outside, pod), OUTSIDE);
+    assert_eq!(node::reaches(pod, outside), PODS[1]);
+}

@@ -108,14 +108,36 @@ impl Node {
         programs: PathBuf,
         meanwhile: impl AsyncFnOnce() + Send + 'static,
     ) -> Result<(), String> {
+        let config = self.config(programs);
+        let start = move |settings| {
+            let client = api::with_range(range);
+            Supervisor::start("pods", settings, move |cx| pods::run(cx, client.clone(), config.clone()))
+        };
+        self.supervise(start, meanwhile)
+    }
+
+    /// Loads the rules of a node whose pods have the network of a CNI plugin.
+    pub fn protect_itself(&self) {
+        let config = self.config("/usr/bin".into());
+        let start = |settings| Supervisor::start("rules", settings, move |cx| pods::protect(cx, config.clone()));
+        self.supervise(start, async || ()).unwrap();
+    }
+
+    fn config(&self, programs: PathBuf) -> Config {
         let paths = Paths { programs, cgroups: None, ephemeral: self.scratch.path().to_owned(), ..Paths::default() };
         let api_server = SocketAddrV4::new(NODE, API_PORT);
-        let config = Config { node: "one".to_owned(), address: NODE, api_server, paths, ..Config::default() };
+        Config { node: "one".to_owned(), address: NODE, api_server, paths, ..Config::default() }
+    }
+
+    /// Ends a service when it is healthy, and something else has happened. Returns its error.
+    fn supervise(
+        &self,
+        start: impl FnOnce(Settings) -> Supervisor + Send + 'static,
+        meanwhile: impl AsyncFnOnce() + Send + 'static,
+    ) -> Result<(), String> {
         self.host.block_on(async move || {
-            let client = api::with_range(range);
             let backoff = Backoff { first: Duration::from_secs(1000), ..Backoff::default() };
-            let settings = Settings { backoff, ..Settings::default() };
-            let tree = Supervisor::start("pods", settings, move |cx| pods::run(cx, client.clone(), config.clone()));
+            let tree = start(Settings { backoff, ..Settings::default() });
             let end = Instant::now() + LIMIT;
             let result = loop {
                 let status = tree.status();
