@@ -70,6 +70,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_data_are_on_no_disk_with_an_archive() {
+        assert_eq!(localstorage::ARCHIVE_SERIALS, IMAGE_ARCHIVE_PREFIX);
+    }
+
+    #[test]
     fn archives_are_disks_and_partitions_of_the_name() {
         let blocks = tempfile::tempdir().unwrap();
         for (device, file, text) in [

@@ -22,10 +22,13 @@ use crate::sysfs::{self, look};
 
 const SYSTEM_SERIAL: &str = "system";
 const DATA_SERIAL: &str = "data";
+/// Beginning of the serial numbers of disks whose content is an archive of images.
+pub const ARCHIVE_SERIALS: &str = "image-";
 
 /// Purpose of a disk. The data disk is selected from those with the greatest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
+    /// The system, or an archive of images: never for the data.
     System,
     Unnamed,
     /// The machine says, by its serial number, that it is for the data.
@@ -231,6 +234,7 @@ impl Machine<'_> {
         Ok(match sysfs::serial(path)?.as_deref() {
             Some(SYSTEM_SERIAL) => Role::System,
             Some(DATA_SERIAL) => Role::Data,
+            Some(serial) if serial.starts_with(ARCHIVE_SERIALS) => Role::System,
             _ => Role::Unnamed,
         })
     }

@@ -56,6 +56,11 @@ impl Setting {
         path("GRANARY_DISK")
     }
 
+    /// Archive of the image that contains the CNI plugin of the tests.
+    pub fn plugin(&self) -> Result<PathBuf, StepError> {
+        path("GRANARY_PLUGIN")
+    }
+
     pub fn options(&self) -> Options {
         Options::new(self.image.clone(), self.directory.path())
     }

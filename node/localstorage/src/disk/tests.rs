@@ -126,6 +126,8 @@ fn the_boot_disk_is_used_if_no_other_disk_holds_anything() {
     assert_eq!(wanted(&[]), Some(Wanted::New));
     // Empty, and too small.
     assert_eq!(wanted(&[("vdb", None, b"")]), Some(Wanted::New));
+    // An archive of images on a disk that the kernel does not mark as read-only.
+    assert_eq!(wanted(&[("vdb", Some("image-1"), b"swap")]), Some(Wanted::New));
     assert_eq!(wanted(&[("vdb", Some("data"), b"")]), None);
     assert_eq!(wanted(&[("vdb", None, b"swap")]), None);
     assert_eq!(wanted(&[("vdb", None, b"swap"), ("vdc", None, b"swap")]), None);

@@ -1,5 +1,7 @@
 //! The image as a disk, started by UEFI firmware.
 
+mod plugin;
+
 use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest, STATUS_PORT};
 use e2e::{Failure, PATIENCE, Seen, Setting, eventually};
 use envtest::chain;
@@ -26,6 +28,7 @@ const SECTOR: u32 = 512;
 
 /// The machine has no other disk: the data are on a partition that the first boot makes behind the system. It has no virtio
 /// disk and card, three cards of which one is connected, and a screen. Its administrator has only the console and the network.
+/// Its pods have the network of a CNI plugin, which a DaemonSet installs.
 #[tokio::test]
 async fn the_image_on_a_larger_disk_becomes_a_node() {
     let setting = Setting::from_target().unwrap();
@@ -41,16 +44,31 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     let configuration = json!({
         "controlPlane": {"administratorRequests": [administrator.request]},
         "network": {"driver": "e1000e"},
+        "cni": "NONE",
+        "kubeProxy": "NONE",
     });
     options.configuration = Some(configuration.to_string());
     let status = Forward { host: free_port().unwrap(), guest: STATUS_PORT };
     options.forwards = vec![status];
-    let node = match Node::boot(&options, |event| println!("{event}")).await {
-        Ok(node) => node,
-        Err(error) => panic!("the node did not boot: {}", chain(&error)),
+    options.images = vec![setting.plugin().unwrap()];
+    let installed = async {
+        let kubeconfig = setting.file("kubeconfig");
+        let announced = eventually(PATIENCE, "the kubeconfig", async || {
+            let read = Kubeconfig::read_from(&kubeconfig);
+            Ok(read.map_or_else(|error| Seen::NotYet(error.to_string()), Seen::Done))
+        });
+        plugin::install(client(announced.await?).await).await
     };
+    let booted = Node::boot(&options, |event| println!("{event}"));
+    let (node, case) = tokio::try_join!(
+        async { booted.await.map_err(|error| format!("the node did not boot: {}", chain(&error))) },
+        async { installed.await.map_err(|error: Failure| format!("the plugin is not installed: {}", chain(&error))) },
+    )
+    .unwrap_or_else(|error| panic!("{error}"));
     let console = fs::read_to_string(node.console()).unwrap();
-    expect(&console, "/dev/nvme0n1p2 (partition SYSTEM-A");
+    // The archive with the plugin is on another disk, and the kernel numbers both as it finds them.
+    expect(&console, "initramfs: /dev/nvme");
+    expect(&console, "n1p2 (partition SYSTEM-A");
     let loaded = console.lines().find(|line| line.contains("drivers loaded")).expect("a line about drivers");
     for driver in ["e1000e", "igb", "vmxnet3"] {
         expect(loaded, driver);
@@ -61,6 +79,7 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     let written = pixels(&screen).filter(|pixel| *pixel == CONSOLE_TEXT).count();
     assert!(written > 2000, "{written} pixels of text are on the screen");
     administrator.enters(&node, status.host).await;
+    plugin::is_used(&case).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
 
@@ -131,11 +150,15 @@ impl Administrator {
             "current-context": "granary",
         }))
         .unwrap();
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-        // A proxy of the environment does not reach the loopback of this machine.
-        config.proxy_url = None;
-        Client::try_from(config).unwrap()
+        client(kubeconfig).await
     }
+}
+
+async fn client(kubeconfig: Kubeconfig) -> Client {
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    // A proxy of the environment does not reach the loopback of this machine.
+    config.proxy_url = None;
+    Client::try_from(config).unwrap()
 }
 
 /// The first line and the body of the answer.

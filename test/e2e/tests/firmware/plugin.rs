@@ -1,0 +1,137 @@
+//! A network of pods that a DaemonSet installs, as those of Cilium, Calico and flannel do.
+
+use e2e::{Case, Failure, PATIENCE, Pod as ServerPod, Seen, eventually};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use workload::Record;
+
+const IMAGE: &str = "granary.invalid/e2e-plugin:1";
+/// Not of the cluster's networks (RFC 2544).
+const RANGE: &str = "198.18.7.0/24";
+
+/// Creates the DaemonSet. The node is not Ready before its pod has installed the plugin.
+pub async fn install(client: Client) -> Result<Case, Failure> {
+    let case = Case::begin_privileged(client, "plugin".to_owned()).await?;
+    let container = |name: &str, arguments: &[&str], user: u32, volumes: &[&str]| {
+        let mounts = volumes.iter().map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
+        json!({
+            "name": name,
+            "image": IMAGE,
+            "imagePullPolicy": "Never",
+            "args": arguments,
+            "securityContext": {"runAsUser": user},
+            "volumeMounts": mounts.collect::<Vec<_>>(),
+        })
+    };
+    let volume =
+        |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
+    let labels = json!({"app": "plugin"});
+    let _: DaemonSet = case
+        .create(json!({
+            "metadata": {"name": "plugin"},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "hostNetwork": true,
+                        "automountServiceAccountToken": false,
+                        "tolerations": [{"operator": "Exists"}],
+                        "initContainers": [
+                            container("rights", &["is-denied", "/programs/denied"], 1000, &["programs"]),
+                            container("install", &["install", "/programs", "/configurations", RANGE], 0, &["programs", "configurations"]),
+                        ],
+                        // The runtime starts it only if the node's mounts are shared.
+                        "containers": [{
+                            "name": "agent",
+                            "image": "granary.invalid/pause:1",
+                            "imagePullPolicy": "Never",
+                            "securityContext": {"privileged": true},
+                            "volumeMounts": [
+                                {"name": "programs", "mountPath": "/programs", "mountPropagation": "Bidirectional"},
+                                {"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "Bidirectional"},
+                                {"name": "run", "mountPath": "/run/plugin", "mountPropagation": "HostToContainer"},
+                            ],
+                        }],
+                        "volumes": [
+                            volume("programs", "/opt/cni/bin"),
+                            volume("configurations", "/etc/cni/net.d"),
+                            volume("bpf", "/sys/fs/bpf"),
+                            volume("run", "/run/plugin"),
+                        ],
+                    },
+                },
+            },
+        }))
+        .await?;
+    Ok(case)
+}
+
+/// A pod has an address of the plugin and resolves names, and the node has no network of its own beside it.
+pub async fn is_used(case: &Case) -> Result<(), Failure> {
+    let server = case.open(&ServerPod::server("ordinary")).await?;
+    let pods: Api<Pod> = case.api();
+    let pod = pods.get(server.name()).await.map_err(Failure::api("read a pod"))?;
+    let address = pod.status.and_then(|status| status.pod_ip).unwrap_or_default();
+    assert!(address.starts_with("198.18.7."), "{address}");
+    eventually(PATIENCE, "an answer of the node's DNS", async || {
+        let resolved = server.resolve("kubernetes.default.svc", Record::A).await;
+        let text = format!("{resolved:?}");
+        let is_right = resolved.is_ok_and(|found| found.answers == ["10.96.0.1"]);
+        Ok(if is_right { Seen::Done(()) } else { Seen::NotYet(text) })
+    })
+    .await?;
+
+    eventually(PATIENCE, "the pod of the DaemonSet", async || {
+        let found: DaemonSet = case.api().get("plugin").await.map_err(Failure::api("read a DaemonSet"))?;
+        let ready = found.status.map(|status| status.number_ready);
+        Ok(if ready == Some(1) { Seen::Done(()) } else { Seen::NotYet(format!("{ready:?} are ready")) })
+    })
+    .await?;
+
+    let found = look(case).await?;
+    let [programs, interfaces, rules] = ["programs", "interfaces", "rules"].map(|key| found[key].to_string());
+    assert!(programs.contains("\"kubelet\"") && !programs.contains("kube-proxy"), "{programs}");
+    assert!(interfaces.contains("eth0") && !interfaces.contains("clusternet"), "{interfaces}");
+    assert!(rules.contains("table inet granary") && rules.contains("cluster DNS"), "{rules}");
+    for other in ["kube-proxy", "masquerade", "veth", "clusternet"] {
+        assert!(!rules.contains(other), "{other}: {rules}");
+    }
+    Ok(())
+}
+
+async fn look(case: &Case) -> Result<Value, Failure> {
+    let pod = json!({
+        "metadata": {"name": "look"},
+        "spec": {
+            "hostNetwork": true,
+            "hostPID": true,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "look",
+                "image": IMAGE,
+                "imagePullPolicy": "Never",
+                "args": ["look", "/host"],
+                "securityContext": {"privileged": true},
+                "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
+            }],
+            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+        },
+    });
+    let _: Pod = case.create(pod).await?;
+    let pods: Api<Pod> = case.api();
+    eventually(PATIENCE, "the end of pod look", async || {
+        let phase = pods.get("look").await.map_err(Failure::api("read a pod"))?.status.and_then(|status| status.phase);
+        Ok(match phase.as_deref() {
+            Some("Succeeded" | "Failed") => Seen::Done(()),
+            _ => Seen::NotYet(format!("{phase:?}")),
+        })
+    })
+    .await?;
+    let text = pods.logs("look", &LogParams::default()).await.map_err(Failure::api("read the log of pod look"))?;
+    serde_json::from_str(&text).map_err(|source| Failure::Report { pod: "look".to_owned(), message: text, source })
+}
