@@ -43,3 +43,27 @@ pub(crate) fn replaced(
     }));
     all
 }
+
+/// A claim of the tests of status patches.
+#[cfg(test)]
+pub(crate) mod fixture {
+    use serde_json::json;
+
+    use super::*;
+
+    pub(crate) fn time(text: &str) -> Time {
+        serde_json::from_value(text.into()).expect("a time")
+    }
+
+    /// A bound claim with a condition of another component.
+    pub(crate) fn claim() -> PersistentVolumeClaim {
+        serde_json::from_value(json!({
+            "metadata": {"resourceVersion": "7"},
+            "status": {
+                "phase": "Bound", "capacity": {"storage": "1Gi"},
+                "conditions": [{"type": "Unused", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        }))
+        .expect("a claim")
+    }
+}

@@ -105,21 +105,7 @@ fn changed(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn time(text: &str) -> Time {
-        serde_json::from_value(text.into()).expect("a time")
-    }
-
-    fn claim() -> PersistentVolumeClaim {
-        serde_json::from_value(json!({
-            "metadata": {"resourceVersion": "7"},
-            "status": {
-                "phase": "Bound", "capacity": {"storage": "1Gi"},
-                "conditions": [{"type": "Unused", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            },
-        }))
-        .expect("a claim")
-    }
+    use crate::claim::conditions::fixture::{claim, time};
 
     /// Applies a change, and checks that a second one changes nothing.
     fn after(claim: &PersistentVolumeClaim, change: StatusChange<'_>) -> PersistentVolumeClaim {

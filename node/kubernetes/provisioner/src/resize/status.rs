@@ -107,10 +107,7 @@ fn has(claim: &PersistentVolumeClaim, status: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn time(text: &str) -> Time {
-        serde_json::from_value(text.into()).expect("a time")
-    }
+    use crate::claim::conditions::fixture::{claim, time};
 
     /// Applies a patch like the API server does.
     fn merged(claim: &PersistentVolumeClaim, patch: &Value) -> PersistentVolumeClaim {
@@ -133,17 +130,6 @@ mod tests {
         let mut whole = serde_json::to_value(claim).expect("JSON");
         merge(&mut whole, patch);
         serde_json::from_value(whole).expect("a claim")
-    }
-
-    fn claim() -> PersistentVolumeClaim {
-        serde_json::from_value(json!({
-            "metadata": {"resourceVersion": "7"},
-            "status": {
-                "phase": "Bound", "capacity": {"storage": "1Gi"},
-                "conditions": [{"type": "Unused", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            },
-        }))
-        .expect("a claim")
     }
 
     fn changed(claim: &PersistentVolumeClaim, change: &StatusChange<'_>) -> PersistentVolumeClaim {
