@@ -472,6 +472,10 @@ impl Volumes for FakeVolumes {
         }
     }
 
+    fn record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
+        Ok(self.disk().records.get(id).cloned())
+    }
+
     fn records(&self) -> Result<Records, ListError> {
         Ok(Records { readable: self.disk().records.clone(), unreadable: BTreeMap::new() })
     }

@@ -1,12 +1,14 @@
 //! Usage, condition and health of a volume. The condition is that of CSI 1.12, the health that of CSI 1.13.
 
+use std::collections::BTreeMap;
+
 use fsquota::{Fault, Quota};
 use proto::csi::node_get_storage_health_response::StorageBackendHealth;
 use proto::csi::volume_health::VolumeHealthEntry;
 use proto::csi::volume_usage::Unit;
 use proto::csi::{StorageHealthErrorType, VolumeCondition, VolumeHealth, VolumeHealthErrorType, VolumeUsage};
 use units::Bytes;
-use volume::{ALMOST_FULL, DiskFault, VolumeId};
+use volume::{ALMOST_FULL, DiskFault, Records, VolumeId};
 
 use crate::host::{LoopDevice, PathContents};
 use crate::node::signed;
@@ -95,6 +97,15 @@ pub(crate) fn health(volume: &VolumeId, found: Option<&PathContents>, health: &H
     VolumeHealth { volume_id: volume.to_string(), health_statuses }
 }
 
+/// The health of the volumes that have a fault. Snapshots have none.
+pub(crate) fn abnormal(records: Records, faults: &Health) -> BTreeMap<VolumeId, VolumeHealth> {
+    let readable = records.readable.into_iter().filter(|(_, record)| !record.mode.is_snapshot());
+    let unreadable = records.unreadable.into_keys().map(|id| (id, Some(PathContents::Unusable)));
+    let all = readable.map(|(id, _)| (id, None)).chain(unreadable);
+    let all = all.map(|(id, found)| (id.clone(), health(&id, found.as_ref(), faults)));
+    all.filter(|(_, health)| !health.health_statuses.is_empty()).collect()
+}
+
 pub(crate) fn storage_health(disk: &[DiskFault]) -> Vec<StorageBackendHealth> {
     let entry = |Problem { status, reason, message }| {
         let status = match status {
@@ -158,10 +169,12 @@ fn block(image: Bytes, device: Option<LoopDevice>) -> Option<Problem> {
 #[cfg(test)]
 mod tests {
     use std::num::{NonZeroU32, NonZeroU64};
+    use std::time::SystemTime;
 
     use fsquota::{Fault, Limits, ProjectId, Usage};
     use proptest::prelude::*;
     use units::Inodes;
+    use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, RecordError, State};
 
     use super::*;
 
@@ -260,6 +273,35 @@ mod tests {
         let detached = PathContents::Block { image: Bytes::GIB, device: None };
         let detached = entries(Some(&detached), &Health::default());
         assert_eq!(detached, [(Inaccessible, "DeviceDetached".to_owned())]);
+    }
+
+    #[test]
+    fn only_volumes_with_a_fault_are_listed() {
+        let record = |mode: Mode| Record {
+            claim: Claim { uid: "1".to_owned(), namespace: "shop".to_owned(), name: "data".to_owned() },
+            owner: Owner::Provisioner,
+            class: "local".to_owned(),
+            mode,
+            size: Bytes::GIB,
+            project: ProjectId::new(7).expect("a project"),
+            cloning: None,
+            io: IoLimits::NONE,
+            state: State::Announced,
+        };
+        let id = |text: &str| text.parse::<VolumeId>().expect("an identifier");
+        let (block, snapshot) =
+            (Mode::Block { allocation: Allocation::Thick }, Mode::Snapshot { taken: SystemTime::UNIX_EPOCH });
+        let records = Records {
+            readable: [(id("pvc-2"), record(block)), (id("snapshot-3"), record(snapshot))].into(),
+            unreadable: [(id("pvc-1"), RecordError::Version1)].into(),
+        };
+        let listed = |faults: &Health| {
+            let found = abnormal(records.clone(), faults).into_iter();
+            found.map(|(id, health)| (id.to_string(), health.health_statuses.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(listed(&Health::default()), [("pvc-1".to_owned(), 1)]);
+        let faulty = Health { disk: vec![DiskFault::Requests(NonZeroU64::MIN)], limits_changed: false };
+        assert_eq!(listed(&faulty), [("pvc-1".to_owned(), 2), ("pvc-2".to_owned(), 1)]);
     }
 
     proptest! {

@@ -7,7 +7,6 @@ mod plan;
 mod request;
 
 use std::collections::HashMap;
-use std::ops::Bound;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -30,9 +29,9 @@ use proto::csi::{
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use units::Bytes;
-use volume::{Error, Record, Records, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
+use volume::{Error, Record, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
 
-use crate::condition::{Health, health};
+use crate::condition::{Health, abnormal, health};
 use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
@@ -42,7 +41,7 @@ use crate::status::{Change, ControllerError};
 
 pub(crate) use plan::{Conflict, SourceRejection};
 
-const CAPABILITIES: [rpc::Type; 8] = [
+const CAPABILITIES: [rpc::Type; 9] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
@@ -51,7 +50,13 @@ const CAPABILITIES: [rpc::Type; 8] = [
     rpc::Type::ModifyVolume,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::GetVolumeHealth,
+    rpc::Type::ListVolumeHealth,
 ];
+
+/// Entries of one response at most, so that it fits into a message of gRPC (4 MiB).
+const VOLUMES: usize = 10_000;
+/// An entry has the faults of the disk, too.
+const HEALTH: usize = 1_000;
 
 pub(crate) struct ControllerService<H> {
     pub(crate) node: String,
@@ -95,6 +100,10 @@ impl<H: Host> ControllerService<H> {
         }
     }
 
+    fn disk_health(&self) -> Health {
+        Health { disk: self.host.disk_faults(), limits_changed: false }
+    }
+
     fn message(&self, id: &VolumeId, size: Bytes) -> Volume {
         Volume {
             capacity_bytes: signed(size.get()),
@@ -108,8 +117,15 @@ impl<H: Host> ControllerService<H> {
 
 /// Creates the volume, or finishes what an earlier call began.
 fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerError> {
-    let request = plan::create(want, &volumes.records()?.readable)?;
     let failed = |source| ControllerError::Volume { change: Change::Create, source };
+    let find = |id: &VolumeId| volumes.record(id).map_err(failed);
+    let record = find(&want.id)?;
+    let source = match (&record, &want.source) {
+        (None, Some(source)) => find(source)?,
+        // The volume may outlive its source.
+        _ => None,
+    };
+    let request = plan::create(want, record.as_ref(), source.as_ref())?;
     let mut record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
     if let Some(io) = want.io {
         // Before a pod can use it.
@@ -123,12 +139,7 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
 
 /// The record of a volume that this service may change.
 fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<Record>, ControllerError> {
-    let Records { mut readable, mut unreadable } = volumes.records()?;
-    if let Some(source) = unreadable.remove(id) {
-        let id = id.clone();
-        return Err(ControllerError::Volume { change, source: Error::Closed { id, source } });
-    }
-    match readable.remove(id) {
+    match volumes.record(id).map_err(|source| ControllerError::Volume { change, source })? {
         Some(record) if record.owner.is_provisioner() => {
             Err(ControllerError::OfProvisioner { change, id: id.clone(), claim: record.claim })
         }
@@ -219,10 +230,9 @@ impl<H: Host> Controller for ControllerService<H> {
             Named::Volume(id) => id,
             Named::Impossible => return Err(ControllerError::Impossible.into()),
         };
-        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
-        let is_volume = |record: &&Record| !record.mode.is_snapshot();
-        let record = records.readable.get(&id).filter(is_volume).ok_or(ControllerError::Unknown(id))?;
-        let rejection = plan::validate(want.mode, want.parameters, &want.mutable, record).err();
+        let found = self.volumes.record(&id).map_err(ControllerError::Read)?;
+        let record = found.filter(|record| !record.mode.is_snapshot()).ok_or(ControllerError::Unknown(id))?;
+        let rejection = plan::validate(want.mode, want.parameters, &want.mutable, &record).err();
         let message = request.into_inner();
         let response = match rejection {
             Some(rejection) => {
@@ -245,20 +255,14 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
-        let Page { after, most } = Page::parse(request.get_ref()).map_err(ControllerError::from)?;
-        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?.readable;
-        let mut rest = records
-            .range::<VolumeId, _>((after, Bound::<VolumeId>::Unbounded))
-            .filter(|(_, record)| record.state == State::Announced && !record.mode.is_snapshot())
-            .peekable();
-        let page: Vec<_> = rest.by_ref().take(most).collect();
-        let next_token = match (page.last(), rest.peek()) {
-            (Some((last, _)), Some(_)) => Page::token(last),
-            _ => String::new(),
-        };
+        let ListVolumesRequest { max_entries, starting_token } = request.get_ref();
+        let page = Page::parse(*max_entries, starting_token, VOLUMES).map_err(ControllerError::from)?;
+        let mut records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?.readable;
+        records.retain(|_, record| record.state == State::Announced && !record.mode.is_snapshot());
+        let (found, next_token) = page.of(records);
         let entry =
-            |(id, record): (&VolumeId, &Record)| Entry { volume: Some(self.message(id, record.size)), status: None };
-        Ok(Response::new(ListVolumesResponse { entries: page.into_iter().map(entry).collect(), next_token }))
+            |(id, record): (VolumeId, Record)| Entry { volume: Some(self.message(&id, record.size)), status: None };
+        Ok(Response::new(ListVolumesResponse { entries: found.into_iter().map(entry).collect(), next_token }))
     }
 
     async fn get_capacity(
@@ -346,22 +350,27 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<ControllerGetVolumeHealthResponse>, Status> {
         let id = volume_id(&request.get_ref().volume_id).map_err(ControllerError::from)?;
-        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
-        let is_volume = records.readable.get(&id).is_some_and(|record| !record.mode.is_snapshot());
-        let found = records.unreadable.contains_key(&id).then_some(PathContents::Unusable);
-        if !is_volume && found.is_none() {
-            return Err(ControllerError::Unknown(id).into());
-        }
-        let faults = Health { disk: self.host.disk_faults(), limits_changed: false };
-        let volume_health = Some(health(&id, found.as_ref(), &faults));
+        let found = match self.volumes.record(&id) {
+            Ok(Some(record)) if !record.mode.is_snapshot() => None,
+            Ok(_) => return Err(ControllerError::Unknown(id).into()),
+            Err(Error::Closed { .. }) => Some(PathContents::Unusable),
+            Err(other) => return Err(ControllerError::Read(other).into()),
+        };
+        let volume_health = Some(health(&id, found.as_ref(), &self.disk_health()));
         Ok(Response::new(ControllerGetVolumeHealthResponse { volume_health }))
     }
 
+    /// The volumes of which [`Self::controller_get_volume_health`] has a fault.
     async fn controller_list_volume_health(
         &self,
-        _: Request<ControllerListVolumeHealthRequest>,
+        request: Request<ControllerListVolumeHealthRequest>,
     ) -> Result<Response<ControllerListVolumeHealthResponse>, Status> {
-        Err(unannounced("LIST_VOLUME_HEALTH"))
+        let ControllerListVolumeHealthRequest { max_entries, starting_token, secrets: _ } = request.get_ref();
+        let page = Page::parse(*max_entries, starting_token, HEALTH).map_err(ControllerError::from)?;
+        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?;
+        let (found, next_token) = page.of(abnormal(records, &self.disk_health()));
+        let entries = found.into_iter().map(|(_, health)| health).collect();
+        Ok(Response::new(ControllerListVolumeHealthResponse { entries, next_token }))
     }
 
     async fn controller_modify_volume(

@@ -80,6 +80,8 @@ pub(crate) enum ControllerError {
     Request(#[from] RequestError),
     #[error("cannot {change} the volume")]
     Volume { change: Change, source: volume::Error },
+    #[error("cannot read the record of the volume")]
+    Read(#[source] volume::Error),
     #[error(
         "cannot {change} volume {id}: the provisioner created it for claim {claim}; run the node with --provisioner=own, and          {change} it by its claim"
     )]
@@ -118,7 +120,10 @@ impl From<ControllerError> for Status {
             | ControllerError::Mode { .. } => Code::InvalidArgument,
             // The client selects another node.
             ControllerError::Elsewhere { .. } => Code::ResourceExhausted,
-            ControllerError::List(_) | ControllerError::Look(_) | ControllerError::Live(_) => Code::Internal,
+            ControllerError::Read(_)
+            | ControllerError::List(_)
+            | ControllerError::Look(_)
+            | ControllerError::Live(_) => Code::Internal,
         };
         Self::new(code, causes::line(&error))
     }

@@ -93,6 +93,12 @@ pub trait Volumes: Send + Sync + 'static {
     /// Size of a live volume, and whether a loop device is attached to its image.
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
 
+    /// The record of a volume or snapshot, if it exists. Reads nothing from the disk.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    fn record(&self, id: &VolumeId) -> Result<Option<Record>, Error>;
+
     /// All records. Reads nothing from the disk.
     fn records(&self) -> Result<Records, ListError>;
 
@@ -187,6 +193,10 @@ impl Volumes for Store {
 
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
         self.live_volume(id)
+    }
+
+    fn record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
+        Ok(self.known(id)?.map(|known| known.record))
     }
 
     fn records(&self) -> Result<Records, ListError> {

@@ -8,8 +8,8 @@ use proto::csi::plugin_capability::{Type, service};
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{self, VolumeSource};
 use proto::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest,
-    DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest, ListVolumesRequest,
+    CapacityRange, ControllerExpandVolumeRequest, ControllerListVolumeHealthRequest, ControllerModifyVolumeRequest,
+    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest, ListVolumesRequest,
     NodePublishVolumeRequest, NodeUnpublishVolumeRequest, Topology, TopologyRequirement, VolumeContentSource,
 };
 use tonic::Code;
@@ -60,6 +60,7 @@ fn the_controller_service_works_beside_the_node_service() {
         a_published_volume_is_not_deleted(&node).await;
         a_clone_has_the_content_of_its_source(&node).await;
         pages_have_every_volume_once(&node).await;
+        volumes_without_a_fault_are_not_in_the_list_of_health(&node).await;
         a_volume_survives_a_restart(&node).await;
     });
     node.end();
@@ -265,6 +266,16 @@ async fn pages_have_every_volume_once(node: &Node) {
     let ids: BTreeSet<_> = found.iter().map(|entry| entry.volume.clone().expect("a volume").volume_id).collect();
     assert_eq!(ids.len(), found.len());
     assert_eq!(list(-1, String::new()).await.err(), Some(Code::InvalidArgument));
+}
+
+async fn volumes_without_a_fault_are_not_in_the_list_of_health(node: &Node) {
+    let list = async |max_entries| {
+        let request = ControllerListVolumeHealthRequest { max_entries, ..ControllerListVolumeHealthRequest::default() };
+        answer(client(node).controller_list_volume_health(request).await)
+    };
+    let found = list(0).await.expect("the health of all");
+    assert_eq!((found.entries, found.next_token), (Vec::new(), String::new()));
+    assert_eq!(list(-1).await.err(), Some(Code::InvalidArgument));
 }
 
 async fn a_volume_survives_a_restart(node: &Node) {

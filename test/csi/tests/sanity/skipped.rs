@@ -7,7 +7,7 @@ use crate::Spec;
 const CONTROLLER: &str = "Controller Service [Controller Server]";
 
 /// Names of specs, or the beginnings of the names of all specs of a container.
-static SKIPPED: [(&str, &[&str]); 5] = [
+static SKIPPED: [(&str, &[&str]); 4] = [
     (
         "the Controller service has no snapshots",
         &[
@@ -20,7 +20,6 @@ static SKIPPED: [(&str, &[&str]); 5] = [
             "GroupController Service",
         ],
     ),
-    ("each volume has its health from ControllerGetVolumeHealth", &["ControllerListVolumeHealth [Controller Server]"]),
     ("volumes are published without staging", &["Node Service NodeStageVolume", "Node Service NodeUnstageVolume"]),
     (
         "the node's own disk is attached to no other node",

@@ -1,6 +1,6 @@
 //! Decisions of the Controller service, from the records of volumes. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use units::Bytes;
 use volume::{Owner, Parameters, Record, Request, VolumeId, VolumeMode};
@@ -35,17 +35,22 @@ pub(crate) enum SourceRejection {
     Block(VolumeId),
 }
 
-/// The request for the store. If the volume exists, it has the size of that volume.
-pub(crate) fn create(want: &Create, records: &BTreeMap<VolumeId, Record>) -> Result<Request, ControllerError> {
+/// The request for the store. If the volume exists, which `record` is of, it has the size of that volume. `source` is the
+/// record of the content source.
+pub(crate) fn create(
+    want: &Create,
+    record: Option<&Record>,
+    source: Option<&Record>,
+) -> Result<Request, ControllerError> {
     let owner = Owner::Controller { source: want.source.clone() };
     let mode = VolumeMode::from(want.mode);
-    let size = match records.get(&want.id) {
+    let size = match record {
         Some(record) => {
             let conflict = |conflict| ControllerError::Conflict { id: want.id.clone(), conflict };
             compare(want, &owner, record).map_err(conflict)?;
             record.size
         }
-        None => want.range.size(want.source.as_ref().map(|source| check_source(source, mode, records)).transpose()?)?,
+        None => want.range.size(want.source.as_ref().map(|id| check_source(id, mode, source)).transpose()?)?,
     };
     Ok(Request {
         claim: want.claim.clone(),
@@ -79,17 +84,13 @@ fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict
 }
 
 /// The size of the source.
-fn check_source(
-    source: &VolumeId,
-    mode: VolumeMode,
-    records: &BTreeMap<VolumeId, Record>,
-) -> Result<Bytes, SourceRejection> {
+fn check_source(id: &VolumeId, mode: VolumeMode, record: Option<&Record>) -> Result<Bytes, SourceRejection> {
     let is_volume = |record: &&Record| !record.mode.is_snapshot();
-    let record = records.get(source).filter(is_volume).ok_or_else(|| SourceRejection::Unknown(source.clone()))?;
+    let record = record.filter(is_volume).ok_or_else(|| SourceRejection::Unknown(id.clone()))?;
     match (VolumeMode::from(record.mode), mode) {
         (VolumeMode::Block, VolumeMode::Block) => Ok(record.size),
-        (VolumeMode::Block, VolumeMode::Filesystem) => Err(SourceRejection::Block(source.clone())),
-        (VolumeMode::Filesystem, _) => Err(SourceRejection::Filesystem(source.clone())),
+        (VolumeMode::Block, VolumeMode::Filesystem) => Err(SourceRejection::Block(id.clone())),
+        (VolumeMode::Filesystem, _) => Err(SourceRejection::Filesystem(id.clone())),
     }
 }
 
@@ -157,14 +158,14 @@ mod tests {
 
     /// The volume of this request.
     fn record(want: &Create) -> Record {
-        let request = create(want, &BTreeMap::new()).expect("a request");
+        let request = create(want, None, None).expect("a request");
         let Request { claim, owner, class, mode, size, source: _ } = request;
         let project = ProjectId::new(7).expect("an ID");
         Record { claim, owner, class, mode, size, project, cloning: None, io: IoLimits::NONE, state: State::Announced }
     }
 
-    fn conflict(want: &Create, record: Record) -> Option<Conflict> {
-        match create(want, &[(id("data"), record)].into()) {
+    fn conflict(want: &Create, record: &Record) -> Option<Conflict> {
+        match create(want, Some(record), None) {
             Ok(_) => None,
             Err(ControllerError::Conflict { conflict, .. }) => Some(conflict),
             Err(other) => panic!("{other}"),
@@ -176,7 +177,7 @@ mod tests {
         for mode in [Mode::Filesystem, Mode::Block] {
             let want = want(mode, Bytes::GIB);
             let record = record(&want);
-            let again = create(&want, &[(id("data"), record.clone())].into()).expect("a request");
+            let again = create(&want, Some(&record), None).expect("a request");
             assert_eq!((again.size, again.mode, again.owner), (record.size, record.mode, record.owner));
         }
     }
@@ -209,7 +210,7 @@ mod tests {
             ),
         ];
         for (want, record, expected) in tests {
-            assert_eq!(conflict(&want, record), expected, "{want:?}");
+            assert_eq!(conflict(&want, &record), expected, "{want:?}");
         }
     }
 
@@ -218,16 +219,15 @@ mod tests {
         let clone = Create { source: Some(id("source")), ..want(Mode::Block, Bytes::GIB) };
         let with = |mode: Mode| {
             let source = record(&want(mode, Bytes::GIB));
-            let volume_mode = VolumeMode::from(clone.mode);
-            check_source(&id("source"), volume_mode, &[(id("source"), source)].into())
+            check_source(&id("source"), VolumeMode::from(clone.mode), Some(&source))
         };
         assert_eq!(with(Mode::Block), Ok(Bytes::GIB));
         assert_eq!(with(Mode::Filesystem), Err(SourceRejection::Filesystem(id("source"))));
-        let unknown = create(&clone, &BTreeMap::new()).expect_err("the source is unknown");
+        let unknown = create(&clone, None, None).expect_err("the source is unknown");
         assert!(matches!(unknown, ControllerError::Source(SourceRejection::Unknown(_))), "{unknown}");
         // Without a size, the clone has that of its source.
         let source = record(&want(Mode::Block, Bytes::MIB));
-        let request = create(&Create { range: Range::default(), ..clone }, &[(id("source"), source)].into()).unwrap();
+        let request = create(&Create { range: Range::default(), ..clone }, None, Some(&source)).unwrap();
         assert_eq!(request.size, Bytes::MIB);
     }
 

@@ -1,13 +1,12 @@
 //! Checked requests of the Controller service. Pure.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, RangeBounds as _};
 
 use proto::csi::volume_content_source::Type as Source;
 use proto::csi::{
     ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
-    GetCapacityRequest, ListVolumesRequest, Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest,
-    VolumeCapability,
+    GetCapacityRequest, Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest, VolumeCapability,
 };
 use sha2::{Digest as _, Sha256};
 use units::Bytes;
@@ -17,8 +16,6 @@ use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, range, req
 
 /// Of a volume without a requested size.
 const DEFAULT: Bytes = Bytes::GIB;
-/// Volumes in one response of `ListVolumes`, which has to fit into a message of gRPC.
-const PAGE: usize = 10_000;
 /// Begins the token of a page, so that it is not confused with the ID of a volume.
 const AFTER: &str = "after:";
 
@@ -69,10 +66,11 @@ pub(crate) struct Modify {
     parameters: HashMap<String, String>,
 }
 
+/// A part of a list that is sorted by ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    pub(crate) after: Bound<VolumeId>,
-    pub(crate) most: usize,
+    after: Bound<VolumeId>,
+    most: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,13 +198,13 @@ impl Modify {
 }
 
 impl Page {
-    pub(crate) fn parse(message: &ListVolumesRequest) -> Result<Self, RequestError> {
-        let most = match usize::try_from(message.max_entries) {
-            Ok(0) => PAGE,
-            Ok(most) => most.min(PAGE),
-            Err(_) => return Err(RequestError::MaxEntries { found: message.max_entries }),
+    /// `limit`: of the entries of one response.
+    pub(crate) fn parse(max_entries: i32, token: &str, limit: usize) -> Result<Self, RequestError> {
+        let most = match usize::try_from(max_entries) {
+            Ok(0) => limit,
+            Ok(most) => most.min(limit),
+            Err(_) => return Err(RequestError::MaxEntries { found: max_entries }),
         };
-        let token = message.starting_token.as_str();
         let after = match token.strip_prefix(AFTER).map(str::parse::<VolumeId>) {
             None if token.is_empty() => Bound::Unbounded,
             Some(Ok(id)) => Bound::Excluded(id),
@@ -215,8 +213,15 @@ impl Page {
         Ok(Self { after, most })
     }
 
-    pub(crate) fn token(last: &VolumeId) -> String {
-        format!("{AFTER}{last}")
+    /// The entries of this page, and the token of the next one: empty after the last entry.
+    pub(crate) fn of<T>(self, all: BTreeMap<VolumeId, T>) -> (Vec<(VolumeId, T)>, String) {
+        let mut rest = all.into_iter().filter(|(id, _)| (self.after.clone(), Bound::Unbounded).contains(id)).peekable();
+        let page: Vec<_> = rest.by_ref().take(self.most).collect();
+        let next_token = match (page.last(), rest.peek()) {
+            (Some((last, _)), Some(_)) => format!("{AFTER}{last}"),
+            _ => String::new(),
+        };
+        (page, next_token)
     }
 }
 
@@ -437,15 +442,23 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_other_origin_are_rejected() {
-        let page = |token: &str| {
-            Page::parse(&ListVolumesRequest { starting_token: token.to_owned(), ..ListVolumesRequest::default() })
-        };
-        assert_eq!(page("").unwrap().after, Bound::Unbounded);
-        let id: VolumeId = "pvc-1".parse().unwrap();
-        assert_eq!(page(&Page::token(&id)).unwrap().after, Bound::Excluded(id));
+    fn pages_have_each_entry_once() {
+        let all: BTreeMap<VolumeId, u32> = (0..7).map(|n| (format!("pvc-{n}").parse().expect("an ID"), n)).collect();
+        let (mut found, mut token, mut calls) = (Vec::new(), String::new(), 0);
+        loop {
+            let (entries, next) = Page::parse(3, &token, 10).expect("a page").of(all.clone());
+            found.extend(entries.into_iter().map(|(_, n)| n));
+            (token, calls) = (next, calls + 1);
+            if token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!((found, calls), ((0..7).collect(), 3));
+        assert_eq!(Page::parse(0, "", 7).expect("a page").of(all.clone()).1, "", "all of them");
+        assert_eq!(Page::parse(8, "", 2).expect("a page").of(all.clone()).0.len(), 2, "not more than the limit");
+        assert!(matches!(Page::parse(-1, "", 7), Err(RequestError::MaxEntries { .. })));
         for token in ["pvc-1", "invalid-token", "after:", "after:../x"] {
-            assert!(matches!(page(token), Err(RequestError::Token { .. })), "{token}");
+            assert!(matches!(Page::parse(0, token, 7), Err(RequestError::Token { .. })), "{token}");
         }
     }
 

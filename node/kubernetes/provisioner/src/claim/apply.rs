@@ -161,10 +161,9 @@ impl Provisioner {
         source: &Source,
         request: &mut ProvisionRequest,
     ) -> Result<Ensured<()>, Error> {
-        let begun =
-            self.on_volume(&request.id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
+        let begun = self.on_volume(&request.id, |store, id| store.record(id)).await?.map_err(Error::Store)?;
         // The source may be deleted as soon as its image is cloned.
-        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = begun.await?? {
+        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = begun {
             request.volume.source = Some(source);
             return Ok(Ensured::Unchanged(()));
         }

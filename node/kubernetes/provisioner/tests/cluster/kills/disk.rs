@@ -77,6 +77,10 @@ impl<V: Volumes> Volumes for Fused<V> {
         self.below.live_volume(id)
     }
 
+    fn record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
+        self.below.record(id)
+    }
+
     fn records(&self) -> Result<Records, ListError> {
         self.below.records()
     }
