@@ -187,6 +187,6 @@ pub enum ActError {
     Detach(#[from] loopdev::DetachError),
     #[error("cannot refresh the size of the volume's loop device")]
     Resize(#[from] loopdev::ResizeError),
-    #[error("cannot limit the I/O of the pod")]
+    #[error("cannot limit the I/O of the volume")]
     Cgroup(#[from] CgroupError),
 }

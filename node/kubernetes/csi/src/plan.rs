@@ -90,11 +90,10 @@ pub enum Device {
     Shared,
 }
 
-/// Limits of the I/O of the pod of a target.
+/// Limits of the I/O of the pods that have the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
     Unlimited,
-    /// For a publish: the volume has limits. For an unpublish: the pod may have limits on a device of the volume.
     Limited,
 }
 
@@ -105,14 +104,12 @@ pub enum Step {
     Attach {
         read_only: bool,
     },
-    /// Limits the I/O of the pod on the device, before it has it.
+    /// Limits the I/O on the device, before a pod has it. The limits end with the device.
     Limit,
     /// The mount has these attributes from the start.
     Bind(Attributes),
     Unmount,
     RemoveTarget,
-    /// Removes the limits of the pod.
-    Unlimit,
     /// Detaches the volume's loop devices without other targets.
     Detach,
 }
@@ -187,10 +184,9 @@ pub(crate) fn undo(done: &[Step]) -> Vec<Step> {
     let opposite = |step: &Step| match step {
         Step::CreateTarget(_) => Some(Step::RemoveTarget),
         Step::Attach { .. } => Some(Step::Detach),
-        Step::Limit => Some(Step::Unlimit),
         Step::Bind(_) => Some(Step::Unmount),
-        // The removed mount was stale.
-        Step::Unmount | Step::RemoveTarget | Step::Unlimit | Step::Detach => None,
+        // The removed mount was stale. The volume has the limits for other targets, too.
+        Step::Unmount | Step::RemoveTarget | Step::Limit | Step::Detach => None,
     };
     done.iter().rev().filter_map(opposite).collect()
 }
@@ -205,9 +201,6 @@ pub(crate) fn unpublish(seen: &VolumeView) -> Result<Vec<Step>, PlanError> {
         (Target::Foreign, _) => return Err(PlanError::Foreign),
         (Target::Obstructed, _) => return Err(PlanError::NotRemovable),
     };
-    if seen.io == Io::Limited {
-        steps.push(Step::Unlimit);
-    }
     if seen.device == Device::Idle {
         steps.push(Step::Detach);
     }

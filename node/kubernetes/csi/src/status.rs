@@ -232,10 +232,9 @@ fn of_failure(failure: &Failure) -> Code {
             ActError::NotEmpty | ActError::Busy => Code::FailedPrecondition,
             ActError::Cgroup(error) => match error {
                 CgroupError::Missing { .. } => Code::Unavailable,
-                CgroupError::NoPod
-                | CgroupError::Hierarchy { .. }
-                | CgroupError::Controller { .. }
-                | CgroupError::NoLimits { .. } => Code::FailedPrecondition,
+                CgroupError::Hierarchy { .. } | CgroupError::Controller { .. } | CgroupError::NoLimits { .. } => {
+                    Code::FailedPrecondition
+                }
                 CgroupError::File { .. } => Code::Internal,
             },
             ActError::VolumeGone => Code::NotFound,

@@ -24,7 +24,7 @@ const MOST_OPERATIONS: u32 = u32::MAX - 1;
 /// A request of 1 MiB takes 16 seconds. With less, the kernel would report hung tasks.
 const LEAST_BYTES: Bytes = Bytes::new(64 << 10);
 
-/// The maximum of each pod that has the volume. `None`: no limit.
+/// The maximum of all pods that have the volume, together. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IoLimits {

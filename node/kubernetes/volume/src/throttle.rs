@@ -1,4 +1,4 @@
-//! Limits of the I/O of volumes. The record has them; the CSI plugin applies them to pods.
+//! Limits of the I/O of volumes. The record has them; the CSI plugin applies them to the devices of the volume.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,13 +14,12 @@ use crate::record::Record;
 use crate::store::{Store, refused};
 use crate::{IoLimits, IoRejection, Mode, VolumeId};
 
-/// Applies the limits of volumes to the pods that have them.
+/// Applies the limits of volumes to the pods that have these.
 pub trait IoThrottle: fmt::Debug + Send + Sync {
     /// Fails if this node cannot limit I/O.
     fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
 
-    /// Limits the I/O of all pods that have the volume now. Idempotent. A pod that is about to get the volume reads the limits
-    /// of the record.
+    /// Limits the I/O of all pods that have the volume now, together. Idempotent. A publish reads the limits of the record.
     fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
 }
 
@@ -33,7 +32,7 @@ pub enum ThrottleError {
     #[error("this node cannot limit I/O")]
     Unsupported(#[source] Box<dyn StdError + Send + Sync>),
     /// The record has them.
-    #[error("the limits are not in force for all pods")]
+    #[error("the limits are not in force")]
     Apply(#[source] Box<dyn StdError + Send + Sync>),
 }
 

@@ -34,7 +34,7 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error>;
 
-    /// Limits the I/O of each pod that has the block volume, now and later. When it returns, the limits are durable and in
+    /// Limits the I/O of the pods that have the block volume, now and later. When it returns, the limits are durable and in
     /// force. `Unchanged` if the record had them before; they are applied to pods again.
     ///
     /// # Errors

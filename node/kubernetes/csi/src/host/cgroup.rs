@@ -1,4 +1,7 @@
 //! Cgroups of pods. As long as one exists, its processes may have a device node and the permission for its number.
+//!
+//! Limits of a device are those of the cgroup of all pods: the kernel counts a buffered write to the cgroup that owns the
+//! writeback of the device. That is the pod that wrote first, also after it has ended: its limits cannot be changed then.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,9 +25,7 @@ pub enum CgroupError {
     Hierarchy { path: PathBuf, source: std::io::Error },
     #[error("{} does not have the controller io; enable it in the kernel (CONFIG_BLK_CGROUP, CONFIG_BLK_DEV_THROTTLING)", path.display())]
     Controller { path: PathBuf },
-    #[error("the target names no pod; publish the volume where the kubelet publishes block volumes")]
-    NoPod,
-    #[error("the pod has no cgroup below {} yet; try again", root.display())]
+    #[error("no cgroup below {} is named kubepods or kubepods.slice yet; the kubelet creates it (cgroupsPerQOS)", root.display())]
     Missing { root: PathBuf },
     #[error("{} has no {LIMITS}; enable the controller io in cgroup.subtree_control of the cgroups above it", cgroup.display())]
     NoLimits { cgroup: PathBuf },
@@ -41,7 +42,6 @@ pub(super) struct Cgroups {
 #[derive(Clone, Debug)]
 pub(super) struct PodCgroup {
     name: String,
-    path: PathBuf,
 }
 
 impl Cgroups {
@@ -65,15 +65,23 @@ impl Cgroups {
 
     /// The cgroups of all pods. None where no cgroup2 is mounted.
     pub(super) fn pods(&self) -> Vec<PodCgroup> {
-        let mut found = Vec::new();
-        collect(&self.root, LEVELS, &mut found);
-        found
+        let is_pod = |name: &str| name.starts_with("pod") || name.contains("-pod");
+        find(&self.root, LEVELS, &is_pod).into_iter().map(|(name, _)| PodCgroup { name }).collect()
     }
 
-    /// The cgroup of the pod with this UID.
-    pub(super) fn of(&self, pod: &OsStr) -> Result<PodCgroup, CgroupError> {
-        let found = self.pods().into_iter().find(|cgroup| cgroup.is_of(pod));
-        found.ok_or_else(|| CgroupError::Missing { root: self.root.clone() })
+    /// Sets the limits of a device for all pods together, or removes them. Idempotent.
+    pub(super) fn limit(&self, device: DeviceNumber, limits: IoLimits) -> Result<(), CgroupError> {
+        if !limits.is_none() {
+            self.check()?;
+        }
+        // The names of both cgroup drivers. Other kubelets of the machine have their own: their pods do not have the device.
+        let is_above_pods =
+            |name: &str| name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice");
+        let found = find(&self.root, LEVELS, &is_above_pods);
+        if found.is_empty() && !limits.is_none() {
+            return Err(CgroupError::Missing { root: self.root.clone() });
+        }
+        found.iter().try_for_each(|(_, cgroup)| limit(cgroup, device, limits))
     }
 }
 
@@ -82,30 +90,28 @@ impl PodCgroup {
     pub(super) fn is_of(&self, pod: &OsStr) -> bool {
         pod.to_str().is_some_and(|uid| self.name.contains(uid) || self.name.contains(&uid.replace('-', "_")))
     }
+}
 
-    /// Sets the limits of a device, or removes them. Idempotent. Does nothing if the pod has ended: no process is in its cgroup.
-    pub(super) fn limit(&self, device: DeviceNumber, limits: IoLimits) -> Result<(), CgroupError> {
-        let path = self.path.join(LIMITS);
-        let failed = |what| move |source| CgroupError::File { what, path: self.path.join(LIMITS), source };
-        let found = match fs::read_to_string(&path) {
-            Ok(found) => found,
-            Err(error) if error.kind() == ErrorKind::NotFound && (limits.is_none() || !self.path.exists()) => {
-                return Ok(());
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(CgroupError::NoLimits { cgroup: self.path.clone() });
-            }
-            Err(error) => return Err(failed("read")(error)),
-        };
-        if has(&found, device, limits) {
-            return Ok(());
+fn limit(cgroup: &Path, device: DeviceNumber, limits: IoLimits) -> Result<(), CgroupError> {
+    let path = cgroup.join(LIMITS);
+    let failed = |what| {
+        let path = path.clone();
+        move |source| CgroupError::File { what, path, source }
+    };
+    let found = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && limits.is_none() => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(CgroupError::NoLimits { cgroup: cgroup.to_owned() });
         }
-        match fs::write(&path, line(device, limits)) {
-            // The kernel removes the limits of a device with the device.
-            Err(error) if limits.is_none() && error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
-            Err(_) if !self.path.exists() => Ok(()),
-            written => written.map_err(failed("write")),
-        }
+        found => found.map_err(failed("read"))?,
+    };
+    if has(&found, device, limits) {
+        return Ok(());
+    }
+    match fs::write(&path, line(device, limits)) {
+        // The kernel removes the limits of a device with the device.
+        Err(error) if limits.is_none() && error.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+        written => written.map_err(failed("write")),
     }
 }
 
@@ -135,16 +141,16 @@ fn values(limits: IoLimits) -> [String; 4] {
         .map(|(name, limit)| format!("{name}={}", limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())))
 }
 
-fn collect(dir: &Path, levels: usize, found: &mut Vec<PodCgroup>) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        let path = entry.path();
-        match entry.file_name().into_string() {
-            Ok(name) if name.starts_with("pod") || name.contains("-pod") => found.push(PodCgroup { name, path }),
-            _ if levels > 1 => collect(&path, levels - 1, found),
-            _ => {}
-        }
-    }
+/// The cgroups whose names are wanted, without those below them.
+fn find(dir: &Path, levels: usize, is_wanted: &dyn Fn(&str) -> bool) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let found = directories.flat_map(|entry| match entry.file_name().into_string() {
+        Ok(name) if is_wanted(&name) => vec![(name, entry.path())],
+        _ if levels > 1 => find(&entry.path(), levels - 1, is_wanted),
+        _ => Vec::new(),
+    });
+    found.collect()
 }
 
 #[cfg(test)]
@@ -177,8 +183,6 @@ mod tests {
         let exists = |uid: &str| found.iter().any(|cgroup| cgroup.is_of(OsStr::new(uid)));
         assert!(exists("11-22") && exists("33-44") && exists("55-66"), "{found:?}");
         assert!(!exists("77-88") && !exists("container"), "{found:?}");
-        assert!(cgroups.of(OsStr::new("11-22")).is_ok_and(|found| found.path.ends_with("burstable/pod11-22")));
-        assert!(matches!(cgroups.of(OsStr::new("77-88")), Err(CgroupError::Missing { .. })));
     }
 
     #[test]
@@ -203,16 +207,29 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_cgroup_has_no_limits() {
-        let (root, cgroups) = hierarchy(&["kubepods/pod1"]);
-        let pod = cgroups.of(OsStr::new("1")).expect("the pod");
-        pod.limit(DEVICE, IoLimits::NONE).expect("nothing to remove");
-        assert!(matches!(pod.limit(DEVICE, LIMITED), Err(CgroupError::NoLimits { .. })));
-        let file = root.path().join("kubepods/pod1/io.max");
-        fs::write(&file, "").expect("write");
-        pod.limit(DEVICE, LIMITED).expect("limited");
-        assert_eq!(fs::read_to_string(&file).expect("read"), line(DEVICE, LIMITED));
-        fs::remove_dir_all(root.path().join("kubepods")).expect("remove");
-        pod.limit(DEVICE, LIMITED).expect("the pod has ended");
+    fn the_cgroup_above_all_pods_has_the_limits() {
+        for (above, pod) in [
+            ("kubepods", "burstable/pod1"),
+            ("kubepods.slice", "kubepods-pod1.slice"),
+            (
+                "kubelet.slice/kubelet-kubepods.slice",
+                "kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1.slice",
+            ),
+            ("kubepods", "pod1/kubelet/kubepods/pod2"),
+        ] {
+            let (root, cgroups) = hierarchy(&[&format!("{above}/{pod}"), "system"]);
+            fs::write(root.path().join("cgroup.controllers"), "io").expect("write");
+            let above = root.path().join(above);
+            let no_file = cgroups.limit(DEVICE, LIMITED).expect_err("no io.max");
+            assert!(matches!(&no_file, CgroupError::NoLimits { cgroup } if *cgroup == above), "{no_file}");
+            cgroups.limit(DEVICE, IoLimits::NONE).expect("nothing to remove");
+            fs::write(above.join("io.max"), "").expect("write");
+            cgroups.limit(DEVICE, LIMITED).expect("limited");
+            assert_eq!(fs::read_to_string(above.join("io.max")).expect("read"), line(DEVICE, LIMITED));
+        }
+        let (root, cgroups) = hierarchy(&["system/pod1"]);
+        fs::write(root.path().join("cgroup.controllers"), "io").expect("write");
+        assert!(matches!(cgroups.limit(DEVICE, LIMITED), Err(CgroupError::Missing { .. })));
+        cgroups.limit(DEVICE, IoLimits::NONE).expect("nothing to remove");
     }
 }

@@ -111,10 +111,8 @@ struct Inner {
     targets: Option<Targets>,
     /// The UIDs of the pods that have it or had it.
     pods: BTreeSet<OsString>,
-    /// Those of them that have it.
-    users: BTreeSet<OsString>,
-    /// Those of them that may have limits of its I/O.
-    limited: BTreeSet<OsString>,
+    /// Whether its I/O may be limited.
+    limited: bool,
     /// When the flag was cleared last.
     cleared: Option<Instant>,
 }
@@ -298,17 +296,13 @@ impl PublishedDevices {
             Some(Former::Published { pods, .. }) => pods,
             Some(Former::Mark) | None => BTreeSet::new(),
         };
-        let (users, limited) = (BTreeSet::new(), BTreeSet::new());
-        let inner = Mutex::new(Inner { device: Some(device), targets, pods, users, limited, cleared: None });
+        let inner = Mutex::new(Inner { device: Some(device), targets, pods, limited: false, cleared: None });
         lock(&self.open).insert(number, Arc::new(Entry { volume: volume.clone(), backing, dev, inner }));
         announced
     }
 
     pub(super) fn serve(&self, number: Number, pod: Option<&OsStr>) {
-        self.change(number, |inner| {
-            inner.pods.extend(pod.map(OsStr::to_owned));
-            inner.users.extend(pod.map(OsStr::to_owned));
-        });
+        self.change(number, |inner| inner.pods.extend(pod.map(OsStr::to_owned)));
     }
 
     /// Detaches a device from this file only, through the open descriptor. Idempotent.
@@ -316,7 +310,9 @@ impl PublishedDevices {
         let entry = lock(&self.open).remove(&number);
         let held = entry.and_then(|entry| {
             let mut inner = lock(&entry.inner);
-            self.clear_limits(entry.dev, &inner.limited);
+            if inner.limited {
+                self.clear_limits(&entry);
+            }
             inner.device.take().map(|device| (device, std::mem::take(&mut inner.pods)))
         });
         let (device, pods) = match held {

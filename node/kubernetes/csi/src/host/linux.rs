@@ -20,7 +20,7 @@ use tracing::{error, warn};
 use units::Bytes;
 use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, Store, VolumeId, Volumes as _};
 
-use super::cgroup::{CgroupError, Cgroups};
+use super::cgroup::Cgroups;
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
@@ -294,12 +294,11 @@ impl Linux {
         }
     }
 
-    /// Sets the limits of pods again: those that another program changed, or that an earlier process did not set. Removes
-    /// none.
+    /// Sets limits again: those that another program changed, or that an earlier process did not set. Removes none.
     fn limit_again<'a>(&self, volumes: impl Iterator<Item = &'a VolumeId>) {
         for volume in volumes.filter(|volume| !self.io(volume).is_none()) {
-            if let Err(reason) = self.devices.apply_limits(volume, || self.io(volume)) {
-                warn!(%volume, error = &reason as &dyn Error, "cannot limit the I/O of pods");
+            if let Err(reason) = self.devices.limit(volume, || self.io(volume)) {
+                warn!(%volume, error = &reason as &dyn Error, "cannot limit the I/O of the volume");
             }
         }
     }
@@ -376,10 +375,7 @@ impl Host for Linux {
             }
             _ => there,
         };
-        let is_limited = match purpose {
-            Purpose::Publish { .. } => opened.as_ref().is_some_and(|volume| !volume.io().is_none()),
-            Purpose::Unpublish => pod(target.beneath()).is_some_and(|pod| self.devices.is_limited(id, &pod)),
-        };
+        let is_limited = opened.as_ref().is_some_and(|volume| !volume.io().is_none());
         let io = if is_limited { Io::Limited } else { Io::Unlimited };
         let (elsewhere, device) = (Elsewhere::Nowhere, Device::Absent);
         let mut seen = VolumeView { volume, target: there, elsewhere, device, io };
@@ -420,13 +416,9 @@ impl Host for Linux {
                 Ok(())
             }
             Step::Limit => {
-                let (device, pod) = (self.hold(at)?, pod(at.target.beneath()).ok_or(CgroupError::NoPod)?);
-                self.devices.limit(device.number, &pod, || self.io(&at.id))
+                self.hold(at)?;
+                Ok(self.devices.limit(&at.id, || self.io(&at.id))?)
             }
-            Step::Unlimit => match pod(at.target.beneath()) {
-                Some(pod) => Ok(self.devices.unlimit(&at.id, &pod)?),
-                None => Ok(()),
-            },
             Step::Bind(attributes) => match (&at.image, &at.volume) {
                 (None, Some(volume)) => {
                     self.directories.add(&at.id, at.target.full())?;
@@ -449,9 +441,6 @@ impl Host for Linux {
             Step::RemoveTarget => {
                 remove(at.parent()?, at.target.name())?;
                 self.devices.remove_target(&at.id, at.target.full());
-                if let Some(pod) = pod(at.target.beneath()) {
-                    self.devices.leave(&at.id, &pod);
-                }
                 Ok(())
             }
             Step::Detach => self.detach(at),

@@ -19,9 +19,8 @@ impl VolumeView {
             Step::Unmount => (Target::Bare(shape), device),
             Step::RemoveTarget => (Target::Absent, device),
             Step::Detach => (target, Device::Absent),
-            Step::Limit | Step::Unlimit => (target, device),
+            Step::Limit => (target, device),
         };
-        let io = if *step == Step::Unlimit { Io::Unlimited } else { io };
         Self { volume, target, elsewhere, device, io }
     }
 }
@@ -106,7 +105,6 @@ proptest! {
         let gone = unpublish(&there)?.iter().fold(there, VolumeView::after);
         prop_assert_eq!(gone.target, Target::Absent);
         prop_assert_ne!(gone.device, Device::Idle);
-        prop_assert_eq!(gone.io, Io::Unlimited);
     }
 
     #[test]
@@ -215,9 +213,7 @@ fn a_pod_gets_a_limited_device_with_its_limits() {
     let make = Step::CreateTarget(Shape::File);
     let steps = [make, Step::Attach { read_only: false }, Step::Limit, Step::Bind(Attributes::INERT)];
     assert_eq!(publish(&want, &seen).as_deref(), Ok(&steps[..]));
-    assert_eq!(undo(&steps[..3]), [Step::Unlimit, Step::Detach, Step::RemoveTarget]);
-    let left = VolumeView { io: Io::Limited, device: Device::Idle, ..BLOCK };
-    assert_eq!(unpublish(&left), Ok(vec![Step::Unlimit, Step::Detach]));
+    assert_eq!(undo(&steps[..3]), [Step::Detach, Step::RemoveTarget]);
 }
 
 #[test]

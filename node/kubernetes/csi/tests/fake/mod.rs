@@ -248,7 +248,7 @@ impl Host for FakeHost {
                 };
                 state.devices.insert((volume.clone(), read_only), size);
             }
-            Step::Limit | Step::Unlimit => {}
+            Step::Limit => {}
             Step::Detach => {
                 for idle in state.idle(volume, target) {
                     state.devices.remove(&idle);

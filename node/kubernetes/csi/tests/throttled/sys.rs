@@ -1,0 +1,32 @@
+//! A mapping of a device, through which a tenant writes.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, msync};
+
+/// The begin of a file. It stays mapped until the process ends.
+pub struct Mapping {
+    address: NonNull<c_void>,
+    length: usize,
+}
+
+impl Mapping {
+    pub fn of(file: &File, length: NonZeroUsize) -> Self {
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: new memory, at an address that the kernel chooses. It is never unmapped.
+        let address = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0) }.expect("a mapping");
+        Self { address, length: length.get() }
+    }
+
+    /// Writes a part, and waits until the disk has it.
+    pub fn write(&mut self, offset: usize, length: usize, value: u8) {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.length));
+        // SAFETY: the part is inside of the mapping, which is writable, and of which there is no reference.
+        unsafe { self.address.cast::<u8>().add(offset).write_bytes(value, length) };
+        // SAFETY: the whole mapping, which exists. The call reads it.
+        unsafe { msync(self.address, self.length, MsFlags::MS_SYNC) }.expect("sync the mapping");
+    }
+}

@@ -1,0 +1,136 @@
+//! A process of a pod: reads or writes its device for a while, and prints the rate.
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::libc;
+
+use super::sys::Mapping;
+
+/// The kernel allows what a limit has in a tenth of a second at once: 5 % of this time.
+const WINDOW: Duration = Duration::from_secs(2);
+
+const CGROUP: &str = "TENANT_CGROUP";
+const DEVICE: &str = "TENANT_DEVICE";
+const WORK: &str = "TENANT_WORK";
+
+const MIB: usize = 1 << 20;
+/// The part of the device that is used.
+const PART: usize = 16 * MIB;
+
+/// One request, where direct I/O wants it in memory.
+#[repr(C, align(4096))]
+struct Piece([u8; Piece::SIZE]);
+
+impl Piece {
+    const SIZE: usize = 64 << 10;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    DirectWrites,
+    DirectReads,
+    /// In the page cache, each with a sync.
+    Writes,
+    /// Not in the page cache, without read-ahead.
+    Reads,
+    /// Through a mapping, each with a sync.
+    MappedWrites,
+    SmallDirectWrites,
+    SmallDirectReads,
+}
+
+impl Work {
+    const ALL: [Self; 7] = [
+        Self::DirectWrites,
+        Self::DirectReads,
+        Self::Writes,
+        Self::Reads,
+        Self::MappedWrites,
+        Self::SmallDirectWrites,
+        Self::SmallDirectReads,
+    ];
+
+    /// Bytes of an operation.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::DirectWrites | Self::DirectReads | Self::Reads => Piece::SIZE,
+            Self::Writes | Self::MappedWrites => MIB,
+            Self::SmallDirectWrites | Self::SmallDirectReads => 4096,
+        }
+    }
+
+    const fn is_direct(self) -> bool {
+        !matches!(self, Self::Writes | Self::Reads | Self::MappedWrites)
+    }
+
+    /// One operation at a place of the device.
+    fn operation(self, file: File) -> Box<dyn FnMut(usize)> {
+        let mut piece = Box::new(Piece([7; Piece::SIZE]));
+        let size = self.size();
+        let at = |place: usize| u64::try_from(place).expect("small");
+        match self {
+            Self::DirectWrites | Self::SmallDirectWrites => {
+                Box::new(move |place| file.write_all_at(&piece.0[..size], at(place)).expect("write"))
+            }
+            Self::Writes => {
+                let text = vec![7; size];
+                Box::new(move |place| {
+                    file.write_all_at(&text, at(place)).and_then(|()| file.sync_data()).expect("write and sync");
+                })
+            }
+            Self::DirectReads | Self::SmallDirectReads | Self::Reads => {
+                if self == Self::Reads {
+                    file.sync_data().expect("sync");
+                    let advise = |advice| posix_fadvise(&file, 0, 0, advice).expect("advise");
+                    advise(PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+                    advise(PosixFadviseAdvice::POSIX_FADV_RANDOM);
+                }
+                Box::new(move |place| file.read_exact_at(&mut piece.0[..size], at(place)).expect("read"))
+            }
+            Self::MappedWrites => {
+                // The first access to a page reads it, unless the page cache has it.
+                let mut mapping = Mapping::of(&file, PART.try_into().expect("not 0"));
+                Box::new(move |place| mapping.write(place, size, 9))
+            }
+        }
+    }
+}
+
+/// In a copy of this program.
+pub fn work_if_started_so() -> bool {
+    let (Some(cgroup), Some(device), Some(name)) = (env::var_os(CGROUP), env::var_os(DEVICE), env::var(WORK).ok())
+    else {
+        return false;
+    };
+    fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").expect("a process of the pod");
+    let work = Work::ALL.into_iter().find(|work| format!("{work:?}") == name).expect("a kind of work");
+    let flags = if work.is_direct() { libc::O_DIRECT } else { 0 };
+    let device = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).expect("open");
+    let (mut operation, mut number) = (work.operation(device), 0);
+    // The first operation begins the kernel's accounting.
+    operation(0);
+    let begin = Instant::now();
+    while begin.elapsed() < WINDOW {
+        number += 1;
+        operation(number * work.size() % PART);
+    }
+    println!("\nrate {}", number as u128 * 1_000_000 / begin.elapsed().as_millis());
+    true
+}
+
+/// Operations of a process of the pod in 1000 seconds.
+pub fn rate(test: &str, cgroup: &Path, device: &Path, work: Work) -> u64 {
+    let mut tenant = Command::new(env::current_exe().expect("this program"));
+    tenant.args(["--exact", test, "--nocapture"]);
+    tenant.env(CGROUP, cgroup).env(DEVICE, device).env(WORK, format!("{work:?}"));
+    let output = tenant.output().expect("a process");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rate = text.lines().find_map(|line| line.strip_prefix("rate ")?.parse().ok());
+    rate.unwrap_or_else(|| panic!("{text} {}", String::from_utf8_lossy(&output.stderr)))
+}
