@@ -8,6 +8,7 @@ mod directory;
 mod dns;
 mod kernel;
 mod killed;
+mod limits;
 mod network;
 mod privileges;
 mod registry;

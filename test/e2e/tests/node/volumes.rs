@@ -1,6 +1,6 @@
 //! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
 
-use crate::{confinement, device, directory, dns, kernel, network, privileges, snapshot, status};
+use crate::{confinement, device, directory, dns, kernel, limits, network, privileges, snapshot, status};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -52,6 +52,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     tokio::join!(
         part.shows("a_volume_that_grew_ends_at_its_new_size", directory::paint(&first)),
         part.shows("a_device_that_grew_ends_at_its_new_size", device::paint(&first)),
+        part.shows("a_class_limits_the_io_of_a_running_pod", limits::apply_to_a_running_pod(case, &first)),
     );
     part.must_show("nothing_is_left_of_deleted_claims", delete(case, first)).await?;
     let next = part.must_show("claims_of_the_same_names_get_new_volumes", next(case)).await?;
