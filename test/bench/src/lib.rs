@@ -7,6 +7,7 @@ mod image;
 mod io;
 mod memory;
 mod mesh;
+mod neighbour;
 mod operation;
 mod progress;
 mod report;
@@ -21,6 +22,7 @@ pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure}
 pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
 pub use memory::memory;
 pub use mesh::{MeshFigure, MeshReport};
+pub use neighbour::{NeighbourFigure, NeighbourRatio, NeighbourReport, NeighbourSample, Tenant};
 pub use operation::{Expected, Operation, Subject, UnknownOperation};
 pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};

@@ -97,6 +97,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// Syncs of a file while a pod writes to a block volume on the same disk, with and without limits of its I/O, in a VM.
+    Neighbour {
+        /// How often each is measured.
+        #[arg(long, default_value = "5")]
+        runs: NonZeroU32,
+        /// How long each is measured in a run.
+        #[arg(long, default_value = "2000")]
+        milliseconds: NonZeroU32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
     /// Uses a node for long, in a VM, and compares what is left with what was there before.
     Soak {
         /// How long.

@@ -1,4 +1,4 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `soak`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `soak`, `mesh` or `image`: counts, prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -14,7 +14,8 @@ use std::io::{self, Write};
 use std::process::{self, ExitCode};
 
 use bench::{
-    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, Progress, Report, ScaleReport, ScaleSample,
+    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, Progress,
+    Report, ScaleReport, ScaleSample,
 };
 use clap::Parser;
 use serde::Serialize;
@@ -78,6 +79,16 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             progress.show("starting the measurement");
             let show = |sample: &IoSample| progress.show(&format!("run {} of {runs}", sample.run));
             let report = IoReport::new(&guest::samples(program, &command, show)?);
+            drop(progress);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Neighbour { runs, milliseconds, json } => {
+            let command = ["neighbour".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let progress = Progress::new();
+            progress.show("starting the measurement");
+            let show = |sample: &NeighbourSample| progress.show(&format!("run {} of {runs}", sample.run));
+            let report = NeighbourReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
             drop(progress);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))

@@ -9,6 +9,7 @@ mod io;
 mod loops;
 mod measure;
 mod names;
+mod neighbour;
 mod publishes;
 mod quota;
 mod region;
@@ -18,6 +19,7 @@ mod volumes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use bench::Operation;
 use clap::{Parser, Subcommand};
@@ -59,6 +61,22 @@ enum Command {
         #[arg(long)]
         directory: Option<PathBuf>,
     },
+    /// Syncs files beside a tenant that writes to a loop device.
+    Neighbour {
+        /// How often each is measured.
+        #[arg(long, default_value_t = 5)]
+        runs: u32,
+        /// How long each is measured in a run.
+        #[arg(long, default_value_t = 2000)]
+        milliseconds: u64,
+    },
+    /// Writes to a device and syncs it, in this cgroup, until it is killed.
+    Tenant {
+        #[arg(long)]
+        cgroup: PathBuf,
+        #[arg(long)]
+        device: PathBuf,
+    },
     /// Makes one operation, traced by its parent.
     Call {
         /// Which one.
@@ -82,6 +100,8 @@ fn main() -> ExitCode {
         Command::Io { runs, milliseconds, directory: Some(directory) } => {
             io::measure_in(&directory, runs, milliseconds)
         }
+        Command::Neighbour { runs, milliseconds } => neighbour::measure(runs, Duration::from_millis(milliseconds)),
+        Command::Tenant { cgroup, device } => neighbour::write(&cgroup, &device),
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),
     };

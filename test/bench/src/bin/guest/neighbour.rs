@@ -1,0 +1,159 @@
+//! Syncs of files on an XFS, while a process of another cgroup writes to a loop device whose image is on the same XFS.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bench::{NeighbourSample, Tenant};
+use ktest_support::XfsDisk;
+use loopdev::{Control, Detach};
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{major, minor};
+
+use crate::call::{CallError, arrange};
+use crate::loops::CONFIG;
+
+const BLOCK: [u8; 4096] = [0x5a; 4096];
+const MIB: usize = 1 << 20;
+/// Of the image.
+const SIZE: u64 = 64 << 20;
+/// Bytes per second.
+const LIMIT: u64 = 2 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Measures `runs` times, for so long each time, and prints the samples.
+pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
+    let xfs = XfsDisk::with_project_quota();
+    let path = xfs.path().join("image");
+    let image =
+        File::options().read(true).write(true).create_new(true).open(&path).map_err(arrange("create", &path))?;
+    fill(&image).map_err(arrange("fill", &path))?;
+    let device = Control::open()?.attach(&image, &CONFIG)?;
+    let cgroup = Cgroup::make()?;
+    let number = fs::metadata(device.path())?.rdev();
+    let counts = PathBuf::from(format!("/sys/dev/block/{}:{}/stat", major(number), minor(number)));
+    for run in 1..=runs {
+        for tenant in Tenant::ALL {
+            let wbps = if tenant == Tenant::Limited { LIMIT.to_string() } else { "max".to_owned() };
+            cgroup.limit(&format!("{}:{} wbps={wbps}", major(number), minor(number)))?;
+            let writer = match tenant {
+                Tenant::Idle => None,
+                Tenant::Limited | Tenant::Unlimited => Some(Writer::start(&cgroup.0, &device.path(), &counts)?),
+            };
+            let (begun, before) = (Instant::now(), written(&counts)?);
+            let mut times = neighbour(xfs.path(), limit).map_err(arrange("create and sync files in", xfs.path()))?;
+            let (elapsed_us, written) = (u64::try_from(begun.elapsed().as_micros())?, written(&counts)? - before);
+            drop(writer);
+            // The next measurement begins without dirty pages.
+            cgroup.limit(&format!("{}:{} wbps=max", major(number), minor(number)))?;
+            File::open(device.path())?.sync_all()?;
+            times.sort_unstable();
+            let at = |hundredth| times.get(times.len() * hundredth / 100).copied().unwrap_or_default();
+            let (median_ns, high_ns, operations) = (at(50), at(99), u64::try_from(times.len())?);
+            print(&NeighbourSample { tenant, run, operations, elapsed_us, median_ns, high_ns, written })?;
+        }
+    }
+    if device.detach(&image)? != Detach::Detached {
+        return Err("the loop device is in use by another process".into());
+    }
+    Ok(())
+}
+
+/// The tenant: in the cgroup, writes to the device and syncs it after each MiB.
+pub(crate) fn write(cgroup: &Path, device: &Path) -> Result<(), CallError> {
+    fs::write(cgroup.join("cgroup.procs"), "0").map_err(arrange("enter", cgroup))?;
+    let file = OpenOptions::new().write(true).open(device).map_err(arrange("open", device))?;
+    let piece = vec![7; MIB];
+    for number in 0.. {
+        let place = number * piece.len() as u64 % SIZE;
+        file.write_all_at(&piece, place).and_then(|()| file.sync_data()).map_err(arrange("write", device))?;
+    }
+    Ok(())
+}
+
+/// A process that writes. It ends when it is dropped.
+struct Writer(Child);
+
+impl Writer {
+    /// Returns after its first write.
+    fn start(cgroup: &Path, device: &Path, counts: &Path) -> Result<Self, CallError> {
+        let (begun, before) = (Instant::now(), written(counts)?);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("tenant").arg("--cgroup").arg(cgroup).arg("--device").arg(device);
+        let writer = Self(command.spawn()?);
+        while written(counts)? == before {
+            if begun.elapsed() > PATIENCE {
+                return Err("the tenant does not write".into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(writer)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Already ended: its error is on standard error, and the figures show that it did not write.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+/// Of the tenant. With the controller memory, its writeback has an owner.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn make() -> Result<Self, CallError> {
+        let root = Path::new("/tmp/cgroup");
+        fs::create_dir_all(root)?;
+        mount(Some("cgroup2"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
+        fs::write(root.join("cgroup.subtree_control"), "+io +memory")?;
+        let tenant = root.join("tenant");
+        fs::create_dir(&tenant)?;
+        Ok(Self(tenant))
+    }
+
+    fn limit(&self, line: &str) -> Result<(), CallError> {
+        fs::write(self.0.join("io.max"), line).map_err(arrange("limit", &self.0))
+    }
+}
+
+/// Nanoseconds of each operation.
+fn neighbour(directory: &Path, limit: Duration) -> io::Result<Vec<u64>> {
+    let (path, begun, mut times) = (directory.join("neighbour"), Instant::now(), Vec::new());
+    while begun.elapsed() < limit {
+        let start = Instant::now();
+        let mut file = File::create_new(&path)?;
+        file.write_all(&BLOCK)?;
+        file.sync_all()?;
+        times.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        fs::remove_file(&path)?;
+    }
+    Ok(times)
+}
+
+/// So that no write of the tenant allocates.
+fn fill(image: &File) -> io::Result<()> {
+    let piece = vec![1; MIB];
+    for place in (0..SIZE).step_by(piece.len()) {
+        image.write_all_at(&piece, place)?;
+    }
+    image.sync_all()
+}
+
+/// Bytes that were written to a device (Documentation/block/stat.rst: the seventh number, in sectors of 512 bytes).
+fn written(counts: &Path) -> Result<u64, CallError> {
+    let text = fs::read_to_string(counts).map_err(arrange("read", counts))?;
+    let sectors: u64 = text.split_whitespace().nth(6).ok_or("no number of sectors")?.parse()?;
+    Ok(sectors * 512)
+}
+
+fn print(sample: &NeighbourSample) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, sample)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}

@@ -1,0 +1,191 @@
+//! [`NeighbourReport`]: what the syncs of one pod take while another pod writes to its block volume.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::Spread;
+use crate::table::{Table, number, spread, verdict};
+
+/// The pod with the block volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tenant {
+    /// It does nothing.
+    Idle,
+    /// It writes as fast as its limit allows.
+    Limited,
+    /// It writes without a limit.
+    Unlimited,
+}
+
+/// Files of 4 KiB that the neighbour creates, writes and syncs on the disk of the tenant's image, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NeighbourSample {
+    pub tenant: Tenant,
+    /// The round of measurements, from 1 on.
+    pub run: u32,
+    pub operations: u64,
+    pub elapsed_us: u64,
+    pub median_ns: u64,
+    /// Of 99 in 100.
+    pub high_ns: u64,
+    /// Bytes of the tenant that reached its device.
+    pub written: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NeighbourReport {
+    pub runs: u32,
+    pub figures: Vec<NeighbourFigure>,
+    /// Of the tenants that write.
+    pub ratios: Vec<NeighbourRatio>,
+    /// Ratios above the limit.
+    pub violations: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NeighbourFigure {
+    pub tenant: Tenant,
+    /// Microseconds.
+    pub median: Spread,
+    pub high: Spread,
+    /// KiB that the tenant writes in a second.
+    pub written: Spread,
+}
+
+/// Compared with an idle tenant, in the same run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NeighbourRatio {
+    pub tenant: Tenant,
+    pub median: Spread,
+    pub high: Spread,
+}
+
+/// Of the median with a limited tenant.
+const AT_MOST: f64 = 2.0;
+
+impl Tenant {
+    pub const ALL: [Self; 3] = [Self::Idle, Self::Limited, Self::Unlimited];
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Limited => "limited to 2 MiB/s",
+            Self::Unlimited => "not limited",
+        }
+    }
+
+    const fn limit(self) -> Option<f64> {
+        match self {
+            Self::Limited => Some(AT_MOST),
+            Self::Idle | Self::Unlimited => None,
+        }
+    }
+}
+
+impl NeighbourReport {
+    pub fn new(samples: &[NeighbourSample]) -> Self {
+        let ratios: Vec<_> =
+            Tenant::ALL[1..].iter().filter_map(|tenant| NeighbourRatio::of(samples, *tenant)).collect();
+        Self {
+            runs: samples.iter().map(|sample| sample.run).max().unwrap_or_default(),
+            figures: Tenant::ALL.iter().filter_map(|tenant| NeighbourFigure::of(samples, *tenant)).collect(),
+            violations: ratios.iter().filter_map(NeighbourRatio::violation).collect(),
+            ratios,
+        }
+    }
+}
+
+fn of(samples: &[NeighbourSample], tenant: Tenant) -> impl Iterator<Item = &NeighbourSample> {
+    samples.iter().filter(move |sample| sample.tenant == tenant)
+}
+
+impl NeighbourFigure {
+    fn of(samples: &[NeighbourSample], tenant: Tenant) -> Option<Self> {
+        let spread = |value: fn(&NeighbourSample) -> u64, unit| Spread::of(of(samples, tenant).map(value), unit);
+        let (median, high) = (spread(|sample| sample.median_ns, 1000)?, spread(|sample| sample.high_ns, 1000)?);
+        let written = spread(|sample| (sample.written >> 10) * 1_000_000 / sample.elapsed_us.max(1), 1)?;
+        Some(Self { tenant, median, high, written })
+    }
+}
+
+impl NeighbourRatio {
+    fn of(samples: &[NeighbourSample], tenant: Tenant) -> Option<Self> {
+        let ratio = |value: fn(&NeighbourSample) -> u64| {
+            let pairs = of(samples, tenant).filter_map(|busy| {
+                let idle = of(samples, Tenant::Idle).find(|idle| idle.run == busy.run)?;
+                Some(value(busy) * 1000 / value(idle).max(1))
+            });
+            Spread::of(pairs, 1000)
+        };
+        Some(Self { tenant, median: ratio(|sample| sample.median_ns)?, high: ratio(|sample| sample.high_ns)? })
+    }
+
+    fn violation(&self) -> Option<String> {
+        let (found, limit) = (self.median.median, self.tenant.limit()?);
+        let tenant = self.tenant.title();
+        (found > limit)
+            .then(|| format!("a sync takes {found:.2} times as long beside a tenant {tenant}, the limit is {limit}"))
+    }
+}
+
+impl fmt::Display for NeighbourReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "Create, write and sync a file beside a tenant; medians of {} interleaved runs (min–max)\n",
+            self.runs
+        )?;
+        let heads = ["the tenant is", "median in µs", "99 of 100 in µs", "it writes KiB/s"].map(String::from);
+        let rows = self.figures.iter().map(|figure| {
+            let numbers = [figure.median, figure.high, figure.written].map(|spread| format!("{:.0}", spread.median));
+            [vec![figure.tenant.title().to_owned()], numbers.into()].concat()
+        });
+        writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
+        let heads = ["compared with an idle tenant", "median", "limit", "99 of 100"].map(String::from);
+        let rows = self.ratios.iter().map(|ratio| {
+            let limit = ratio.tenant.limit().map_or_else(|| "–".to_owned(), |limit| format!("≤ {}", number(limit)));
+            vec![ratio.tenant.title().to_owned(), spread(&ratio.median), limit, spread(&ratio.high)]
+        });
+        writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
+        verdict(f, "limits", self.violations.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(medians: [u64; 3]) -> Vec<NeighbourSample> {
+        let sample = |(run, (tenant, median)): (u32, (Tenant, u64))| NeighbourSample {
+            tenant,
+            run,
+            operations: 100,
+            elapsed_us: 2_000_000,
+            median_ns: median * u64::from(run) * 1000,
+            high_ns: median * 3000,
+            written: 4 << 20,
+        };
+        (1..=3).flat_map(|run| Tenant::ALL.into_iter().zip(medians).map(move |of| (run, of))).map(sample).collect()
+    }
+
+    #[test]
+    fn only_a_limited_tenant_has_a_limit() {
+        let report = NeighbourReport::new(&samples([1000, 1900, 9000]));
+        assert_eq!((report.violations.len(), report.figures.len(), report.ratios.len()), (0, 3, 2));
+        let report = NeighbourReport::new(&samples([1000, 2100, 9000]));
+        let missed = "a sync takes 2.10 times as long beside a tenant limited to 2 MiB/s, the limit is 2";
+        assert_eq!(report.violations, [missed]);
+        let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("limited to 2 MiB/s 4200 6300 2048"), "{words}");
+        assert!(words.contains("limited to 2 MiB/s 2.1 ≤ 2 2.1"), "{words}");
+    }
+
+    #[test]
+    fn a_report_without_samples_is_empty() {
+        let report = NeighbourReport::new(&[]);
+        assert!(report.figures.is_empty() && report.ratios.is_empty() && report.violations.is_empty());
+    }
+}
