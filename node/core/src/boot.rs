@@ -230,6 +230,7 @@ async fn serve(
     let linux =
         csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(podguard::Devices(guard.restrictions()));
     storage.volumes().throttle_by(linux.throttle());
+    storage.volumes().freeze_by(linux.freezer());
     let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
     let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
     podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;

@@ -245,7 +245,7 @@ fn volume_status(volume: &VolumeUsage, is_retired: bool) -> status::Volume {
             (status::Mode::Filesystem, Some(Inodes { limit: inodes.get(), used: used.inodes.get() }))
         }
         Mode::Block { .. } => (status::Mode::Block, None),
-        Mode::Snapshot { .. } => (status::Mode::Snapshot, None),
+        Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => (status::Mode::Snapshot, None),
     };
     let bytes: [Bytes; 2] = [used.bytes, record.size];
     status::Volume {

@@ -87,7 +87,7 @@ fn one(
         if right { Ok(()) } else { Err(Violation::Size { volume, what, found, allowed }) }
     };
     let inodes = match record.mode {
-        Mode::Filesystem { inodes } => inodes,
+        Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => inodes,
         Mode::Block { .. } | Mode::Snapshot { .. } => IMAGE_INODES,
     };
     size("record", Some(Size { bytes: record.size, inodes }))?;

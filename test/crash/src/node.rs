@@ -16,8 +16,8 @@ use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, Mode, Opened, Owner, Record, Request, Settings, SnapshotRequest, State, Store, VolumeId,
-    VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, Mode, Opened, Owner, Record, Request, Settings, SnapshotRequest, State,
+    Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::check;
@@ -122,9 +122,11 @@ impl Node {
         let Record { claim, owner, class, mode, size, cloning, .. } = record;
         let source = cloning.map(|cloning| cloning.source);
         match (mode, source) {
-            (Mode::Snapshot { .. }, Some(source)) => {
-                finish_snapshot(&self.store, volume, &SnapshotRequest { claim, class, source })
-            }
+            (Mode::Snapshot { .. }, Some(source)) => finish_snapshot(
+                &self.store,
+                volume,
+                &SnapshotRequest { claim, class, source, max_pause: DEFAULT_PAUSE },
+            ),
             // The first call has finished it.
             (_, None) => Ok(()),
             (_, source) => finish_clone(&self.store, volume, &Request { claim, owner, class, mode, size, source }),
@@ -145,7 +147,7 @@ impl Node {
         let content = marker::content(mark, slot);
         match opened.mode() {
             Mode::Block { .. } | Mode::Snapshot { .. } => self.write_block(volume, &opened, slot, &content, leave),
-            Mode::Filesystem { .. } => self.write_file(volume, &opened, slot, &content),
+            Mode::Filesystem { .. } | Mode::SnapshotTree { .. } => self.write_file(volume, &opened, slot, &content),
         }
     }
 
@@ -254,7 +256,7 @@ pub(crate) fn clone_request(volume: Number, shape: Shape, size: Bytes, source: N
 
 pub(crate) fn snapshot_request(volume: Number, source: Number) -> SnapshotRequest {
     let Request { claim, class, .. } = request(volume, Shape::Thin, Bytes::ZERO);
-    SnapshotRequest { claim, class, source: id(source) }
+    SnapshotRequest { claim, class, source: id(source), max_pause: DEFAULT_PAUSE }
 }
 
 /// All calls until the clone shares no block.

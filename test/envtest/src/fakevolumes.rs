@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
@@ -53,6 +53,8 @@ struct Disk {
     passes: u32,
     /// The node cannot limit I/O.
     unthrottled: bool,
+    /// The longest pauses that snapshots of filesystem volumes allowed.
+    pauses: Vec<Duration>,
 }
 
 impl FakeVolumes {
@@ -150,6 +152,11 @@ impl FakeVolumes {
         self.disk().sources.get(id).cloned()
     }
 
+    /// The longest pause of each snapshot of a filesystem volume.
+    pub fn pauses(&self) -> Vec<Duration> {
+        self.disk().pauses.clone()
+    }
+
     /// Loses the volume: a disk was put in that does not have it.
     pub fn lose(&self, id: &VolumeId) {
         self.disk().records.remove(id);
@@ -221,22 +228,27 @@ impl Disk {
         }
         let cloning = match &want.source {
             Some(source) => {
-                let checked = self.check_source(source, want.size);
+                let checked = self.check_source(source, want.size).and_then(|(mode, headroom)| {
+                    match (mode.is_block(), want.mode.is_block()) {
+                        (true, false) => Err(SourceError::Block { volume: source.clone() }),
+                        (false, true) => Err(SourceError::Filesystem { volume: source.clone() }),
+                        (true, true) | (false, false) => Ok(headroom),
+                    }
+                });
                 let headroom = checked.map_err(|source| Error::Source { id: id.clone(), source })?;
-                Some(Cloning { source: source.clone(), headroom })
+                Some(Cloning::new(source.clone(), headroom))
             }
             None => None,
         };
-        let headroom = cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
-        let (wanted, free) = (want.reserved().saturating_add(headroom), self.space().free());
+        let project = ProjectId::new(self.projects + 1).expect("fewer volumes than IDs");
+        let Request { claim, owner, class, mode, size, source: _ } = want.clone();
+        let io = IoLimits::NONE;
+        let record = Record { claim, owner, class, mode, size, project, cloning, io, state: State::Staged };
+        let (wanted, free) = (record.reserved(), self.space().free());
         if wanted > free {
             return Err(Error::Full { id: id.clone(), wanted, free });
         }
         self.projects += 1;
-        let project = ProjectId::new(self.projects).expect("fewer volumes than IDs");
-        let Request { claim, owner, class, mode, size, source: _ } = want.clone();
-        let io = IoLimits::NONE;
-        let record = Record { claim, owner, class, mode, size, project, cloning, io, state: State::Staged };
         self.records.insert(id.clone(), record.clone());
         match &record.cloning {
             Some(Cloning { source, .. }) => {
@@ -259,9 +271,9 @@ impl Disk {
     }
 
     fn take_snapshot(&mut self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        let SnapshotRequest { claim, class, source } = want.clone();
-        let size = match self.look(id) {
-            Some((record, _)) => record.size,
+        let SnapshotRequest { claim, class, source, max_pause } = want.clone();
+        let (mode, size) = match self.look(id) {
+            Some((record, _)) => (record.mode, record.size),
             None if self.is_snapshot(&source) => {
                 return Err(Error::Source { id: id.clone(), source: SourceError::Unknown { volume: source } });
             }
@@ -270,7 +282,15 @@ impl Disk {
                 checked.map_err(|source| Error::Source { id: id.clone(), source })?
             }
         };
-        let mode = Mode::Snapshot { taken: SystemTime::now() };
+        if !mode.is_block() {
+            self.pauses.push(max_pause);
+        }
+        let taken = SystemTime::now();
+        let mode = match mode {
+            Mode::Filesystem { inodes } => Mode::SnapshotTree { taken, inodes },
+            Mode::Block { .. } => Mode::Snapshot { taken },
+            snapshot @ (Mode::Snapshot { .. } | Mode::SnapshotTree { .. }) => snapshot,
+        };
         let done = match self
             .provision(id, &Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) })
         {
@@ -305,14 +325,13 @@ impl Disk {
         self.records.get(id).is_some_and(|record| record.mode.is_snapshot())
     }
 
-    /// The size of the volume, if it can be cloned into one of this size.
-    fn check_source(&self, id: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
+    /// The mode and the size of the volume, if it can be cloned into one of this size.
+    fn check_source(&self, id: &VolumeId, size: Bytes) -> Result<(Mode, Bytes), SourceError> {
         let volume = id.clone();
         match self.look(id) {
             Some((Record { state: State::Staged, .. }, _)) => Err(SourceError::NotAnnounced { volume }),
-            Some((record, _)) if !record.mode.is_block() => Err(SourceError::Filesystem { volume }),
             Some((record, false)) if record.size > size => Err(SourceError::Larger { volume, has: record.size, size }),
-            Some((record, false)) => Ok(record.size),
+            Some((record, false)) => Ok((record.mode, record.size)),
             None | Some((_, true)) => Err(SourceError::Unknown { volume }),
         }
     }
@@ -409,7 +428,7 @@ fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
             let share = share.div_ceil(u128::from(from.get().max(1)));
             Mode::Filesystem { inodes: Inodes::new(u64::try_from(share).unwrap_or(u64::MAX)) }
         }
-        image @ (Mode::Block { .. } | Mode::Snapshot { .. }) => image,
+        other @ (Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. }) => other,
     }
 }
 

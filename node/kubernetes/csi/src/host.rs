@@ -4,6 +4,7 @@ mod block;
 mod cgroup;
 mod devices;
 mod filesystem;
+mod freezing;
 mod linux;
 mod targets;
 
@@ -18,6 +19,7 @@ use volume::{DiskFault, VolumeId};
 
 pub use cgroup::CgroupError;
 pub use devices::{DeviceObserver, NoObserver, RevokedDetach};
+pub use freezing::guard;
 pub use linux::{Linux, Opened};
 
 use crate::plan::{Step, Volume, VolumeView};

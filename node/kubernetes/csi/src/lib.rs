@@ -35,7 +35,7 @@ mod status;
 
 pub use host::{
     ActError, CgroupError, DeviceObserver, Host, Inspection, Linux, LookError, LoopDevice, NoObserver, Opened,
-    PathContents, RevokedDetach, WatchReport,
+    PathContents, RevokedDetach, WatchReport, guard,
 };
 pub use node::{Operation, call};
 pub use plan::{Device, Elsewhere, Io, PlanError, Shape, Step, Target, Volume, VolumeView};

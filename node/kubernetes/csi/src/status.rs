@@ -154,7 +154,11 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
             SourceError::NotAnnounced { .. } => Code::Unavailable,
-            SourceError::Filesystem { .. } | SourceError::Unsupported { .. } => Code::InvalidArgument,
+            SourceError::Filesystem { .. } | SourceError::Block { .. } | SourceError::Unsupported { .. } => {
+                Code::InvalidArgument
+            }
+            SourceError::NoFreezer { .. } => Code::FailedPrecondition,
+            SourceError::Overfull { .. } => Code::Unavailable,
             SourceError::Larger { .. } => Code::OutOfRange,
             SourceError::Grown { .. } => Code::Aborted,
             SourceError::Closed { .. } | SourceError::Look { .. } => Code::Internal,
@@ -231,7 +235,7 @@ fn of_failure(failure: &Failure) -> Code {
             ActError::Look(error) => of_look(error),
             ActError::NotEmpty | ActError::Busy => Code::FailedPrecondition,
             ActError::Cgroup(error) => match error {
-                CgroupError::Missing { .. } => Code::Unavailable,
+                CgroupError::Missing { .. } | CgroupError::NoPod { .. } => Code::Unavailable,
                 CgroupError::Hierarchy { .. } | CgroupError::Controller { .. } | CgroupError::NoLimits { .. } => {
                     Code::FailedPrecondition
                 }

@@ -100,7 +100,7 @@ impl Events {
         let limits = match record.mode {
             Mode::Filesystem { inodes } => format!("is limited to {} and {inodes}", record.size),
             Mode::Block { allocation } => format!("is a block device of {} ({allocation})", record.size),
-            Mode::Snapshot { .. } => format!("is a snapshot of {}", record.size),
+            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => format!("is a snapshot of {}", record.size),
         };
         let io = if record.io.is_none() { String::new() } else { format!(", with {}", record.io) };
         let note = format!("volume {id} {limits}{io}{}", free_space(free));
@@ -241,7 +241,7 @@ impl Events {
     pub(crate) fn almost_full(&self, claim: ObjectReference, percent: u64, record: &Record, used: Usage) {
         let files = match record.mode {
             Mode::Filesystem { inodes } => format!(", and {} of its {inodes}", used.inodes.get()),
-            Mode::Block { .. } | Mode::Snapshot { .. } => String::new(),
+            Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => String::new(),
         };
         let note = format!(
             "the volume is {percent} % full: {} of its {} are used{files}; delete files, or expand the claim",

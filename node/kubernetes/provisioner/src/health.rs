@@ -164,7 +164,7 @@ impl Reported {
 fn percent(VolumeUsage { record, used, .. }: &VolumeUsage) -> Option<u64> {
     match record.mode {
         Mode::Filesystem { inodes } => used.percent_of(Limits { bytes: Some(record.size), inodes: Some(inodes) }),
-        Mode::Block { .. } | Mode::Snapshot { .. } => None,
+        Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => None,
     }
 }
 

@@ -192,7 +192,7 @@ const fn kind(mode: Mode) -> &'static str {
     match mode {
         Mode::Filesystem { .. } => "filesystem",
         Mode::Block { .. } => "block",
-        Mode::Snapshot { .. } => "snapshot",
+        Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => "snapshot",
     }
 }
 

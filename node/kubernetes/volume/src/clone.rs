@@ -1,4 +1,4 @@
-//! Block volumes and snapshots that begin with the content of another volume.
+//! Volumes and snapshots that begin with the content of another volume. [`crate::tree`] has those of files.
 //!
 //! The image is cloned in an instant, and shares its blocks with the image of its source. A write to a shared block
 //! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the source's
@@ -8,11 +8,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dir::{Dir, Mode, OFlag};
+use dir::{Dir, Mode as Permissions, OFlag};
 use fsquota::Limits;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
-use nix::unistd::{fdatasync, ftruncate};
+use nix::unistd::{fdatasync, ftruncate, syncfs};
 use reflink::Extent;
 use tracing::warn;
 use units::Bytes;
@@ -22,14 +22,14 @@ use crate::execution::{Execution, is_confined};
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
-use crate::{Allocation, Request, VolumeGuard, VolumeId, image};
+use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image};
 
 /// Before a busy source is looked at again.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Blocks that are copied at once. XFS reserves quota for the copy and for the range itself: both fit into the blocks that
 /// the limit of an image has beside its size ([`image::taken`]).
-const PIECE: Bytes = Bytes::MIB;
+pub(crate) const PIECE: Bytes = Bytes::MIB;
 
 /// A range of an image that is not yet the clone's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Store {
         want: &Request,
     ) -> Result<VolumeGuard, Error> {
         let id = execution.id;
-        let locked = self.lock_source(source, want.size).and_then(|(guard, cloning)| {
+        let locked = self.lock_source(source, want).and_then(|(guard, cloning)| {
             let begun = execution.known.as_ref().and_then(|known| known.record.cloning.as_ref());
             match begun.filter(|begun| begun.headroom < cloning.headroom) {
                 Some(_) => Err(SourceError::Grown { volume: source.clone() }),
@@ -73,17 +73,24 @@ impl Store {
         }
     }
 
-    /// Keeps the source from growing and from being deleted while its image is cloned.
-    fn lock_source(&self, source: &VolumeId, size: Bytes) -> Result<(VolumeGuard, Cloning), SourceError> {
+    /// Keeps the source from growing and from being deleted while it is cloned.
+    fn lock_source(&self, source: &VolumeId, want: &Request) -> Result<(VolumeGuard, Cloning), SourceError> {
         // Before the lock: a volume that is not announced may itself be a clone, whose operation waits for another lock.
-        self.check_source(source, size)?;
+        let check = || {
+            let (mode, has) = self.check_source(source, want.size)?;
+            match (mode.is_block(), want.mode.is_block()) {
+                (true, false) => Err(SourceError::Block { volume: source.clone() }),
+                (false, true) => Err(SourceError::Filesystem { volume: source.clone() }),
+                (true, true) | (false, false) => Ok(has),
+            }
+        };
+        check()?;
         let guard = self.locks.blocking_lock(source);
-        let headroom = self.check_source(source, size)?;
-        Ok((guard, Cloning { source: source.clone(), headroom }))
+        Ok((guard, Cloning::new(source.clone(), check()?)))
     }
 
-    /// The size of the source's image.
-    pub(crate) fn check_source(&self, source: &VolumeId, size: Bytes) -> Result<Bytes, SourceError> {
+    /// The mode and the size of the source.
+    pub(crate) fn check_source(&self, source: &VolumeId, size: Bytes) -> Result<(Mode, Bytes), SourceError> {
         let volume = || source.clone();
         let record = match self.index().volumes.get(source) {
             Some(Entry::Known(Known { record, .. })) if record.state == State::Announced => record.clone(),
@@ -91,10 +98,11 @@ impl Store {
             Some(Entry::Closed { .. }) => return Err(SourceError::Closed { volume: volume() }),
             None => return Err(SourceError::Unknown { volume: volume() }),
         };
-        if !record.mode.is_block() {
-            return Err(SourceError::Filesystem { volume: volume() });
+        if matches!(record.mode, Mode::Filesystem { .. }) && self.freezer().is_none() {
+            return Err(SourceError::NoFreezer { volume: volume() });
         }
         let image = match self.live.open_dir(source.name()) {
+            Ok(_) if !record.mode.is_block() => Some(record.size),
             Ok(dir) => image::size_in(&dir).map_err(|error| SourceError::Look { volume: volume(), source: error })?,
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(SourceError::Look { volume: volume(), source: error.into() }),
@@ -102,14 +110,14 @@ impl Store {
         // It was retired, or its data is lost.
         let Some(image) = image else { return Err(SourceError::Unknown { volume: volume() }) };
         let has = image.max(record.size);
-        if has > size { Err(SourceError::Larger { volume: volume(), has, size }) } else { Ok(has) }
+        if has > size { Err(SourceError::Larger { volume: volume(), has, size }) } else { Ok((record.mode, has)) }
     }
 
     /// Clones the source's image into a new directory, with the source locked.
     pub(crate) fn clone_image(&self, staged: &Dir, cloning: &Cloning) -> Result<(), ActError> {
         self.limit_source(&cloning.source)?;
         let source = self.live.open_dir(cloning.source.name())?;
-        let from = source.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?;
+        let from = source.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty())?;
         let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
         // The power failed between the transactions of an earlier clone, and there are blocks behind the end.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
@@ -122,7 +130,7 @@ impl Store {
     }
 
     /// Sets the limits of a source, which is locked.
-    fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
+    pub(crate) fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
         let (record, limits) = {
             let index = self.index();
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
@@ -152,26 +160,35 @@ impl Store {
     /// [`ActError::Busy`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
     /// source needs no new blocks.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
-        let Cloning { source, headroom } = cloning;
+        let Cloning { source, headroom, .. } = cloning;
         let (record, limits) = {
             let index = self.index();
             // It was deleted meanwhile.
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
             (record.clone(), index.limits(source, record))
         };
-        let image = self
-            .live
-            .open_dir(source.name())
-            .and_then(|dir| dir.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty()));
-        let Ok(image) = image else { return Ok(()) };
+        let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(()) };
+        let synced = if record.mode.is_block() {
+            let image = dir.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty());
+            let Ok(image) = image else { return Ok(()) };
+            fdatasync(&image)
+        } else {
+            syncfs(&dir)
+        };
         // An error of the disk belongs to the source's own writers.
-        if let Err(errno) = fdatasync(&image) {
-            warn!(volume = %source, %errno, "image of a cloned volume cannot be synced");
+        if let Err(errno) = synced {
+            warn!(volume = %source, %errno, "cloned volume cannot be synced");
         }
-        reflink::free_unused(&image, record.project.get()).map_err(failed("free unused"))?;
+        reflink::free_unused(&dir, record.project.get()).map_err(failed("free unused"))?;
         let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
-        if used > alone && record.mode == (crate::Mode::Block { allocation: Allocation::Thin }) {
+        let allowed = match record.mode {
+            Mode::Block { allocation: Allocation::Thin } => alone,
+            // The maps of files have grown with their overwritten extents.
+            Mode::Filesystem { .. } => image::taken(alone),
+            Mode::Block { allocation: Allocation::Thick } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => used,
+        };
+        if used > allowed {
             sleep(PAUSE);
             return Err(ActError::Busy { volume: source.clone() });
         }
@@ -184,7 +201,7 @@ impl Store {
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
 pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
-    let image = dir.open_file(&image::name(), OFlag::O_RDWR, Mode::empty())?;
+    let image = dir.open_file(&image::name(), OFlag::O_RDWR, Permissions::empty())?;
     let done = copy(&image, size, allocation, pass);
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
@@ -238,7 +255,7 @@ fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -
     work
 }
 
-fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {
+pub(crate) fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {
     move |errno| ActError::Clone { step, errno }
 }
 

@@ -1,6 +1,7 @@
 //! Errors, an enum per operation.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use fsquota::ProjectId;
 use nix::errno::Errno;
@@ -64,8 +65,21 @@ pub enum SourceError {
     NotAnnounced { volume: VolumeId },
     #[error("volume {volume} is closed; see the node's log")]
     Closed { volume: VolumeId },
-    #[error("volume {volume} is a filesystem volume, of which clones are not supported; copy its files")]
+    #[error("volume {volume} is a filesystem volume; request volumeMode Filesystem")]
     Filesystem { volume: VolumeId },
+    #[error("volume {volume} is a block volume; request volumeMode Block")]
+    Block { volume: VolumeId },
+    #[error(
+        "volume {volume} is a filesystem volume, and this program cannot stop the pods that write to it; use a Granary \
+         node, or a block volume"
+    )]
+    NoFreezer { volume: VolumeId },
+    /// Its limit is raised while it is copied.
+    #[error(
+        "the files of volume {volume} change faster than they are copied, or are more than the new volume may have; write \
+         less meanwhile, delete files, or request more"
+    )]
+    Overfull { volume: VolumeId },
     #[error("volume {volume} has {has}; request at least as much instead of {size}")]
     Larger { volume: VolumeId, has: Bytes, size: Bytes },
     #[error("the file system of volume {volume} has no reflinks; move the volumes to one of `mkfs.xfs -m reflink=1`")]
@@ -133,6 +147,21 @@ pub enum ActError {
         #[source]
         errno: Errno,
     },
+    /// While they are cloned.
+    #[error("cannot clone the files of the volume")]
+    Tree(#[from] reflink::TreeError),
+    #[error("cannot stop the pods that have the volume")]
+    Pods(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(
+        "the pods that have the volume would be stopped for more than {budget:?}; raise maxPause in the \
+         VolumeSnapshotClass, or write to fewer files meanwhile"
+    )]
+    Late { budget: Duration },
+    #[error("this program cannot stop the pods that have the volume")]
+    NoFreezer,
+    /// It becomes [`SourceError::Overfull`].
+    #[error("the files use more than the size of the volume")]
+    Overfull,
     /// It becomes [`Error::Copying`].
     #[error("at most {left} are left")]
     Copying { left: Bytes },
@@ -274,7 +303,12 @@ impl ActError {
 
     /// Whether the file system cannot clone files.
     pub(crate) fn is_unsupported(&self) -> bool {
-        matches!(self, Self::Clone { errno: Errno::EOPNOTSUPP, .. })
+        matches!(self, Self::Clone { .. } | Self::Tree(_)) && self.errno() == Some(Errno::EOPNOTSUPP)
+    }
+
+    /// Whether the files that are cloned do not fit into the limits of their copy.
+    pub(crate) fn is_overfull(&self) -> bool {
+        matches!(self, Self::Overfull) || matches!(self, Self::Tree(_)) && self.is_full()
     }
 
     /// Whether the name exists already.
@@ -287,6 +321,7 @@ impl ActError {
 
         match self {
             Self::Dir(error) => Some(error.errno()),
+            Self::Tree(reflink::TreeError::Entry { errno, .. }) => Some(*errno),
             Self::Record(errno) | Self::Root(errno) | Self::Image { errno, .. } | Self::Clone { errno, .. } => {
                 Some(*errno)
             }
@@ -300,6 +335,11 @@ impl ActError {
             | Self::Quota(_)
             | Self::Unfinished { .. }
             | Self::Copying { .. }
+            | Self::Tree(_)
+            | Self::Pods(_)
+            | Self::Late { .. }
+            | Self::NoFreezer
+            | Self::Overfull
             | Self::Busy { .. }
             | Self::Short { .. }
             | Self::Loops(_)

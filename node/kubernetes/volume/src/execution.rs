@@ -17,7 +17,7 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::Cloning;
 use crate::store::{Store, place};
-use crate::{Allocation, Record, Request, VolumeId, clone, image};
+use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, clone, image, tree};
 
 /// How long XFS may take for inodes that were deleted: it takes them apart in the background (inodegc, since Linux
 /// 5.14), and begins with the next query of a quota.
@@ -51,13 +51,15 @@ pub(crate) struct Execution<'a> {
     pub(crate) known: Option<Known>,
     /// Of a new record.
     pub(crate) cloning: Option<Cloning>,
+    /// For the pods of a source of files.
+    pub(crate) max_pause: Duration,
     /// Opened once, used by the steps that fill it.
     staged: Option<Dir>,
 }
 
 impl<'a> Execution<'a> {
     pub(crate) fn new(store: &'a Store, id: &'a VolumeId, want: Option<&'a Request>, known: Option<Known>) -> Self {
-        Self { store, id, want, known, cloning: None, staged: None }
+        Self { store, id, want, known, cloning: None, max_pause: DEFAULT_PAUSE, staged: None }
     }
 
     pub(crate) fn run(&mut self, steps: &[Step]) -> Result<(), Error> {
@@ -97,17 +99,28 @@ impl<'a> Execution<'a> {
                 let (store, cloning) = (self.store, self.record()?.cloning.clone().ok_or(ActError::NoRecord)?);
                 store.clone_image(self.staged()?, &cloning)?;
             }
+            Step::CloneTree => self.clone_tree()?,
             Step::CopyBlocks => {
-                let (size, allocation) = (self.record()?.size, self.allocation()?);
-                let pass = self.store.settings.pass;
-                clone::end_sharing(self.staged()?, size, allocation, pass)?;
+                let (size, pass) = (self.record()?.size, self.store.settings.pass);
+                if self.record()?.mode.is_block() {
+                    let allocation = self.allocation()?;
+                    clone::end_sharing(self.staged()?, size, allocation, pass)?;
+                } else {
+                    // Its top has the mode of the source's.
+                    tree::end_sharing(&staging.open_dir(name)?, self.record()?.project, size, pass)?;
+                }
             }
             Step::EndSharing => {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 self.store.release_headroom(&cloning)?;
                 files.replace(id, &known.record)?;
+                let is_block = known.record.mode.is_block();
                 self.put(known);
+                if !is_block {
+                    let record = self.record()?;
+                    quotas.set_limits(record.project, record.limits())?;
+                }
                 self.store.settle_source(&cloning.source);
             }
             Step::Publish => {
@@ -163,6 +176,25 @@ impl<'a> Execution<'a> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The record says that all files are there after they are, with the instant of a snapshot.
+    fn clone_tree(&mut self) -> Result<(), ActError> {
+        let Store { files, quotas, .. } = self.store;
+        let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
+        let cloning = known.record.cloning.as_mut().ok_or(ActError::NoRecord)?;
+        let (store, max_pause) = (self.store, self.max_pause);
+        let taken = store.clone_tree(self.staged()?, cloning, max_pause)?;
+        cloning.complete = true;
+        let Record { project, .. } = known.record;
+        if !tree::fits(quotas.settled(project).map_err(ActError::Quota)?.used, known.record.complete_limits()) {
+            return Err(ActError::Overfull);
+        }
+        known.record.mode = known.record.mode.taken_at(taken);
+        files.replace(self.id, &known.record)?;
+        quotas.set_limits(project, known.record.limits())?;
+        self.put(known);
         Ok(())
     }
 
@@ -303,7 +335,8 @@ impl<'a> Execution<'a> {
     }
 
     fn root_mode(&self) -> Result<Mode, ActError> {
-        Ok(if self.record()?.mode.is_block() { IMAGE_ROOT } else { VOLUME_ROOT })
+        let mode = self.record()?.mode;
+        Ok(if mode.is_block() || mode.is_snapshot() { IMAGE_ROOT } else { VOLUME_ROOT })
     }
 
     fn put(&mut self, known: Known) {

@@ -65,10 +65,14 @@ impl Index {
 
     /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
     pub(crate) fn limits(&self, id: &VolumeId, record: &Record) -> Limits {
-        let headroom: Bytes =
-            self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum();
+        let headroom = self.headroom(id);
         let Limits { bytes, inodes } = record.limits();
         Limits { bytes: bytes.map(|bytes| bytes.saturating_add(headroom).min(Limits::MAX_BYTES.max(bytes))), inodes }
+    }
+
+    /// The space to overwrite what clones share with the volume.
+    pub(crate) fn headroom(&self, id: &VolumeId) -> Bytes {
+        self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum()
     }
 
     /// Changes what is known of a volume that has a readable record.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use dir::{Dir, OFlag};
-use fsquota::{FsError, ProjectId, Quota, Quotas};
+use fsquota::{FsError, Limits, ProjectId, Quota, Quotas};
 use units::Bytes;
 
 use crate::error::OpenError;
@@ -25,6 +25,8 @@ pub struct Opened {
 #[derive(Clone, Debug)]
 pub struct Announced {
     pub(crate) record: Record,
+    /// By which its limit is raised now.
+    pub(crate) headroom: Bytes,
     pub(crate) quotas: Arc<Quotas>,
 }
 
@@ -43,9 +45,12 @@ impl Announced {
         Ok(self.quotas.project(inode)? == Some(self.record.project))
     }
 
-    /// Its limits and what it uses: one system call.
+    /// Its limits and what it uses: one system call. The limits do not contain the space to overwrite what clones share
+    /// with it.
     pub fn quota(&self) -> Result<Quota, FsError> {
-        self.quotas.quota(self.record.project)
+        let found = self.quotas.quota(self.record.project)?;
+        let bytes = found.limits.bytes.map(|bytes| bytes.saturating_sub(self.headroom));
+        Ok(Quota { limits: Limits { bytes, ..found.limits }, ..found })
     }
 }
 

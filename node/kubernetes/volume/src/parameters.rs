@@ -100,7 +100,7 @@ impl VolumeMode {
 impl From<Mode> for VolumeMode {
     fn from(mode: Mode) -> Self {
         match mode {
-            Mode::Filesystem { .. } => Self::Filesystem,
+            Mode::Filesystem { .. } | Mode::SnapshotTree { .. } => Self::Filesystem,
             Mode::Block { .. } | Mode::Snapshot { .. } => Self::Block,
         }
     }
@@ -122,7 +122,9 @@ mod tests {
     fn inodes(parameters: &Parameters, size: Bytes) -> Inodes {
         match parameters.mode(VolumeMode::Filesystem, size) {
             Mode::Filesystem { inodes } => inodes,
-            Mode::Block { .. } | Mode::Snapshot { .. } => unreachable!("the mode is Filesystem"),
+            Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
+                unreachable!("the mode is Filesystem")
+            }
         }
     }
 

@@ -22,11 +22,13 @@ pub enum Step {
     Limit,
     /// Clone the image of the source, whose limit is raised first.
     CloneImage,
+    /// Clone all files of the source, whose limit is raised first, and write into the record that they are complete.
+    CloneTree,
     /// Create the image with its full size, or extend a cloned one.
     MakeImage,
-    /// Copy the blocks that the image shares, as many as one pass may.
+    /// Copy the blocks that the image or the files share, as many as one pass may.
     CopyBlocks,
-    /// Write into the record that the image shares nothing, durably, and lower the limit of the source.
+    /// Write into the record that nothing is shared, durably, and lower the limit of the source.
     EndSharing,
     /// From staging to live: from now on it is a volume.
     Publish,
@@ -80,14 +82,18 @@ pub enum VolumeRefusal {
 /// # Errors
 /// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
-    use Step::{CloneImage, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
+    use Step::{
+        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, Publish, RemoveStaging, SyncLive,
+        WriteRecord,
+    };
 
     let Some(record) = &seen.record else {
         if seen.is_anywhere() {
             return Err(VolumeRefusal::Foreign);
         }
         let image: &[Step] = match (&want.source, want.mode.is_block()) {
-            (Some(_), _) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+            (Some(_), true) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+            (Some(_), false) => &[CloneTree, CopyBlocks, EndSharing],
             (None, true) => &[MakeImage],
             (None, false) => &[],
         };
@@ -103,8 +109,16 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         let Claim { uid, .. } = &record.claim;
         return Err(VolumeRefusal::Differs { claim: record.claim.to_string(), uid: uid.clone(), size: record.size });
     }
+    let is_half_cloned = record.cloning.as_ref().is_some_and(|cloning| !cloning.complete);
     let image: &[Step] = match (record.mode.is_block(), seen.staging.image(), &record.cloning) {
-        (false, ..) => &[],
+        (false, ..) if is_half_cloned => &[CloneTree, CopyBlocks, EndSharing],
+        // A clone that had all files was being undone.
+        (false, ..) if want.source.is_some() && record.state == State::Staged && !seen.is_anywhere() => {
+            let undone = DiskState { record: None, ..*seen };
+            return Ok([undo(seen)?, provision(want, &undone)?].concat());
+        }
+        (false, _, Some(_)) => &[CopyBlocks, EndSharing],
+        (false, _, None) => &[],
         (true, Some(image), None) if image == record.size => &[],
         // A clone that shared nothing any more was being undone: its content is gone.
         (true, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
@@ -124,6 +138,12 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         (State::Staged, Place::Absent, Place::Absent, Place::Absent) => Ok(from(&[MakeStaging, Limit])),
         // The steps after those that an earlier run did.
         (State::Staged, Place::Present { project: None, .. }, Place::Absent, Place::Absent) => Ok(from(&[Limit])),
+        // Its files are of no instant.
+        (State::Staged, staging, Place::Absent, Place::Absent)
+            if staging.is_of(record) && !record.mode.is_block() && is_half_cloned =>
+        {
+            Ok(from(&[RemoveStaging, MakeStaging, Limit]))
+        }
         (State::Staged, staging, Place::Absent, Place::Absent) if staging.is_of(record) => Ok(from(&[])),
         (State::Staged, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![SyncLive]),
         // It was being undone because the disk was full; the claim requests it again.
@@ -236,9 +256,14 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         return if seen.is_anywhere() { Err(VolumeRefusal::Foreign) } else { Ok(vec![]) };
     };
     let mut steps = Vec::new();
+    let is_complete = !record.mode.is_block() && record.cloning.as_ref().is_none_or(|cloning| cloning.complete);
     for (place, remove) in [(seen.staging, RemoveStaging), (seen.trash, RemoveData)] {
         match place {
             Place::Absent => {}
+            // Files that are removed in part must not look complete to the next run.
+            place if place == seen.staging && is_complete && place.is_of(record) && !seen.trash.is_present() => {
+                steps.extend([Trash(Where::Staging), RemoveData]);
+            }
             place if place.begins(record) => steps.push(remove),
             Place::Present { .. } => return Err(VolumeRefusal::Foreign),
         }
@@ -270,6 +295,7 @@ mod tests {
     const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
     const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
     const SNAPSHOT: Mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
+    const TREE: Mode = Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(524_288) };
     /// The size of the source of a clone.
     const HALF: Bytes = Bytes::new(1 << 29);
     const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
@@ -315,6 +341,10 @@ mod tests {
                 Step::Limit => self.staging = Place::Present { project: Some(PROJECT), image: None },
                 Step::CloneImage => self.staging.set_image(HALF),
                 Step::MakeImage => self.staging.set_image(size.expect("a record")),
+                Step::CloneTree => {
+                    assert!(self.staging.is_present());
+                    self.record.as_mut().and_then(|record| record.cloning.as_mut()).expect("a clone").complete = true;
+                }
                 Step::EndSharing => self.record.as_mut().expect("a record").cloning = None,
                 Step::Publish => self.live = self.staging.take(),
                 Step::GrowImage(to) => {
@@ -352,7 +382,7 @@ mod tests {
 
     fn made_for(want: &Request, seen: DiskState, cut: usize) -> DiskState {
         let steps = provision(want, &seen).expect("it can be created");
-        let cloning = want.source.clone().map(|source| Cloning { source, headroom: HALF });
+        let cloning = want.source.clone().map(|source| Cloning::new(source, HALF));
         steps.iter().take(cut).fold(seen, |mut seen, step| {
             match step {
                 Step::WriteRecord => seen.record = Some(want.record(PROJECT, cloning.clone())),
@@ -479,6 +509,47 @@ mod tests {
             prop_assert_eq!(seen.live.image(), Some(Bytes::GIB));
             prop_assert!(!changes(&provision(&want, &seen)?));
             prop_assert_eq!(provision(&want, &seen.announced())?, vec![]);
+        }
+
+        /// A directory with files is never taken for a complete one after a run that wrote or removed some of them.
+        #[test]
+        fn files_are_live_only_when_all_are_of_one_instant(
+            mode in prop_oneof![Just(FILES), Just(TREE)],
+            cuts in prop::collection::vec((0usize..12, any::<bool>()), 0..6),
+        ) {
+            let want = Request { source: Some("pvc-source".parse().unwrap()), ..want(mode) };
+            // What the staged directory has: nothing, some files, or all.
+            let (mut seen, mut whole) = (NOTHING, false);
+            for (after, undone) in cuts.into_iter().chain([(usize::MAX, false)]) {
+                let steps = if undone { undo(&seen)? } else { provision(&want, &seen)? };
+                for (number, step) in steps.iter().enumerate() {
+                    match step {
+                        Step::CloneTree => whole = number < after,
+                        // Cut within, it removes some.
+                        Step::RemoveStaging => whole = false,
+                        Step::Publish if number < after => prop_assert!(whole, "{:?}", steps),
+                        _ => {}
+                    }
+                    if number >= after {
+                        break;
+                    }
+                    match step {
+                        Step::WriteRecord => {
+                            let cloning = Cloning::new("pvc-source".parse().unwrap(), HALF);
+                            seen.record = Some(want.record(PROJECT, Some(cloning)));
+                        }
+                        Step::Trash(Where::Staging) => {
+                            whole = false;
+                            seen.do_step(*step);
+                        }
+                        step => seen.do_step(*step),
+                    }
+                }
+                let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
+                prop_assert!(!seen.live.is_present() || !shares);
+            }
+            prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+            prop_assert!(!changes(&provision(&want, &seen)?));
         }
 
         #[test]

@@ -64,6 +64,12 @@ pub enum Mode {
     },
     /// No pod sees it: the image of a disk as it was at one instant.
     Snapshot { taken: SystemTime },
+    /// No pod sees it: the files of a volume as they were at one instant.
+    SnapshotTree {
+        taken: SystemTime,
+        /// Those of the volume.
+        inodes: Inodes,
+    },
 }
 
 /// When the blocks of an image are taken from the disk.
@@ -84,12 +90,38 @@ impl Mode {
     }
 
     pub const fn is_snapshot(self) -> bool {
-        matches!(self, Self::Snapshot { .. })
+        matches!(self, Self::Snapshot { .. } | Self::SnapshotTree { .. })
+    }
+
+    /// The mode of a snapshot of a volume with this mode. The record gets the instant.
+    pub(crate) const fn snapshot(self) -> Self {
+        let taken = SystemTime::UNIX_EPOCH;
+        match self {
+            Self::Filesystem { inodes } | Self::SnapshotTree { inodes, .. } => Self::SnapshotTree { taken, inodes },
+            Self::Block { .. } | Self::Snapshot { .. } => Self::Snapshot { taken },
+        }
     }
 
     /// A snapshot of this moment. Other modes stay.
     pub(crate) fn at_present(self) -> Self {
-        if self.is_snapshot() { Self::Snapshot { taken: SystemTime::now() } } else { self }
+        self.taken_at(SystemTime::now())
+    }
+
+    /// A snapshot of this instant. Other modes stay.
+    pub(crate) const fn taken_at(self, taken: SystemTime) -> Self {
+        match self {
+            Self::Snapshot { .. } => Self::Snapshot { taken },
+            Self::SnapshotTree { inodes, .. } => Self::SnapshotTree { taken, inodes },
+            Self::Filesystem { .. } | Self::Block { .. } => self,
+        }
+    }
+
+    /// When a snapshot was taken.
+    pub const fn taken(self) -> Option<SystemTime> {
+        match self {
+            Self::Snapshot { taken } | Self::SnapshotTree { taken, .. } => Some(taken),
+            Self::Filesystem { .. } | Self::Block { .. } => None,
+        }
     }
 
     /// When an image gets its blocks. A snapshot has the holes of its source.
@@ -97,13 +129,14 @@ impl Mode {
         match self {
             Self::Block { allocation } => allocation,
             Self::Snapshot { .. } => Allocation::Thin,
-            Self::Filesystem { .. } => Allocation::default(),
+            Self::Filesystem { .. } | Self::SnapshotTree { .. } => Allocation::default(),
         }
     }
 
     pub(crate) fn limits(self, size: Bytes) -> Limits {
         match self {
             Self::Filesystem { inodes } => Limits { bytes: Some(size), inodes: Some(inodes) },
+            Self::SnapshotTree { inodes, .. } => Limits { bytes: Some(image::taken(size)), inodes: Some(inodes) },
             Self::Block { .. } | Self::Snapshot { .. } => {
                 Limits { bytes: Some(image::taken(size)), inodes: Some(image::INODES) }
             }
@@ -113,8 +146,7 @@ impl Mode {
     /// The maximum that a volume of this size takes from the disk: the blocks that its quota allows, and the inodes,
     /// which XFS does not charge to the quota of blocks.
     pub fn reserved(self, size: Bytes) -> Bytes {
-        let Limits { bytes, inodes } = self.limits(size);
-        bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
+        taken(self.limits(size))
     }
 
     /// The mode after the volume grew: it may hold more files in the same proportion.
@@ -126,7 +158,7 @@ impl Mode {
                 let share = u64::try_from(share).unwrap_or(u64::MAX).min(Limits::MAX_INODES.get());
                 Self::Filesystem { inodes: inodes.max(Inodes::new(share)) }
             }
-            Self::Block { .. } | Self::Snapshot { .. } => self,
+            Self::Block { .. } | Self::Snapshot { .. } | Self::SnapshotTree { .. } => self,
         }
     }
 }
@@ -136,7 +168,7 @@ impl fmt::Display for Mode {
         f.pad(match self {
             Self::Filesystem { .. } => "filesystem",
             Self::Block { .. } => "block",
-            Self::Snapshot { .. } => "snapshot",
+            Self::Snapshot { .. } | Self::SnapshotTree { .. } => "snapshot",
         })
     }
 }
@@ -165,13 +197,22 @@ pub enum State {
     Announced,
 }
 
-/// A volume whose image shares blocks with that of its source, or is about to.
+/// A volume whose image or files share blocks with those of its source, or are about to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cloning {
     pub source: VolumeId,
-    /// The size of the source's image. The limit of the source is raised by it, so that the source can be overwritten.
+    /// The size of the source. The limit of the source is raised by it, so that the source can be overwritten.
     pub headroom: Bytes,
+    /// Whether the directory has all files of the source, as they were at one instant. Not used for images, whose size says it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub complete: bool,
+}
+
+impl Cloning {
+    pub const fn new(source: VolumeId, headroom: Bytes) -> Self {
+        Self { source, headroom, complete: false }
+    }
 }
 
 /// All that is known of a volume without the API server.
@@ -227,7 +268,11 @@ const CLONING: u32 = 3;
 const OWNED: u32 = 4;
 
 /// With [`IoLimits`]: an earlier release would not limit the I/O of pods.
-const VERSION: u32 = 5;
+const LIMITED: u32 = 5;
+
+/// With the files of a source: an earlier release would finish such a volume without them, and does not read the mode of
+/// such a snapshot.
+const VERSION: u32 = 6;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -235,7 +280,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Versions 2 to 5 of the file. The state is the directory of the file.
+/// Versions 2 to 6 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -272,7 +317,8 @@ impl Record {
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
         let version = match (mode, &owner, &cloning) {
-            _ if !io.is_none() => VERSION,
+            (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => VERSION,
+            _ if !io.is_none() => LIMITED,
             (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => OWNED,
             (_, Owner::Provisioner, Some(_)) => CLONING,
             (_, Owner::Provisioner, None) => EARLIER,
@@ -287,11 +333,29 @@ impl Record {
     /// While the volume is cloned, with the headroom of its source.
     pub fn reserved(&self) -> Bytes {
         let headroom = self.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
-        self.mode.reserved(self.size).saturating_add(headroom)
+        taken(self.limits()).saturating_add(headroom)
     }
 
+    /// While files are cloned, former versions of those that have changed are kept beside them. While they share blocks,
+    /// XFS allocates more than it copies ([`crate::tree::end_sharing`]).
     pub(crate) fn limits(&self) -> Limits {
-        self.mode.limits(self.size)
+        match &self.cloning {
+            Some(cloning) if !self.mode.is_block() && cloning.complete => self.tree_limits(self.size.get() / 4, 1),
+            Some(_) if !self.mode.is_block() => self.tree_limits(self.size.get(), 2),
+            Some(_) | None => self.mode.limits(self.size),
+        }
+    }
+
+    /// What a tree with the files of the source may use when all are cloned.
+    pub(crate) fn complete_limits(&self) -> Limits {
+        self.tree_limits(0, 1)
+    }
+
+    fn tree_limits(&self, more: u64, times: u64) -> Limits {
+        let Limits { bytes, inodes } = self.mode.limits(self.size);
+        let bytes = bytes.map(|_| image::taken(self.size.saturating_add(Bytes::new(more))));
+        let inodes = inodes.map(|inodes| inodes.get().saturating_mul(times).saturating_add(SCRATCH_INODES));
+        Limits { bytes, inodes: inodes.map(Inodes::new) }
     }
 
     /// The record of the volume after it grew.
@@ -299,6 +363,14 @@ impl Record {
         Self { mode: self.mode.grown(self.size, to), size: to, ..self.clone() }
     }
 }
+
+/// The space of blocks and inodes.
+fn taken(Limits { bytes, inodes }: Limits) -> Bytes {
+    bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
+}
+
+/// Directories that a clone of files has beside them.
+const SCRATCH_INODES: u64 = 16;
 
 fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordError> {
     serde_json::from_slice(content).map_err(|error| RecordError::Syntax(Arc::new(error)))
@@ -320,6 +392,8 @@ mod tests {
             any::<u32>().prop_map(|seconds| Mode::Snapshot {
                 taken: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into()),
             }),
+            any::<u64>()
+                .prop_map(|inodes| Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(inodes) }),
         ]
     }
 
@@ -327,10 +401,10 @@ mod tests {
         let claim =
             ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
         let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
-        let cloning = prop::option::of(("[a-z][a-z0-9]{1,9}", any::<u64>()).prop_map(|(source, headroom)| Cloning {
-            source: source.parse().expect("an identifier"),
-            headroom: Bytes::new(headroom),
-        }));
+        let cloning = ("[a-z][a-z0-9]{1,9}", any::<u64>(), any::<bool>()).prop_map(|(source, headroom, complete)| {
+            Cloning { source: source.parse().expect("an identifier"), headroom: Bytes::new(headroom), complete }
+        });
+        let cloning = prop::option::of(cloning);
         let owner = prop::option::of(prop::option::of("[a-z][a-z0-9]{1,9}")).prop_map(|owner| match owner {
             Some(source) => Owner::Controller { source: source.map(|source| source.parse().expect("an identifier")) },
             None => Owner::Provisioner,
@@ -444,9 +518,31 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_source_are_read_by_no_earlier_release() {
+        let content =
+            br#"{"version":6,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local","mode":{"snapshot_tree":
+            {"taken":{"secs_since_epoch":1,"nanos_since_epoch":2},"inodes":64}},"size_bytes":4096,"project":7,
+            "cloning":{"source":"pvc-1","headroom":4096,"complete":true}}"#;
+        let record = Record::parse(content, State::Staged).unwrap();
+        assert!(record.mode.is_snapshot() && !record.mode.is_block());
+        assert_eq!(record.mode.taken(), Some(SystemTime::UNIX_EPOCH + Duration::new(1, 2)));
+        assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+        let restored = Record { mode: Mode::Filesystem { inodes: Inodes::new(64) }, ..record };
+        assert!(restored.to_bytes().starts_with(br#"{"version":6,"#));
+        let unfinished =
+            Record { cloning: Some(Cloning::new("pvc-1".parse().unwrap(), Bytes::new(4096))), ..restored.clone() };
+        assert!(
+            unfinished.reserved() >= restored.reserved().saturating_add(Bytes::new(4096)),
+            "former versions of files"
+        );
+        let finished = Record { cloning: None, ..restored };
+        assert!(finished.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+    }
+
+    #[test]
     fn another_version_is_named_whatever_else_it_holds() {
-        let error = Record::parse(br#"{"version":6,"new":true}"#, State::Staged).unwrap_err();
-        assert!(matches!(error, RecordError::Version(6)));
+        let error = Record::parse(br#"{"version":7,"new":true}"#, State::Staged).unwrap_err();
+        assert!(matches!(error, RecordError::Version(7)));
         assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
     }
 

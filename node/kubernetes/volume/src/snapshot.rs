@@ -1,9 +1,9 @@
-//! Snapshots of block volumes.
+//! Snapshots of volumes.
 //!
-//! A snapshot is taken like a clone: at one instant, its image shares the blocks of its source, and passes copy them. Pods
+//! A snapshot is taken like a clone: at one instant, it shares the blocks of its source, and passes copy them. Pods
 //! cannot use it. It becomes live and announced when it shares no block.
 
-use std::time::SystemTime;
+use std::time::Duration;
 
 use dir::Ensured;
 use units::Bytes;
@@ -24,24 +24,24 @@ pub struct SnapshotRequest {
     pub claim: Claim,
     pub class: String,
     pub source: VolumeId,
+    /// The longest time for which the pods of a filesystem volume may be stopped.
+    pub max_pause: Duration,
 }
 
 impl SnapshotRequest {
-    fn of_size(&self, size: Bytes) -> Request {
-        let Self { claim, class, source } = self.clone();
-        // The record gets the instant.
-        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
-        Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) }
+    fn of(&self, (mode, size): (Mode, Bytes)) -> Request {
+        let Self { claim, class, source, max_pause: _ } = self.clone();
+        Request { claim, owner: Owner::Provisioner, class, mode: mode.snapshot(), size, source: Some(source) }
     }
 }
 
 impl Store {
     pub(crate) fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        let size = match self.known(id)? {
-            Some(Known { record, .. }) => record.size,
-            None => self.size_to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
+        let of = match self.known(id)? {
+            Some(Known { record, .. }) => (record.mode, record.size),
+            None => self.to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
         };
-        let done = match self.provision(id, &want.of_size(size)) {
+        let done = match self.provision(id, &want.of(of), want.max_pause) {
             Ok(_) => self.announce_durably(id)?,
             Err(Error::Copying { .. }) => Ensured::Created(()),
             Err(error) => return Err(error),
@@ -54,7 +54,7 @@ impl Store {
     }
 
     /// Of a volume. A snapshot of a snapshot would be the same.
-    fn size_to_copy(&self, source: &VolumeId) -> Result<Bytes, SourceError> {
+    fn to_copy(&self, source: &VolumeId) -> Result<(Mode, Bytes), SourceError> {
         if self.is_snapshot(source) {
             return Err(SourceError::Unknown { volume: source.clone() });
         }
@@ -78,7 +78,13 @@ impl Store {
             Some(_) => {}
         }
         self.retire(id)?;
-        self.discard(id)
+        loop {
+            match self.discard(id) {
+                // No process has a snapshot open: the passes over its files end.
+                Err(error) if error.is_shrinking() => {}
+                done => return done,
+            }
+        }
     }
 
     pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {

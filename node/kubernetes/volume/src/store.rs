@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use dir::{Dir, Ensured, Mode};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
@@ -23,8 +24,8 @@ use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
 use crate::settings::{Neighbours, Settings};
 use crate::{
-    Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, Request, VolumeCalls, VolumeId, VolumeLocks, fixed,
-    image, published,
+    Announced, BLOCK, DiskFault, DiskObserver, IoThrottle, Opened, PodFreezer, Request, VolumeCalls, VolumeId,
+    VolumeLocks, fixed, image, published,
 };
 
 /// Directories of the store itself.
@@ -52,6 +53,7 @@ pub struct Store {
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
     pub(crate) throttle: Mutex<Option<Weak<dyn IoThrottle>>>,
+    pub(crate) freezer: Mutex<Option<Weak<dyn PodFreezer>>>,
 }
 
 impl Store {
@@ -89,6 +91,7 @@ impl Store {
             disk_observer: OnceLock::new(),
             last_faults: Mutex::default(),
             throttle: Mutex::default(),
+            freezer: Mutex::default(),
         };
         let (mut index, found) = (Index::default(), store.files.load()?);
         // Before the limits of their sources, whose pods may write.
@@ -219,7 +222,9 @@ impl Store {
     }
 
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
-        Ok(Announced { record: self.in_use(id)?.record, quotas: Arc::clone(&self.quotas) })
+        let Known { record, .. } = self.in_use(id)?;
+        let headroom = self.index().headroom(id);
+        Ok(Announced { record, headroom, quotas: Arc::clone(&self.quotas) })
     }
 
     fn in_use(&self, id: &VolumeId) -> Result<Known, OpenError> {
@@ -235,14 +240,22 @@ impl Store {
         }
     }
 
-    pub(crate) fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
+    /// `max_pause` is for the pods of a source of files.
+    pub(crate) fn provision(
+        &self,
+        id: &VolumeId,
+        want: &Request,
+        max_pause: Duration,
+    ) -> Result<Ensured<Record>, Error> {
         let (known, seen) = self.look(id)?;
         let steps = plan::provision(want, &seen).map_err(refused(id))?;
         let mut execution = Execution::new(self, id, Some(want), known);
+        execution.max_pause = max_pause;
+        let is_clone = |step: &Step| matches!(step, Step::CloneImage | Step::CloneTree);
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
         execution.run(undo)?;
-        let source = match want.source.as_ref().filter(|_| make.contains(&Step::CloneImage)) {
+        let source = match want.source.as_ref().filter(|_| make.iter().any(is_clone)) {
             Some(source) => Some(self.begin_clone(&mut execution, source, want)?),
             None => None,
         };
@@ -250,12 +263,10 @@ impl Store {
             execution.renew_instant()?;
         }
         if execution.known.is_none() {
-            let headroom = execution.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
-            let wanted = want.reserved().saturating_add(headroom);
+            let wanted = want.record(ProjectId::FIRST, execution.cloning.clone()).reserved();
             self.reserve(id, wanted, |index, reservation, disk| index.ledger.reserve(id, reservation, disk))?;
         }
-        let (clone, rest) =
-            make.split_at(make.iter().position(|step| *step == Step::CloneImage).map_or(0, |at| at + 1));
+        let (clone, rest) = make.split_at(make.iter().position(is_clone).map_or(0, |at| at + 1));
         let cloned = execution.run(clone);
         // Copying takes long, and its failure locks the source again.
         drop(source);
@@ -286,6 +297,8 @@ impl Store {
             Step::Publish if source.is_foreign() => self.undo_known(id).map(drop),
             // It is there, and may have been for long.
             Step::SyncLive => return error,
+            // Until the next attempt, the source has no headroom, and the disk is not reserved.
+            Step::CloneTree => self.undo_known(id).map(drop),
             _ if source.is_full() || source.is_too_large() || source.is_unsupported() => self.undo_known(id).map(drop),
             _ => return error,
         };
@@ -297,6 +310,9 @@ impl Store {
         }
         if let (true, Some(volume)) = (source.is_unsupported(), want.source.clone()) {
             return Error::Source { id: id.clone(), source: SourceError::Unsupported { volume } };
+        }
+        if let (true, Some(volume)) = (source.is_overfull(), want.source.clone()) {
+            return Error::Source { id: id.clone(), source: SourceError::Overfull { volume } };
         }
         if source.is_too_large() {
             return Error::TooLarge { id: id.clone(), wanted: want.size };

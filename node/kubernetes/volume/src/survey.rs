@@ -138,11 +138,16 @@ impl Store {
     /// `found` are the limits that the caller has read. If they differ, this reads them again, while no operation has the
     /// volume: operations change the record and the limits one after the other.
     pub fn changed_limits(&self, id: &VolumeId, found: Limits) -> Result<Option<Limits>, FsError> {
-        let recorded = || match self.index().volumes.get(id) {
-            Some(Entry::Known(Known { record, .. })) if record.state == State::Announced && !record.mode.is_block() => {
-                Some((record.project, record.limits()))
+        let recorded = || {
+            let index = self.index();
+            match index.volumes.get(id) {
+                Some(Entry::Known(Known { record, .. }))
+                    if record.state == State::Announced && !record.mode.is_block() =>
+                {
+                    Some((record.project, index.limits(id, record)))
+                }
+                Some(_) | None => None,
             }
-            Some(_) | None => None,
         };
         if recorded().is_none_or(|(_, limits)| are_of(found, limits)) {
             return Ok(None);

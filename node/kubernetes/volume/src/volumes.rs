@@ -5,9 +5,9 @@ use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Operation,
-    Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal,
-    VolumeUsage,
+    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
+    Operation, Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId,
+    VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -146,7 +146,7 @@ impl Store {
 
 impl Volumes for Store {
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
-        self.change(Operation::Provision, id, || self.provision(id, want))
+        self.change(Operation::Provision, id, || self.provision(id, want, DEFAULT_PAUSE))
     }
 
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

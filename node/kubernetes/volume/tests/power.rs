@@ -7,31 +7,46 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use dir::{Name, OFlag};
 use ktest_support::replay::{Cut, Recorder, Tearing};
+use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
-use volume::{Access, Allocation, Claim, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{
+    Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _,
+};
 
-use crate::node::{Node, id, settings, sized};
+use crate::node::{INODES, Node, id, settings, sized, without_pods};
 
 const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
 const SIZE: Bytes = Bytes::new(2 << 20);
 
 fn open(disk: &Path) -> Store {
-    Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left")
+    let store = Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left");
+    without_pods(&store);
+    store
 }
 
-fn image(store: &Store, id: &VolumeId) -> File {
-    File::from(store.open_volume(id).unwrap().image(Access::ReadWrite).unwrap())
+/// The name of the file with the content of a volume, and its size.
+fn content(mode: Mode) -> (&'static str, Bytes) {
+    if mode.is_block() { ("image", SIZE) } else { ("file", Bytes::new(SIZE.get() / 2)) }
+}
+
+fn file(store: &Store, id: &VolumeId) -> File {
+    let volume = store.open_volume(id).unwrap();
+    let name = Name::try_from(content(volume.mode()).0).unwrap();
+    let permissions = Permissions::S_IRUSR | Permissions::S_IWUSR;
+    File::from(volume.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
 }
 
 fn write(store: &Store, id: &VolumeId, byte: u8) {
-    let image = image(store, id);
-    image.write_all_at(&vec![byte; SIZE.get() as usize], 0).unwrap();
-    image.sync_all().unwrap();
+    let (_, size) = content(store.open_volume(id).unwrap().mode());
+    let file = file(store, id);
+    file.write_all_at(&vec![byte; size.get() as usize], 0).unwrap();
+    file.sync_all().unwrap();
 }
 
 fn shared(store: &Store, id: &VolumeId) -> Bytes {
-    let batch = reflink::extents(image(store, id), Bytes::ZERO).unwrap();
+    let batch = reflink::extents(file(store, id), Bytes::ZERO).unwrap();
     assert!(batch.len() < 64, "one call shows all");
     batch.iter().filter(|extent| extent.shared).map(|extent| extent.length).sum()
 }
@@ -47,27 +62,30 @@ fn made(store: &Store, request: &Request) {
 #[test]
 fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
     let want = Request { source: Some(id("pvc-source")), ..sized("pvc-clone", THICK, SIZE) };
-    cut_everywhere(&id("pvc-clone"), |store| {
+    cut_everywhere(THICK, &id("pvc-clone"), |store| {
         made(store, &want);
         drop(store.open_volume(&id("pvc-clone")).unwrap());
     });
 }
 
+/// The steps of a clone of files are those of a snapshot of files.
 #[test]
 fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-    let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source") };
+    let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source"), max_pause: DEFAULT_PAUSE };
     let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
-    cut_everywhere(&id("snapshot-1"), |store| while take(store).state != State::Announced {});
+    for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
+        cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
+    }
 }
 
 /// `make` creates `copy` from the source, which is overwritten when this is durable: no copy has anything of that.
-fn cut_everywhere(copy: &VolumeId, make: impl Fn(&Store)) {
+fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let source = id("pvc-source");
     let store = open(mounted.path());
-    made(&store, &sized("pvc-source", THICK, SIZE));
+    made(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &source, 1);
     let alone = store.open_volume(&source).unwrap().quota().unwrap().limits;
     recorder.mark("begin");
@@ -96,8 +114,9 @@ fn cut_everywhere(copy: &VolumeId, make: impl Fn(&Store)) {
         assert!(record.is_some() || !cut.marks().any(|mark| mark == "end"), "the copy is lost");
         assert!(sharing.is_some() || shared(&store, &source) == Bytes::ZERO, "{record:?}");
         make(&store);
-        let content = fs::read(mounted.path().join(format!("volumes/live/{copy}/image"))).unwrap();
-        assert_eq!(content.len() as u64, SIZE.get());
+        let (name, size) = content(mode);
+        let content = fs::read(mounted.path().join(format!("volumes/live/{copy}/{name}"))).unwrap();
+        assert_eq!(content.len() as u64, size.get());
         assert!(content.iter().all(|byte| *byte == 1), "{record:?}");
         assert_eq!(shared(&store, &source), Bytes::ZERO);
         assert_eq!(store.open_volume(&source).unwrap().quota().unwrap().limits, alone);

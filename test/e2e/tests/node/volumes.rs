@@ -48,7 +48,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 
-    part.must_show("a_snapshot_of_a_device_becomes_ready", snapshot::take(case, &first)).await?;
+    part.must_show("snapshots_of_a_device_and_of_files_become_ready", snapshot::take(case, &first)).await?;
     tokio::join!(
         part.shows("a_volume_that_grew_ends_at_its_new_size", directory::paint(&first)),
         part.shows("a_device_that_grew_ends_at_its_new_size", device::paint(&first)),
@@ -59,7 +59,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     tokio::join!(
         part.shows("a_tenants_data_is_not_found_by_the_next", directory::is_empty(&next)),
         part.shows("a_tenants_data_is_not_found_on_the_next_device", device::is_empty(&next)),
-        part.shows("a_snapshot_is_restored_after_the_end_of_its_volume", snapshot::is_restored(case, &next)),
+        part.shows("snapshots_are_restored_after_the_end_of_their_volumes", snapshot::is_restored(case, &next)),
     );
     Ok(())
 }
@@ -155,7 +155,10 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
 async fn next(case: &Case) -> Result<Server, Failure> {
     case.claim(&Claim::new("data", DIRECTORY[1])).await?;
     case.claim(&Claim::block("device", DEVICE[1])).await?;
-    case.claim(&snapshot::claim()).await?;
+    for claim in snapshot::claims() {
+        case.claim(&claim).await?;
+    }
     let next = Pod::server("next").with(Volume::claim("data")).with(Volume::device("device"));
-    case.open(&next.with(Volume::device(snapshot::RESTORED))).await
+    let next = next.with(Volume::device(snapshot::RESTORED)).with(Volume::claim(snapshot::KEPT));
+    case.open(&next).await
 }

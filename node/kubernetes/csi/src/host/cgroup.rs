@@ -27,6 +27,8 @@ pub enum CgroupError {
     Controller { path: PathBuf },
     #[error("no cgroup below {} is named kubepods or kubepods.slice yet; the kubelet creates it (cgroupsPerQOS)", root.display())]
     Missing { root: PathBuf },
+    #[error("the pod has no cgroup below {} yet; try again", root.display())]
+    NoPod { root: PathBuf },
     #[error("{} has no {LIMITS}; enable the controller io in cgroup.subtree_control of the cgroups above it", cgroup.display())]
     NoLimits { cgroup: PathBuf },
     #[error("cannot {what} {}", path.display())]
@@ -42,11 +44,16 @@ pub(super) struct Cgroups {
 #[derive(Clone, Debug)]
 pub(super) struct PodCgroup {
     name: String,
+    path: PathBuf,
 }
 
 impl Cgroups {
     pub(super) const fn new(root: PathBuf) -> Self {
         Self { root }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Whether I/O can be limited.
@@ -66,7 +73,13 @@ impl Cgroups {
     /// The cgroups of all pods. None where no cgroup2 is mounted.
     pub(super) fn pods(&self) -> Vec<PodCgroup> {
         let is_pod = |name: &str| name.starts_with("pod") || name.contains("-pod");
-        find(&self.root, LEVELS, &is_pod).into_iter().map(|(name, _)| PodCgroup { name }).collect()
+        find(&self.root, LEVELS, &is_pod).into_iter().map(|(name, path)| PodCgroup { name, path }).collect()
+    }
+
+    /// The cgroup of the pod with this UID.
+    pub(super) fn of(&self, pod: &OsStr) -> Result<PodCgroup, CgroupError> {
+        let found = self.pods().into_iter().find(|cgroup| cgroup.is_of(pod));
+        found.ok_or_else(|| CgroupError::NoPod { root: self.root.clone() })
     }
 
     /// Sets the limits of a device for all pods together, or removes them. Idempotent.
@@ -89,6 +102,10 @@ impl PodCgroup {
     /// Whether it is the cgroup of the pod with this UID: `podUID`, or `kubepods-CLASS-podUID.slice` with `_` for `-`.
     pub(super) fn is_of(&self, pod: &OsStr) -> bool {
         pod.to_str().is_some_and(|uid| self.name.contains(uid) || self.name.contains(&uid.replace('-', "_")))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 }
 

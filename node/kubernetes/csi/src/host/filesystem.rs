@@ -11,7 +11,7 @@ use fsquota::FsError;
 use mount::{Attributes, Detached};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use volume::{Announced, Opened, Store, VolumeId};
+use volume::{Announced, Opened, Store, VolumeGuard, VolumeId, VolumeLocks};
 
 use super::devices::lock;
 use super::linux::{DIRECTORY, open};
@@ -50,11 +50,31 @@ pub(super) struct PublishedDirectories {
     volumes: Arc<Store>,
     /// `None` until all mounts were looked at.
     known: Mutex<Option<BTreeMap<VolumeId, Targets>>>,
+    /// Volumes that are being mounted on a target, or of which all pods are stopped.
+    publishing: VolumeLocks,
 }
 
 impl PublishedDirectories {
     pub(super) fn new(kubelet: PathBuf, volumes: Arc<Store>) -> Self {
-        Self { kubelet, volumes, known: Mutex::default() }
+        Self { kubelet, volumes, known: Mutex::default(), publishing: VolumeLocks::default() }
+    }
+
+    pub(super) fn kubelet(&self) -> &Path {
+        &self.kubelet
+    }
+
+    /// Waits until no other call mounts the volume, and keeps others from it.
+    pub(super) fn publishing(&self, volume: &VolumeId) -> VolumeGuard {
+        self.publishing.blocking_lock(volume)
+    }
+
+    /// All mounts that show the volume or a part of it, from the mount table.
+    pub(super) fn mounts(&self, volume: &VolumeId) -> Result<Vec<PathBuf>, LookError> {
+        let table = mount::table()?;
+        let live = self.volumes.file_system();
+        let (root, disk) = (root(&table, live)?.join(volume.as_str()), mount::identity(live)?.device);
+        let shows = |entry: &&mount::Entry| entry.device == disk && entry.root.starts_with(&root);
+        Ok(table.iter().filter(shows).map(|entry| entry.point.clone()).collect())
     }
 
     /// Looks at all mounts, if no call did before.

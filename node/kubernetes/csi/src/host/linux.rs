@@ -5,6 +5,7 @@ use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,11 +19,12 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
 use tracing::{error, warn};
 use units::Bytes;
-use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, Store, VolumeId, Volumes as _};
+use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, PodFreezer, Store, VolumeId, Volumes as _};
 
 use super::cgroup::Cgroups;
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
+use super::freezing::{PublishedPods, this_program};
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Io, Shape, Step, Target, Volume, VolumeView};
@@ -34,6 +36,7 @@ pub struct Linux {
     volumes: Arc<Store>,
     devices: Arc<PublishedDevices>,
     directories: Arc<PublishedDirectories>,
+    pods: Arc<PublishedPods>,
 }
 
 /// The descriptors of a look. All steps go through these.
@@ -86,10 +89,17 @@ impl Linux {
 
     /// `cgroups` is the mount point of the host's cgroup2 hierarchy.
     pub fn with_cgroups(kubelet: impl Into<PathBuf>, volumes: Arc<Store>, cgroups: impl Into<PathBuf>) -> Self {
-        let devices = Arc::new(PublishedDevices::new(NoObserver, Cgroups::new(cgroups.into())));
-        let kubelet = kubelet.into();
+        let (cgroups, kubelet) = (Cgroups::new(cgroups.into()), kubelet.into());
         let directories = Arc::new(PublishedDirectories::new(kubelet.clone(), Arc::clone(&volumes)));
-        Self { kubelet, volumes, devices, directories }
+        let pods = Arc::new(PublishedPods::new(Arc::clone(&directories), cgroups.clone(), this_program));
+        let devices = Arc::new(PublishedDevices::new(NoObserver, cgroups));
+        Self { kubelet, volumes, devices, directories, pods }
+    }
+
+    /// The command that starts the process which thaws pods: it calls [`guard`](crate::guard), or does the same.
+    #[must_use]
+    pub fn with_guard(self, guard: fn() -> Command) -> Self {
+        Self { pods: Arc::new(self.pods.with_guard(guard)), ..self }
     }
 
     #[must_use]
@@ -101,6 +111,16 @@ impl Linux {
     pub fn throttle(&self) -> Weak<dyn IoThrottle> {
         let devices: Arc<dyn IoThrottle> = self.devices.clone();
         Arc::downgrade(&devices)
+    }
+
+    /// Stops the pods of filesystem volumes while they are cloned: for [`Store::freeze_by`]. `main` of the program calls
+    /// [`guard`](crate::guard). Thaws the pods that an earlier process left frozen.
+    pub fn freezer(&self) -> Weak<dyn PodFreezer> {
+        if let Err(reason) = self.pods.thaw() {
+            error!(error = &reason as &dyn Error, "pods that an earlier process froze stay frozen; delete them");
+        }
+        let pods: Arc<dyn PodFreezer> = self.pods.clone();
+        Arc::downgrade(&pods)
     }
 
     /// None also of a volume that is gone.
@@ -421,6 +441,7 @@ impl Host for Linux {
             }
             Step::Bind(attributes) => match (&at.image, &at.volume) {
                 (None, Some(volume)) => {
+                    let _publishing = self.directories.publishing(&at.id);
                     self.directories.add(&at.id, at.target.full())?;
                     filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes)
                 }

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,13 @@ use crate::kubelet::Kubelet;
 
 pub const SIZE: Bytes = Bytes::new(64 << 20);
 pub const INODES: Inodes = Inodes::new(1000);
+
+/// This program again, as the test that is the guard of frozen pods.
+fn guard() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", "frozen::the_guard", "--ignored", "--nocapture"]);
+    command
+}
 
 /// A node with its data disk and a running plugin.
 pub struct Node {
@@ -117,8 +125,9 @@ impl Node {
         let kubelet = Kubelet { directory: disk.path().join("kubelet") };
         let mut settings = Settings::new(kubelet.directory.clone(), "node-1", "1.2.3");
         change(&mut settings);
-        let host = Linux::with_cgroups(kubelet.directory.clone(), Arc::clone(&store), cgroups);
+        let host = Linux::with_cgroups(kubelet.directory.clone(), Arc::clone(&store), cgroups).with_guard(guard);
         store.throttle_by(host.throttle());
+        store.freeze_by(host.freezer());
         let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
         let service = Arc::clone(&plugin);
         let supervisor =

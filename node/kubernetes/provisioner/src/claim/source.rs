@@ -32,9 +32,7 @@ pub(crate) enum Obstacle {
     Foreign { pv: String },
     #[error("whose data is on node {node}; the clone is created there when the control plane has selected that node")]
     Elsewhere { node: String },
-    #[error(
-        "which has volumeMode Filesystem; clones of filesystem volumes are not supported: copy the files with a pod"
-    )]
+    #[error("which has volumeMode Filesystem; set spec.volumeMode: Filesystem")]
     Filesystem,
     #[error("which has volumeMode Block; set spec.volumeMode: Block")]
     Mode,
@@ -60,9 +58,9 @@ pub(crate) fn volume(
     object::handle(pv).ok_or_else(foreign)?;
     let is_block = pv.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some("Block");
     match (is_block, request.volume.mode.is_block()) {
-        (true, true) => {}
+        (true, true) | (false, false) => {}
         (true, false) => return Err(Obstacle::Mode),
-        (false, _) => return Err(Obstacle::Filesystem),
+        (false, true) => return Err(Obstacle::Filesystem),
     }
     let Some(id) = object::volume_of(pv, node) else {
         return Err(object::node_of(pv).map_or_else(foreign, |node| Obstacle::Elsewhere { node: node.to_owned() }));
@@ -90,8 +88,11 @@ pub(crate) fn snapshot(
         return Err(Obstacle::Foreign { pv: content.metadata.name.clone().unwrap_or_default() });
     }
     let id = content.id().filter(|_| content.is_ready() && source.is_ready()).ok_or(Obstacle::NotReady)?;
-    if !request.volume.mode.is_block() {
-        return Err(Obstacle::Mode);
+    // The store compares the modes if the content does not have it.
+    match (content.spec.source_volume_mode.as_deref(), request.volume.mode.is_block()) {
+        (Some("Block"), false) => return Err(Obstacle::Mode),
+        (Some("Filesystem"), true) => return Err(Obstacle::Filesystem),
+        _ => {}
     }
     match content.node() {
         None => return Err(Obstacle::NotReady),
@@ -175,6 +176,7 @@ mod tests {
         assert_eq!(found(Some(&own), &files), Err(Obstacle::Filesystem));
         let directory = request(Mode::Filesystem { inodes: units::Inodes::new(64) }, Bytes::GIB);
         assert_eq!(volume(&directory, Some(&own), Some(&block("u", "one")), "one"), Err(Obstacle::Mode));
+        assert_eq!(volume(&directory, Some(&own), Some(&files), "one"), Ok("pvc-u".parse().unwrap()));
         let small = request(Mode::Block { allocation: Allocation::Thin }, Bytes::MIB);
         let smaller = Obstacle::Smaller { has: Bytes::GIB, requested: Bytes::MIB };
         assert_eq!(volume(&small, Some(&own), Some(&block("u", "one")), "one"), Err(smaller));
@@ -187,7 +189,10 @@ mod tests {
         }});
         let content = json!({
             "metadata": {"name": "content", "uid": "u", "labels": {cluster::snapshot::MANAGED_BY: "one"}},
-            "spec": {"driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"}, "volumeSnapshotRef": {"uid": "s"}},
+            "spec": {
+                "driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"}, "sourceVolumeMode": "Block",
+                "volumeSnapshotRef": {"uid": "s"},
+            },
             // Another node could write any handle.
             "status": {"snapshotHandle": "snapshot-of-another", "readyToUse": true, "restoreSize": 1 << 30},
         });
@@ -214,6 +219,9 @@ mod tests {
         assert_eq!(found("/content/metadata/labels", elsewhere), Err(Obstacle::Elsewhere { node: "two".into() }));
         let directory = request(Mode::Filesystem { inodes: units::Inodes::new(64) }, Bytes::GIB);
         assert_eq!(restored(&directory, "/content/unchanged", Value::Null), Err(Obstacle::Mode));
+        let files = |request| restored(request, "/content/spec/sourceVolumeMode", "Filesystem".into());
+        assert_eq!(files(&directory), Ok("snapshot-u".parse().unwrap()));
+        assert_eq!(files(&disk()), Err(Obstacle::Filesystem));
         let small = request(Mode::Block { allocation: Allocation::Thin }, Bytes::MIB);
         let smaller = Obstacle::Smaller { has: Bytes::GIB, requested: Bytes::MIB };
         assert_eq!(restored(&small, "/content/unchanged", Value::Null), Err(smaller));
@@ -230,7 +238,7 @@ mod tests {
             CloneError { claim: "a/new".into(), source_name: "claim a/data".into(), obstacle: Obstacle::Filesystem };
         let text = error.to_string();
         assert!(
-            text.contains("claim a/new") && text.contains("claim a/data") && text.contains("copy the files"),
+            text.contains("claim a/new") && text.contains("claim a/data") && text.contains("set spec.volumeMode"),
             "{text}"
         );
     }

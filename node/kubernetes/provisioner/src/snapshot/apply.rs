@@ -1,6 +1,7 @@
 //! Takes, shows and removes the snapshots of contents.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use apiclient::is_missing;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
@@ -85,10 +86,10 @@ impl Provisioner {
     }
 
     /// One pass. The handle and the instant are written after the first one.
-    async fn take(&self, content: &Content, id: &VolumeId, want: SnapshotRequest) -> Result<Action, Error> {
+    async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Action, Error> {
         let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
         if is_new && !want.class.is_empty() {
-            self.check_class(&want.class).await?;
+            want.max_pause = self.max_pause(&want.class).await?;
         }
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let record = taken.map_err(Error::of_claim)?.into_inner();
@@ -106,10 +107,10 @@ impl Provisioner {
     }
 
     /// A content does not have the parameters of its class.
-    async fn check_class(&self, class: &str) -> Result<(), Error> {
+    async fn max_pause(&self, class: &str) -> Result<Duration, Error> {
         let classes = Api::<SnapshotClass>::all(self.client.clone());
         match classes.get(class).await {
-            Ok(found) => Ok(plan::check_parameters(&found)?),
+            Ok(found) => Ok(plan::max_pause(&found)?),
             Err(error) if is_missing(&error) => Err(Error::UnknownSnapshotClass { class: class.to_owned() }),
             Err(error) => Err(api("read the VolumeSnapshotClass")(error).into()),
         }

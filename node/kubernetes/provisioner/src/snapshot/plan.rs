@@ -1,10 +1,10 @@
 //! Decides what is done for a content. Pure.
 
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use cluster::snapshot::{BEING_DELETED, PROTECTION};
 use kube::ResourceExt as _;
-use volume::{Claim, Mode, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, DEFAULT_PAUSE, Record, SnapshotRequest, State, VolumeId};
 
 use crate::snapshot::object::{Content, ContentStatus, SnapshotClass};
 
@@ -27,17 +27,18 @@ pub(crate) enum SnapshotPlan {
 /// A content that the node cannot serve. The text is the message in its status and of its event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SnapshotRejection {
-    #[error(
-        "the volume {0} has volumeMode Filesystem; only snapshots of block volumes are supported: copy the files with a pod"
-    )]
-    Filesystem(String),
     #[error("spec.source.volumeHandle: {0:?} is not the handle of a volume of this driver; create the snapshot again")]
     Volume(String),
     #[error(
-        "the VolumeSnapshotClass {class} has the parameter {name}, and this driver supports no parameters of snapshots; \
-         create the class again without it"
+        "the VolumeSnapshotClass {class} has the parameter {name}, and this driver supports {MAX_PAUSE} only; create the class \
+         again without it"
     )]
     Parameter { class: String, name: String },
+    #[error(
+        "the VolumeSnapshotClass {class} has the parameter {MAX_PAUSE} with {value:?}, which is not a duration such as 2s or \
+         500ms, from 1ms to 1m; create the class again"
+    )]
+    MaxPause { class: String, value: String },
     #[error(
         "spec.source.snapshotHandle: {0:?} is not the handle of a snapshot of this driver; correct it in a new content"
     )]
@@ -73,23 +74,49 @@ pub(crate) fn plan(
         return Ok(SnapshotPlan::Find(id));
     }
     let handle = source.volume_handle.clone().unwrap_or_default();
-    if content.spec.source_volume_mode.as_deref() == Some("Filesystem") {
-        return Err(SnapshotRejection::Filesystem(handle));
-    }
     let (Some(id), Some(source), Some(uid)) = (content.id(), content.origin(), content.metadata.uid.clone()) else {
         return Err(SnapshotRejection::Volume(handle));
     };
     let of = &content.spec.volume_snapshot_ref;
     let [namespace, name] = [&of.namespace, &of.name].map(|part| part.clone().unwrap_or_default());
     let class = content.spec.volume_snapshot_class_name.clone().unwrap_or_default();
-    Ok(SnapshotPlan::Take(id, SnapshotRequest { claim: Claim { uid, namespace, name }, class, source }))
+    Ok(SnapshotPlan::Take(
+        id,
+        SnapshotRequest { claim: Claim { uid, namespace, name }, class, source, max_pause: DEFAULT_PAUSE },
+    ))
 }
 
-pub(crate) fn check_parameters(class: &SnapshotClass) -> Result<(), SnapshotRejection> {
-    match class.parameters.keys().next() {
-        Some(name) => Err(SnapshotRejection::Parameter { class: class.name_any(), name: name.clone() }),
-        None => Ok(()),
+/// How long the pods of a filesystem volume may be stopped.
+const MAX_PAUSE: &str = "maxPause";
+
+/// The longest pause that a class may allow. Probes of pods fail, and clients give up, long before.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The pause that the class allows.
+pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejection> {
+    if let Some(name) = class.parameters.keys().find(|name| *name != MAX_PAUSE) {
+        return Err(SnapshotRejection::Parameter { class: class.name_any(), name: name.clone() });
     }
+    let Some(value) = class.parameters.get(MAX_PAUSE) else { return Ok(DEFAULT_PAUSE) };
+    let pause = duration(value).filter(|pause| (Duration::from_millis(1)..=LONGEST_PAUSE).contains(pause));
+    pause.ok_or_else(|| SnapshotRejection::MaxPause { class: class.name_any(), value: value.clone() })
+}
+
+/// A duration as Go's `time.ParseDuration` reads it, rounded down to nanoseconds: numbers with units, `1m1.5s`.
+fn duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, f64); 7] =
+        [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let (mut rest, mut seconds) = (text, 0.0);
+    while !rest.is_empty() {
+        let number = rest.find(|symbol: char| symbol != '.' && !symbol.is_ascii_digit())?;
+        let (value, behind) = rest.split_at(number);
+        let unit = behind.find(|symbol: char| symbol == '.' || symbol.is_ascii_digit()).unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(unit);
+        let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
+        seconds += value.parse::<f64>().ok()? * factor;
+        rest = behind;
+    }
+    if text.is_empty() { None } else { Duration::try_from_secs_f64(seconds).ok() }
 }
 
 /// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
@@ -103,10 +130,7 @@ fn is_deleted(content: &Content) -> bool {
 
 /// The status of the content of a snapshot.
 pub(crate) fn status(id: &VolumeId, record: &Record) -> ContentStatus {
-    let since_epoch = match record.mode {
-        Mode::Snapshot { taken } => taken.duration_since(UNIX_EPOCH).unwrap_or_default(),
-        Mode::Filesystem { .. } | Mode::Block { .. } => std::time::Duration::ZERO,
-    };
+    let since_epoch = record.mode.taken().and_then(|taken| taken.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
     ContentStatus {
         snapshot_handle: Some(id.to_string()),
         creation_time: i64::try_from(since_epoch.as_nanos()).ok(),
@@ -118,13 +142,13 @@ pub(crate) fn status(id: &VolumeId, record: &Record) -> ContentStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use cluster::snapshot::MANAGED_BY;
     use fsquota::ProjectId;
     use serde_json::{Value, json};
     use units::Bytes;
-    use volume::Owner;
+    use volume::{Mode, Owner};
 
     use super::*;
 
@@ -170,9 +194,11 @@ mod tests {
     #[test]
     fn a_snapshot_is_taken_until_it_is_ready() {
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "before".into() };
-        let request = SnapshotRequest { claim, class: "local".into(), source: id("pvc-1") };
+        let max_pause = Duration::from_secs(2);
+        let request = SnapshotRequest { claim, class: "local".into(), source: id("pvc-1"), max_pause };
         let take = Ok(SnapshotPlan::Take(id("snapshot-u"), request));
         assert_eq!(planned(&content(|_| {})), take);
+        assert_eq!(planned(&content(|content| content["spec"]["sourceVolumeMode"] = "Filesystem".into())), take);
         let begun = |ready: bool| content(|content| content["status"] = json!({"readyToUse": ready}));
         assert_eq!(planned(&begun(false)), take);
         assert_eq!(planned(&begun(true)), Ok(SnapshotPlan::Ignore));
@@ -228,8 +254,6 @@ mod tests {
     #[test]
     fn rejections_name_the_object_and_the_remedy() {
         let rejected = |change: fn(&mut Value)| planned(&content(change)).unwrap_err().to_string();
-        let text = rejected(|content| content["spec"]["sourceVolumeMode"] = "Filesystem".into());
-        assert!(text.contains("pvc-1") && text.contains("only snapshots of block volumes"), "{text}");
         let text = rejected(|content| content["spec"]["source"] = json!({"volumeHandle": "../1"}));
         assert!(text.contains("volumeHandle") && text.contains("../1"), "{text}");
         let text = rejected(|content| content["spec"]["source"] = json!({"snapshotHandle": "A"}));
@@ -237,18 +261,28 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_is_rejected_with_its_class() {
+    fn the_pause_is_read_and_every_other_parameter_is_rejected_with_its_class() {
         let class = |parameters: Value| -> SnapshotClass {
             serde_json::from_value(json!({"metadata": {"name": "paused"}, "parameters": parameters})).expect("a class")
         };
-        assert_eq!(check_parameters(&class(json!({}))), Ok(()));
-        for name in ["maxPause", "thin", "csi.storage.k8s.io/snapshotter-secret-name"] {
-            let text = check_parameters(&class(json!({name: "2s"}))).unwrap_err().to_string();
+        assert_eq!(max_pause(&class(json!({}))), Ok(Duration::from_secs(2)));
+        for name in ["maxpause", "thin", "csi.storage.k8s.io/snapshotter-secret-name"] {
+            let text = max_pause(&class(json!({name: "2s", "maxPause": "2s"}))).unwrap_err().to_string();
             assert!(text.contains("VolumeSnapshotClass paused") && text.contains(name), "{text}");
+        }
+        for (value, milliseconds) in [("500ms", 500), ("2s", 2000), ("1.5s", 1500), ("1s250ms", 1250), ("1m", 60_000)] {
+            let found = max_pause(&class(json!({"maxPause": value})));
+            assert_eq!(found, Ok(Duration::from_millis(milliseconds)), "{value}");
+        }
+        for value in
+            ["", "2", "s", "-2s", "+2s", "2 s", "2sec", "0s", "61s", "1e3s", "1..2s", "99999999999999999999h", "10us"]
+        {
+            let text = max_pause(&class(json!({"maxPause": value}))).unwrap_err().to_string();
+            assert!(text.contains("VolumeSnapshotClass paused") && text.contains(&format!("{value:?}")), "{text}");
         }
         // The API server leaves the field out.
         let bare = serde_json::from_value(json!({"metadata": {"name": "local"}})).expect("a class");
-        assert_eq!(check_parameters(&bare), Ok(()));
+        assert_eq!(max_pause(&bare), Ok(Duration::from_secs(2)));
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub async fn what_cannot_be_cloned_is_reported_with_both_claims(cluster: Arc<Clu
     directory["volumeMode"] = "Filesystem".into();
     for (name, source, words, spec) in [
         ("of-none", "none", "does not exist", clone_of("none")),
-        ("of-files", "files", "clones of filesystem volumes are not supported", clone_of("files")),
+        ("of-files", "files", "set spec.volumeMode: Filesystem", clone_of("files")),
         ("of-large", "large", "request at least as much", clone_of("large")),
         ("of-unbound", "unbound", "has no volume yet", clone_of("unbound")),
         ("directory", "large", "set spec.volumeMode: Block", directory),

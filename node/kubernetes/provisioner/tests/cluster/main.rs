@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         clones::what_cannot_be_cloned_is_reported_with_both_claims,
         // The cases before these have no CRDs of snapshots.
         snapshots::a_snapshot_is_taken_restored_and_deleted,
+        snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
         snapshots::what_cannot_be_taken_is_reported_in_status_and_events,
         snapshots::snapshots_without_a_content_are_removed_or_reported,

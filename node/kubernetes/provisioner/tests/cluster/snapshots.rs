@@ -1,4 +1,4 @@
-//! Snapshots of block volumes, and volumes that are restored from them. The tests act as the snapshot controller.
+//! Snapshots of volumes, and volumes that are restored from them. The tests act as the snapshot controller.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -64,6 +64,34 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     node.end().await
 }
 
+pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files(
+    cluster: Arc<Cluster>,
+) -> Result<(), Failure> {
+    let api = SnapshotApi::install(&cluster, "files").await?;
+    let node = Node::start(&cluster, "files").await?;
+    let claim = node.claim_here("data", json!({})).await?;
+    node.bound("data").await?;
+    let source = id_of(&claim.uid().unwrap_or_default())?;
+    node.settled(&source).await?;
+    api.create_class("short", json!({"maxPause": "750ms"})).await?;
+    let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
+    let content = api.create("before", Some(&node.name), json!({"volumeHandle": source.as_str()}), more).await?;
+    let (name, id) = (content.name_any(), snapshot_of(&content)?);
+    api.ready("before", &name).await?;
+    assert_eq!(node.volumes.pauses().first(), Some(&Duration::from_millis(750)));
+    node.claim_here("device", restored_from("before")).await?;
+    let note = node.event("device", "ProvisioningFailed").await?;
+    assert!(note.contains("snapshot files/before") && note.contains("set spec.volumeMode: Filesystem"), "{note}");
+    let mut files = restored_from("before");
+    files["volumeMode"] = "Filesystem".into();
+    let claim = node.claim_here("restored", files).await?;
+    node.bound("restored").await?;
+    assert_eq!(node.volumes.source(&id_of(&claim.uid().unwrap_or_default())?), Some(id.clone()));
+    api.gone("before", &name).await?;
+    removed(&node, &id).await?;
+    node.end().await
+}
+
 pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "retained").await?;
     let content = api.create("first", Some(&node.name), source, json!({"deletionPolicy": "Retain"})).await?;
@@ -93,12 +121,17 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     let (node, api, source) = with_data(&cluster, "untaken").await?;
     let volume = source["volumeHandle"].clone();
     let live = node.volumes.live();
-    let files = json!({"sourceVolumeMode": "Filesystem"});
-    api.create_class("paused", json!({"maxPause": "2s"})).await?;
+    api.create_class("paused", json!({"maxPause": "2 s"})).await?;
+    api.create_class("thin", json!({"thin": "true"})).await?;
     let of_class = |class: &str| json!({"volumeSnapshotClassName": class});
     for (name, source, more, words) in [
-        ("files", source.clone(), files, "only snapshots of block volumes are supported"),
-        ("paused", source.clone(), of_class("paused"), "the VolumeSnapshotClass paused has the parameter maxPause"),
+        (
+            "paused",
+            source.clone(),
+            of_class("paused"),
+            "the VolumeSnapshotClass paused has the parameter maxPause with",
+        ),
+        ("thin", source.clone(), of_class("thin"), "the VolumeSnapshotClass thin has the parameter thin"),
         ("classless", source, of_class("none"), "the VolumeSnapshotClass none does not exist; create it"),
         ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "volume pvc-none does not exist on this node"),
         ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "snapshot snapshot-none does not exist"),

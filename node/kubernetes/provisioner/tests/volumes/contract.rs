@@ -9,8 +9,8 @@ use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, Error, LiveVolumeError, Mode, Owner, Record, Request, Settings, SnapshotRequest, VolumeId,
-    Volumes,
+    Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, Settings, SnapshotRequest,
+    VolumeId, Volumes,
 };
 
 use crate::node::Node;
@@ -84,7 +84,8 @@ impl Call {
             Self::TakeSnapshot(source) => {
                 let Request { claim, class, .. } = request(THICK, SIZE);
                 let source = source.parse().expect("an identifier");
-                recorded(volumes.take_snapshot(id, &SnapshotRequest { claim, class, source }))
+                let max_pause = DEFAULT_PAUSE;
+                recorded(volumes.take_snapshot(id, &SnapshotRequest { claim, class, source, max_pause }))
             }
             Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
         }
@@ -168,7 +169,7 @@ fn calls(mode: Mode) -> Vec<Call> {
         TakeSnapshot("pvc-none"),
         RemoveSnapshot,
     ];
-    calls.into_iter().chain(clones.into_iter().filter(|_| mode.is_block())).collect()
+    calls.into_iter().chain(clones).collect()
 }
 
 #[test]

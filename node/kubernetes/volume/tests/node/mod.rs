@@ -2,8 +2,11 @@
 #![allow(dead_code, reason = "each of the test programs uses a part of it")]
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use dir::Dir;
 use fsquota::{Limits, ProjectId};
@@ -11,7 +14,9 @@ use ktest_support::XfsDisk;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Mode, Owner, Record, Request, Settings, Store, VolumeId, Volumes as _};
+use volume::{
+    Allocation, Claim, FrozenPods, Mode, Owner, PodFreezer, Record, Request, Settings, Store, VolumeId, Volumes as _,
+};
 
 /// A node's volumes directory.
 pub struct Node {
@@ -89,6 +94,33 @@ impl Node {
         let root = File::open(self.disk.path()).unwrap();
         fsquota::report(&root).unwrap().map(|quota| quota.unwrap().id).collect()
     }
+}
+
+/// Volumes that no pod has.
+#[derive(Debug)]
+pub struct NoPods;
+
+impl PodFreezer for NoPods {
+    fn freeze(&self, _: &VolumeId, _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl FrozenPods for NoPods {
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+/// The store clones files of volumes that no pod has.
+pub fn without_pods(store: &Store) {
+    static NO_PODS: LazyLock<Arc<NoPods>> = LazyLock::new(|| Arc::new(NoPods));
+    let pods: Arc<dyn PodFreezer> = NO_PODS.clone();
+    store.freeze_by(Arc::downgrade(&pods));
 }
 
 pub fn settings() -> Settings {

@@ -12,7 +12,8 @@ use nix::errno::Errno;
 use nix::libc;
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, Error, Mode, Record, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Record, Request, SnapshotRequest, State, Store, VolumeId,
+    Volumes as _,
 };
 
 use crate::killed::{THICK, THIN, deleted, killed_everywhere, made, open};
@@ -204,7 +205,7 @@ fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
         let disk = XfsDisk::with_project_quota();
         let source = sized("pvc-source", mode, SIZE);
         let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-        let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source") };
+        let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source"), max_pause: DEFAULT_PAUSE };
         let (snapshot, store) = (id("snapshot-1"), open(disk.path()));
         made(&store, &source);
         write(&store, &source, 1).unwrap();

@@ -100,7 +100,7 @@ fn is_whole(store: &Store, record: &Record) {
             Limits { bytes: Some(record.size), inodes: Some(Inodes::new(record.size.div_ceil::<{ 16 << 10 }>())) }
         }
         // See "Reserved space" in the README: the map of the extents, 2.5 MiB; the directory and the image.
-        Mode::Block { .. } | Mode::Snapshot { .. } => {
+        Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
             let map = Bytes::new(record.size.div_ceil::<4096>().div_ceil(124) << 12);
             let bytes = record.size.saturating_add(map).saturating_add(Bytes::new(5 << 19));
             Limits { bytes: Some(bytes), inodes: Some(Inodes::new(2)) }

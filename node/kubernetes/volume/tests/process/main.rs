@@ -6,3 +6,4 @@ mod cloned;
 mod killed;
 #[path = "../node/mod.rs"]
 mod node;
+mod trees;

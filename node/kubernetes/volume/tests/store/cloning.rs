@@ -116,7 +116,7 @@ fn what_cannot_be_cloned_is_refused_and_leaves_no_trace() {
         let Err(Error::Source { source, .. }) = refused else { panic!("{refused:?}") };
         source
     };
-    assert!(matches!(refusal(&directory), SourceError::Filesystem { .. }));
+    assert!(matches!(refusal(&directory), SourceError::NoFreezer { .. }));
     assert!(matches!(refusal(&large), SourceError::Larger { has: LARGER, size: SIZE, .. }));
     assert!(matches!(refusal(&staged), SourceError::NotAnnounced { .. }));
     assert!(matches!(refusal(&retired), SourceError::Unknown { .. }));

@@ -13,3 +13,4 @@ mod snapshots;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
 mod together;
+mod trees;

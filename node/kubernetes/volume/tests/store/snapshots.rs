@@ -11,20 +11,20 @@ use nix::libc::O_DIRECT;
 use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
-    Access, ActError, Allocation, Claim, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
-    SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
+    Access, ActError, Allocation, Claim, DEFAULT_PAUSE, Error, Mode, OpenError, Record, Request, Settings,
+    SnapshotRequest, SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
 use crate::node::{Node, SIZE, disk, files, id, settings, sized};
 
-fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
+pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
-    SnapshotRequest { claim, class: "local".into(), source: source.clone() }
+    SnapshotRequest { claim, class: "local".into(), source: source.clone(), max_pause: DEFAULT_PAUSE }
 }
 
 /// All calls until it is ready.
-fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
+pub fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
     let (id, want) = (id(name), snapshot_of(source, name));
     loop {
         let record = node.store.take_snapshot(&id, &want).unwrap().into_inner();
@@ -115,7 +115,7 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
         assert_eq!(node.store.space().unwrap(), space);
         refused
     };
-    assert!(matches!(refusal(&directory), Error::Source { source: SourceError::Filesystem { .. }, .. }));
+    assert!(matches!(refusal(&directory), Error::Source { source: SourceError::NoFreezer { .. }, .. }));
     assert!(matches!(refusal(&id("snapshot-1")), Error::Source { source: SourceError::Unknown { .. }, .. }));
     assert!(matches!(refusal(&id("pvc-none")), Error::Source { source: SourceError::Unknown { .. }, .. }));
     // Its own size, and as much again while blocks are shared.

@@ -1,0 +1,142 @@
+//! Stops the pods of a filesystem volume while its files are cloned.
+
+use std::error::Error;
+use std::ffi::{OsStr, OsString};
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use freezer::{FreezeError, Frozen, freeze};
+use tracing::info;
+use volume::{FrozenPods, PodFreezer, VolumeGuard, VolumeId};
+
+use super::LookError;
+use super::cgroup::{CgroupError, Cgroups};
+use super::filesystem::PublishedDirectories;
+
+/// The argument of the process that thaws the pods.
+const GUARD: &str = "thaw-pods";
+
+/// The guard's process, if these are its arguments. Call it first in `main`.
+pub fn guard(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    (arguments.into_iter().nth(1)? == GUARD).then(freezer::guard)
+}
+
+/// This program again, as the guard.
+pub(super) fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(GUARD);
+    command
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StopError {
+    #[error("cannot find the pods that have the volume")]
+    Look(#[from] LookError),
+    #[error("the volume is mounted at {}, which belongs to no pod; unmount it", .0.display())]
+    NoPod(PathBuf),
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+}
+
+#[derive(Debug)]
+pub(super) struct PublishedPods {
+    directories: Arc<PublishedDirectories>,
+    cgroups: Cgroups,
+    guard: fn() -> Command,
+}
+
+/// No pod gets the volume while this exists.
+struct Stopped {
+    frozen: Option<Frozen>,
+    _publishing: VolumeGuard,
+}
+
+impl PublishedPods {
+    pub(super) const fn new(directories: Arc<PublishedDirectories>, cgroups: Cgroups, guard: fn() -> Command) -> Self {
+        Self { directories, cgroups, guard }
+    }
+
+    pub(super) fn with_guard(&self, guard: fn() -> Command) -> Self {
+        Self::new(Arc::clone(&self.directories), self.cgroups.clone(), guard)
+    }
+
+    /// Thaws the pods that an earlier process left frozen.
+    pub(super) fn thaw(&self) -> Result<(), FreezeError> {
+        for cgroup in freezer::thaw_marked(self.cgroups.root())? {
+            info!(cgroup = %cgroup.display(), "cgroup thawed that an earlier process froze");
+        }
+        Ok(())
+    }
+
+    fn stop(&self, id: &VolumeId, budget: Duration) -> Result<Stopped, StopError> {
+        let publishing = self.directories.publishing(id);
+        let mut cgroups = Vec::new();
+        for target in self.directories.mounts(id)? {
+            let pod = pod(self.directories.kubelet(), &target).ok_or_else(|| StopError::NoPod(target.clone()))?;
+            // Of a pod that has no cgroup yet, processes may start at any time.
+            let path = self.cgroups.of(pod)?.path().to_owned();
+            if !cgroups.contains(&path) {
+                cgroups.push(path);
+            }
+        }
+        let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)?) };
+        Ok(Stopped { frozen, _publishing: publishing })
+    }
+}
+
+impl PodFreezer for PublishedPods {
+    fn freeze(&self, id: &VolumeId, budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(self.stop(id, budget)?))
+    }
+}
+
+impl FrozenPods for Stopped {
+    fn deadline(&self) -> Option<Instant> {
+        self.frozen.as_ref().map(Frozen::deadline)
+    }
+
+    fn thaw(mut self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
+        if let Some(frozen) = self.frozen.take() {
+            let pause = frozen.thaw()?;
+            info!(pause = ?pause.total, freeze = ?pause.freeze, "pods of the volume were stopped");
+        }
+        Ok(())
+    }
+}
+
+/// The UID of the pod to whose directory a path belongs.
+fn pod<'a>(kubelet: &Path, target: &'a Path) -> Option<&'a OsStr> {
+    let mut components = target.strip_prefix(kubelet).ok()?.components();
+    match (components.next()?, components.next()?) {
+        (Component::Normal(pods), Component::Normal(pod)) if pods == "pods" => Some(pod),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_of_a_target_is_in_its_path() {
+        let kubelet = Path::new("/data/kubelet");
+        let of = |target: &str| pod(kubelet, Path::new(target)).map(OsStr::to_owned);
+        let uid = Some(OsString::from("11-22"));
+        assert_eq!(of("/data/kubelet/pods/11-22/volumes/kubernetes.io~csi/pvc-1/mount"), uid);
+        assert_eq!(of("/data/kubelet/pods/11-22/volume-subpaths/pvc-1/web/0"), uid);
+        for other in ["/mnt", "/data/kubelet/plugins/11-22", "/data/kubelet/pods", "/data/kubelet"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn only_its_own_argument_starts_the_guard() {
+        for arguments in [&["init"][..], &[], &["init", "other"]] {
+            assert!(guard(arguments.iter().map(OsString::from)).is_none(), "{arguments:?}");
+        }
+    }
+}

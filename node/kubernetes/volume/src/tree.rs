@@ -1,0 +1,144 @@
+//! Filesystem volumes and snapshots that begin with the files of another volume.
+//!
+//! The first passes over the files run while pods write. The pods are stopped for the last one, which is the instant of
+//! the content. Then the copy shares its blocks with its source, as a cloned image does, until further passes have
+//! copied them.
+
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime};
+
+use dir::Dir;
+use fsquota::{Limits, ProjectId, Usage};
+use nix::errno::Errno;
+use nix::sys::stat::{fstat, futimens};
+use nix::sys::time::TimeSpec;
+use nix::unistd::syncfs;
+use reflink::{CompleteTree, Extent, TreeClone, TreeError, for_each_shared};
+use rustix::fs::XattrFlags;
+use rustix::io::Errno as XattrErrno;
+use tracing::info;
+use units::Bytes;
+
+use crate::clone::{PIECE, failed};
+use crate::error::ActError;
+use crate::record::Cloning;
+use crate::store::Store;
+
+/// Of the passes while pods write: a tenant can create files faster than a pass clones them.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// A pass that took longer than this is followed by another one, so that the last one has less to do.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Passes before the last one. Each of them keeps former versions of files that have changed, for which the limit of the
+/// copy has space once.
+const PASSES: u32 = 2;
+
+/// Linux removes the attribute when a file is written, also from a copy whose blocks are copied.
+const CAPABILITY: &str = "security.capability";
+/// `XATTR_CAPS_SZ_3`, include/uapi/linux/capability.h.
+const CAPABILITY_SIZE: usize = 24;
+
+impl Store {
+    /// Clones all files of the source into a new directory, with the source locked. Returns the instant of the content.
+    pub(crate) fn clone_tree(
+        &self,
+        staged: &Dir,
+        cloning: &Cloning,
+        max_pause: Duration,
+    ) -> Result<SystemTime, ActError> {
+        self.limit_source(&cloning.source)?;
+        let source = self.live.open_dir(cloning.source.name())?;
+        let mut clone = TreeClone::begin(&source, staged)?;
+        if self.is_snapshot(&cloning.source) {
+            let taken = SystemTime::now();
+            clone.complete(None)?.finish()?;
+            return Ok(taken);
+        }
+        let freezer = self.freezer().ok_or(ActError::NoFreezer)?;
+        let end = Instant::now() + LONGEST;
+        for _ in 0..PASSES {
+            let begin = Instant::now();
+            clone.approach(Some(end))?;
+            if begin.elapsed() < SHORT {
+                break;
+            }
+        }
+        clone.sync()?;
+        let frozen = freezer.freeze(&cloning.source, max_pause).map_err(ActError::Pods)?;
+        let taken = SystemTime::now();
+        let complete = clone.complete(frozen.deadline());
+        let thawed = frozen.thaw();
+        let complete: CompleteTree = match complete {
+            Err(TreeError::Late) => return Err(ActError::Late { budget: max_pause }),
+            complete => complete?,
+        };
+        thawed.map_err(ActError::Pods)?;
+        info!(source = %cloning.source, counts = ?complete.counts(), "files of the volume cloned");
+        complete.finish()?;
+        Ok(taken)
+    }
+}
+
+/// Whether a copy uses no more than its limits: the limit of its source was raised while it was copied.
+pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
+    limits.bytes.is_none_or(|bytes| used.bytes <= bytes) && limits.inodes.is_none_or(|inodes| used.inodes <= inodes)
+}
+
+/// One pass over a cloned tree, until its files share no block. The time of the pass begins with the first shared block,
+/// so that each pass copies some.
+///
+/// # Errors
+/// [`ActError::Copying`]: the next pass continues.
+pub(crate) fn end_sharing(dir: &Dir, project: ProjectId, size: Bytes, pass: Duration) -> Result<(), ActError> {
+    // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
+    // files that were written since the last writeback of all.
+    let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get()));
+    let mut begin = None;
+    let visited = for_each_shared(dir, |file, extent| {
+        let end = *begin.get_or_insert_with(Instant::now) + pass;
+        let copied = match unshare(file, extent, end) {
+            Err(Errno::ENOSPC | Errno::EDQUOT) => free().and_then(|()| unshare(file, extent, end)),
+            copied => copied,
+        };
+        match copied {
+            Ok(true) => ControlFlow::Continue(()),
+            Ok(false) => ControlFlow::Break(ActError::Copying { left: size }),
+            Err(errno) => ControlFlow::Break(failed("copy")(errno)),
+        }
+    })?;
+    match visited {
+        ControlFlow::Continue(()) => free().map_err(failed("free unused")),
+        ControlFlow::Break(error) => Err(error),
+    }
+}
+
+/// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file keeps
+/// the attributes that a write changes; if this is killed within, its last file may lose them.
+fn unshare(file: BorrowedFd<'_>, extent: Extent, end: Instant) -> Result<bool, Errno> {
+    let stat = fstat(file)?;
+    let mut capability = [0; CAPABILITY_SIZE];
+    let capability = match rustix::fs::fgetxattr(file, CAPABILITY, &mut capability[..]) {
+        Ok(length) => Some(&capability[..length]),
+        Err(XattrErrno::NODATA) => None,
+        Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+    };
+    let mut at = extent.start;
+    let copied = loop {
+        let length = extent.end().saturating_sub(at).min(PIECE);
+        let copied = reflink::unshare(file, at, length);
+        at = at.saturating_add(length);
+        match copied {
+            Ok(()) if at < extent.end() && Instant::now() < end => {}
+            copied => break copied,
+        }
+    };
+    let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
+    if let Some(capability) = capability {
+        let set = rustix::fs::fsetxattr(file, CAPABILITY, capability, XattrFlags::empty());
+        set.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+    }
+    futimens(file.as_fd(), &time(stat.st_atime, stat.st_atime_nsec), &time(stat.st_mtime, stat.st_mtime_nsec))?;
+    copied.map(|()| at >= extent.end() && Instant::now() < end)
+}

@@ -1,0 +1,125 @@
+//! A process is killed while it clones files.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use dir::{Ensured, Name, OFlag};
+use nix::sys::stat::Mode as Permissions;
+use units::{Bytes, Inodes};
+use volume::{Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+
+use crate::killed::{deleted, killed_everywhere, made};
+use crate::node::{id, sized, without_pods};
+
+const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
+const CONTENT: usize = 200 << 10;
+
+fn source_of(request: &Request) -> Request {
+    sized(&format!("{}-source", request.claim.name), request.mode, request.size)
+}
+
+fn clone_of(request: &Request) -> Request {
+    Request { source: Some(id(&source_of(request).claim.name)), ..request.clone() }
+}
+
+fn snapshot_of(request: &Request) -> SnapshotRequest {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+    let source = id(&source_of(request).claim.name);
+    SnapshotRequest { claim, class: "local".into(), source, max_pause: DEFAULT_PAUSE }
+}
+
+fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
+    let name = Name::try_from(name).unwrap();
+    let permissions = Permissions::S_IRUSR | Permissions::S_IWUSR;
+    let opened = store.open_volume(volume).unwrap();
+    File::from(opened.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
+}
+
+fn write(store: &Store, request: &Request, byte: u8) {
+    for name in ["one", "two"] {
+        let file = file(store, &id(&source_of(request).claim.name), name);
+        file.write_all_at(&[byte; CONTENT], 0).unwrap();
+        file.sync_all().unwrap();
+    }
+}
+
+fn with_source(store: &Store, request: &Request) {
+    without_pods(store);
+    made(store, &source_of(request));
+    write(store, request, 1);
+}
+
+fn cloned(store: &Store, request: &Request) {
+    let (id, want) = (id(&request.claim.name), clone_of(request));
+    while let Err(error) = store.provision(&id, &want) {
+        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+    }
+    store.announce(&id).unwrap();
+}
+
+/// Of a source to which no copy is bound any more.
+fn is_settled(store: &Store, request: &Request, reserved: Bytes) {
+    let source = source_of(request);
+    let opened = store.open_volume(&id(&source.claim.name)).unwrap();
+    assert_eq!(opened.quota().unwrap().limits.bytes, Some(source.size));
+    assert_eq!(store.space().unwrap().reserved, source.reserved().saturating_add(reserved));
+}
+
+#[test]
+fn a_killed_clone_of_files_is_finished_by_the_next() {
+    killed_everywhere(&[FILES], with_source, cloned, |store, request| {
+        without_pods(store);
+        write(store, request, 2);
+        cloned(store, request);
+        is_settled(store, request, request.reserved());
+        let clone = id(&request.claim.name);
+        let [one, two] = ["one", "two"].map(|name| {
+            let mut content = vec![0; CONTENT];
+            file(store, &clone, name).read_exact_at(&mut content, 0).unwrap();
+            assert!(content.iter().all(|byte| *byte == content[0]));
+            content[0]
+        });
+        // Of the instant before or after the kill.
+        assert!(one == two && [1, 2].contains(&one), "{one} {two}");
+        deleted(store, request);
+        deleted(store, &source_of(request));
+    });
+}
+
+#[test]
+fn a_killed_clone_of_files_is_undone_if_the_claim_is_gone() {
+    let work = |store: &Store, request: &Request| {
+        while let Err(Error::Copying { .. }) = store.provision(&id(&request.claim.name), &clone_of(request)) {}
+    };
+    killed_everywhere(&[FILES], with_source, work, |store, request| {
+        let clone = id(&request.claim.name);
+        store.undo(&clone).unwrap();
+        assert_eq!(store.undo(&clone).unwrap(), Ensured::Unchanged(()));
+        is_settled(store, request, Bytes::ZERO);
+        deleted(store, &source_of(request));
+    });
+}
+
+#[test]
+fn a_killed_snapshot_of_files_is_finished_or_removed() {
+    let take = |store: &Store, request: &Request| {
+        let snapshot = id(&format!("snapshot-{}", request.claim.name));
+        while store.take_snapshot(&snapshot, &snapshot_of(request)).unwrap().into_inner().state == State::Staged {}
+    };
+    let work = |store: &Store, request: &Request| {
+        take(store, request);
+        store.remove_snapshot(&id(&format!("snapshot-{}", request.claim.name))).unwrap();
+    };
+    killed_everywhere(&[FILES], with_source, work, |store, request| {
+        without_pods(store);
+        write(store, request, 2);
+        let snapshot = id(&format!("snapshot-{}", request.claim.name));
+        let is_retired = store.retired().unwrap().contains(&snapshot);
+        if !is_retired {
+            take(store, request);
+        }
+        store.remove_snapshot(&snapshot).unwrap();
+        is_settled(store, request, Bytes::ZERO);
+        deleted(store, &source_of(request));
+    });
+}

@@ -1,0 +1,322 @@
+//! Snapshots of filesystem volumes, and volumes that are restored from them.
+
+use std::error::Error as StdError;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use dir::Ensured;
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::unistd::syncfs;
+use reflink::for_each_shared;
+use units::Bytes;
+use volume::{
+    ActError, Allocation, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings, SourceError, State,
+    VolumeId, Volumes as _,
+};
+
+use crate::cloning::LARGER;
+use crate::node::{INODES, Node, SIZE, disk, files, id, settings, sized, without_pods};
+use crate::snapshots::{snapshot_of, taken};
+
+const SMALL: usize = 40;
+
+/// A volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
+fn full(node: &Node) -> (VolumeId, Record, PathBuf) {
+    let (source, record) = node.made(&files("pvc-source"));
+    let top = node.path("live", &source);
+    fs::create_dir(top.join("small")).unwrap();
+    let hole = File::create(top.join("hole")).unwrap();
+    hole.write_all_at(&[1; 4096], 1 << 20).unwrap();
+    overwrite_small(&top, 1);
+    fs::hard_link(top.join("small/0"), top.join("link")).unwrap();
+    rustix::fs::setxattr(top.join("link"), "user.name", b"value", rustix::fs::XattrFlags::empty()).unwrap();
+    let mut large = File::create(top.join("large")).unwrap();
+    let filled = loop {
+        if let Err(error) = large.write_all(&[1; 4096]) {
+            break error;
+        }
+    };
+    assert_eq!(filled.raw_os_error(), Some(Errno::ENOSPC as i32));
+    syncfs(&large).unwrap();
+    (source, record, top)
+}
+
+/// Returns the first error.
+fn overwrite_small(top: &Path, byte: u8) {
+    for number in 0..SMALL {
+        let path = top.join("small").join(number.to_string());
+        let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+        file.write_all_at(&[byte; 8192], 0).unwrap();
+    }
+}
+
+/// All at once: no file is synced before the last one is written.
+fn overwrite(top: &Path, byte: u8) {
+    overwrite_small(top, byte);
+    let large = File::options().write(true).open(top.join("large")).unwrap();
+    let size = large.metadata().unwrap().len();
+    large.write_all_at(&vec![byte; size as usize], 0).unwrap();
+    large.sync_all().unwrap();
+    syncfs(&large).unwrap();
+}
+
+fn has(top: &Path, byte: u8) {
+    for name in ["large", "small/0", "small/39"] {
+        let content = fs::read(top.join(name)).unwrap();
+        assert!(content.iter().all(|found| *found == byte), "{name} in {}", top.display());
+    }
+}
+
+fn shared(top: &Path) -> Bytes {
+    let mut sum = Bytes::ZERO;
+    let visited = for_each_shared(File::open(top).unwrap(), |_, extent| {
+        sum = sum.saturating_add(extent.length);
+        std::ops::ControlFlow::<()>::Continue(())
+    });
+    assert!(visited.unwrap().is_continue());
+    sum
+}
+
+fn tree_of(snapshot: &Record) -> SystemTime {
+    let Mode::SnapshotTree { taken, inodes: INODES } = snapshot.mode else { panic!("{snapshot:?}") };
+    taken
+}
+
+#[test]
+fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, from, top) = full(&node);
+    let (before, snapshot) = (SystemTime::now(), id("snapshot-1"));
+    let link = fs::metadata(top.join("link")).unwrap();
+    let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+    assert_eq!(begun.state, State::Staged);
+    assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
+    assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
+    let quota = node.store.announced(&source).unwrap().quota().unwrap();
+    assert_eq!(quota.limits.bytes, Some(SIZE), "statistics show the size");
+    assert_eq!(node.store.changed_limits(&source, quota.limits).unwrap(), None);
+    overwrite(&top, 2);
+    let record = taken(&node, &source, "snapshot-1");
+    assert_eq!(tree_of(&record), tree_of(&begun), "the instant stays");
+    overwrite(&top, 3);
+    let copy = node.path("live", &snapshot);
+    has(&copy, 1);
+    has(&top, 3);
+    assert_eq!(shared(&copy), Bytes::ZERO);
+    let copied = fs::metadata(copy.join("link")).unwrap();
+    assert_eq!((copied.nlink(), copied.mtime_nsec(), copied.uid()), (2, link.mtime_nsec(), link.uid()));
+    assert_eq!(copied.ino(), fs::metadata(copy.join("small/0")).unwrap().ino());
+    let mut value = [0; 8];
+    assert_eq!(rustix::fs::getxattr(copy.join("link"), "user.name", &mut value[..]).unwrap(), 5);
+    assert_eq!(fs::metadata(copy.join("hole")).unwrap().blocks() * 512, 4096);
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+    assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
+    let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
+    assert_eq!(again, Ensured::Unchanged(record));
+}
+
+#[test]
+fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let (source, _, top) = full(&node);
+    taken(&node, &source, "snapshot-1");
+    let snapshot = id("snapshot-1");
+    node.store.retire(&source).unwrap();
+    node.store.discard(&source).unwrap();
+    let node = node.restarted();
+    assert!(!top.exists());
+    // Not with another mode, and not smaller.
+    let refused = |request: Request| {
+        let want = Request { source: Some(snapshot.clone()), ..request };
+        let Error::Source { source, .. } = node.store.provision(&id("pvc-other"), &want).unwrap_err() else {
+            panic!("another error")
+        };
+        assert_eq!(node.traces(&id("pvc-other")), [""; 0]);
+        source
+    };
+    assert!(matches!(refused(disk("pvc-other", Allocation::Thin)), SourceError::Filesystem { .. }));
+    let small = sized("pvc-other", Mode::Filesystem { inodes: INODES }, Bytes::new(1 << 20));
+    assert!(matches!(refused(small), SourceError::Larger { .. }));
+    // No pod can have the source: this program needs no freezer.
+    let want = sized("pvc-restored", Mode::Filesystem { inodes: INODES }, LARGER);
+    let want = Request { source: Some(snapshot.clone()), ..want };
+    let restored = id("pvc-restored");
+    while let Err(error) = node.store.provision(&restored, &want) {
+        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+    }
+    node.store.announce(&restored).unwrap();
+    let record = node.store.records().unwrap().readable.remove(&restored).unwrap();
+    assert_eq!(record.cloning, None);
+    let top = node.path("live", &restored);
+    has(&top, 1);
+    assert_eq!(fs::metadata(&top).unwrap().mode() & 0o7777, 0o777);
+    assert_eq!(node.store.drifted(&restored).unwrap(), Drifted::default());
+    assert_eq!((node.limits(record.project).bytes, node.limits(record.project).inodes), (Some(LARGER), Some(INODES)));
+    overwrite(&top, 2);
+    assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Created(()));
+    assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Unchanged(()));
+    assert_eq!(node.traces(&snapshot), [""; 0]);
+    assert_eq!(node.store.space().unwrap().reserved, want.reserved());
+}
+
+#[test]
+fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
+    /// The pods ran again before all files were cloned.
+    #[derive(Debug)]
+    struct Late;
+
+    impl PodFreezer for Late {
+        fn freeze(&self, _: &VolumeId, _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+            Ok(Box::new(Self))
+        }
+    }
+
+    impl FrozenPods for Late {
+        fn deadline(&self) -> Option<Instant> {
+            Some(Instant::now())
+        }
+
+        fn thaw(self: Box<Self>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+            Err("late".into())
+        }
+    }
+
+    let node = Node::new();
+    let (source, from, _) = full(&node);
+    let (snapshot, space, alone) = (id("snapshot-1"), node.store.space().unwrap(), node.limits(from.project));
+    let refused = || {
+        let error = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap_err();
+        assert_eq!(node.traces(&snapshot), [""; 0]);
+        assert_eq!((node.store.space().unwrap(), node.limits(from.project)), (space, alone));
+        error
+    };
+    assert!(matches!(refused(), Error::Source { source: SourceError::NoFreezer { .. }, .. }));
+    let late: Arc<dyn PodFreezer> = Arc::new(Late);
+    node.store.freeze_by(Arc::downgrade(&late));
+    let error = refused();
+    assert!(matches!(error, Error::Act { source: ActError::Late { .. }, .. }), "{error:?}");
+    without_pods(&node.store);
+    taken(&node, &source, "snapshot-1");
+}
+
+const HIERARCHY: &str = "/tmp/cgroup";
+const CGROUP: &str = "/tmp/cgroup/pod";
+
+/// The guard, if this program was started as one.
+#[test]
+#[ignore = "started by the tests"]
+fn the_guard() {
+    freezer::guard();
+}
+
+/// The writer, if this program was started as one: writes each number to all files, one after the other.
+#[test]
+#[ignore = "started by the tests"]
+fn the_writer() {
+    let top = PathBuf::from(std::env::var("TOP").unwrap());
+    fs::write(Path::new(CGROUP).join("cgroup.procs"), "0").unwrap();
+    let files: Vec<File> = (0..4).map(|number| File::create(top.join(number.to_string())).unwrap()).collect();
+    for number in 1_u64.. {
+        for file in &files {
+            file.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        }
+    }
+}
+
+fn this_program(test: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
+    command
+}
+
+/// A process in a cgroup of its own, which has the volume.
+#[derive(Debug)]
+struct Pod(Child);
+
+/// Stops the pod.
+#[derive(Debug)]
+struct Cgroup;
+
+struct Frozen(freezer::Frozen);
+
+impl PodFreezer for Cgroup {
+    fn freeze(&self, _: &VolumeId, budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+        Ok(Box::new(Frozen(freezer::freeze(this_program("trees::the_guard"), &[CGROUP], budget)?)))
+    }
+}
+
+impl FrozenPods for Frozen {
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.0.deadline())
+    }
+
+    fn thaw(self: Box<Self>) -> Result<(), Box<dyn StdError + Send + Sync>> {
+        Ok(self.0.thaw().map(drop)?)
+    }
+}
+
+impl Pod {
+    fn start(top: &Path) -> Self {
+        fs::create_dir(HIERARCHY).unwrap();
+        mount(Some("cgroup2"), HIERARCHY, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+        fs::create_dir(CGROUP).unwrap();
+        let pod = Self(this_program("trees::the_writer").env("TOP", top).spawn().unwrap());
+        let end = Instant::now() + Duration::from_secs(30);
+        while numbers(top).is_none_or(|numbers| numbers[3] < 10) {
+            assert!(Instant::now() < end, "the writer does not write");
+            thread::yield_now();
+        }
+        pod
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        fs::write(Path::new(CGROUP).join("cgroup.kill"), "1").unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn numbers(top: &Path) -> Option<[u64; 4]> {
+    let mut numbers = [0; 4];
+    for (number, found) in numbers.iter_mut().enumerate() {
+        *found = u64::from_le_bytes(fs::read(top.join(number.to_string())).ok()?.try_into().ok()?);
+    }
+    Some(numbers)
+}
+
+#[test]
+fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
+    let node = Node::new();
+    let cgroup: Arc<dyn PodFreezer> = Arc::new(Cgroup);
+    node.store.freeze_by(Arc::downgrade(&cgroup));
+    let (source, _) = node.made(&files("pvc-source"));
+    let top = node.path("live", &source);
+    let pod = Pod::start(&top);
+    let mut last = 0;
+    for number in 0..3 {
+        let snapshot = format!("snapshot-{number}");
+        let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
+        while node.store.take_snapshot(&id(&snapshot), &want).unwrap().into_inner().state == State::Staged {}
+        let found = numbers(&node.path("live", &id(&snapshot))).unwrap();
+        // Each number is written after the one before it.
+        assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");
+        assert!(found[0] > last, "{found:?} after {last}");
+        last = found[0];
+    }
+    let end = Instant::now() + Duration::from_secs(30);
+    while numbers(&top).is_none_or(|numbers| numbers[3] <= last) {
+        assert!(Instant::now() < end, "the pod does not run again");
+        thread::yield_now();
+    }
+    drop(pod);
+}
