@@ -10,9 +10,10 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, IoLimits, IoRejection, ListError, LiveVolume, LiveVolumeError,
-    LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, SnapshotRequest, SourceError,
-    Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
+    LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request,
+    SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId,
+    VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -305,6 +306,58 @@ impl Disk {
         })
     }
 
+    /// Whether there is a freezer, and pods, makes no difference.
+    fn take_group(&mut self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+        if want.members.keys().any(|id| !self.records.contains_key(id)) {
+            if let Some(id) = want.members.keys().find(|id| !self.records.contains_key(*id))
+                && self
+                    .records
+                    .iter()
+                    .any(|(id, record)| want.members.contains_key(id) && record.state == State::Announced)
+            {
+                return Err(Error::Unknown { id: id.clone() });
+            }
+            let is_ungrouped =
+                |source: &&VolumeId| self.records.get(*source).is_some_and(|record| !record.mode.is_block());
+            if let Some(source) = want.members.values().map(|member| &member.source).find(is_ungrouped) {
+                let source = SourceError::Ungrouped { volume: source.clone() };
+                return Err(Error::Source { id: want.id.clone(), source });
+            }
+            let before = (self.records.clone(), self.sources.clone(), self.passes);
+            let mode = Mode::Snapshot { taken: SystemTime::now() };
+            self.passes = u32::MAX;
+            let begun = want.members.iter().try_for_each(|(id, member)| {
+                self.take_snapshot(id, member)?;
+                self.records.entry(id.clone()).and_modify(|record| record.mode = mode);
+                Ok(())
+            });
+            match begun {
+                Ok(()) => self.passes = before.2,
+                Err(error) => {
+                    (self.records, self.sources, self.passes) = before;
+                    return Err(match error {
+                        Error::Source { source, .. } => Error::Source { id: want.id.clone(), source },
+                        error => error,
+                    });
+                }
+            }
+        }
+        let (mut records, mut changed) = (BTreeMap::new(), false);
+        for (id, member) in &want.members {
+            let is_busy = records.values().any(|record: &Record| record.state == State::Staged);
+            let record = match self.records.get(id) {
+                Some(record) if is_busy => record.clone(),
+                _ => {
+                    let taken = self.take_snapshot(id, member)?;
+                    changed |= matches!(taken, Ensured::Created(_));
+                    taken.into_inner()
+                }
+            };
+            records.insert(id.clone(), record);
+        }
+        Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
+    }
+
     fn remove_snapshot(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         if self.records.contains_key(id) && !self.is_snapshot(id) {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Volume });
@@ -475,6 +528,10 @@ impl Volumes for FakeVolumes {
 
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
         self.calls.observe(Operation::TakeSnapshot, || self.disk().take_snapshot(id, want))
+    }
+
+    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+        self.calls.observe(Operation::TakeGroup, || self.disk().take_group(want))
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use loopdev::AttachError;
 use tonic::{Code, Status};
-use volume::{Claim, SourceError, ThrottleError, VolumeId, VolumeRefusal};
+use volume::{Claim, FreezeError, SourceError, ThrottleError, VolumeId, VolumeRefusal};
 
 use crate::controller::{Conflict, SourceRejection};
 use crate::host::{ActError, CgroupError, LookError};
@@ -154,9 +154,10 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
             SourceError::NotAnnounced { .. } => Code::Unavailable,
-            SourceError::Filesystem { .. } | SourceError::Block { .. } | SourceError::Unsupported { .. } => {
-                Code::InvalidArgument
-            }
+            SourceError::Filesystem { .. }
+            | SourceError::Block { .. }
+            | SourceError::Ungrouped { .. }
+            | SourceError::Unsupported { .. } => Code::InvalidArgument,
             SourceError::NoFreezer { .. } => Code::FailedPrecondition,
             SourceError::Overfull { .. } => Code::Unavailable,
             SourceError::Larger { .. } => Code::OutOfRange,
@@ -166,6 +167,10 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Throttle { source, .. } => match source {
             ThrottleError::None | ThrottleError::Unsupported(_) => Code::FailedPrecondition,
             ThrottleError::Apply(_) => Code::Internal,
+        },
+        Error::Freeze { source, .. } => match source {
+            FreezeError::None => Code::FailedPrecondition,
+            FreezeError::Freeze(_) | FreezeError::Thawed(_) => Code::Aborted,
         },
         Error::Closed { .. } | Error::Look { .. } | Error::Act { .. } | Error::Announced { .. } => Code::Internal,
     }

@@ -23,12 +23,13 @@ pub enum Operation {
     Discard,
     Undo,
     TakeSnapshot,
+    TakeGroup,
     RemoveSnapshot,
     LimitIo,
 }
 
 impl Operation {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Provision,
         Self::Announce,
         Self::Expand,
@@ -37,6 +38,7 @@ impl Operation {
         Self::Discard,
         Self::Undo,
         Self::TakeSnapshot,
+        Self::TakeGroup,
         Self::RemoveSnapshot,
         Self::LimitIo,
     ];
@@ -51,6 +53,7 @@ impl Operation {
             Self::Discard => "discard",
             Self::Undo => "undo",
             Self::TakeSnapshot => "take_snapshot",
+            Self::TakeGroup => "take_group",
             Self::RemoveSnapshot => "remove_snapshot",
             Self::LimitIo => "limit_io",
         }

@@ -74,7 +74,7 @@ impl Store {
     }
 
     /// Keeps the source from growing and from being deleted while it is cloned.
-    fn lock_source(&self, source: &VolumeId, want: &Request) -> Result<(VolumeGuard, Cloning), SourceError> {
+    pub(crate) fn lock_source(&self, source: &VolumeId, want: &Request) -> Result<(VolumeGuard, Cloning), SourceError> {
         // Before the lock: a volume that is not announced may itself be a clone, whose operation waits for another lock.
         let check = || {
             let (mode, has) = self.check_source(source, want.size)?;
@@ -153,6 +153,21 @@ impl Store {
         }
     }
 
+    /// Writes the dirty pages of the source. `None` if it does not exist.
+    pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) -> Option<Dir> {
+        let dir = self.live.open_dir(source.name()).ok()?;
+        let synced = if is_block {
+            fdatasync(&dir.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty()).ok()?)
+        } else {
+            syncfs(&dir)
+        };
+        // An error of the disk belongs to the source's own writers.
+        if let Err(errno) = synced {
+            warn!(volume = %source, %errno, "cloned volume cannot be synced");
+        }
+        Some(dir)
+    }
+
     /// Releases the blocks that the source has only because its blocks were shared: pages that were dirtied meanwhile have
     /// reserved new ones, and XFS has allocated more for the next writes. Without them, the source fits its own limit.
     ///
@@ -167,18 +182,7 @@ impl Store {
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
             (record.clone(), index.limits(source, record))
         };
-        let Ok(dir) = self.live.open_dir(source.name()) else { return Ok(()) };
-        let synced = if record.mode.is_block() {
-            let image = dir.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty());
-            let Ok(image) = image else { return Ok(()) };
-            fdatasync(&image)
-        } else {
-            syncfs(&dir)
-        };
-        // An error of the disk belongs to the source's own writers.
-        if let Err(errno) = synced {
-            warn!(volume = %source, %errno, "cloned volume cannot be synced");
-        }
+        let Some(dir) = self.flush_source(source, record.mode.is_block()) else { return Ok(()) };
         reflink::free_unused(&dir, record.project.get()).map_err(failed("free unused"))?;
         let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);

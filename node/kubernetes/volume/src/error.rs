@@ -9,6 +9,7 @@ use units::{Bytes, Inodes};
 
 use crate::VolumeId;
 use crate::execution::PASS;
+use crate::freezing::FreezeError;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
 use crate::throttle::ThrottleError;
@@ -54,6 +55,9 @@ pub enum Error {
     Copying { id: VolumeId, left: Bytes },
     #[error("cannot limit the I/O of volume {id}")]
     Throttle { id: VolumeId, source: ThrottleError },
+    /// The call undoes what it began.
+    #[error("the snapshots of {id} cannot be taken at one instant")]
+    Freeze { id: VolumeId, source: FreezeError },
 }
 
 /// Why a volume is not the source of a clone.
@@ -67,6 +71,8 @@ pub enum SourceError {
     Closed { volume: VolumeId },
     #[error("volume {volume} is a filesystem volume; request volumeMode Filesystem")]
     Filesystem { volume: VolumeId },
+    #[error("volume {volume} is a filesystem volume, which cannot be in a group; take a snapshot of it alone")]
+    Ungrouped { volume: VolumeId },
     #[error("volume {volume} is a block volume; request volumeMode Block")]
     Block { volume: VolumeId },
     #[error(
@@ -248,7 +254,8 @@ impl Error {
             | Self::Published { .. }
             | Self::Announced { .. }
             | Self::Source { .. }
-            | Self::Copying { .. } => false,
+            | Self::Copying { .. }
+            | Self::Freeze { .. } => false,
         }
     }
 
@@ -268,6 +275,7 @@ impl Error {
             Self::Source { .. } => "source",
             Self::Copying { .. } => "copying",
             Self::Throttle { .. } => "throttle",
+            Self::Freeze { .. } => "freeze",
         }
     }
 

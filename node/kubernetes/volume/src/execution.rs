@@ -1,13 +1,14 @@
 //! One run over the steps of a volume.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use dir::{Dir, Ensured, Mode, Progress};
+use dir::{Dir, Ensured, Mode, OFlag, Progress};
 use fsquota::{ProjectId, Quota, RemoveError, SetError, Usage};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::stat::{fchmod, fstat};
+use nix::unistd::fdatasync;
 use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
@@ -199,14 +200,22 @@ impl<'a> Execution<'a> {
     }
 
     /// The record of a snapshot of an earlier run, which has not cloned the image. The source is locked.
-    pub(crate) fn renew_instant(&mut self) -> Result<(), Error> {
+    pub(crate) fn renew_instant(&mut self, taken: SystemTime) -> Result<(), Error> {
         let Some(mut known) = self.known.clone().filter(|known| known.record.mode.is_snapshot()) else { return Ok(()) };
-        known.record.mode = known.record.mode.at_present();
+        known.record.mode = known.record.mode.taken_at(taken);
         let id = self.id.clone();
         let written = self.store.files.replace(self.id, &known.record);
         written.map_err(|source| Error::Act { id, step: Step::WriteRecord, source })?;
         self.put(known);
         Ok(())
+    }
+
+    /// Makes a cloned image durable.
+    pub(crate) fn sync_image(&mut self) -> Result<(), Error> {
+        let id = self.id.clone();
+        let image = self.staged().and_then(|dir| Ok(dir.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?));
+        let synced = image.and_then(|image| fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno }));
+        synced.map_err(|source| Error::Act { id, step: Step::CloneImage, source })
     }
 
     fn limit(&mut self) -> Result<(), ActError> {

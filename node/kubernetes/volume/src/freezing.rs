@@ -1,4 +1,4 @@
-//! Pods that are stopped while the files of their volume are cloned. The CSI plugin has the pods, and stops them.
+//! Pods that are stopped while their volumes are cloned. The CSI plugin has the pods, and stops them.
 
 use std::error::Error;
 use std::fmt;
@@ -11,25 +11,38 @@ use crate::store::Store;
 /// How long pods may be stopped if a request does not say it.
 pub const DEFAULT_PAUSE: Duration = Duration::from_secs(2);
 
-/// Stops the pods of filesystem volumes.
+/// Stops the pods of volumes.
 pub trait PodFreezer: fmt::Debug + Send + Sync {
-    /// Stops all processes of the pods that have the volume, for at most the budget. No other pod gets the volume until the
-    /// result is thawed or dropped.
-    fn freeze(&self, id: &VolumeId, budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>>;
+    /// Stops all processes of the pods that have one of the volumes, for at most the budget. No other pod gets one of the
+    /// filesystem volumes until the result is thawed or dropped.
+    fn freeze(&self, ids: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>>;
 }
 
 /// Pods that are stopped. Dropping it thaws them.
 pub trait FrozenPods {
-    /// When the pods run again at the latest. `None` if no pod has the volume.
+    /// When the pods run again at the latest. `None` if no pod has a volume.
     fn deadline(&self) -> Option<Instant>;
 
     /// Lets the pods run again. Fails if one may have run before.
     fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
+/// Why several volumes have no common instant.
+#[derive(Debug, thiserror::Error)]
+pub enum FreezeError {
+    #[error("this program cannot stop the pods that have the volumes; use a Granary node")]
+    None,
+    #[error("cannot stop the pods that have the volumes")]
+    Freeze(#[source] Box<dyn Error + Send + Sync>),
+    #[error(
+        "the pods that have the volumes ran before the snapshots were taken; raise maxPause, or write less meanwhile"
+    )]
+    Thawed(#[source] Box<dyn Error + Send + Sync>),
+}
+
 impl Store {
     /// The part of the process that publishes volumes. It replaces an earlier one. Without it, files are cloned from snapshots
-    /// only.
+    /// only, and there are no groups of snapshots.
     pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
         *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
     }

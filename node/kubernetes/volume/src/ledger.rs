@@ -73,6 +73,16 @@ impl Ledger {
         Ok(())
     }
 
+    /// Reserves space for new volumes, all or none of them.
+    pub(crate) fn reserve_all(&mut self, all: &[(&VolumeId, Bytes)], disk: Disk) -> Result<(), Space> {
+        let space = self.space(disk);
+        if all.iter().map(|(_, reservation)| *reservation).sum::<Bytes>() > space.free() {
+            return Err(space);
+        }
+        all.iter().for_each(|(id, reservation)| self.note((*id).clone(), *reservation));
+        Ok(())
+    }
+
     /// Raises the reservation of a volume, if the difference fits.
     pub(crate) fn raise(&mut self, id: &VolumeId, reservation: Bytes, disk: Disk) -> Result<(), Space> {
         let former = self.reservations.get(id).copied().unwrap_or_default();

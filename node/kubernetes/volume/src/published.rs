@@ -11,19 +11,17 @@ use mount::Entry;
 use crate::error::LookError;
 use crate::image;
 
-/// The first mount that shows a volume's directory, a part of it, or a loop device on its image.
-pub(crate) fn target(volume: &Dir) -> Result<Option<PathBuf>, LookError> {
+/// The mounts that show a volume's directory, a part of it, or a loop device on its image.
+pub(crate) fn targets(volume: &Dir) -> Result<Vec<PathBuf>, LookError> {
     let (table, own) = (mount::table()?, mount::at(volume)?.mount);
     let path = fs::read_link(format!("/proc/self/fd/{}", volume.as_fd().as_raw_fd())).map_err(LookError::Path)?;
     // The table names directories from the root of their file system.
     let own = table.iter().find(|entry| entry.mount == own).ok_or(LookError::Hidden)?;
     let root = own.root.join(path.strip_prefix(&own.point).map_err(|_| LookError::Hidden)?);
     let shown = |entry: &&Entry| entry.device == own.device && entry.root.starts_with(&root);
-    if let Some(found) = table.iter().find(shown) {
-        return Ok(Some(found.point.clone()));
-    }
-    if image::size_in(volume)?.is_none() {
-        return Ok(None);
+    let found: Vec<_> = table.iter().filter(shown).map(|entry| entry.point.clone()).collect();
+    if !found.is_empty() || image::size_in(volume)?.is_none() {
+        return Ok(found);
     }
     let image = volume.open_file(&image::name(), OFlag::O_PATH, dir::Mode::empty())?;
     of_devices(&devices(Backing::of(image)?)?, &table)
@@ -42,23 +40,23 @@ pub(crate) fn is_attached(image: Backing) -> Result<bool, LookError> {
     }
     let is_refreshed =
         |device: &Attached| Device::open(device.number.path()).is_ok_and(|device| device.refresh_size().is_ok());
-    Ok(of_devices(&devices, &mount::table()?)?.is_some() || !devices.iter().all(is_refreshed))
+    Ok(!of_devices(&devices, &mount::table()?)?.is_empty() || !devices.iter().all(is_refreshed))
 }
 
 fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
     Ok(loopdev::list()?.into_iter().filter(|device| device.status.backing == image).collect())
 }
 
-/// The first mount that shows a node of these devices.
-fn of_devices(devices: &[Attached], table: &[Entry]) -> Result<Option<PathBuf>, LookError> {
+/// The mounts that show a node of these devices.
+fn of_devices(devices: &[Attached], table: &[Entry]) -> Result<Vec<PathBuf>, LookError> {
     if devices.is_empty() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let dev = fs::File::open("/dev").map_err(LookError::Path)?;
     let dev = mount::identity(&dev)?.device;
     let shown =
         |entry: &&Entry| entry.device == dev && devices.iter().any(|device| is_node(&entry.root, device.number));
-    Ok(table.iter().find(shown).map(|found| found.point.clone()))
+    Ok(table.iter().filter(shown).map(|found| found.point.clone()).collect())
 }
 
 /// Whether this is what the table says of a device's node.

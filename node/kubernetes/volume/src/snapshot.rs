@@ -16,7 +16,7 @@ use crate::store::{Store, refused};
 use crate::{Request, VolumeId};
 
 /// More than any image.
-const ANY: Bytes = Bytes::new(u64::MAX);
+pub(crate) const ANY: Bytes = Bytes::new(u64::MAX);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotRequest {
@@ -29,7 +29,7 @@ pub struct SnapshotRequest {
 }
 
 impl SnapshotRequest {
-    fn of(&self, (mode, size): (Mode, Bytes)) -> Request {
+    pub(crate) fn of(&self, (mode, size): (Mode, Bytes)) -> Request {
         let Self { claim, class, source, max_pause: _ } = self.clone();
         Request { claim, owner: Owner::Provisioner, class, mode: mode.snapshot(), size, source: Some(source) }
     }
@@ -54,7 +54,7 @@ impl Store {
     }
 
     /// Of a volume. A snapshot of a snapshot would be the same.
-    fn to_copy(&self, source: &VolumeId) -> Result<(Mode, Bytes), SourceError> {
+    pub(crate) fn to_copy(&self, source: &VolumeId) -> Result<(Mode, Bytes), SourceError> {
         if self.is_snapshot(source) {
             return Err(SourceError::Unknown { volume: source.clone() });
         }

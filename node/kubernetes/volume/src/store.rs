@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dir::{Dir, Ensured, Mode};
 use fsquota::{Allocator, FsError, ProjectId, Quota, Quotas};
@@ -221,6 +222,14 @@ impl Store {
         Ok(())
     }
 
+    /// The mounts that show a live volume or its device.
+    ///
+    /// # Errors
+    /// [`LookError`]: also if the volume is not live.
+    pub fn targets(&self, id: &VolumeId) -> Result<Vec<PathBuf>, LookError> {
+        published::targets(&self.live.open_dir(id.name())?)
+    }
+
     pub fn announced(&self, id: &VolumeId) -> Result<Announced, OpenError> {
         let Known { record, .. } = self.in_use(id)?;
         let headroom = self.index().headroom(id);
@@ -260,7 +269,7 @@ impl Store {
             None => None,
         };
         if source.is_some() {
-            execution.renew_instant()?;
+            execution.renew_instant(SystemTime::now())?;
         }
         if execution.known.is_none() {
             let wanted = want.record(ProjectId::FIRST, execution.cloning.clone()).reserved();
@@ -284,7 +293,7 @@ impl Store {
         }
     }
 
-    fn after_failed_provision(&self, mut execution: Execution<'_>, want: &Request, error: Error) -> Error {
+    pub(crate) fn after_failed_provision(&self, mut execution: Execution<'_>, want: &Request, error: Error) -> Error {
         let id = execution.id;
         let Error::Act { step, source, .. } = &error else { return error };
         let undone = match step {
@@ -426,8 +435,8 @@ impl Store {
     }
 
     fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
-        let found = from.open_dir(id.name()).map_err(LookError::from).and_then(|volume| published::target(&volume));
-        match found {
+        let found = from.open_dir(id.name()).map_err(LookError::from).and_then(|volume| published::targets(&volume));
+        match found.map(|targets| targets.into_iter().next()) {
             Ok(None) => Ok(()),
             Ok(Some(target)) => Err(Error::Published { id: id.clone(), target }),
             Err(source) => Err(Error::Look { id: id.clone(), source }),
@@ -507,7 +516,7 @@ impl Store {
 
     /// The observed state of the volume. Without a record, the store reads the disk only if an entry existed
     /// in its place at the start.
-    fn look(&self, id: &VolumeId) -> Result<(Option<Known>, DiskState), Error> {
+    pub(crate) fn look(&self, id: &VolumeId) -> Result<(Option<Known>, DiskState), Error> {
         let known = self.known(id)?;
         if known.is_none() && !self.index().foreign.contains(id) {
             return Ok((None, DiskState::NOTHING));
@@ -535,7 +544,7 @@ impl Store {
     }
 
     /// Reserves space; reads the size of the disk again before it fails.
-    fn reserve(
+    pub(crate) fn reserve(
         &self,
         id: &VolumeId,
         wanted: Bytes,

@@ -6,6 +6,7 @@
 
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::slice;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Dir;
@@ -66,7 +67,7 @@ impl Store {
             }
         }
         clone.sync()?;
-        let frozen = freezer.freeze(&cloning.source, max_pause).map_err(ActError::Pods)?;
+        let frozen = freezer.freeze(slice::from_ref(&cloning.source), max_pause).map_err(ActError::Pods)?;
         let taken = SystemTime::now();
         let complete = clone.complete(frozen.deadline());
         let thawed = frozen.thaw();

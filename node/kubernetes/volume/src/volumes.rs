@@ -1,13 +1,15 @@
 //! The operations on a node's volumes.
 
+use std::collections::BTreeMap;
+
 use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
-    Operation, Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId,
-    VolumeRefusal, VolumeUsage,
+    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
+    LiveVolumeError, LookError, Operation, Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError,
+    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -83,6 +85,17 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error>;
+
+    /// Takes snapshots of several volumes at one instant, or continues what an earlier call began: as
+    /// [`Volumes::take_snapshot`] for each of them, and the next call copies more of their blocks. The pods that have one of
+    /// the volumes are stopped once. All snapshots have the same instant; if an earlier call ended before it, there is a new
+    /// one.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it began, of all snapshots.
+    /// [`Error::Unknown`]: a snapshot was removed after others of the group were ready; nothing has changed.
+    /// [`Error::Refused`]: nothing has changed.
+    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>;
 
     /// Removes a snapshot, finished or not. Idempotent. Volumes that were created from it stay.
     ///
@@ -182,6 +195,10 @@ impl Volumes for Store {
             let _guard = self.locks.blocking_lock(id);
             self.take_snapshot(id, want)
         })
+    }
+
+    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+        self.calls.observe(Operation::TakeGroup, || self.take_group(want))
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

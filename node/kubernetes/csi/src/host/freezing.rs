@@ -1,5 +1,6 @@
-//! Stops the pods of a filesystem volume while its files are cloned.
+//! Stops the pods of volumes while these are cloned.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
@@ -11,9 +12,9 @@ use freezer::{FreezeError, Frozen, freeze};
 use tracing::info;
 use volume::{FrozenPods, PodFreezer, VolumeGuard, VolumeId};
 
-use super::LookError;
 use super::cgroup::{CgroupError, Cgroups};
 use super::filesystem::PublishedDirectories;
+use crate::layout::{DEVICES, MAPS, matches};
 
 /// The argument of the process that thaws the pods.
 const GUARD: &str = "thaw-pods";
@@ -33,7 +34,7 @@ pub(super) fn this_program() -> Command {
 #[derive(Debug, thiserror::Error)]
 enum StopError {
     #[error("cannot find the pods that have the volume")]
-    Look(#[from] LookError),
+    Look(#[from] volume::LookError),
     #[error("the volume is mounted at {}, which belongs to no pod; unmount it", .0.display())]
     NoPod(PathBuf),
     #[error(transparent)]
@@ -49,10 +50,10 @@ pub(super) struct PublishedPods {
     guard: fn() -> Command,
 }
 
-/// No pod gets the volume while this exists.
+/// No pod gets one of the volumes while this exists.
 struct Stopped {
     frozen: Option<Frozen>,
-    _publishing: VolumeGuard,
+    _publishing: Vec<VolumeGuard>,
 }
 
 impl PublishedPods {
@@ -72,15 +73,19 @@ impl PublishedPods {
         Ok(())
     }
 
-    fn stop(&self, id: &VolumeId, budget: Duration) -> Result<Stopped, StopError> {
-        let publishing = self.directories.publishing(id);
+    fn stop(&self, ids: &[VolumeId], budget: Duration) -> Result<Stopped, StopError> {
+        // In an order that all calls have.
+        let ids: BTreeSet<_> = ids.iter().collect();
+        let publishing = ids.iter().map(|id| self.directories.publishing(id)).collect();
         let mut cgroups = Vec::new();
-        for target in self.directories.mounts(id)? {
-            let pod = pod(self.directories.kubelet(), &target).ok_or_else(|| StopError::NoPod(target.clone()))?;
-            // Of a pod that has no cgroup yet, processes may start at any time.
-            let path = self.cgroups.of(pod)?.path().to_owned();
-            if !cgroups.contains(&path) {
-                cgroups.push(path);
+        for id in ids {
+            for target in self.directories.volumes().targets(id)? {
+                let pod = pod(self.directories.kubelet(), &target).ok_or_else(|| StopError::NoPod(target.clone()))?;
+                // Of a pod that has no cgroup yet, processes may start at any time.
+                let path = self.cgroups.of(pod)?.path().to_owned();
+                if !cgroups.contains(&path) {
+                    cgroups.push(path);
+                }
             }
         }
         let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)?) };
@@ -89,8 +94,8 @@ impl PublishedPods {
 }
 
 impl PodFreezer for PublishedPods {
-    fn freeze(&self, id: &VolumeId, budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
-        Ok(Box::new(self.stop(id, budget)?))
+    fn freeze(&self, ids: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(self.stop(ids, budget)?))
     }
 }
 
@@ -108,9 +113,13 @@ impl FrozenPods for Stopped {
     }
 }
 
-/// The UID of the pod to whose directory a path belongs.
+/// The UID of the pod to whose directory a path belongs, or to which it shows a device.
 fn pod<'a>(kubelet: &Path, target: &'a Path) -> Option<&'a OsStr> {
-    let mut components = target.strip_prefix(kubelet).ok()?.components();
+    let beneath = target.strip_prefix(kubelet).ok()?;
+    if matches(beneath, DEVICES) || matches(beneath, MAPS) {
+        return beneath.file_name();
+    }
+    let mut components = beneath.components();
     match (components.next()?, components.next()?) {
         (Component::Normal(pods), Component::Normal(pod)) if pods == "pods" => Some(pod),
         _ => None,
@@ -128,6 +137,9 @@ mod tests {
         let uid = Some(OsString::from("11-22"));
         assert_eq!(of("/data/kubelet/pods/11-22/volumes/kubernetes.io~csi/pvc-1/mount"), uid);
         assert_eq!(of("/data/kubelet/pods/11-22/volume-subpaths/pvc-1/web/0"), uid);
+        let devices = "/data/kubelet/plugins/kubernetes.io/csi/volumeDevices";
+        assert_eq!(of(&format!("{devices}/publish/pvc-1/11-22")), uid);
+        assert_eq!(of(&format!("{devices}/pvc-1/dev/11-22")), uid);
         for other in ["/mnt", "/data/kubelet/plugins/11-22", "/data/kubelet/pods", "/data/kubelet"] {
             assert_eq!(of(other), None, "{other}");
         }

@@ -113,7 +113,7 @@ impl Linux {
         Arc::downgrade(&devices)
     }
 
-    /// Stops the pods of filesystem volumes while they are cloned: for [`Store::freeze_by`]. `main` of the program calls
+    /// Stops the pods of volumes while they are cloned: for [`Store::freeze_by`]. `main` of the program calls
     /// [`guard`](crate::guard). Thaws the pods that an earlier process left frozen.
     pub fn freezer(&self) -> Weak<dyn PodFreezer> {
         if let Err(reason) = self.pods.thaw() {
@@ -439,20 +439,22 @@ impl Host for Linux {
                 self.hold(at)?;
                 Ok(self.devices.limit(&at.id, || self.io(&at.id))?)
             }
-            Step::Bind(attributes) => match (&at.image, &at.volume) {
-                (None, Some(volume)) => {
-                    let _publishing = self.directories.publishing(&at.id);
-                    self.directories.add(&at.id, at.target.full())?;
-                    filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes)
+            Step::Bind(attributes) => {
+                let _publishing = self.directories.publishing(&at.id);
+                match (&at.image, &at.volume) {
+                    (None, Some(volume)) => {
+                        self.directories.add(&at.id, at.target.full())?;
+                        filesystem::bind(volume.dir(), at.parent()?, at.target.name(), attributes)
+                    }
+                    (Some(_), _) => {
+                        let device = self.hold(at)?;
+                        self.devices.serve(device.number, pod(at.target.beneath()).as_deref());
+                        self.devices.add_target(device.number, at.target.full());
+                        block::bind(device, at.parent()?, at.target.name(), attributes)
+                    }
+                    (None, None) => Err(ActError::VolumeGone),
                 }
-                (Some(_), _) => {
-                    let device = self.hold(at)?;
-                    self.devices.serve(device.number, pod(at.target.beneath()).as_deref());
-                    self.devices.add_target(device.number, at.target.full());
-                    block::bind(device, at.parent()?, at.target.name(), attributes)
-                }
-                (None, None) => Err(ActError::VolumeGone),
-            },
+            }
             Step::Unmount => {
                 unmount(at.parent()?, at.target.name())?;
                 // Only now: a mount that another one hides, or that was moved away, still counts for other targets.

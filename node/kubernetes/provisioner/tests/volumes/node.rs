@@ -34,7 +34,7 @@ static NO_PODS: LazyLock<Arc<NoPods>> = LazyLock::new(|| Arc::new(NoPods));
 struct NoPods;
 
 impl PodFreezer for NoPods {
-    fn freeze(&self, _: &VolumeId, _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+    fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
         Ok(Box::new(Self))
     }
 }

@@ -1,6 +1,8 @@
 //! Fixtures of the kernel tests of this crate.
 #![allow(dead_code, reason = "each of the test programs uses a part of it")]
 
+pub mod pods;
+
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs::{self, File};
@@ -101,7 +103,7 @@ impl Node {
 pub struct NoPods;
 
 impl PodFreezer for NoPods {
-    fn freeze(&self, _: &VolumeId, _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+    fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
         Ok(Box::new(Self))
     }
 }

@@ -33,7 +33,7 @@ fn image(store: &Store, id: &VolumeId) -> File {
     File::from(store.open_volume(id).unwrap().image(Access::ReadWrite).unwrap())
 }
 
-fn write(store: &Store, request: &Request, byte: u8) -> Result<(), Errno> {
+pub fn write(store: &Store, request: &Request, byte: u8) -> Result<(), Errno> {
     let image = image(store, &id(&request.claim.name));
     let written = image.write_all_at(&vec![byte; request.size.get() as usize], 0).and_then(|()| image.sync_all());
     written.map_err(|error| Errno::from_raw(error.raw_os_error().expect("of the kernel")))
@@ -62,7 +62,7 @@ fn cloned(store: &Store, request: &Request) -> Record {
 }
 
 /// Of a source to which no clone is bound any more.
-fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
+pub fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
     let id = id(&source.claim.name);
     let record = store.records().unwrap().readable.remove(&id).unwrap();
     let alone = Mode::Block { allocation: Allocation::Thin }.reserved(record.size).saturating_sub(Bytes::new(2 * 512));

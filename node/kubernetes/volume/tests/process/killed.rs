@@ -51,6 +51,17 @@ pub fn killed_everywhere(
     work: impl Fn(&Store, &Request),
     after: impl Fn(&Store, &Request),
 ) {
+    killed_at_every(1, modes, before, work, after);
+}
+
+/// [`killed_everywhere`], at a part of the steps of an operation that has many.
+pub fn killed_at_every(
+    stride: usize,
+    modes: &[Mode],
+    before: impl Fn(&Store, &Request),
+    work: impl Fn(&Store, &Request),
+    after: impl Fn(&Store, &Request),
+) {
     let disk = XfsDisk::with_project_quota();
     let mut killed = 0;
     for &mode in modes {
@@ -69,7 +80,7 @@ pub fn killed_everywhere(
             assert_eq!(store.space().unwrap().reserved, Bytes::ZERO, "{mode} killed before call {step}");
             assert!(store.records().unwrap().readable.is_empty(), "{mode} killed before call {step}");
             drop(store);
-            (step, killed) = (step + 1, killed + 1);
+            (step, killed) = (step + stride, killed + 1);
             if !reached {
                 break;
             }

@@ -3,6 +3,7 @@
 
 mod calls;
 mod cloned;
+mod grouped;
 mod killed;
 #[path = "../node/mod.rs"]
 mod node;

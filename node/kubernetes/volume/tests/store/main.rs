@@ -5,6 +5,7 @@ mod attacked;
 mod cloning;
 mod closing;
 mod deleting;
+mod groups;
 mod growing;
 mod making;
 #[path = "../node/mod.rs"]

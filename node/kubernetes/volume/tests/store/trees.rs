@@ -175,7 +175,7 @@ fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
     struct Late;
 
     impl PodFreezer for Late {
-        fn freeze(&self, _: &VolumeId, _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+        fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
             Ok(Box::new(Self))
         }
     }
@@ -249,7 +249,7 @@ struct Cgroup;
 struct Frozen(freezer::Frozen);
 
 impl PodFreezer for Cgroup {
-    fn freeze(&self, _: &VolumeId, budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
+    fn freeze(&self, _: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn StdError + Send + Sync>> {
         Ok(Box::new(Frozen(freezer::freeze(this_program("trees::the_guard"), &[CGROUP], budget)?)))
     }
 }

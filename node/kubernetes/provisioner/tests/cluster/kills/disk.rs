@@ -1,13 +1,14 @@
 //! A disk whose changes are boundaries.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DiskFault, DriftError, Drifted, Error, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Record,
-    Records, Request, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
+    Record, Records, Request, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -67,6 +68,10 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
         self.change("take a snapshot", |below| below.take_snapshot(id, want))
+    }
+
+    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+        self.change("take a group of snapshots", |below| below.take_group(want))
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

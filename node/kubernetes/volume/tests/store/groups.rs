@@ -1,0 +1,173 @@
+//! Snapshots of several block volumes at one instant.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use dir::Ensured;
+use units::Bytes;
+use volume::{
+    Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, SnapshotRequest,
+    SourceError, State, VolumeId, Volumes as _,
+};
+
+use crate::cloning::shared;
+use crate::node::pods::{Freezing, Pods};
+use crate::node::{Node, disk, files, id, sized};
+
+/// More than two: the time between the first clone and the last one is longer.
+const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
+
+fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
+    let member = |source: &&str| {
+        let claim = Claim { uid: name.into(), namespace: "default".into(), name: name.into() };
+        let request = SnapshotRequest { claim, class: "local".into(), source: id(source), max_pause: DEFAULT_PAUSE };
+        (id(&format!("{name}-{source}")), request)
+    };
+    GroupRequest { id: id(name), members: sources.iter().map(member).collect(), max_pause: DEFAULT_PAUSE }
+}
+
+/// All calls until the snapshots are ready.
+fn taken(node: &Node, want: &GroupRequest) -> BTreeMap<VolumeId, Record> {
+    loop {
+        let records = node.store.take_group(want).unwrap().into_inner();
+        if records.values().all(|record| record.state == State::Announced) {
+            return records;
+        }
+    }
+}
+
+fn with_sources(node: &Node, allocation: Allocation) -> Vec<File> {
+    let open = |name: &&str| {
+        let (id, _) = node.made(&disk(name, allocation));
+        File::from(node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap())
+    };
+    SOURCES.iter().map(open).collect()
+}
+
+fn counter(node: &Node, snapshot: &VolumeId) -> u64 {
+    let mut count = [0; 8];
+    File::open(node.image(snapshot)).unwrap().read_exact_at(&mut count, 0).unwrap();
+    u64::from_le_bytes(count)
+}
+
+/// Ends the writer, also if the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A program writes the same number to one disk after the other.
+#[test]
+fn all_snapshots_of_a_group_are_of_one_instant() {
+    for allocation in [Allocation::Thick, Allocation::Thin] {
+        let node = Node::new();
+        let images = with_sources(&node, allocation);
+        let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
+        let mut counts = Vec::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 1_u64.. {
+                    for image in &images {
+                        pods.write(|| image.write_all_at(&count.to_le_bytes(), 0).unwrap());
+                    }
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let over = Over(&is_over);
+            for number in 0..5 {
+                let want = group_of(&format!("group-{number}"), &SOURCES);
+                let records = taken(&node, &want);
+                assert_eq!(pods.freezes(), number + 1, "once for all sources");
+                let instants: Vec<_> = records.values().map(|record| record.mode).collect();
+                assert!(instants.iter().all(|instant| *instant == instants[0]), "{instants:?}");
+                counts.push(want.members.keys().map(|id| counter(&node, id)).collect::<Vec<_>>());
+                assert_eq!(node.store.take_group(&want).unwrap(), Ensured::Unchanged(records));
+                for id in want.members.keys() {
+                    node.store.remove_snapshot(id).unwrap();
+                }
+            }
+            drop(over);
+        });
+        for counts in &counts {
+            let [first, .., last] = counts[..] else { panic!("{counts:?}") };
+            assert!(counts.is_sorted_by(|one, next| one >= next) && first - last <= 1, "{counts:?}");
+        }
+        assert!(counts.last() > counts.first(), "the program wrote meanwhile: {counts:?}");
+        let alone = SOURCES.map(|name| node.store.records().unwrap().readable[&id(name)].clone());
+        assert_eq!(node.store.space().unwrap().reserved, alone.iter().map(Record::reserved).sum());
+        for record in &alone {
+            assert_eq!(shared(&node.image(&id(&record.claim.name))), Bytes::ZERO);
+        }
+    }
+}
+
+#[test]
+fn a_group_that_cannot_be_taken_leaves_no_trace() {
+    let node = Node::new();
+    let images = with_sources(&node, Allocation::Thin);
+    node.made(&files("pvc-files"));
+    node.made(&sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, Bytes::new(300 << 20)));
+    let limits = || SOURCES.map(|name| node.limits(node.store.records().unwrap().readable[&id(name)].project));
+    let (space, before) = (node.store.space().unwrap(), limits());
+    let refusal = |sources: &[&str]| {
+        let want = group_of("group-1", sources);
+        let refused = node.store.take_group(&want).unwrap_err();
+        want.members.keys().for_each(|id| assert_eq!(node.traces(id), [""; 0], "{refused:?}"));
+        assert_eq!(node.store.space().unwrap(), space);
+        assert_eq!(limits(), before);
+        refused
+    };
+    let without = refusal(&SOURCES);
+    assert!(matches!(without, Error::Freeze { source: FreezeError::None, .. }), "{without:?}");
+    let pods = Pods::of(&node.store);
+    let with_files = refusal(&["pvc-1", "pvc-files"]);
+    assert!(matches!(with_files, Error::Source { source: SourceError::Ungrouped { .. }, .. }), "{with_files:?}");
+    let unknown = refusal(&["pvc-1", "pvc-none"]);
+    assert!(matches!(unknown, Error::Source { source: SourceError::Unknown { .. }, .. }), "{unknown:?}");
+    let full = refusal(&["pvc-1", "pvc-2", "pvc-large"]);
+    assert!(matches!(full, Error::Full { wanted, .. } if wanted > Bytes::new(664 << 20)), "{full:?}");
+    assert_eq!(pods.freezes(), 0);
+    pods.set(Freezing::Fails);
+    assert!(matches!(refusal(&SOURCES), Error::Freeze { source: FreezeError::Freeze(_), .. }));
+    pods.set(Freezing::EndsEarly);
+    assert!(matches!(refusal(&SOURCES), Error::Freeze { source: FreezeError::Thawed(_), .. }));
+    pods.set(Freezing::Works);
+    images.iter().for_each(|image| image.write_all_at(&[1; 4096], 0).unwrap());
+    let records = taken(&node, &group_of("group-1", &SOURCES));
+    // A second instant would replace those that are ready.
+    let first = records.keys().next().expect("a snapshot");
+    node.store.remove_snapshot(first).unwrap();
+    let missing = node.store.take_group(&group_of("group-1", &SOURCES)).unwrap_err();
+    assert!(matches!(&missing, Error::Unknown { id } if id == first), "{missing:?}");
+}
+
+/// Each locks all sources.
+#[test]
+fn groups_of_the_same_volumes_wait_for_each_other() {
+    let node = Node::new();
+    let images = with_sources(&node, Allocation::Thin);
+    images.iter().for_each(|image| image.write_all_at(&[1; 1 << 20], 0).unwrap());
+    let _pods = Pods::of(&node.store);
+    let mut reversed = SOURCES;
+    reversed.reverse();
+    thread::scope(|scope| {
+        for (number, sources) in [SOURCES, reversed, SOURCES, reversed].into_iter().enumerate() {
+            let node = &node;
+            scope.spawn(move || {
+                let records = taken(node, &group_of(&format!("group-{number}"), &sources));
+                for id in records.keys() {
+                    assert!(fs::read(node.image(id)).unwrap()[..1 << 20].iter().all(|byte| *byte == 1));
+                    node.store.remove_snapshot(id).unwrap();
+                }
+            });
+        }
+    });
+}
