@@ -20,3 +20,27 @@ pub const PROTECTION: &str = "snapshot.storage.kubernetes.io/volumesnapshotconte
 
 /// The ID of the snapshot that a node takes for a content starts with it; the UID of the content follows.
 pub const ID_PREFIX: &str = "snapshot-";
+
+/// Names of the API of snapshots of several volumes at one instant.
+pub mod group {
+    pub const GROUP: &str = "groupsnapshot.storage.k8s.io";
+    pub const SNAPSHOT: &str = "VolumeGroupSnapshot";
+    pub const SNAPSHOTS: &str = "volumegroupsnapshots";
+    pub const CLASS: &str = "VolumeGroupSnapshotClass";
+    pub const CLASSES: &str = "volumegroupsnapshotclasses";
+    pub const CONTENT: &str = "VolumeGroupSnapshotContent";
+    pub const CONTENTS: &str = "volumegroupsnapshotcontents";
+
+    /// Annotation of a content whose group is deleted. The snapshot controller sets it.
+    pub const BEING_DELETED: &str = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-being-deleted";
+
+    /// Finalizer of a content of a group. The snapshot controller adds it, and the node removes it.
+    pub const PROTECTION: &str = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshotcontent-bound-protection";
+
+    /// Annotation of the VolumeSnapshotContent of a member, with the handle of its group. The snapshot controller sets it.
+    pub const HANDLE: &str = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle";
+
+    /// The handle of a group starts with it; the UID of its content follows. The ID of a member is this handle, `-`, and the
+    /// handle of its volume.
+    pub const HANDLE_PREFIX: &str = "group-";
+}

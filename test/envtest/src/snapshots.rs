@@ -3,6 +3,7 @@
 use cluster::DRIVER_NAME;
 use cluster::snapshot::{
     BEING_DELETED, CLASS, CLASSES, CONTENT, CONTENTS, GROUP, MANAGED_BY, PROTECTION, SNAPSHOT, SNAPSHOTS, VERSION,
+    group,
 };
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
@@ -12,8 +13,11 @@ use serde_json::{Value, json};
 
 use crate::{Cluster, Failure, PATIENCE, Seen, eventually};
 
-/// Snapshots of a namespace, all contents, and all classes.
+/// Snapshots and groups of a namespace, all contents, and all classes.
 pub struct SnapshotApi {
+    pub groups: Api<DynamicObject>,
+    pub group_contents: Api<DynamicObject>,
+    pub group_classes: Api<DynamicObject>,
     pub classes: Api<DynamicObject>,
     pub snapshots: Api<DynamicObject>,
     pub contents: Api<DynamicObject>,
@@ -24,6 +28,10 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }
 
+fn group_resource(kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group::GROUP, VERSION, kind), plural)
+}
+
 impl SnapshotApi {
     /// Creates the CRDs as a node does.
     pub async fn install(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
@@ -32,6 +40,8 @@ impl SnapshotApi {
         eventually(PATIENCE, "the API of snapshots", async || {
             let all = ListParams::default();
             api.snapshots.list(&all).await?;
+            api.groups.list(&all).await?;
+            api.group_contents.list(&all).await?;
             api.contents.list(&all).await.map(|_| Seen::Done(()))
         })
         .await?;
@@ -40,7 +50,11 @@ impl SnapshotApi {
 
     /// As another user.
     pub fn of(client: Client, namespace: &str) -> Self {
+        let groups = group_resource(group::SNAPSHOT, group::SNAPSHOTS);
         Self {
+            groups: Api::namespaced_with(client.clone(), namespace, &groups),
+            group_contents: Api::all_with(client.clone(), &group_resource(group::CONTENT, group::CONTENTS)),
+            group_classes: Api::all_with(client.clone(), &group_resource(group::CLASS, group::CLASSES)),
             classes: Api::all_with(client.clone(), &resource(CLASS, CLASSES)),
             snapshots: Api::namespaced_with(client.clone(), namespace, &resource(SNAPSHOT, SNAPSHOTS)),
             contents: Api::all_with(client, &resource(CONTENT, CONTENTS)),
@@ -55,6 +69,17 @@ impl SnapshotApi {
         node: Option<&str>,
         source: Value,
         more: Value,
+    ) -> Result<DynamicObject, Failure> {
+        self.create_with(name, node, source, more, &[]).await
+    }
+
+    async fn create_with(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        source: Value,
+        more: Value,
+        annotations: &[(&str, &str)],
     ) -> Result<DynamicObject, Failure> {
         let new = DynamicObject::new(name, &resource(SNAPSHOT, SNAPSHOTS));
         let new = new.data(json!({"spec": {"source": {"persistentVolumeClaimName": "data"}}}));
@@ -73,6 +98,8 @@ impl SnapshotApi {
         }
         let mut new = DynamicObject::new(&format!("snapcontent-{uid}"), &resource(CONTENT, CONTENTS));
         new.metadata.labels = node.map(|node| [(MANAGED_BY.to_owned(), node.to_owned())].into());
+        new.metadata.annotations =
+            Some(annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect());
         new.metadata.finalizers = Some(vec![PROTECTION.to_owned()]);
         let content = self.contents.create(&PostParams::default(), &new.data(json!({"spec": spec}))).await?;
         let status = json!({"status": {"boundVolumeSnapshotContentName": content.name_any(), "readyToUse": false}});
@@ -87,6 +114,78 @@ impl SnapshotApi {
         Ok(())
     }
 
+    /// Creates a group and its content, which has this source and more fields of its spec.
+    pub async fn create_group(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        source: Value,
+        more: Value,
+    ) -> Result<DynamicObject, Failure> {
+        let new = DynamicObject::new(name, &group_resource(group::SNAPSHOT, group::SNAPSHOTS));
+        let selector = json!({"selector": {"matchLabels": {"app": "shop"}}});
+        let new = new.data(json!({"spec": {"source": selector, "volumeGroupSnapshotClassName": "local"}}));
+        let uid = self.groups.create(&PostParams::default(), &new).await?.uid().unwrap_or_default();
+        let mut spec = json!({
+            "driver": DRIVER_NAME, "deletionPolicy": "Delete", "source": source,
+            "volumeGroupSnapshotClassName": "local",
+            "volumeGroupSnapshotRef": {
+                "apiVersion": format!("{}/{VERSION}", group::GROUP), "kind": group::SNAPSHOT,
+                "namespace": self.namespace, "name": name, "uid": uid,
+            },
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
+        let kind = group_resource(group::CONTENT, group::CONTENTS);
+        let mut new = DynamicObject::new(&format!("groupsnapcontent-{uid}"), &kind);
+        new.metadata.labels = node.map(|node| [(MANAGED_BY.to_owned(), node.to_owned())].into());
+        new.metadata.finalizers = Some(vec![group::PROTECTION.to_owned()]);
+        Ok(self.group_contents.create(&PostParams::default(), &new.data(json!({"spec": spec}))).await?)
+    }
+
+    pub async fn create_group_class(&self, name: &str, parameters: Value) -> Result<(), Failure> {
+        let class = DynamicObject::new(name, &group_resource(group::CLASS, group::CLASSES));
+        let fields = json!({"driver": DRIVER_NAME, "deletionPolicy": "Delete", "parameters": parameters});
+        self.group_classes.create(&PostParams::default(), &class.data(fields)).await?;
+        Ok(())
+    }
+
+    /// Waits for a status of the content of a group.
+    pub async fn group_status(&self, content: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
+        status_of(&self.group_contents, content, is_reached).await
+    }
+
+    /// Deletes the content of a group, as the controller does when the group is deleted.
+    pub async fn delete_group(&self, group: &str, content: &str) -> Result<(), Failure> {
+        let announced = json!({"metadata": {"annotations": {group::BEING_DELETED: "yes"}}});
+        self.group_contents.patch(content, &PatchParams::default(), &Patch::Merge(announced)).await?;
+        self.group_contents.delete(content, &DeleteParams::default()).await?;
+        self.groups.delete(group, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Deletes the content of a group and waits for its end.
+    pub async fn group_gone(&self, group: &str, content: &str) -> Result<(), Failure> {
+        self.delete_group(group, content).await?;
+        end_of(&self.group_contents, content).await
+    }
+
+    /// Removes the content of a group whatever the node has done.
+    pub async fn force_group(&self, group: &str, content: &str) -> Result<(), Failure> {
+        let bare = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        self.group_contents.patch(content, &PatchParams::default(), &bare).await?;
+        self.group_contents.delete(content, &DeleteParams::default()).await?;
+        self.groups.delete(group, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Creates the snapshot and the content of a member of a group.
+    pub async fn create_member(&self, name: &str, group: &str, volume: &str) -> Result<DynamicObject, Failure> {
+        let source = json!({"volumeHandle": volume});
+        self.create_with(name, None, source, json!({}), &[(group::HANDLE, group)]).await
+    }
+
     /// Waits until the content is ready; its status. The snapshot is ready then.
     pub async fn ready(&self, snapshot: &str, content: &str) -> Result<Value, Failure> {
         let status = self.status(content, |status| status["readyToUse"] == true).await?;
@@ -97,17 +196,7 @@ impl SnapshotApi {
 
     /// Waits for a status of the content.
     pub async fn status(&self, content: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
-        let what = format!("the status of content {content}");
-        let status = eventually(PATIENCE, &what, async || {
-            let found = self.contents.get(content).await?;
-            let status = found.data["status"].clone();
-            Ok::<_, kube::Error>(if is_reached(&status) {
-                Seen::Done(status)
-            } else {
-                Seen::NotYet(status.to_string())
-            })
-        });
-        Ok(status.await?)
+        status_of(&self.contents, content, is_reached).await
     }
 
     /// Deletes the content, as the controller does when its snapshot is deleted.
@@ -121,12 +210,7 @@ impl SnapshotApi {
 
     pub async fn gone(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
         self.delete(snapshot, content).await?;
-        eventually(PATIENCE, &format!("the end of content {content}"), async || {
-            let found = self.contents.get_opt(content).await?;
-            Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(found.data.to_string())))
-        })
-        .await?;
-        Ok(())
+        end_of(&self.contents, content).await
     }
 
     /// Removes a content whatever the node has done.
@@ -137,4 +221,26 @@ impl SnapshotApi {
         self.snapshots.delete(snapshot, &DeleteParams::default()).await?;
         Ok(())
     }
+}
+
+async fn status_of(
+    contents: &Api<DynamicObject>,
+    content: &str,
+    is_reached: impl Fn(&Value) -> bool,
+) -> Result<Value, Failure> {
+    let what = format!("the status of content {content}");
+    let status = eventually(PATIENCE, &what, async || {
+        let status = contents.get(content).await?.data["status"].clone();
+        Ok::<_, kube::Error>(if is_reached(&status) { Seen::Done(status) } else { Seen::NotYet(status.to_string()) })
+    });
+    Ok(status.await?)
+}
+
+async fn end_of(contents: &Api<DynamicObject>, content: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("the end of content {content}"), async || {
+        let found = contents.get_opt(content).await?;
+        Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(found.data.to_string())))
+    })
+    .await?;
+    Ok(())
 }

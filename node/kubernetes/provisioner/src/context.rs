@@ -19,6 +19,7 @@ use crate::claim::plan;
 use crate::classes::Classes;
 use crate::discard::queue::DiscardQueue;
 use crate::events::Events;
+use crate::group::object::GroupVersion;
 use crate::index::PvIndex;
 use crate::listing::Listings;
 use crate::pv::object;
@@ -44,6 +45,8 @@ pub(crate) struct Provisioner {
     pub(crate) store: Arc<dyn Volumes>,
     pub(crate) pvs: Api<PersistentVolume>,
     pub(crate) contents: Api<Content>,
+    /// The version of groups of snapshots that the cluster serves.
+    pub(crate) group_version: Mutex<GroupVersion>,
     pub(crate) classes: Classes,
     pub(crate) created: CreatedPvs,
     pub(crate) events: Events,

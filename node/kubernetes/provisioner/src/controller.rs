@@ -1,7 +1,9 @@
 //! Starts the parts of the provisioner (see README.md), and runs the controllers of claims and PVs.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::future::{self, Future};
+use std::hash::Hash;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,7 +32,8 @@ use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
 use crate::{
-    Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, health, node_events, pv, snapshot, sweep,
+    Metrics, arrival, capacity, claim, classes, discard, drift, event_queue, group, health, node_events, pv, snapshot,
+    sweep,
 };
 
 #[derive(Clone)]
@@ -70,6 +73,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         events: Events::new(client.clone(), &node, metrics.clone()),
         pvs: Api::all(client.clone()),
         contents: Api::all(client.clone()),
+        group_version: Mutex::default(),
         classes: Classes::default(),
         created: CreatedPvs::default(),
         attempts: Attempts::new(metrics.clone()),
@@ -127,6 +131,8 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     cx.start("snapshots", move |cx| snapshot::watch::run(cx, Arc::clone(&context), parallel));
     let context = shared();
+    cx.start("groups", move |cx| group::watch::run(cx, Arc::clone(&context), parallel));
+    let context = shared();
     cx.start("classes", move |cx| classes::run(cx, Arc::clone(&context)));
     let context = shared();
     cx.start("events", move |cx| event_queue::run(cx, Arc::clone(&context)));
@@ -155,7 +161,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
-pub(crate) struct Watched<K: Resource<DynamicType = ()> + 'static> {
+pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + 'static> {
     pub(crate) objects: reflector::Store<K>,
     pub(crate) what: &'static str,
     pub(crate) parallel: NonZeroU16,
@@ -173,7 +179,7 @@ pub(crate) async fn control<K, Pass>(
     failed: fn(Arc<K>, &Error, Arc<Provisioner>) -> Action,
 ) -> Result<(), RunError>
 where
-    K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
+    K: Resource<DynamicType: Debug + Default + Eq + Hash + Clone + Send + Sync + Unpin> + Clone + Send + Sync + 'static,
     Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
     let queue = StreamBackoff::new(changes, DefaultBackoff::default())

@@ -7,6 +7,7 @@ use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 
 use crate::claim::plan::Rejection;
 use crate::claim::source::CloneError;
+use crate::group::plan::GroupRejection;
 use crate::snapshot::plan::SnapshotRejection;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,14 @@ pub(crate) enum Error {
     #[error(transparent)]
     SnapshotRejected(#[from] SnapshotRejection),
     #[error(
+        "the VolumeGroupSnapshotClass {class} does not exist; create it, or create the group again with another class"
+    )]
+    UnknownGroupClass { class: String },
+    #[error(transparent)]
+    GroupRejected(#[from] GroupRejection),
+    #[error("the object has no UID")]
+    NoUid,
+    #[error(
         "snapshot {id} does not exist on this node, or is not ready; correct spec.source.snapshotHandle in a new content"
     )]
     NoSnapshot { id: VolumeId },
@@ -83,7 +92,9 @@ impl Error {
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::NoClass => "NoClass",
-            Self::UnknownClass { .. } | Self::UnknownSnapshotClass { .. } => "UnknownClass",
+            Self::UnknownClass { .. } | Self::UnknownSnapshotClass { .. } | Self::UnknownGroupClass { .. } => {
+                "UnknownClass"
+            }
             Self::UnknownAttributesClass { .. } => "UnknownAttributesClass",
             Self::Rejected(rejection) => rejection.kind(),
             Self::Clone(_) => "Clone",
@@ -99,6 +110,8 @@ impl Error {
             Self::Endless(_) => "ExpandEndless",
             Self::Shared { .. } | Self::SharedSnapshot { .. } => "Shared",
             Self::SnapshotRejected(_) => "SnapshotRejected",
+            Self::GroupRejected(_) => "GroupRejected",
+            Self::NoUid => "NoUid",
             Self::NoSnapshot { .. } => "NoSnapshot",
             Self::NoNode(_) => "NoNode",
             Self::List(_) | Self::Look(_) | Self::Usage(_) => "Disk",

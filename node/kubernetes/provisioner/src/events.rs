@@ -1,5 +1,7 @@
 //! Events on claims, PVs, snapshots, pods and the Node.
 
+use std::collections::BTreeMap;
+
 use fsquota::{Limits, Usage};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,6 +13,7 @@ use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::event_queue::{EventQueue, QueuedEvent};
+use crate::group::object::{GroupContent, GroupVersion};
 use crate::notice::Pod;
 use crate::quantity;
 use crate::snapshot::object::Content;
@@ -61,6 +64,9 @@ reasons! {
     SnapshotTaken: Normal "SnapshotTaken",
     SnapshotFailed: Warning "SnapshotCreationFailed",
     SnapshotDeleteFailed: Warning "SnapshotDeleteError",
+    GroupTaken: Normal "GroupSnapshotTaken",
+    GroupFailed: Warning "GroupSnapshotCreationFailed",
+    GroupDeleteFailed: Warning "GroupSnapshotDeleteError",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
@@ -309,6 +315,44 @@ impl Events {
     /// The owner of the snapshot does not see its content.
     fn publish_snapshot(&self, reason: Reason, action: &str, note: &str, content: &Content) {
         for regarding in [content.object_ref(&()), content.spec.volume_snapshot_ref.clone()] {
+            self.publish(reason, action, note.to_owned(), regarding);
+        }
+    }
+
+    /// States what the snapshots cost.
+    pub(crate) fn group_taken(
+        &self,
+        content: &GroupContent,
+        node: &str,
+        records: &BTreeMap<VolumeId, Record>,
+        free: Option<Bytes>,
+    ) {
+        let reserved: Bytes = records.values().map(Record::reserved).sum();
+        let (count, free) = (records.len(), free_space(free));
+        let note = format!(
+            "node {node} has taken {count} snapshots at one instant; until their blocks are copied, they reserve \
+             {reserved}{free}"
+        );
+        self.publish_group(Reason::GroupTaken, "TakeGroup", &note, content);
+    }
+
+    pub(crate) fn group_failed(&self, content: &GroupContent, kind: &str, error: &(dyn std::error::Error + Sync)) {
+        self.publish_group(Reason::GroupFailed, &format!("TakeGroup{kind}"), &causes::line(error), content);
+    }
+
+    pub(crate) fn group_delete_failed(
+        &self,
+        content: &GroupContent,
+        kind: &str,
+        error: &(dyn std::error::Error + Sync),
+    ) {
+        self.publish_group(Reason::GroupDeleteFailed, &format!("DeleteGroup{kind}"), &causes::line(error), content);
+    }
+
+    /// The owner of the group does not see its content.
+    fn publish_group(&self, reason: Reason, action: &str, note: &str, content: &GroupContent) {
+        let of = content.spec.volume_group_snapshot_ref.clone();
+        for regarding in [content.object_ref(&GroupVersion::default()), of] {
             self.publish(reason, action, note.to_owned(), regarding);
         }
     }

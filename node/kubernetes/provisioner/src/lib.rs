@@ -36,6 +36,12 @@ mod drift;
 mod error;
 mod event_queue;
 mod events;
+mod group {
+    pub(crate) mod apply;
+    pub(crate) mod object;
+    pub(crate) mod plan;
+    pub(crate) mod watch;
+}
 mod health;
 mod index;
 mod inventory;

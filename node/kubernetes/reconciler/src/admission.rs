@@ -4,7 +4,7 @@
 //! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
 use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
-use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY, PROTECTION};
+use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY, PROTECTION, group};
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use kube::api::ApiResource;
@@ -27,9 +27,13 @@ const NODES: &str = "nodes.local.granary.dev";
 const EVENTS: &str = "events.local.granary.dev";
 const CONTENTS: &str = "contents.local.granary.dev";
 const CONTENT_STATUS: &str = "content-status.local.granary.dev";
+const GROUPS: &str = "groups.local.granary.dev";
+const GROUP_STATUS: &str = "group-status.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
 
 pub(crate) const CONTENTS_STATUS: &str = "volumesnapshotcontents/status";
+/// That of the content of a group.
+pub(crate) const GROUPS_STATUS: &str = "volumegroupsnapshotcontents/status";
 
 /// The claim has a volume.
 const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
@@ -89,8 +93,14 @@ pub(crate) fn guards() -> Vec<Guard> {
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
-        guard(CONTENTS, rule(snapshot::GROUP, &[snapshot::CONTENTS], WRITES), contents()),
-        guard(CONTENT_STATUS, rule(snapshot::GROUP, &[CONTENTS_STATUS], &["UPDATE"]), content_status()),
+        guard(CONTENTS, rule(snapshot::GROUP, &[snapshot::CONTENTS], WRITES), contents(PROTECTION)),
+        guard(
+            CONTENT_STATUS,
+            rule(snapshot::GROUP, &[CONTENTS_STATUS], &["UPDATE"]),
+            content_status(snapshot_handle()),
+        ),
+        guard(GROUPS, all_versions(group::GROUP, group::CONTENTS, WRITES), contents(group::PROTECTION)),
+        guard(GROUP_STATUS, all_versions(group::GROUP, GROUPS_STATUS, &["UPDATE"]), content_status(group_handles())),
     ]
 }
 
@@ -259,7 +269,7 @@ fn claim_status() -> Vec<Validation> {
 
 /// The content is served by the node. A write sets the label of a content without a node, or removes the finalizer of a
 /// content that is being deleted.
-fn contents() -> Vec<Validation> {
+fn contents(protection: &str) -> Vec<Validation> {
     let node = |content: &str| format!("{content}.metadata.?labels[?'{MANAGED_BY}'].orValue('')");
     let labels = |content: &str| format!("({content}.metadata.?labels.orValue({{}}))");
     let (old, new) = (labels("oldObject"), labels("object"));
@@ -268,9 +278,9 @@ fn contents() -> Vec<Validation> {
          {new}.all(key, key == '{MANAGED_BY}' || key in {old})"
     );
     let finalizers = |content: &str| format!("{content}.metadata.?finalizers.orValue([])");
-    let kept = |content: &str| format!("{}.filter(name, name != '{PROTECTION}')", finalizers(content));
+    let kept = |content: &str| format!("{}.filter(name, name != '{protection}')", finalizers(content));
     let protection = format!(
-        "('{PROTECTION}' in {}) == ('{PROTECTION}' in {}) || (!('{PROTECTION}' in {}) && \
+        "('{protection}' in {}) == ('{protection}' in {}) || (!('{protection}' in {}) && \
          has(oldObject.metadata.deletionTimestamp))",
         finalizers("object"),
         finalizers("oldObject"),
@@ -295,19 +305,35 @@ fn contents() -> Vec<Validation> {
     )
 }
 
-/// The status is that of a snapshot that the node has taken for the content, or of the one that the content names.
-fn content_status() -> Vec<Validation> {
+/// The handle is that of a snapshot that the node has taken for the content, or the one that the content names.
+fn snapshot_handle() -> String {
     let written = "object.?status.?snapshotHandle.orValue('')";
-    let handle = format!(
+    format!(
         "{written} == '' || \
          {written} == object.spec.source.?snapshotHandle.orValue('{ID_PREFIX}' + object.metadata.uid)"
-    );
+    )
+}
+
+/// The same for a group. The snapshot controller creates a content for each member in the status.
+fn group_handles() -> String {
+    let written = "object.?status.?volumeGroupSnapshotHandle.orValue('')";
+    let taken = format!("('{}' + object.metadata.uid)", group::HANDLE_PREFIX);
+    format!(
+        "({written} == '' || {written} == \
+         object.spec.source.?groupSnapshotHandles.?volumeGroupSnapshotHandle.orValue({taken})) && \
+         object.?status.?volumeSnapshotInfoList.orValue([]).all(member, \
+         member.?volumeHandle.orValue('') in object.spec.source.?volumeHandles.orValue([]) && \
+         member.?snapshotHandle.orValue('') == {taken} + '-' + member.?volumeHandle.orValue(''))"
+    )
+}
+
+fn content_status(handles: String) -> Vec<Validation> {
     explained(
         &format!("a node writes the status of contents of {DRIVER_NAME} with its label {MANAGED_BY}"),
         [
             format!("object.spec.driver == '{DRIVER_NAME}'"),
             format!("oldObject.metadata.?labels[?'{MANAGED_BY}'].orValue('') == variables.node"),
-            handle,
+            handles,
             format!("{} && {} && {}", same("spec"), same("metadata.?annotations"), same_metadata()),
         ],
     )
@@ -408,6 +434,11 @@ fn reported_by(event: &str, instance: &str) -> String {
 
 fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {
     json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": resources})
+}
+
+/// A cluster may serve only some of them.
+fn all_versions(group: &str, resource: &str, operations: &[&str]) -> Value {
+    json!({"apiGroups": [group], "apiVersions": ["*"], "operations": operations, "resources": [resource]})
 }
 
 pub(crate) fn policy(guard: &Guard, writers: &Writers, metadata: Value) -> Value {

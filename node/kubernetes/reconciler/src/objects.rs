@@ -1,5 +1,6 @@
 //! The objects that the reconciler maintains, as data.
 
+use cluster::snapshot::group;
 use cluster::{API_SERVER_USER, DNS_GROUP, DRIVER_NAME, PROXY_USER, STORAGE_GROUP, snapshot};
 use k8s_openapi::api::flowcontrol::v1::FlowSchema;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
@@ -7,7 +8,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use kube::api::ApiResource;
 use serde_json::{Value, json};
 
-use crate::admission::CONTENTS_STATUS;
+use crate::admission::{CONTENTS_STATUS, GROUPS_STATUS};
 use crate::object::{Object, metadata};
 use crate::{admission, removed};
 
@@ -95,7 +96,7 @@ fn role() -> Object {
 
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 
-pub(crate) fn rules(nodes: &[&str]) -> [Value; 13] {
+pub(crate) fn rules(nodes: &[&str]) -> [Value; 16] {
     [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
         may("", "persistentvolumeclaims/status", &["patch"]),
@@ -110,6 +111,9 @@ pub(crate) fn rules(nodes: &[&str]) -> [Value; 13] {
         may(snapshot::GROUP, snapshot::CLASSES, &["get"]),
         may(snapshot::GROUP, snapshot::CONTENTS, &["get", "list", "watch", "patch"]),
         may(snapshot::GROUP, CONTENTS_STATUS, &["patch"]),
+        may(group::GROUP, group::CLASSES, &["get"]),
+        may(group::GROUP, group::CONTENTS, &["get", "list", "watch", "patch"]),
+        may(group::GROUP, GROUPS_STATUS, &["patch"]),
     ]
 }
 

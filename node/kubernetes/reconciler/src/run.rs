@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(
             watched,
             [
-                ("ValidatingAdmissionPolicy", 10),
-                ("ValidatingAdmissionPolicyBinding", 10),
+                ("ValidatingAdmissionPolicy", 12),
+                ("ValidatingAdmissionPolicyBinding", 12),
                 ("ClusterRole", 2),
                 ("ClusterRoleBinding", 5),
                 ("FlowSchema", 1),

@@ -1,6 +1,6 @@
 //! The objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
 
-use cluster::snapshot::{CLASS as KIND, CLASSES, GROUP};
+use cluster::snapshot::{CLASS as KIND, CLASSES, GROUP, group};
 use cluster::{DRIVER_NAME, SNAPSHOT_CONTROLLER_USER};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -9,6 +9,7 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 use supervisor::Context;
 
+use crate::admission::GROUPS_STATUS;
 use crate::object::{Object, REVISION, REVISION_ANNOTATION, metadata};
 use crate::objects::{CLASS, READ, granted, may};
 use crate::run::{RunError, maintain};
@@ -16,7 +17,10 @@ use crate::run::{RunError, maintain};
 /// Those of the client of snapshot-controller, converted by `build.rs`.
 const DEFINITIONS: &str = include_str!(concat!(env!("OUT_DIR"), "/definitions.json"));
 
-const KINDS: [&str; 3] = [
+const KINDS: [&str; 6] = [
+    "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshotcontents.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshots.groupsnapshot.storage.k8s.io",
     "volumesnapshotclasses.snapshot.storage.k8s.io",
     "volumesnapshotcontents.snapshot.storage.k8s.io",
     "volumesnapshots.snapshot.storage.k8s.io",
@@ -34,7 +38,7 @@ pub(crate) fn waves() -> [Vec<Object>; 2] {
         role(),
         granted(SNAPSHOT_CONTROLLER_USER, SNAPSHOT_CONTROLLER_USER, ("User", SNAPSHOT_CONTROLLER_USER)),
     ]);
-    [first, vec![class()]]
+    [first, vec![class(GROUP, KIND, CLASSES), class(group::GROUP, group::CLASS, group::CLASSES)]]
 }
 
 fn definitions() -> Vec<Object> {
@@ -48,7 +52,7 @@ fn definitions() -> Vec<Object> {
     KINDS.map(definition).into()
 }
 
-/// Upstream's role for distributed snapshots, without groups.
+/// Upstream's role for distributed snapshots.
 fn role() -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRole>(&()),
@@ -66,29 +70,37 @@ fn role() -> Object {
                 may(GROUP, CLASSES, READ),
                 may(GROUP, "volumesnapshotcontents", &["get", "list", "watch", "create", "update", "patch", "delete"]),
                 may(GROUP, "volumesnapshotcontents/status", &["patch"]),
-                may(GROUP, "volumesnapshots", &["get", "list", "watch", "update", "patch"]),
+                // Those of a group are created and deleted with it.
+                may(GROUP, "volumesnapshots", &["get", "list", "watch", "create", "update", "patch", "delete"]),
                 may(GROUP, "volumesnapshots/status", &["update", "patch"]),
+                may(group::GROUP, group::CLASSES, READ),
+                may(group::GROUP, group::CONTENTS, &["get", "list", "watch", "create", "update", "patch", "delete"]),
+                may(group::GROUP, GROUPS_STATUS, &["patch"]),
+                may(group::GROUP, group::SNAPSHOTS, &["get", "list", "watch", "update", "patch"]),
+                may(group::GROUP, "volumegroupsnapshots/status", &["update", "patch"]),
             ],
         }),
         immutable: &[],
     }
 }
 
-fn class() -> Object {
+/// The default class of snapshots, or of groups.
+fn class(group: &str, kind: &str, plural: &str) -> Object {
     let mut metadata = metadata(CLASS);
-    metadata["annotations"]["snapshot.storage.kubernetes.io/is-default-class"] = "true".into();
+    let domain = group.replace("k8s.io", "kubernetes.io");
+    metadata["annotations"][format!("{domain}/is-default-class")] = "true".into();
     Object {
         resource: ApiResource {
-            group: GROUP.to_owned(),
+            group: group.to_owned(),
             version: "v1".to_owned(),
-            api_version: format!("{GROUP}/v1"),
-            kind: KIND.to_owned(),
-            plural: CLASSES.to_owned(),
+            api_version: format!("{group}/v1"),
+            kind: kind.to_owned(),
+            plural: plural.to_owned(),
         },
         name: CLASS,
         want: json!({
-            "apiVersion": format!("{GROUP}/v1"),
-            "kind": KIND,
+            "apiVersion": format!("{group}/v1"),
+            "kind": kind,
             "metadata": metadata,
             "driver": DRIVER_NAME,
             "deletionPolicy": "Delete",
@@ -110,7 +122,7 @@ mod tests {
     #[test]
     fn definitions_have_all_fields_of_the_module_but_the_status() {
         for Object { want, name, .. } in definitions() {
-            assert_eq!(want["spec"]["group"], GROUP);
+            assert!([GROUP, group::GROUP].iter().any(|group| want["spec"]["group"] == *group), "{name}");
             assert_eq!(want["spec"]["versions"][0]["name"], "v1", "{name}");
             // Without it, the API server does not serve a group below k8s.io.
             assert!(want["metadata"]["annotations"]["api-approved.kubernetes.io"].is_string(), "{name}");

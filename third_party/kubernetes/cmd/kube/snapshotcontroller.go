@@ -35,8 +35,7 @@ const (
 )
 
 // newSnapshotControllerCommand is upstream's snapshot-controller, which is a `package main` and cannot be imported, as the
-// node runs it: each node takes the snapshots of its own volumes, and there are no group snapshots, no leader election and
-// no port.
+// node runs it: each node takes the snapshots of its own volumes, and there are no leader election and no port.
 func newSnapshotControllerCommand() *cobra.Command {
 	var kubeconfig string
 	command := &cobra.Command{
@@ -56,8 +55,7 @@ func runSnapshotController(ctx context.Context, kubeconfig string) error {
 		return err
 	}
 	config.QPS = -1
-	// Without groups, the controller panics at an object whose status names one. This ends the pass over that object, not the
-	// controller.
+	// A panic ends the pass over an object, not the controller.
 	utilruntime.ReallyCrash = false
 	snapshots, err := clientset.NewForConfig(config)
 	if err != nil {
@@ -83,7 +81,7 @@ func runSnapshotController(ctx context.Context, kubeconfig string) error {
 	limiter := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](snapshotRetryFirst, snapshotRetryMost)
 	}
-	const distributed, preventModeConversion, groups = true, true, false
+	const distributed, preventModeConversion, groups = true, true, true
 	common := controller.NewCSISnapshotCommonController(
 		snapshots,
 		core,
@@ -116,15 +114,18 @@ func runSnapshotController(ctx context.Context, kubeconfig string) error {
 func waitForDefinitions(ctx context.Context, client clientset.Interface) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, time.Second, definitionsLimit, true, func(ctx context.Context) (bool, error) {
-		api, one := client.SnapshotV1(), metav1.ListOptions{Limit: 1}
+		api, groupAPI, one := client.SnapshotV1(), client.GroupsnapshotV1(), metav1.ListOptions{Limit: 1}
 		_, snapshots := api.VolumeSnapshots(metav1.NamespaceAll).List(ctx, one)
 		_, contents := api.VolumeSnapshotContents().List(ctx, one)
 		_, classes := api.VolumeSnapshotClasses().List(ctx, one)
-		last = errors.Join(snapshots, contents, classes)
+		_, groups := groupAPI.VolumeGroupSnapshots(metav1.NamespaceAll).List(ctx, one)
+		_, groupContents := groupAPI.VolumeGroupSnapshotContents().List(ctx, one)
+		_, groupClasses := groupAPI.VolumeGroupSnapshotClasses().List(ctx, one)
+		last = errors.Join(snapshots, contents, classes, groups, groupContents, groupClasses)
 		return last == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("the API server does not serve snapshot.storage.k8s.io/v1: %w", errors.Join(last, err))
+		return fmt.Errorf("the API server does not serve the kinds of snapshots: %w", errors.Join(last, err))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::snapshot::group;
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
 use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -15,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 pub fn cases(suite: Suite) -> Suite {
-    suite.case("a_snapshot_gets_a_content_for_the_node_of_its_volume", a_snapshot_gets_a_content)
+    suite.case("a_snapshot_and_a_group_get_contents_with_the_node_and_the_volumes", a_snapshot_gets_a_content)
 }
 
 const NODES: [&str; 2] = ["with-the-volume", "another"];
@@ -23,6 +24,14 @@ const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 
 fn kind(name: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", name))
+}
+
+fn group_kind(name: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group::GROUP, "v1", name))
+}
+
+fn groups_of(client: &Client) -> Api<DynamicObject> {
+    Api::default_namespaced_with(client.clone(), &group_kind(group::SNAPSHOT))
 }
 
 fn snapshots_of(client: &Client) -> Api<DynamicObject> {
@@ -66,7 +75,7 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
         },
     });
     let claim = json!({
-        "metadata": {"name": "source"},
+        "metadata": {"name": "source", "labels": {"app": "shop"}},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
             "storageClassName": "snapshots",
@@ -87,10 +96,17 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
     assert_eq!((&spec["driver"], &spec["deletionPolicy"]), (&DRIVER_NAME.into(), &"Delete".into()), "{spec}");
 
     one_status_does_not_stop_the_controller(&client).await?;
+    a_group_gets_members(&client).await?;
 
     controller.stop(Duration::from_secs(10)).await?;
     let every = ListParams::default();
-    for api in [snapshots_of(&client), Api::all_with(client.clone(), &kind("VolumeSnapshotContent"))] {
+    let group_contents = Api::all_with(client.clone(), &group_kind("VolumeGroupSnapshotContent"));
+    for api in [
+        groups_of(&client),
+        group_contents,
+        snapshots_of(&client),
+        Api::all_with(client.clone(), &kind("VolumeSnapshotContent")),
+    ] {
         for object in api.list(&every).await? {
             remove(&api, &object.name_any()).await?;
         }
@@ -117,7 +133,7 @@ async fn remove<K: Clone + Debug + DeserializeOwned>(api: &Api<K>, name: &str) -
     Ok(())
 }
 
-/// Without groups, the controller panics at a snapshot whose status names one. Each panic ended the program.
+/// Without groups, the controller panicked at a snapshot whose status names one.
 async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), Failure> {
     let snapshots = snapshots_of(client);
     let in_a_group = Patch::Merge(json!({"status": {"volumeGroupSnapshotName": "group"}}));
@@ -125,5 +141,86 @@ async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), 
     snapshots.delete("first", &DeleteParams::default()).await?;
     let content = content_of(client, "second").await?;
     assert_eq!(content.labels().get(MANAGED_BY).map(String::as_str), Some(NODES[0]));
+    Ok(())
+}
+
+/// The test writes the status of the group's content, as the node does. What the node requires of the controller: the content
+/// names the volumes, and has no label; members come with the handle, and have its annotation; members are deleted after the
+/// content of the group.
+async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
+    let (groups, snapshots) = (groups_of(client), snapshots_of(client));
+    let group_contents = Api::<DynamicObject>::all_with(client.clone(), &group_kind(group::CONTENT));
+    let contents = Api::<DynamicObject>::all_with(client.clone(), &kind("VolumeSnapshotContent"));
+    let group = DynamicObject::new("group", &group_kind(group::SNAPSHOT)).data(json!({
+        "spec": {"source": {"selector": {"matchLabels": {"app": "shop"}}}},
+    }));
+    groups.create(&PostParams::default(), &group).await?;
+    let name = eventually(PATIENCE, "the content of the group", async || {
+        let status = groups.get("group").await?.data["status"].take();
+        Ok::<_, kube::Error>(match status["boundVolumeGroupSnapshotContentName"].as_str() {
+            Some(content) => Seen::Done(content.to_owned()),
+            None => Seen::NotYet(status.to_string()),
+        })
+    })
+    .await?;
+    let content = eventually(PATIENCE, "the finalizer of the content", async || {
+        let content = group_contents.get(&name).await?;
+        let is_protected = content.finalizers().iter().any(|finalizer| finalizer == group::PROTECTION);
+        Ok::<_, kube::Error>(if is_protected { Seen::Done(content) } else { Seen::NotYet(format!("{content:?}")) })
+    })
+    .await?;
+    let spec = &content.data["spec"];
+    assert_eq!(spec["source"], json!({"volumeHandles": ["handle"]}));
+    assert_eq!((&spec["driver"], &spec["volumeGroupSnapshotClassName"]), (&DRIVER_NAME.into(), &"local".into()));
+    assert_eq!(content.labels().get(MANAGED_BY), None, "the node sets it");
+
+    let begun = json!({"status": {"creationTime": "2026-01-01T00:00:00.123456789Z", "readyToUse": false}});
+    group_contents.patch_status(&name, &PatchParams::default(), &Patch::Merge(begun)).await?;
+    let (handle, member) = ("group-1", "group-1-handle");
+    let info = json!({
+        "volumeHandle": "handle", "snapshotHandle": member, "creationTime": 1, "restoreSize": 2, "readyToUse": true,
+    });
+    let ready = json!({"status": {
+        "volumeGroupSnapshotHandle": handle, "readyToUse": true, "volumeSnapshotInfoList": [info],
+    }});
+    group_contents.patch_status(&name, &PatchParams::default(), &Patch::Merge(ready)).await?;
+    let of_group = async || -> Result<Option<DynamicObject>, kube::Error> {
+        let all = contents.list(&ListParams::default()).await?;
+        Ok(all
+            .into_iter()
+            .find(|content| content.annotations().get(group::HANDLE).is_some_and(|found| found == handle)))
+    };
+    let (snapshot, member_content) = eventually(PATIENCE, "a member that is ready", async || {
+        let Some(content) = of_group().await? else { return Ok(Seen::NotYet("no content".to_owned())) };
+        let name = content.data["spec"]["volumeSnapshotRef"]["name"].as_str().unwrap_or_default().to_owned();
+        let found = snapshots.get_opt(&name).await?.map(|snapshot| snapshot.data["status"].clone()).unwrap_or_default();
+        let is_ready = found["readyToUse"] == true && found["volumeGroupSnapshotName"] == "group";
+        Ok::<_, kube::Error>(if is_ready { Seen::Done((name, content)) } else { Seen::NotYet(found.to_string()) })
+    })
+    .await?;
+    assert_eq!(member_content.data["spec"]["source"], json!({"volumeHandle": "handle"}));
+    assert_eq!(member_content.labels().get(MANAGED_BY), None, "the node sets it");
+    let status = contents.get(&member_content.name_any()).await?.data["status"].clone();
+    assert_eq!((&status["snapshotHandle"], &status["volumeGroupSnapshotHandle"]), (&member.into(), &handle.into()));
+
+    groups.delete("group", &DeleteParams::default()).await?;
+    eventually(PATIENCE, "the deletion of the group's content", async || {
+        let content = group_contents.get(&name).await?;
+        let is_announced = content.annotations().contains_key(group::BEING_DELETED);
+        let is_deleted = content.metadata.deletion_timestamp.is_some() && is_announced;
+        Ok::<_, kube::Error>(if is_deleted { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", content.metadata)) })
+    })
+    .await?;
+    assert!(snapshots.get(&snapshot).await.is_ok(), "until the content of the group is gone");
+    let released = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    group_contents.patch(&name, &PatchParams::default(), &released).await?;
+    let name = member_content.name_any();
+    eventually(PATIENCE, "the deletion of the member's content", async || {
+        let content = contents.get(&name).await?;
+        let is_deleted = content.metadata.deletion_timestamp.is_some();
+        Ok::<_, kube::Error>(if is_deleted { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", content.metadata)) })
+    })
+    .await?;
+    contents.patch(&name, &PatchParams::default(), &released).await?;
     Ok(())
 }

@@ -141,7 +141,7 @@ impl Provisioner {
         self.remove_protection(content).await
     }
 
-    async fn adopt(&self, content: &Content) -> Result<(), Error> {
+    pub(crate) async fn adopt(&self, content: &Content) -> Result<(), Error> {
         let label = json!({"uid": content.uid(), "labels": {MANAGED_BY: self.node}});
         self.patch_content(content, label).await?;
         info!("content without a node is served by this node");

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{
     CLASS, CLASSES, CONTENT, CONTENTS, GROUP, ID_PREFIX, MANAGED_BY, SNAPSHOT, SNAPSHOTS, VERSION,
 };
@@ -10,9 +11,11 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use units::Bytes;
 use volume::{DRIVER_NAME, VolumeId};
+
+use crate::group::object::member;
 
 /// The VolumeSnapshotContent of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,7 +56,7 @@ pub(crate) struct ContentStatus {
     pub(crate) error: Option<SnapshotError>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct SnapshotError {
     pub(crate) message: Option<String>,
@@ -150,8 +153,16 @@ impl Content {
     pub(crate) fn id(&self) -> Option<VolumeId> {
         match &self.spec.source.snapshot_handle {
             Some(handle) => handle.parse().ok(),
-            None => format!("{ID_PREFIX}{}", self.metadata.uid.as_deref()?).parse().ok(),
+            None => match self.group() {
+                Some(group) => member(group, self.spec.source.volume_handle.as_deref()?),
+                None => format!("{ID_PREFIX}{}", self.metadata.uid.as_deref()?).parse().ok(),
+            },
         }
+    }
+
+    /// The handle of the group that the snapshot is taken with.
+    pub(crate) fn group(&self) -> Option<&str> {
+        self.metadata.annotations.as_ref()?.get(HANDLE).map(String::as_str)
     }
 
     /// The volume or snapshot that is on the disk of the content's node.

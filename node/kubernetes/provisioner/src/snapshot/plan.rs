@@ -54,7 +54,7 @@ pub(crate) fn plan(
         _ if !content.is_of_driver() => return Ok(SnapshotPlan::Ignore),
         Some(other) if other != node => return Ok(SnapshotPlan::Ignore),
         Some(_) => {}
-        None if content.origin().is_some_and(|origin| is_on_disk(&origin)) => return Ok(SnapshotPlan::Adopt),
+        None if [content.origin(), content.id()].iter().flatten().any(is_on_disk) => return Ok(SnapshotPlan::Adopt),
         None => return Ok(SnapshotPlan::Ignore),
     }
     let source = &content.spec.source;
@@ -66,7 +66,8 @@ pub(crate) fn plan(
             (true, ..) => SnapshotPlan::Release,
         });
     }
-    if content.is_ready() {
+    // The snapshot controller writes the status of the member of a group.
+    if content.is_ready() || source.snapshot_handle.is_none() && content.group().is_some() {
         return Ok(SnapshotPlan::Ignore);
     }
     if let Some(handle) = &source.snapshot_handle {
@@ -87,10 +88,10 @@ pub(crate) fn plan(
 }
 
 /// How long the pods of a filesystem volume may be stopped.
-const MAX_PAUSE: &str = "maxPause";
+pub(crate) const MAX_PAUSE: &str = "maxPause";
 
 /// The longest pause that a class may allow. Probes of pods fail, and clients give up, long before.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The pause that the class allows.
 pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejection> {
@@ -103,7 +104,7 @@ pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejec
 }
 
 /// A duration as Go's `time.ParseDuration` reads it, rounded down to nanoseconds: numbers with units, `1m1.5s`.
-fn duration(text: &str) -> Option<Duration> {
+pub(crate) fn duration(text: &str) -> Option<Duration> {
     const UNITS: [(&str, f64); 7] =
         [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let (mut rest, mut seconds) = (text, 0.0);

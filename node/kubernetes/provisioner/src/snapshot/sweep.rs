@@ -15,6 +15,7 @@ use volume::{Record, State, VolumeId};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
+use crate::group::object::GroupContent;
 use crate::snapshot::object::Content;
 
 /// Snapshots of which no content exists.
@@ -40,7 +41,7 @@ impl Provisioner {
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => return Err(api("list the contents of snapshots")(error).into()),
         };
-        let found = findings(snapshots, retired, &listed);
+        let found = findings(snapshots, retired, &listed, &self.all_groups().await?);
         for id in &found.removable {
             let Some(_guard) = self.locks.try_lock(id) else { continue };
             match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
@@ -57,10 +58,17 @@ impl Provisioner {
 
 /// If the API server returns no content at all although snapshots are ready, it may have lost its data, or may be that of
 /// another cluster. Then nothing is removed.
-fn findings(snapshots: &BTreeMap<VolumeId, Record>, retired: &BTreeSet<VolumeId>, contents: &[Content]) -> Findings {
-    let known: BTreeSet<VolumeId> =
-        contents.iter().filter(|content| content.is_of_driver()).filter_map(Content::id).collect();
-    let is_plausible = !contents.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
+fn findings(
+    snapshots: &BTreeMap<VolumeId, Record>,
+    retired: &BTreeSet<VolumeId>,
+    contents: &[Content],
+    groups: &[GroupContent],
+) -> Findings {
+    let members = groups.iter().filter(|group| group.is_of_driver()).flat_map(GroupContent::members);
+    let single = contents.iter().filter(|content| content.is_of_driver()).filter_map(Content::id);
+    let known: BTreeSet<VolumeId> = single.chain(members).collect();
+    let is_plausible =
+        !contents.is_empty() || !groups.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
     let mut found = Findings::default();
     for (id, record) in snapshots.iter().filter(|(id, _)| !known.contains(id)) {
         let is_removed = record.state == State::Staged || retired.contains(id);
@@ -118,21 +126,31 @@ mod tests {
         ];
         let (snapshots, retired) = (BTreeMap::from(snapshots), BTreeSet::from([id("snapshot-trash")]));
         let contents = [content("begun", "local.granary.dev"), content("ready", "local.granary.dev")];
-        let found = findings(&snapshots, &retired, &contents);
+        let found = findings(&snapshots, &retired, &contents, &[]);
         assert_eq!(found.removable, [id("snapshot-left"), id("snapshot-trash")].into());
         assert_eq!(found.orphans, [id("snapshot-orphan")].into());
         // A handle of another driver.
-        let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")]);
+        let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[]);
         assert!(foreign.removable.contains(&id("snapshot-begun")));
+    }
+
+    #[test]
+    fn a_group_has_its_members() {
+        let spec = json!({"driver": "local.granary.dev", "source": {"volumeHandles": ["pvc-1"]}});
+        let group = serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": spec})).expect("a content");
+        let snapshots = [("group-u-pvc-1", State::Staged), ("group-u-pvc-2", State::Staged)];
+        let snapshots = snapshots.map(|(name, state)| (id(name), record(state))).into();
+        let found = findings(&snapshots, &BTreeSet::new(), &[], &[group]);
+        assert_eq!(found.removable, [id("group-u-pvc-2")].into());
     }
 
     #[test]
     fn an_empty_list_removes_nothing_if_a_snapshot_was_ready() {
         let begun = BTreeMap::from([(id("snapshot-begun"), record(State::Staged))]);
-        assert_eq!(findings(&begun, &BTreeSet::new(), &[]).removable, [id("snapshot-begun")].into());
+        assert_eq!(findings(&begun, &BTreeSet::new(), &[], &[]).removable, [id("snapshot-begun")].into());
         let mut both = begun;
         both.insert(id("snapshot-ready"), record(State::Announced));
-        let found = findings(&both, &BTreeSet::new(), &[]);
+        let found = findings(&both, &BTreeSet::new(), &[], &[]);
         assert_eq!((found.removable, found.orphans), (BTreeSet::new(), [id("snapshot-ready")].into()));
     }
 }

@@ -1,6 +1,6 @@
 //! Waits for the CRDs of snapshots, which not every cluster has, and runs the controller of contents.
 
-use std::future;
+use std::future::{self, Future};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,28 +25,41 @@ use crate::snapshot::object::Content;
 /// How often the CRDs are looked for.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Healthy also without CRDs: volumes do not need them.
-pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: NonZeroU16) -> Result<(), RunError> {
+/// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. `false` if it is cancelled.
+pub(crate) async fn served<F>(cx: &Context, kind: &'static str, find: impl Fn() -> F) -> bool
+where
+    F: Future<Output = Result<(), kube::Error>>,
+{
     let mut is_reported = false;
-    let one = ListParams::default().limit(1);
     loop {
         let found = tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            found = provisioner.contents.list_metadata(&one) => found,
+            () = cx.cancelled() => return false,
+            found = find() => found,
         };
-        let Err(error) = found else { break };
+        let Err(error) = found else { return true };
         if !is_missing(&error) {
             let error: &dyn std::error::Error = &error;
-            warn!(error, "contents of snapshots cannot be read, will retry");
+            warn!(kind, error, "objects of snapshots cannot be read, will retry");
         } else if !is_reported {
             is_reported = true;
-            info!("the cluster has no VolumeSnapshotContents; snapshots are available when their CRDs are installed");
+            info!(kind, "the cluster does not have the kind; its snapshots are available when the CRDs are installed");
         }
         cx.healthy();
         tokio::select! {
-            () = cx.cancelled() => return Ok(()),
+            () = cx.cancelled() => return false,
             () = sleep(jittered(INTERVAL, random())) => {}
         }
+    }
+}
+
+pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: NonZeroU16) -> Result<(), RunError> {
+    let contents = provisioner.contents.clone();
+    let find = move || {
+        let contents = contents.clone();
+        async move { contents.list_metadata(&ListParams::default().limit(1)).await.map(drop) }
+    };
+    if !served(&cx, "VolumeSnapshotContents", find).await {
+        return Ok(());
     }
     let (contents, writer) = reflector::store();
     let watched = Watched { objects: contents, what: "contents", parallel };
@@ -63,7 +76,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
     control(cx, watched, changes, provisioner, reconcile_content, failed).await
 }
 
-fn ends(error: &watcher::Error) -> bool {
+pub(crate) fn ends(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => is_missing(error),
         _ => false,

@@ -10,6 +10,7 @@ mod comparison;
 mod deletion;
 mod expansion;
 mod faults;
+mod groups;
 mod health;
 mod kills;
 mod modification;
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
         snapshots::what_cannot_be_taken_is_reported_in_status_and_events,
         snapshots::snapshots_without_a_content_are_removed_or_reported,
         snapshots::a_node_writes_only_contents_that_it_serves,
+        groups::a_group_is_taken_at_one_instant_and_deleted,
+        groups::a_group_that_cannot_be_taken_is_reported,
+        groups::members_without_a_group_are_removed_or_reported,
+        groups::a_node_writes_only_contents_of_groups_that_it_serves,
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,

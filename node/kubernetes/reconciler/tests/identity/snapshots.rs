@@ -10,10 +10,13 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-const KINDS: [&str; 3] = [
+const KINDS: [&str; 6] = [
     "volumesnapshotclasses.snapshot.storage.k8s.io",
     "volumesnapshotcontents.snapshot.storage.k8s.io",
     "volumesnapshots.snapshot.storage.k8s.io",
+    "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshotcontents.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshots.groupsnapshot.storage.k8s.io",
 ];
 const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 

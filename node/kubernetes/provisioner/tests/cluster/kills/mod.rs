@@ -70,6 +70,10 @@ pub fn cases(suite: Suite) -> Suite {
             SnapshotApi::install(&cluster, NAMESPACE).await?;
             everywhere(&cluster, "removal", DISK, &snapshots::REMOVE, snapshots::remove).await
         })
+        .case("a_group_is_taken_and_removed_wherever_the_process_is_killed", async |cluster| {
+            SnapshotApi::install(&cluster, NAMESPACE).await?;
+            everywhere(&cluster, "group", DISK, &snapshots::GROUP, snapshots::group).await
+        })
 }
 
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {

@@ -16,6 +16,13 @@ pub const TAKE: [&str; 4] = [
     "PATCH volumesnapshotcontents/status",
     "POST events",
 ];
+pub const GROUP: [&str; 5] = [
+    "PATCH volumegroupsnapshotcontents",
+    "take a group of snapshots on the disk",
+    "PATCH volumegroupsnapshotcontents/status",
+    "POST events",
+    "remove a snapshot on the disk",
+];
 pub const REMOVE: [&str; 2] = ["remove a snapshot on the disk", "PATCH volumesnapshotcontents"];
 
 const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
@@ -64,4 +71,33 @@ pub async fn remove(node: &mut Node, kill: Kill) -> Result<Option<String>, Failu
     };
     let killed = node.through(story).await?;
     ended(node, killed, wrong).await
+}
+
+/// Two passes copy the blocks of the one member. Then the group is deleted.
+pub async fn group(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
+    let user = with_volume_of(node, "Block").await?;
+    user.volumes.set_passes(1);
+    node.arm(kill);
+    let (api, pv) = (user.snapshots(), user.pv().await?.ok_or("the claim has no PV")?);
+    let source = json!({"volumeHandles": [pv.name_any()]});
+    let content = api.create_group(&user.claim, None, source, json!({})).await?.name_any();
+    let is_not_ready = async |user: &User| {
+        let status = user.snapshots().group_contents.get(&content).await?.data["status"].clone();
+        let volumes = user.on_disk();
+        let is_ready = status["readyToUse"] == true && volumes == [ONE, ONE];
+        Ok((!is_ready).then(|| format!("{status}, {volumes:?}")))
+    };
+    let is_left = async |user: &User| {
+        let found = user.snapshots().group_contents.get_opt(&content).await?;
+        let volumes = user.on_disk();
+        let is_left = found.is_some() || volumes != [ONE];
+        Ok(is_left.then(|| format!("{:?}, {volumes:?}", found.map(|found| found.metadata))))
+    };
+    let story = async {
+        user.sees("the group", &is_not_ready).await?;
+        api.delete_group(&user.claim, &content).await?;
+        user.sees("the end of the group", &is_left).await
+    };
+    let killed = node.through(story).await?;
+    ended(node, killed, is_left).await
 }

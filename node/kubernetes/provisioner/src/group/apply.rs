@@ -1,0 +1,261 @@
+//! Takes, shows and removes the snapshots of groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use apiclient::is_missing;
+use cluster::snapshot::MANAGED_BY;
+use cluster::snapshot::group::PROTECTION;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use tracing::{Instrument as _, debug, info, info_span, warn};
+use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId};
+
+use crate::backoff;
+use crate::claim::apply::NEXT_PASS;
+use crate::context::{OCCUPIED, Provisioner};
+use crate::error::{Error, api};
+use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
+use crate::group::plan::{self, GroupPlan};
+use crate::metrics::Object;
+use crate::pv::object;
+
+pub(crate) async fn reconcile_group(
+    content: Arc<GroupContent>,
+    provisioner: Arc<Provisioner>,
+) -> Result<Action, Error> {
+    let key = backoff_key(&content);
+    if let Some(left) = provisioner.attempts.wait(&key) {
+        return Ok(Action::requeue(left));
+    }
+    let span = info_span!("group", content = content.name_any());
+    let served = provisioner.serve_group(&content).instrument(span).await;
+    match &served {
+        Ok(_) => provisioner.attempts.succeeded(&key),
+        // The API server does not answer, or the content has changed.
+        Err(Error::Api(_)) => {}
+        Err(error) => provisioner.report_group_failure(&content, error).await?,
+    }
+    served
+}
+
+/// Counts the failure. Returns when the next pass is.
+pub(crate) fn failed(content: Arc<GroupContent>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
+    provisioner.metrics.failed(Object::Snapshot, error.kind());
+    let (content_name, cause): (_, &dyn std::error::Error) = (content.name_any(), error);
+    // Only another content can help.
+    if matches!(error, Error::GroupRejected(_)) {
+        warn!(content = content_name, error = cause, "content of a group rejected");
+        return Action::requeue(backoff::MOST);
+    }
+    let retry = provisioner.attempts.failed(&backoff_key(&content));
+    warn!(content = content_name, error = cause, attempt = retry.attempt, "pass over a group failed, will retry");
+    Action::requeue(retry.after)
+}
+
+/// The deletion does not wait for the back-off of snapshots that cannot be taken.
+fn backoff_key(content: &GroupContent) -> String {
+    let uid = content.uid().unwrap_or_default();
+    if content.metadata.deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
+}
+
+impl Provisioner {
+    pub(crate) fn groups(&self, version: GroupVersion) -> Api<GroupContent> {
+        Api::all_with(self.client.clone(), &version)
+    }
+
+    /// The version that the watch has found.
+    pub(crate) fn group_version(&self) -> GroupVersion {
+        *self.group_version.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All contents of groups. None in a cluster without the kind.
+    pub(crate) async fn all_groups(&self) -> Result<Vec<GroupContent>, Error> {
+        for version in GroupVersion::ALL {
+            match self.groups(version).list(&ListParams::default()).await {
+                Ok(contents) => return Ok(contents.items),
+                Err(error) if is_missing(&error) => {}
+                Err(error) => return Err(api("list the contents of groups")(error).into()),
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    async fn serve_group(&self, content: &GroupContent) -> Result<Action, Error> {
+        match plan::plan(content, &self.node, &self.places(content).await?)? {
+            GroupPlan::Ignore => {}
+            GroupPlan::Adopt => self.adopt_group(content).await?,
+            GroupPlan::Take(members) => return self.take_group(content, members).await,
+            GroupPlan::Find(ids) => self.find_group(content, &ids).await?,
+            GroupPlan::Delete(ids) => return self.delete_group(content, &ids).await,
+            GroupPlan::Release => self.release_group(content).await?,
+        }
+        Ok(Action::await_change())
+    }
+
+    /// The nodes of the volumes of the content, and of its snapshots that are on this node. PVs are read only if a volume is
+    /// not on this node.
+    async fn places(&self, content: &GroupContent) -> Result<BTreeMap<VolumeId, String>, Error> {
+        let source = &content.spec.source;
+        if content.is_ready() || content.metadata.deletion_timestamp.is_some() {
+            return Ok(BTreeMap::new());
+        }
+        let snapshots = source.group_snapshot_handles.iter().flat_map(|handles| &handles.volume_snapshot_handles);
+        let wanted: BTreeSet<VolumeId> =
+            source.volume_handles.iter().chain(snapshots).filter_map(|handle| handle.parse().ok()).collect();
+        let records = self.on_disk(|store| store.records()).await??.readable;
+        let here = |id: &&VolumeId| records.contains_key(*id);
+        let mut places: BTreeMap<_, _> = wanted.iter().filter(here).map(|id| (id.clone(), self.node.clone())).collect();
+        if places.len() < wanted.len() {
+            let pvs = self.pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
+            for pv in &pvs {
+                let (Some(id), Some(node)) = (object::handle(pv), object::node_of(pv)) else { continue };
+                // A volume that this node has lost is not here.
+                if wanted.contains(&id) && node != self.node {
+                    places.insert(id, node.to_owned());
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    fn try_lock_all<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> Option<Vec<VolumeGuard>> {
+        ids.into_iter().map(|id| self.locks.try_lock(id)).collect()
+    }
+
+    /// One pass. The instant is written after the first one, the handles when all snapshots are ready.
+    async fn take_group(
+        &self,
+        content: &GroupContent,
+        members: BTreeMap<VolumeId, SnapshotRequest>,
+    ) -> Result<Action, Error> {
+        let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Action::requeue(OCCUPIED)) };
+        let is_new = content.status.as_ref().is_none_or(|status| status.creation_time.is_none());
+        let class =
+            content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| is_new && !class.is_empty());
+        let max_pause = match class {
+            Some(class) => self.group_pause(class).await?,
+            None => DEFAULT_PAUSE,
+        };
+        let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
+        let want = GroupRequest { id, members, max_pause };
+        let taken = self.on_disk(move |store| store.take_group(&want)).await?;
+        let records = taken.map_err(Error::of_claim)?.into_inner();
+        self.write_group_status(content, &plan::status(content, &records)).await?;
+        if is_new {
+            info!(snapshots = records.len(), "snapshots of a group taken");
+            self.events.group_taken(content, &self.node, &records, self.free().await);
+        }
+        if records.values().any(|record| record.state == State::Staged) {
+            debug!("snapshots of a group share blocks with their sources");
+            return Ok(Action::requeue(NEXT_PASS));
+        }
+        info!(snapshots = records.len(), "snapshots of a group ready");
+        Ok(Action::await_change())
+    }
+
+    /// A content does not have the parameters of its class.
+    async fn group_pause(&self, class: &str) -> Result<Duration, Error> {
+        let classes = Api::<GroupClass>::all_with(self.client.clone(), &self.group_version());
+        match classes.get(class).await {
+            Ok(found) => Ok(plan::max_pause(&found)?),
+            Err(error) if is_missing(&error) => Err(Error::UnknownGroupClass { class: class.to_owned() }),
+            Err(error) => Err(api("read the VolumeGroupSnapshotClass")(error).into()),
+        }
+    }
+
+    async fn find_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<(), Error> {
+        let mut records = self.on_disk(|store| store.records()).await??.readable;
+        let is_ready = |record: &Record| record.mode.is_snapshot() && record.state == State::Announced;
+        records.retain(|id, record| ids.contains(id) && is_ready(record));
+        if let Some(missing) = ids.iter().find(|id| !records.contains_key(*id)) {
+            return Err(Error::NoSnapshot { id: missing.clone() });
+        }
+        self.write_group_status(content, &plan::status(content, &records)).await
+    }
+
+    async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Action, Error> {
+        let Some(_guards) = self.try_lock_all(ids) else { return Ok(Action::requeue(OCCUPIED)) };
+        let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
+        let handle = content.handle();
+        for other in all.iter().filter(|other| other.is_of_driver()) {
+            let Some(id) = other.id().filter(|id| ids.contains(id)) else { continue };
+            if other.spec.source.snapshot_handle.is_none() && other.group() == handle.as_deref() {
+                // Its finalizer is removed by this node, also when nothing shows any more that it is on this node.
+                if other.node().is_none() {
+                    self.adopt(other).await?;
+                }
+            // An administrator may have created a content for the snapshot, or the contents of a group that exists.
+            } else if content.spec.source.group_snapshot_handles.is_none() {
+                return Err(Error::SharedSnapshot { other: other.name_any(), id });
+            }
+        }
+        for id in ids {
+            info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
+            self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+        }
+        self.release_group(content).await?;
+        Ok(Action::await_change())
+    }
+
+    async fn adopt_group(&self, content: &GroupContent) -> Result<(), Error> {
+        // Of several nodes, one succeeds.
+        let version = content.resource_version();
+        let label = json!({"uid": content.uid(), "resourceVersion": version, "labels": {MANAGED_BY: self.node}});
+        self.patch_group(content, label).await?;
+        info!("content of a group is served by this node");
+        Ok(())
+    }
+
+    async fn release_group(&self, content: &GroupContent) -> Result<(), Error> {
+        let others: Vec<_> = content.finalizers().iter().filter(|name| *name != PROTECTION).collect();
+        let version = content.resource_version();
+        self.patch_group(content, json!({"uid": content.uid(), "resourceVersion": version, "finalizers": others})).await
+    }
+
+    async fn patch_group(&self, content: &GroupContent, metadata: Value) -> Result<(), Error> {
+        let (groups, patch) = (self.groups(self.group_version()), Patch::Merge(json!({ "metadata": metadata })));
+        match groups.patch(&content.name_any(), &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(api("write the content of the group")(error).into()),
+        }
+    }
+
+    async fn write_group_status(&self, content: &GroupContent, wanted: &GroupContentStatus) -> Result<(), Error> {
+        if content.status.as_ref() == Some(wanted) {
+            return Ok(());
+        }
+        self.patch_group_status(content, json!(wanted)).await
+    }
+
+    /// Shows a failure in the status and in an event.
+    async fn report_group_failure(&self, content: &GroupContent, error: &Error) -> Result<(), Error> {
+        if content.metadata.deletion_timestamp.is_some() {
+            self.events.group_delete_failed(content, error.kind(), error);
+            return Ok(());
+        }
+        self.events.group_failed(content, error.kind(), error);
+        let message = causes::line(error);
+        let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
+        if shown == Some(&message) {
+            return Ok(());
+        }
+        let error = json!({"time": Timestamp::now().to_string(), "message": message});
+        self.patch_group_status(content, json!({"readyToUse": false, "error": error})).await
+    }
+
+    async fn patch_group_status(&self, content: &GroupContent, status: Value) -> Result<(), Error> {
+        let patch = Patch::Merge(json!({"metadata": {"uid": content.uid()}, "status": status}));
+        let groups = self.groups(self.group_version());
+        match groups.patch_status(&content.name_any(), &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(api("write the status of the content of the group")(error).into()),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Decides what is done for the content of a group. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cluster::snapshot::group::{BEING_DELETED, PROTECTION};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use volume::{Claim, DEFAULT_PAUSE, Record, SnapshotRequest, State, VolumeId};
+
+use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
+use crate::snapshot::plan::{self as snapshot, LONGEST_PAUSE, MAX_PAUSE, duration};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum GroupPlan {
+    /// The content is of another node, or complete.
+    Ignore,
+    /// Set the label.
+    Adopt,
+    /// Take the snapshots, or copy more of their blocks.
+    Take(BTreeMap<VolumeId, SnapshotRequest>),
+    /// Show the state of snapshots that exist.
+    Find(BTreeSet<VolumeId>),
+    /// Remove the snapshots, then the finalizer.
+    Delete(BTreeSet<VolumeId>),
+    /// Remove the finalizer. The snapshots stay.
+    Release,
+}
+
+/// A content that the node cannot serve. The text is the message in its status and of its event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GroupRejection {
+    #[error(
+        "the claims of the group are on the nodes {0}, and a group has claims of one node; create a group for each node: \
+         change the labels of the claims, or the selector"
+    )]
+    Nodes(String),
+    #[error("spec.source: {0:?} is not the handle of a volume of this driver; create the group again")]
+    Handle(String),
+    #[error("volume {0} of the group does not exist on this node; create the group again without its claim")]
+    Unknown(VolumeId),
+    #[error(
+        "the VolumeGroupSnapshotClass {class} has the parameter {name}, and this driver supports only {MAX_PAUSE}; create \
+         the class again without it"
+    )]
+    Parameter { class: String, name: String },
+    #[error(
+        "the VolumeGroupSnapshotClass {class} has the parameter {MAX_PAUSE} with {value:?}, which is not a duration such as 2s or \
+         500ms, from 1ms to 1m; create the class again"
+    )]
+    MaxPause { class: String, value: String },
+}
+
+/// `places` has the nodes of the volumes, and of the snapshots of this node, as far as they are known.
+pub(crate) fn plan(
+    content: &GroupContent,
+    node: &str,
+    places: &BTreeMap<VolumeId, String>,
+) -> Result<GroupPlan, GroupRejection> {
+    let source = &content.spec.source;
+    let handles = source.group_snapshot_handles.as_ref().map(|handles| &handles.volume_snapshot_handles);
+    let ids: BTreeSet<VolumeId> =
+        handles.unwrap_or(&source.volume_handles).iter().filter_map(|handle| handle.parse().ok()).collect();
+    match content.node() {
+        _ if !content.is_of_driver() => return Ok(GroupPlan::Ignore),
+        Some(other) if other != node => return Ok(GroupPlan::Ignore),
+        Some(_) => {}
+        // Without a label it never had snapshots.
+        None if is_deleted(content) => return Ok(GroupPlan::Adopt),
+        // One node reports claims on several nodes: that of the first.
+        None if ids.iter().find_map(|id| places.get(id)).is_some_and(|first| first == node) => {
+            return Ok(GroupPlan::Adopt);
+        }
+        None => return Ok(GroupPlan::Ignore),
+    }
+    if is_deleted(content) {
+        let is_protected = content.finalizers().iter().any(|name| name == PROTECTION);
+        return Ok(match (is_protected, content.spec.deletion_policy.as_str()) {
+            (false, _) => GroupPlan::Ignore,
+            (true, "Delete") => GroupPlan::Delete(content.members()),
+            (true, _) => GroupPlan::Release,
+        });
+    }
+    if content.is_ready() {
+        return Ok(GroupPlan::Ignore);
+    }
+    if handles.is_some() {
+        return Ok(GroupPlan::Find(ids));
+    }
+    if source.volume_handles.is_empty() {
+        return Err(GroupRejection::Handle(String::new()));
+    }
+    let nodes: BTreeSet<&str> = ids.iter().filter_map(|id| places.get(id)).map(String::as_str).collect();
+    if nodes.len() > 1 {
+        let nodes: Vec<_> = nodes.into_iter().collect();
+        return Err(GroupRejection::Nodes(nodes.join(", ")));
+    }
+    if let Some(unknown) = ids.iter().find(|id| places.get(*id).is_none_or(|place| place != node)) {
+        return Err(GroupRejection::Unknown(unknown.clone()));
+    }
+    let group = content.handle().unwrap_or_default();
+    let of = &content.spec.volume_group_snapshot_ref;
+    let [namespace, name] = [&of.namespace, &of.name].map(|part| part.clone().unwrap_or_default());
+    let claim = Claim { uid: content.uid().unwrap_or_default(), namespace, name };
+    let class = content.spec.volume_group_snapshot_class_name.clone().unwrap_or_default();
+    let request = |handle: &String| {
+        let invalid = || GroupRejection::Handle(handle.clone());
+        let source: VolumeId = handle.parse().map_err(|_| invalid())?;
+        let id = member(&group, handle).ok_or_else(invalid)?;
+        Ok((id, SnapshotRequest { claim: claim.clone(), class: class.clone(), source, max_pause: DEFAULT_PAUSE }))
+    };
+    source.volume_handles.iter().map(request).collect::<Result<_, _>>().map(GroupPlan::Take)
+}
+
+/// The longest pause of the pods.
+pub(crate) fn max_pause(class: &GroupClass) -> Result<Duration, GroupRejection> {
+    if let Some(name) = class.parameters.keys().find(|name| *name != MAX_PAUSE) {
+        return Err(GroupRejection::Parameter { class: class.name_any(), name: name.clone() });
+    }
+    let Some(value) = class.parameters.get(MAX_PAUSE) else { return Ok(DEFAULT_PAUSE) };
+    let pause = duration(value).filter(|pause| (Duration::from_millis(1)..=LONGEST_PAUSE).contains(pause));
+    pause.ok_or_else(|| GroupRejection::MaxPause { class: class.name_any(), value: value.clone() })
+}
+
+/// As the sidecar decides: the content of a group that exists, and the content that no group ever had, stay.
+fn is_deleted(content: &GroupContent) -> bool {
+    let was_bound = content.spec.volume_group_snapshot_ref.uid.as_ref().is_some_and(|uid| !uid.is_empty());
+    let is_unbound = content.spec.source.group_snapshot_handles.is_some() && !was_bound;
+    content.metadata.deletion_timestamp.is_some() && (content.annotations().contains_key(BEING_DELETED) || is_unbound)
+}
+
+/// The status of the content. The handle and the members are there when all of them are ready: the snapshot controller copies
+/// the state of each member once.
+pub(crate) fn status(content: &GroupContent, records: &BTreeMap<VolumeId, Record>) -> GroupContentStatus {
+    let is_ready = records.values().all(|record| record.state == State::Announced);
+    let taken = records.values().filter_map(|record| record.mode.taken()).min();
+    let creation_time = taken.and_then(|taken| Timestamp::try_from(taken).ok()).map(|taken| taken.to_string());
+    let group = content.handle();
+    let info = |handle: &String| {
+        let id = member(group.as_deref()?, handle)?;
+        let record = records.get(&id)?;
+        let shown = snapshot::status(&id, record);
+        Some(MemberInfo {
+            volume_handle: handle.clone(),
+            snapshot_handle: id.to_string(),
+            creation_time: shown.creation_time,
+            restore_size: shown.restore_size,
+            ready_to_use: is_ready,
+        })
+    };
+    let members = content.spec.source.volume_handles.iter().filter_map(info).collect();
+    GroupContentStatus {
+        volume_group_snapshot_handle: group.clone().filter(|_| is_ready),
+        creation_time,
+        ready_to_use: Some(is_ready),
+        volume_snapshot_info_list: if is_ready { members } else { Vec::new() },
+        error: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const NODE: &str = "one";
+    const LABEL: &str = cluster::snapshot::MANAGED_BY;
+
+    fn content(change: impl FnOnce(&mut Value)) -> GroupContent {
+        let mut content = json!({
+            "metadata": {"uid": "u", "name": "content", "labels": {LABEL: NODE}, "finalizers": [PROTECTION]},
+            "spec": {
+                "driver": "local.granary.dev", "deletionPolicy": "Delete",
+                "source": {"volumeHandles": ["pvc-2", "pvc-1"]}, "volumeGroupSnapshotClassName": "local",
+                "volumeGroupSnapshotRef": {"namespace": "shop", "name": "both", "uid": "g"},
+            },
+        });
+        change(&mut content);
+        serde_json::from_value(content).expect("a content")
+    }
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an identifier")
+    }
+
+    fn places(of: &[(&str, &str)]) -> BTreeMap<VolumeId, String> {
+        of.iter().map(|(volume, node)| (id(volume), (*node).to_owned())).collect()
+    }
+
+    fn planned(content: &GroupContent) -> Result<GroupPlan, GroupRejection> {
+        plan(content, NODE, &places(&[("pvc-1", NODE), ("pvc-2", NODE)]))
+    }
+
+    fn existing(content: &mut Value) {
+        let handles = json!({"volumeGroupSnapshotHandle": "group-old", "volumeSnapshotHandles": ["group-old-pvc-1"]});
+        content["spec"]["source"] = json!({"groupSnapshotHandles": handles});
+    }
+
+    fn deleted(content: &mut Value) {
+        content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        content["metadata"]["annotations"] = json!({BEING_DELETED: "yes"});
+    }
+
+    #[test]
+    fn the_snapshots_are_taken_until_they_are_ready() {
+        let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "both".into() };
+        let request = |source: &str| SnapshotRequest {
+            claim: claim.clone(),
+            class: "local".into(),
+            source: id(source),
+            max_pause: DEFAULT_PAUSE,
+        };
+        let members = ["pvc-1", "pvc-2"].map(|volume| (id(&format!("group-u-{volume}")), request(volume)));
+        let take = Ok(GroupPlan::Take(members.into()));
+        assert_eq!(planned(&content(|_| {})), take);
+        let begun = |ready: bool| content(|content| content["status"] = json!({"readyToUse": ready}));
+        assert_eq!(planned(&begun(false)), take);
+        assert_eq!(planned(&begun(true)), Ok(GroupPlan::Ignore));
+        assert_eq!(planned(&content(existing)), Ok(GroupPlan::Find([id("group-old-pvc-1")].into())));
+    }
+
+    #[test]
+    fn the_node_of_the_first_volume_serves_the_group() {
+        let bare = content(|content| content["metadata"]["labels"] = json!({}));
+        assert_eq!(planned(&bare), Ok(GroupPlan::Adopt));
+        let adopted = |of: &[(&str, &str)]| plan(&bare, NODE, &places(of));
+        assert_eq!(adopted(&[("pvc-1", NODE), ("pvc-2", "two")]), Ok(GroupPlan::Adopt));
+        assert_eq!(adopted(&[("pvc-1", "two"), ("pvc-2", NODE)]), Ok(GroupPlan::Ignore));
+        assert_eq!(adopted(&[("pvc-2", NODE)]), Ok(GroupPlan::Adopt), "the first is unknown");
+        assert_eq!(adopted(&[]), Ok(GroupPlan::Ignore));
+        let foreign = content(|content| content["spec"]["driver"] = "example.invalid".into());
+        assert_eq!(planned(&foreign), Ok(GroupPlan::Ignore));
+        assert_eq!(plan(&content(|_| {}), "two", &places(&[("pvc-1", "two")])), Ok(GroupPlan::Ignore));
+        // Otherwise its finalizer would stay for ever.
+        let unserved = content(|content| {
+            deleted(content);
+            content["metadata"]["labels"] = json!({});
+        });
+        assert_eq!(plan(&unserved, NODE, &places(&[])), Ok(GroupPlan::Adopt));
+    }
+
+    #[test]
+    fn the_policy_decides_about_the_snapshots_of_a_deleted_content() {
+        let gone = |change: fn(&mut Value)| {
+            let content = content(|content| {
+                deleted(content);
+                change(content);
+            });
+            plan(&content, NODE, &places(&[])).expect("it can be deleted")
+        };
+        let members = [id("group-u-pvc-1"), id("group-u-pvc-2")];
+        assert_eq!(gone(|_| {}), GroupPlan::Delete(members.into()), "also without the volumes");
+        assert_eq!(gone(existing), GroupPlan::Delete([id("group-old-pvc-1")].into()));
+        assert_eq!(gone(|content| content["spec"]["deletionPolicy"] = "Retain".into()), GroupPlan::Release);
+        assert_eq!(gone(|content| content["metadata"]["finalizers"] = json!([])), GroupPlan::Ignore);
+        let kept = content(|content| content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
+        assert!(matches!(planned(&kept), Ok(GroupPlan::Take(_))), "its group exists");
+    }
+
+    #[test]
+    fn rejections_name_the_object_and_the_remedy() {
+        let rejected = |of: &[(&str, &str)]| plan(&content(|_| {}), NODE, &places(of)).unwrap_err().to_string();
+        let text = rejected(&[("pvc-1", NODE), ("pvc-2", "two")]);
+        assert!(text.contains("on the nodes one, two"), "{text}");
+        let text = rejected(&[("pvc-1", NODE)]);
+        assert!(text.contains("volume pvc-2 of the group does not exist on this node"), "{text}");
+        let invalid = content(|content| content["spec"]["source"] = json!({"volumeHandles": ["pvc-1", "../2"]}));
+        let text = planned(&invalid).unwrap_err().to_string();
+        assert!(text.contains("\"../2\""), "{text}");
+    }
+
+    #[test]
+    fn the_class_has_the_longest_pause() {
+        let class = |parameters: Value| -> GroupClass {
+            serde_json::from_value(json!({"metadata": {"name": "slow"}, "parameters": parameters})).expect("a class")
+        };
+        assert_eq!(max_pause(&class(json!({}))), Ok(DEFAULT_PAUSE));
+        for (text, milliseconds) in [("500ms", 500), ("3s", 3000), ("1m", 60_000)] {
+            assert_eq!(max_pause(&class(json!({"maxPause": text}))), Ok(Duration::from_millis(milliseconds)));
+        }
+        for text in ["", "3", "0s", "61s", "-1s", "18446744073709551615s"] {
+            let rejected = max_pause(&class(json!({"maxPause": text}))).unwrap_err().to_string();
+            assert!(rejected.contains("VolumeGroupSnapshotClass slow") && rejected.contains(text), "{rejected}");
+        }
+        let text = max_pause(&class(json!({"thin": "true"}))).unwrap_err().to_string();
+        assert!(text.contains("slow") && text.contains("thin"), "{text}");
+    }
+}

@@ -1,0 +1,254 @@
+//! Snapshots of several claims at one instant. The tests act as the snapshot controller.
+
+use std::sync::Arc;
+
+use cluster::snapshot::MANAGED_BY;
+use cluster::snapshot::group::PROTECTION;
+use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
+use envtest::{Cluster, Failure, Identity, SnapshotApi};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use volume::{State, VolumeId};
+
+use crate::id_of;
+use crate::node::{Node, until};
+
+const CLAIMS: [&str; 2] = ["data", "log"];
+
+/// A node with two bound block claims.
+async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Vec<VolumeId>), Failure> {
+    let api = SnapshotApi::install(cluster, namespace).await?;
+    let node = Node::start(cluster, namespace).await?;
+    let mut ids = Vec::new();
+    for name in CLAIMS {
+        let claim = node.claim_here(name, json!({"volumeMode": "Block"})).await?;
+        node.bound(name).await?;
+        let id = id_of(&claim.uid().unwrap_or_default())?;
+        node.settled(&id).await?;
+        ids.push(id);
+    }
+    Ok((node, api, ids))
+}
+
+fn source(ids: &[VolumeId]) -> Value {
+    json!({"volumeHandles": ids.iter().map(VolumeId::as_str).collect::<Vec<_>>()})
+}
+
+fn handle_of(content: &DynamicObject) -> String {
+    format!("group-{}", content.uid().unwrap_or_default())
+}
+
+fn members_of(content: &DynamicObject, ids: &[VolumeId]) -> Result<Vec<VolumeId>, Failure> {
+    Ok(ids.iter().map(|id| format!("{}-{id}", handle_of(content)).parse()).collect::<Result<_, _>>()?)
+}
+
+fn is_ready(status: &Value) -> bool {
+    status["readyToUse"] == true
+}
+
+pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, ids) = with_claims(&cluster, "group").await?;
+    node.volumes.set_passes(u32::MAX);
+    let content = api.create_group("both", None, source(&ids), json!({})).await?;
+    let (name, handle, members) = (content.name_any(), handle_of(&content), members_of(&content, &ids)?);
+    // The controller would create members that are not ready, and their state for ever.
+    let begun = api.group_status(&name, |status| status["creationTime"].is_string()).await?;
+    assert!(begun["volumeGroupSnapshotHandle"].is_null() && begun["volumeSnapshotInfoList"].is_null(), "{begun}");
+    assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
+    node.volumes.set_passes(1);
+    let status = api.group_status(&name, is_ready).await?;
+    assert_eq!(
+        (&status["volumeGroupSnapshotHandle"], &status["creationTime"]),
+        (&handle.as_str().into(), &begun["creationTime"])
+    );
+    let infos = status["volumeSnapshotInfoList"].as_array().cloned().unwrap_or_default();
+    assert_eq!(infos.len(), ids.len(), "{status}");
+    for ((info, id), member) in infos.iter().zip(&ids).zip(&members) {
+        let (volume, snapshot): (Value, Value) = (id.as_str().into(), member.as_str().into());
+        assert_eq!((&info["volumeHandle"], &info["snapshotHandle"]), (&volume, &snapshot));
+        assert_eq!((&info["restoreSize"], &info["readyToUse"]), (&(1_u64 << 30).into(), &true.into()));
+        assert_eq!(info["creationTime"], infos[0]["creationTime"], "one instant");
+    }
+    for object in ["both", name.as_str()] {
+        let note = node.event(object, "GroupSnapshotTaken").await?;
+        assert!(note.contains("2 snapshots at one instant") && note.contains("reserve"), "{note}");
+    }
+
+    // A member is a snapshot, and its content takes no other one.
+    let live = node.volumes.live().len();
+    let member = api.create_member("member", &handle, ids[0].as_str()).await?.name_any();
+    until("the node of the member", async || {
+        let found = api.contents.get(&member).await?;
+        Ok((found.labels().get(MANAGED_BY) != Some(&node.name)).then(|| format!("{:?}", found.metadata.labels)))
+    })
+    .await?;
+    let shown =
+        json!({"status": {"snapshotHandle": members[0].as_str(), "readyToUse": true, "restoreSize": 1_u64 << 30}});
+    api.contents.patch_status(&member, &PatchParams::default(), &Patch::Merge(shown)).await?;
+    api.ready("member", &member).await?;
+    let from = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "member"});
+    let claim = node.claim_here("restored", json!({"volumeMode": "Block", "dataSource": from})).await?;
+    node.bound("restored").await?;
+    let restored = id_of(&claim.uid().unwrap_or_default())?;
+    assert_eq!(node.volumes.source(&restored), Some(members[0].clone()));
+    assert_eq!(node.volumes.live().len(), live + 1, "only the restored volume");
+
+    api.group_gone("both", &name).await?;
+    assert!(members.iter().all(|member| node.volumes.record(member).is_none()), "before the content");
+    api.gone("member", &member).await?;
+    node.end().await
+}
+
+pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, ids) = with_claims(&cluster, "ungrouped").await?;
+    let files = node.claim_here("files", json!({})).await?;
+    node.bound("files").await?;
+    let files = id_of(&files.uid().unwrap_or_default())?;
+    node.settled(&files).await?;
+    // The volume of another node.
+    let elsewhere = json!([{"key": TOPOLOGY_KEY, "operator": "In", "values": ["zz"]}]);
+    let foreign: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": "pvc-foreign"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Block",
+            "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "foreign",
+            "csi": {"driver": DRIVER_NAME, "volumeHandle": "zvol-foreign"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": elsewhere}]}},
+        },
+    }))?;
+    node.pvs().create(&PostParams::default(), &foreign).await?;
+    api.create_group_class("fast", json!({"maxPause": "1h"})).await?;
+    let live = node.volumes.live();
+    let with = |other: &str| json!({"volumeHandles": [ids[0].as_str(), other]});
+    let nodes = format!("on the nodes {}, zz", node.name);
+    let of_class = |class: &str| json!({"volumeGroupSnapshotClassName": class});
+    for (name, source, more, words) in [
+        ("nodes", with("zvol-foreign"), json!({}), nodes.as_str()),
+        ("mixed", with(files.as_str()), json!({}), "is a filesystem volume, which cannot be in a group"),
+        ("none", with("zvol-none"), json!({}), "volume zvol-none of the group does not exist on this node"),
+        (
+            "fast",
+            source(&ids),
+            of_class("fast"),
+            "VolumeGroupSnapshotClass fast has the parameter maxPause with \"1h\"",
+        ),
+        ("classless", source(&ids), of_class("none"), "the VolumeGroupSnapshotClass none does not exist"),
+    ] {
+        let content = api.create_group(name, None, source, more).await?;
+        let failed = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.contains(words));
+        let status = api.group_status(&content.name_any(), failed).await?;
+        assert_eq!(status["readyToUse"], false);
+        for object in [name, &content.name_any()] {
+            let note = node.event(object, "GroupSnapshotCreationFailed").await?;
+            assert!(note.contains(words), "{note}");
+            let events = node.events(object).await?;
+            assert_eq!(events.len(), 1, "one event: {events:?}");
+        }
+        assert_eq!(node.volumes.live(), live, "nothing is created");
+        api.group_gone(name, &content.name_any()).await?;
+    }
+    node.pvs().delete("pvc-foreign", &DeleteParams::default()).await?;
+    node.end().await
+}
+
+pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, api, ids) = with_claims(&cluster, "ungroupable").await?;
+    let kept = api.create_group("kept", None, source(&ids), json!({"deletionPolicy": "Retain"})).await?;
+    api.group_status(&kept.name_any(), is_ready).await?;
+    node.volumes.set_passes(u32::MAX);
+    let begun = api.create_group("begun", None, source(&ids), json!({})).await?;
+    api.group_status(&begun.name_any(), |status| status["creationTime"].is_string()).await?;
+    node.halt().await?;
+    api.force_group("begun", &begun.name_any()).await?;
+    node.run().await?;
+    until("the end of the members", async || {
+        let found = members_of(&begun, &ids).unwrap_or_default().iter().find_map(|id| node.volumes.record(id));
+        Ok(found.map(|record| format!("{record:?}")))
+    })
+    .await?;
+    let members = members_of(&kept, &ids)?;
+    let are_ready =
+        || members.iter().all(|id| node.volumes.record(id).is_some_and(|record| record.state == State::Announced));
+    assert!(are_ready());
+    // The policy keeps the data, which another content shows, and removes.
+    api.group_gone("kept", &kept.name_any()).await?;
+    assert!(are_ready());
+    node.volumes.set_passes(0);
+    let handles = json!({
+        "volumeGroupSnapshotHandle": handle_of(&kept),
+        "volumeSnapshotHandles": members.iter().map(VolumeId::as_str).collect::<Vec<_>>(),
+    });
+    let again = api.create_group("again", None, json!({"groupSnapshotHandles": handles}), json!({})).await?;
+    let status = api.group_status(&again.name_any(), is_ready).await?;
+    assert_eq!(status["volumeGroupSnapshotHandle"], handle_of(&kept).as_str());
+    api.group_gone("again", &again.name_any()).await?;
+    assert!(members.iter().all(|member| node.volumes.record(member).is_none()));
+    node.end().await
+}
+
+pub async fn a_node_writes_only_contents_of_groups_that_it_serves(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let api = SnapshotApi::install(&cluster, "default").await?;
+    crate::node::reconcile(&cluster).await?;
+    let own = SnapshotApi::of(cluster.client(Identity::Storage).await?, "default").group_contents;
+    let (node, volumes) = (cluster.node(), json!({"volumeHandles": ["pvc-1"]}));
+    let mut contents = Vec::new();
+    for (name, label) in [("own", Some(node)), ("bare", None), ("foreign", Some("another"))] {
+        contents.push(api.create_group(name, label, volumes.clone(), json!({})).await?);
+    }
+    let names: Vec<_> = contents.iter().map(kube::ResourceExt::name_any).collect();
+    let [mine, bare, foreign] = &names[..] else { return Err("three contents".into()) };
+    let handle = handle_of(&contents[0]);
+    let member = |volume: &str, snapshot: &str| json!({"volumeHandle": volume, "snapshotHandle": snapshot});
+    let status = |handle: &str, member: Value| {
+        json!({"status": {
+            "volumeGroupSnapshotHandle": handle, "readyToUse": true, "volumeSnapshotInfoList": [member],
+        }})
+    };
+    let good = member("pvc-1", &format!("{handle}-pvc-1"));
+    let write_status = async |name: &str, status: Value| {
+        own.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)
+    };
+    let write =
+        async |name: &str, patch: Value| own.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
+    let denied = |answer: Result<(), kube::Error>| {
+        assert!(
+            matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
+                && status.message.contains("contents of local.granary.dev")),
+            "{answer:?}"
+        );
+    };
+    // The API server reads the role some time after its creation.
+    until("the rights on contents", async || {
+        let begun = json!({"status": {"readyToUse": false}});
+        Ok(write_status(mine, begun).await.err().map(|error| error.to_string()))
+    })
+    .await?;
+    denied(write_status(mine, status("group-of-another", good.clone())).await);
+    denied(write_status(mine, status(&handle, member("pvc-2", &format!("{handle}-pvc-2")))).await);
+    denied(write_status(mine, status(&handle, member("pvc-1", "snapshot-of-another"))).await);
+    denied(write_status(foreign, status(&handle, good.clone())).await);
+    denied(write_status(bare, status(&handle, good.clone())).await);
+    write_status(mine, status(&handle, good)).await?;
+    let metadata = |metadata: Value| json!({"metadata": metadata});
+    let label = |node: &str| metadata(json!({"labels": {MANAGED_BY: node}}));
+    denied(write(foreign, label(node)).await);
+    denied(write(bare, label("another")).await);
+    write(bare, label(node)).await?;
+    denied(write(mine, label("another")).await);
+    denied(write(mine, metadata(json!({"annotations": {"a": "b"}}))).await);
+    denied(write(mine, metadata(json!({"finalizers": []}))).await);
+    denied(write(mine, metadata(json!({"finalizers": [PROTECTION, "example.invalid/other"]}))).await);
+    denied(write(mine, json!({"spec": {"deletionPolicy": "Retain"}})).await);
+    for (name, content) in ["own", "bare", "foreign"].into_iter().zip(&names) {
+        api.delete_group(name, content).await?;
+    }
+    denied(write(foreign, metadata(json!({"finalizers": []}))).await);
+    write(mine, metadata(json!({"finalizers": []}))).await?;
+    for content in [bare, foreign] {
+        let removed = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        api.group_contents.patch(content, &PatchParams::default(), &removed).await?;
+    }
+    Ok(())
+}
