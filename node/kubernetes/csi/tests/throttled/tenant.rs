@@ -12,8 +12,8 @@ use nix::libc;
 
 use super::sys::Mapping;
 
-/// The kernel allows what a limit has in a tenth of a second at once: 5 % of this time.
-const WINDOW: Duration = Duration::from_secs(2);
+/// The kernel counts in tenths of a second, and allows the share of one at once: 3 % of this time.
+const WINDOW: Duration = Duration::from_secs(3);
 
 const CGROUP: &str = "TENANT_CGROUP";
 const DEVICE: &str = "TENANT_DEVICE";
