@@ -209,6 +209,26 @@ mod tests {
     }
 
     #[test]
+    fn the_member_of_a_group_is_taken_with_the_group() {
+        let member = |change: fn(&mut Value)| {
+            content(|content| {
+                content["metadata"]["annotations"] = json!({cluster::snapshot::group::HANDLE: "group-1"});
+                change(content);
+            })
+        };
+        assert_eq!(planned(&member(unchanged)), Ok(SnapshotPlan::Ignore));
+        let bare = member(|content| content["metadata"]["labels"] = json!({}));
+        // Also after its volume was deleted.
+        let adopted = plan(&bare, NODE, |id| id.as_str() == "group-1-pvc-1");
+        assert_eq!(adopted, Ok(SnapshotPlan::Adopt));
+        let gone = member(|content| {
+            content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            content["metadata"]["annotations"][BEING_DELETED] = "yes".into();
+        });
+        assert_eq!(planned(&gone), Ok(SnapshotPlan::Delete(id("group-1-pvc-1"))));
+    }
+
+    #[test]
     fn a_snapshot_that_exists_is_shown() {
         assert_eq!(planned(&content(existing)), Ok(SnapshotPlan::Find(id("snapshot-kept"))));
     }
