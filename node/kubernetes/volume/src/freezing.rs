@@ -42,7 +42,7 @@ pub enum FreezeError {
 
 impl Store {
     /// The part of the process that publishes volumes. It replaces an earlier one. Without it, files are cloned from snapshots
-    /// only, and there are no groups of snapshots.
+    /// only, and groups of snapshots fail.
     pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
         *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
     }

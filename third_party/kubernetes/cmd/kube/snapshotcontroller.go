@@ -35,7 +35,7 @@ const (
 )
 
 // newSnapshotControllerCommand is upstream's snapshot-controller, which is a `package main` and cannot be imported, as the
-// node runs it: each node takes the snapshots of its own volumes, and there are no leader election and no port.
+// node runs it: each node takes the snapshots of its own volumes, without a leader election and a port.
 func newSnapshotControllerCommand() *cobra.Command {
 	var kubeconfig string
 	command := &cobra.Command{

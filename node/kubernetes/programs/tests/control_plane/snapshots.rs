@@ -144,7 +144,7 @@ async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), 
     Ok(())
 }
 
-/// The test writes the status of the group's content, as the node does. What the node requires of the controller: the content
+/// The test writes the status of the group's content, as the node does. The node requires of the controller: the content
 /// names the volumes, and has no label; members come with the handle, and have its annotation; members are deleted after the
 /// content of the group.
 async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
