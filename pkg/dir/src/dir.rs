@@ -216,6 +216,17 @@ impl Dir {
             .map_err(|errno| Error::new(Operation::Rename, name.as_os_str(), errno))
     }
 
+    /// Exchanges `name` and `to/other` within the file system, in one step. Durable after [`Dir::sync`] of both directories.
+    ///
+    /// # Errors
+    /// `ENOENT` if one of both does not exist; `EXDEV` as for [`Dir::rename`], in both directions.
+    ///
+    /// `RENAME_EXCHANGE`, Linux 3.15, rename(2).
+    pub fn exchange(&self, name: &Name, to: &Self, other: &Name) -> Result<(), Error> {
+        renameat2(self, name.as_os_str(), to, other.as_os_str(), RenameFlags::RENAME_EXCHANGE)
+            .map_err(|errno| Error::new(Operation::Rename, name.as_os_str(), errno))
+    }
+
     /// Flushes the entries and attributes of this directory to the disk.
     ///
     /// # Errors
@@ -424,6 +435,18 @@ mod tests {
         assert_eq!(to.read(&name("b")).unwrap().unwrap(), b"new");
         assert!(from.is_empty().unwrap());
         assert!(!to.is_empty().unwrap());
+    }
+
+    #[test]
+    fn an_exchange_needs_both_names() {
+        let Scratch { on_disk: _kept, dir: from } = Scratch::new();
+        let to = from.create_dir(&name("to"), PRIVATE).unwrap();
+        from.write(&name("a"), b"1", PRIVATE).unwrap();
+        assert_eq!(from.exchange(&name("a"), &to, &name("b")).unwrap_err().errno(), Errno::ENOENT);
+        to.write(&name("b"), b"2", PRIVATE).unwrap();
+        from.exchange(&name("a"), &to, &name("b")).unwrap();
+        assert_eq!(from.read(&name("a")).unwrap().unwrap(), b"2");
+        assert_eq!(to.read(&name("b")).unwrap().unwrap(), b"1");
     }
 
     #[test]
