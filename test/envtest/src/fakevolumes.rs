@@ -10,10 +10,7 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
-    LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request,
-    SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId,
-    VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, Rollback, RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -362,8 +359,85 @@ impl Disk {
         if self.records.contains_key(id) && !self.is_snapshot(id) {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Volume });
         }
+        if let Some(record) = self.records.get(id).filter(|record| record.is_exchanged())
+            && let Some(Rollback { volume, .. }) = record.rollback()
+            && self.records.contains_key(volume)
+        {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
+        }
         self.retire(id);
         self.discard(id)
+    }
+
+    fn roll_back(&mut self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        let RollbackRequest { claim, volume, source } = want.clone();
+        let failed = |source| Error::Rollback { id: volume.clone(), source };
+        let (rollback, size) = match self.look(id) {
+            Some((record, _)) => match record.rollback() {
+                Some(rollback) if rollback.volume == volume && rollback.source == source => {
+                    (rollback.clone(), record.size)
+                }
+                _ => {
+                    let Record { claim, size, .. } = record;
+                    let source = VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size };
+                    return Err(Error::Refused { id: id.clone(), source });
+                }
+            },
+            None => {
+                let (record, _) = self.look(&volume).ok_or_else(|| failed(RollbackError::Unknown))?;
+                match record.mode {
+                    Mode::Block { allocation } if record.state == State::Announced => {
+                        let (volume, source, project) = (volume.clone(), source.clone(), record.project);
+                        (Rollback { volume, source, project, allocation }, record.size)
+                    }
+                    Mode::Block { .. } => {
+                        return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::NotAnnounced });
+                    }
+                    Mode::Filesystem { .. } => return Err(failed(RollbackError::Filesystem)),
+                    Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
+                        return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::Snapshot });
+                    }
+                }
+            }
+        };
+        let (mode, owner) = (Mode::Snapshot { taken: SystemTime::now() }, Owner::Rollback(rollback.clone()));
+        let request = Request { claim, owner, class: String::new(), mode, size, source: Some(source.clone()) };
+        let record = self.provision(id, &request)?.into_inner();
+        if !record.is_exchanged() {
+            let Some((former, false)) = self.look(&volume) else { return Err(failed(RollbackError::Unknown)) };
+            if former.size != record.size {
+                self.records.remove(id);
+                return Err(failed(RollbackError::Grown));
+            }
+            let is_of_volume = |cloning: &Cloning| cloning.source == volume;
+            if self.records.values().any(|record| record.cloning.as_ref().is_some_and(is_of_volume)) {
+                return Err(failed(RollbackError::Shared));
+            }
+            if let Some(target) = self.published.get(&volume) {
+                return Err(Error::Published { id: volume.clone(), target: target.clone() });
+            }
+            self.records.insert(volume.clone(), Record { project: record.project, ..former });
+            self.records.insert(id.clone(), Record { project: rollback.project, ..record });
+            self.sources.insert(volume, source);
+        }
+        let announced = self.announce(id)?;
+        let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
+        Ok(match announced {
+            Ensured::Created(()) => Ensured::Created(record),
+            Ensured::Unchanged(()) => Ensured::Unchanged(record),
+        })
+    }
+
+    fn end_rollback(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let Some(record) = self.records.get_mut(id) else { return Ok(Ensured::Unchanged(())) };
+        let (is_exchanged, Some(Rollback { volume, .. })) = (record.is_exchanged(), record.rollback()) else {
+            return Ok(Ensured::Unchanged(()));
+        };
+        if !is_exchanged || record.state == State::Staged {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
+        }
+        record.owner = Owner::Provisioner;
+        Ok(Ensured::Created(()))
     }
 
     /// Operations on volumes reject snapshots.
@@ -536,6 +610,14 @@ impl Volumes for FakeVolumes {
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
+    }
+
+    fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        self.calls.observe(Operation::RollBack, || self.disk().roll_back(id, want))
+    }
+
+    fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.calls.observe(Operation::RollBack, || self.disk().end_rollback(id))
     }
 
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {

@@ -142,7 +142,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Unknown { .. } => Code::NotFound,
         Error::Refused { source, .. } => match source {
             VolumeRefusal::Differs { .. } => Code::AlreadyExists,
-            VolumeRefusal::NotAnnounced => Code::Unavailable,
+            VolumeRefusal::NotAnnounced | VolumeRefusal::RollingBack(_) => Code::Unavailable,
             VolumeRefusal::Snapshot | VolumeRefusal::Volume | VolumeRefusal::Io(_) => Code::InvalidArgument,
             VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
         },
@@ -164,6 +164,8 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
             SourceError::Grown { .. } => Code::Aborted,
             SourceError::Closed { .. } | SourceError::Look { .. } => Code::Internal,
         },
+        // This service does not call it.
+        Error::Rollback { .. } => Code::Internal,
         Error::Throttle { source, .. } => match source {
             ThrottleError::None | ThrottleError::Unsupported(_) => Code::FailedPrecondition,
             ThrottleError::Apply(_) => Code::Internal,

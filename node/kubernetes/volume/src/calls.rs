@@ -25,11 +25,12 @@ pub enum Operation {
     TakeSnapshot,
     TakeGroup,
     RemoveSnapshot,
+    RollBack,
     LimitIo,
 }
 
 impl Operation {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Provision,
         Self::Announce,
         Self::Expand,
@@ -40,6 +41,7 @@ impl Operation {
         Self::TakeSnapshot,
         Self::TakeGroup,
         Self::RemoveSnapshot,
+        Self::RollBack,
         Self::LimitIo,
     ];
 
@@ -55,6 +57,7 @@ impl Operation {
             Self::TakeSnapshot => "take_snapshot",
             Self::TakeGroup => "take_group",
             Self::RemoveSnapshot => "remove_snapshot",
+            Self::RollBack => "roll_back",
             Self::LimitIo => "limit_io",
         }
     }

@@ -53,6 +53,9 @@ pub enum Error {
     /// One pass does not copy all blocks that the volume shares with its source. The next call continues.
     #[error("volume {id} is copied in part: at most {left} are left")]
     Copying { id: VolumeId, left: Bytes },
+    /// The volume has its former content.
+    #[error("volume {id} cannot be rolled back")]
+    Rollback { id: VolumeId, source: RollbackError },
     #[error("cannot limit the I/O of volume {id}")]
     Throttle { id: VolumeId, source: ThrottleError },
     /// The call undoes what it began.
@@ -94,6 +97,21 @@ pub enum SourceError {
     Grown { volume: VolumeId },
     #[error("cannot look at volume {volume}")]
     Look { volume: VolumeId, source: LookError },
+}
+
+/// Why the content of a volume cannot be exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RollbackError {
+    #[error("it does not exist on this node, or is being deleted")]
+    Unknown,
+    #[error("it is a filesystem volume, of which rollbacks are not supported; copy the files with a pod")]
+    Filesystem,
+    #[error("it is being published or unpublished; try again")]
+    Opened,
+    #[error("it is the source of a clone or snapshot that is not finished; try again")]
+    Shared,
+    #[error("it grew before it was rolled back; the rollback begins again")]
+    Grown,
 }
 
 /// Why the disk could not be looked at.
@@ -235,6 +253,13 @@ pub enum ListError {
 #[error("cannot read the quotas of the data disk")]
 pub struct UsageError(#[from] fsquota::FsError);
 
+impl RollbackError {
+    /// Whether the next call may succeed soon, and no user has to act.
+    pub const fn is_temporary(self) -> bool {
+        matches!(self, Self::Opened | Self::Shared | Self::Grown)
+    }
+}
+
 impl Error {
     /// Whether asking again is in vain as long as nothing is deleted or less is asked for: what Kubernetes calls an
     /// infeasible resize or modification.
@@ -254,6 +279,7 @@ impl Error {
             | Self::Published { .. }
             | Self::Announced { .. }
             | Self::Source { .. }
+            | Self::Rollback { .. }
             | Self::Copying { .. }
             | Self::Freeze { .. } => false,
         }
@@ -273,6 +299,7 @@ impl Error {
             Self::Unfinished { .. } => "unfinished",
             Self::Announced { .. } => "announced",
             Self::Source { .. } => "source",
+            Self::Rollback { .. } => "rollback",
             Self::Copying { .. } => "copying",
             Self::Throttle { .. } => "throttle",
             Self::Freeze { .. } => "freeze",

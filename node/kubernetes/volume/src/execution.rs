@@ -340,7 +340,7 @@ impl<'a> Execution<'a> {
     }
 
     fn allocation(&self) -> Result<Allocation, ActError> {
-        Ok(self.record()?.mode.allocation())
+        Ok(self.record()?.allocation())
     }
 
     fn root_mode(&self) -> Result<Mode, ActError> {

@@ -8,6 +8,7 @@ use fsquota::{FsError, Limits, ProjectId, Quota, Quotas};
 use units::Bytes;
 
 use crate::error::OpenError;
+use crate::lease::Lease;
 use crate::record::Record;
 use crate::{IoLimits, Mode, VolumeId, image};
 
@@ -18,6 +19,8 @@ pub struct Opened {
     pub(crate) dir: Dir,
     pub(crate) record: Record,
     pub(crate) quotas: Arc<Quotas>,
+    /// Keeps the directory that of the volume.
+    pub(crate) _lease: Lease,
 }
 
 /// The record of an announced volume, without a look at the disk: also of one that is being deleted, as long as

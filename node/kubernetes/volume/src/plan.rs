@@ -9,8 +9,8 @@ use std::mem::discriminant;
 use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
-use crate::record::{Claim, Record, State};
-use crate::{IoRejection, Request};
+use crate::record::{Claim, Owner, Record, State};
+use crate::{IoRejection, Request, VolumeId};
 
 /// One change. Each may run twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,8 @@ pub enum VolumeRefusal {
     Snapshot,
     #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
+    #[error("the rollback of volume {0} to another snapshot is not finished; try again")]
+    RollingBack(VolumeId),
     #[error("the volume cannot have the limits of its VolumeAttributesClass: {0}")]
     Io(IoRejection),
 }
@@ -83,8 +85,7 @@ pub enum VolumeRefusal {
 /// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{
-        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, Publish, RemoveStaging, SyncLive,
-        WriteRecord,
+        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive, WriteRecord,
     };
 
     let Some(record) = &seen.record else {
@@ -97,7 +98,7 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
             (None, true) => &[MakeImage],
             (None, false) => &[],
         };
-        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, &[Publish, SyncLive]].concat());
+        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, publish(&want.owner, false)].concat());
     };
     let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
     if record.claim.uid != want.claim.uid
@@ -131,7 +132,7 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         (true, Some(image), Some(_)) if image < record.size => &[MakeImage, CopyBlocks, EndSharing],
         (true, Some(_), Some(_)) => &[CopyBlocks, EndSharing],
     };
-    let from = |begin: &[Step]| [begin, image, &[Publish, SyncLive]].concat();
+    let from = |begin: &[Step]| [begin, image, publish(&record.owner, record.is_exchanged())].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {
         (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
@@ -153,6 +154,11 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         }
         _ => Err(VolumeRefusal::Foreign),
     }
+}
+
+/// The steps after the directory is complete. That of a rollback waits for the exchange.
+fn publish(owner: &Owner, is_exchanged: bool) -> &'static [Step] {
+    if matches!(owner, Owner::Rollback(_)) && !is_exchanged { &[] } else { &[Step::Publish, Step::SyncLive] }
 }
 
 /// Whether the volume was never live.
@@ -288,7 +294,7 @@ mod tests {
     use units::Inodes;
 
     use super::*;
-    use crate::record::{Allocation, Cloning, Mode, Owner};
+    use crate::record::{Allocation, Cloning, Mode, Rollback};
 
     const PROJECT: ProjectId = ProjectId::new(7).unwrap();
     const NOTHING: DiskState = DiskState::NOTHING;
@@ -579,6 +585,21 @@ mod tests {
             prop_assert!(!seen.live.is_present() || seen.live == done(mode).live);
             prop_assert!(seen.record.is_some() || seen == NOTHING);
         }
+    }
+
+    #[test]
+    fn the_snapshot_of_a_rollback_is_published_after_the_exchange() {
+        use Step::{Publish, SyncLive};
+        let project = ProjectId::new(8).unwrap();
+        let [volume, source] = ["pvc-1", "snapshot-1"].map(|text| text.parse().unwrap());
+        let rollback = Rollback { volume, source, project, allocation: Allocation::Thick };
+        let want = Request { mode: SNAPSHOT, owner: Owner::Rollback(rollback), ..clone_of("snapshot-1") };
+        let mut seen = made_for(&want, NOTHING, usize::MAX);
+        assert_eq!((seen.live, seen.staging.image()), (Place::Absent, Some(Bytes::GIB)));
+        assert_eq!(provision(&want, &seen).unwrap(), []);
+        seen.record.as_mut().unwrap().project = project;
+        seen.staging = Place::Present { project: Some(project), image: Some(Bytes::GIB) };
+        assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
     }
 
     #[test]

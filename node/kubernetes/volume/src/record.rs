@@ -40,6 +40,21 @@ pub enum Owner {
         /// The volume whose content it began with. A request of the same name with another one is a conflict.
         source: Option<VolumeId>,
     },
+    /// The provisioner, until a rollback has ended. The record is that of the snapshot that keeps the former content.
+    Rollback(Rollback),
+}
+
+/// A snapshot that is created with the content of another one, to exchange it for that of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    pub volume: VolumeId,
+    /// The snapshot with the content.
+    pub source: VolumeId,
+    /// The project of the volume before the exchange. A directory keeps its project, so that the records exchange theirs.
+    pub project: ProjectId,
+    /// When an image of the volume gets its blocks.
+    pub allocation: Allocation,
 }
 
 impl Owner {
@@ -218,7 +233,8 @@ impl Cloning {
 /// All that is known of a volume without the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Of a snapshot: the namespace and name of the VolumeSnapshot, and the UID of its content.
+    /// Of a snapshot: the namespace and name of the VolumeSnapshot, and the UID of its content. Of one that keeps the content
+    /// before a rollback: the UID of the claim.
     pub claim: Claim,
     pub owner: Owner,
     pub class: String,
@@ -271,7 +287,7 @@ const OWNED: u32 = 4;
 const LIMITED: u32 = 5;
 
 /// With the files of a source: an earlier release would finish such a volume without them, and does not read the mode of
-/// such a snapshot.
+/// such a snapshot. With [`Rollback`]: an earlier release would remove such a snapshot.
 const VERSION: u32 = 6;
 
 /// Only this is read before the version is known.
@@ -318,6 +334,7 @@ impl Record {
         let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
         let version = match (mode, &owner, &cloning) {
             (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => VERSION,
+            (_, Owner::Rollback(_), _) => VERSION,
             _ if !io.is_none() => LIMITED,
             (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => OWNED,
             (_, Owner::Provisioner, Some(_)) => CLONING,
@@ -356,6 +373,24 @@ impl Record {
         let bytes = bytes.map(|_| image::taken(self.size.saturating_add(Bytes::new(more))));
         let inodes = inodes.map(|inodes| inodes.get().saturating_mul(times).saturating_add(SCRATCH_INODES));
         Limits { bytes, inodes: inodes.map(Inodes::new) }
+    }
+
+    /// The rollback for which the snapshot was created, until it has ended.
+    pub const fn rollback(&self) -> Option<&Rollback> {
+        match &self.owner {
+            Owner::Rollback(rollback) => Some(rollback),
+            Owner::Provisioner | Owner::Controller { .. } => None,
+        }
+    }
+
+    /// Whether the snapshot has the former content of the volume of its rollback.
+    pub fn is_exchanged(&self) -> bool {
+        self.rollback().is_some_and(|rollback| rollback.project == self.project)
+    }
+
+    /// When the image gets its blocks: before the exchange, it will be one of the volume.
+    pub(crate) fn allocation(&self) -> Allocation {
+        self.rollback().map_or(self.mode.allocation(), |rollback| rollback.allocation)
     }
 
     /// The record of the volume after it grew.
@@ -405,10 +440,16 @@ mod tests {
             Cloning { source: source.parse().expect("an identifier"), headroom: Bytes::new(headroom), complete }
         });
         let cloning = prop::option::of(cloning);
-        let owner = prop::option::of(prop::option::of("[a-z][a-z0-9]{1,9}")).prop_map(|owner| match owner {
-            Some(source) => Owner::Controller { source: source.map(|source| source.parse().expect("an identifier")) },
-            None => Owner::Provisioner,
-        });
+        let volume = || "[a-z][a-z0-9]{1,9}".prop_map(|text| text.parse::<VolumeId>().expect("an identifier"));
+        let owner = prop_oneof![
+            Just(Owner::Provisioner),
+            prop::option::of(volume()).prop_map(|source| Owner::Controller { source }),
+            (volume(), 1..u32::MAX).prop_map(|(volume, project)| {
+                let project = ProjectId::new(project).expect("in range");
+                let source = volume.clone();
+                Owner::Rollback(Rollback { volume, source, project, allocation: Allocation::Thin })
+            }),
+        ];
         let io =
             prop::option::of(any::<u32>()).prop_map(|read_operations| IoLimits { read_operations, ..IoLimits::NONE });
         (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, io, state).prop_map(
@@ -537,6 +578,20 @@ mod tests {
         );
         let finished = Record { cloning: None, ..restored };
         assert!(finished.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+    }
+
+    #[test]
+    fn a_snapshot_of_a_rollback_is_read_by_no_earlier_release() {
+        let content = br#"{"version":6,"claim":{"uid":"u","namespace":"n","name":"s"},
+            "owner":{"rollback":{"volume":"pvc-1","source":"snapshot-1","project":7,"allocation":"thick"}},"class":"",
+            "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":8}"#;
+        let record = Record::parse(content, State::Staged).unwrap();
+        assert_eq!((record.is_exchanged(), record.allocation()), (false, Allocation::Thick));
+        assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+        let exchanged = Record { project: ProjectId::new(7).unwrap(), ..record };
+        assert!(exchanged.is_exchanged());
+        let ended = Record { owner: Owner::Provisioner, ..exchanged };
+        assert!(ended.to_bytes().starts_with(br#"{"version":4,"#) && !ended.is_exchanged());
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Store {
         self.check_source(source, ANY)
     }
 
-    fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+    pub(crate) fn announce_durably(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         let announced = self.announce(id)?;
         if let (Ensured::Created(()), Some(known)) = (announced, self.known(id)?) {
             let failed =
@@ -72,10 +72,11 @@ impl Store {
     }
 
     pub(crate) fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.finish_exchange(id)?;
         match self.known(id)? {
             None => return Ok(Ensured::Unchanged(())),
             Some(Known { record, .. }) if !record.mode.is_snapshot() => return Err(refused(id)(VolumeRefusal::Volume)),
-            Some(_) => {}
+            Some(Known { record, .. }) => self.check_ended(id, &record)?,
         }
         self.retire(id)?;
         loop {

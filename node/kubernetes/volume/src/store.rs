@@ -20,6 +20,7 @@ use crate::execution::{Execution, is_confined};
 use crate::files::Files;
 use crate::group::Shared;
 use crate::index::{Entry, Index, Known};
+use crate::lease::Leases;
 use crate::ledger::{Disk, Space};
 use crate::plan::{self, Step, VolumeRefusal};
 use crate::record::{Record, RecordError, State};
@@ -50,6 +51,7 @@ pub struct Store {
     others: AtomicU64,
     index: Mutex<Index>,
     pub(crate) locks: VolumeLocks,
+    pub(crate) leases: Leases,
     pub(crate) calls: VolumeCalls,
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
@@ -88,13 +90,15 @@ impl Store {
             others: AtomicU64::new(0),
             index: Mutex::default(),
             locks: VolumeLocks::default(),
+            leases: Leases::default(),
             calls: VolumeCalls::default(),
             disk_observer: OnceLock::new(),
             last_faults: Mutex::default(),
             throttle: Mutex::default(),
             freezer: Mutex::default(),
         };
-        let (mut index, found) = (Index::default(), store.files.load()?);
+        let (mut index, mut found) = (Index::default(), store.files.load()?);
+        store.finish_exchanges(&mut found);
         // Before the limits of their sources, whose pods may write.
         let clones =
             found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
@@ -201,6 +205,13 @@ impl Store {
     /// # Errors
     /// [`OpenError::Unknown`] also while the volume is being deleted; [`OpenError::NotAnnounced`] before it has a PV.
     pub fn open_volume(&self, id: &VolumeId) -> Result<Opened, OpenError> {
+        let lease = loop {
+            match self.leases.open(id) {
+                Some(lease) => break lease,
+                // Its content is being exchanged.
+                None => drop(self.locks.blocking_lock(id)),
+            }
+        };
         let known = self.in_use(id)?;
         let failed = |source: dir::Error| {
             let id = id.clone();
@@ -208,7 +219,7 @@ impl Store {
         };
         let dir = self.live.open_dir(id.name()).map_err(failed)?;
         self.sync_announcement(&known).map_err(failed)?;
-        Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas) })
+        Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas), _lease: lease })
     }
 
     /// One force of the log is enough for all announcements before it.
@@ -434,7 +445,7 @@ impl Store {
         Ok(ensured(retires))
     }
 
-    fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
+    pub(crate) fn check_unpublished(&self, id: &VolumeId, from: &Dir) -> Result<(), Error> {
         let found = from.open_dir(id.name()).map_err(LookError::from).and_then(|volume| published::targets(&volume));
         match found.map(|targets| targets.into_iter().next()) {
             Ok(None) => Ok(()),

@@ -7,9 +7,7 @@ use fsquota::FsError;
 use units::Bytes;
 
 use crate::{
-    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
-    LiveVolumeError, LookError, Operation, Record, Records, Request, SnapshotRequest, Space, Store, Strays, UsageError,
-    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
+    DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Operation, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Store, Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -102,6 +100,22 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: it is a volume. Also those of [`Volumes::discard`].
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
+
+    /// Gives a volume the content of a snapshot, or continues what an earlier call began. The content that the volume had
+    /// becomes the snapshot `id`. When it returns, both are durable. `Unchanged` if an earlier call did it. Until
+    /// [`Volumes::end_rollback`], the snapshot cannot be removed, so that no call repeats the rollback.
+    ///
+    /// # Errors
+    /// The volume has its former content: [`Error::Copying`]: the next call continues. [`Error::Published`], and
+    /// [`ActError::InUse`](crate::ActError::InUse): the next call exchanges the content if no pod has the volume.
+    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Rollback`]. [`Error::Refused`].
+    fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error>;
+
+    /// The snapshot that a rollback has kept is an ordinary one from now on. Idempotent.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with [`VolumeRefusal::RollingBack`](crate::VolumeRefusal::RollingBack): the content is not exchanged.
+    fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Size of a live volume, and whether a loop device is attached to its image.
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
@@ -205,6 +219,20 @@ impl Volumes for Store {
         self.calls.observe(Operation::RemoveSnapshot, || {
             let _guard = self.locks.blocking_lock(id);
             self.remove_snapshot(id)
+        })
+    }
+
+    fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        self.calls.observe(Operation::RollBack, || {
+            let _guard = self.locks.blocking_lock(id);
+            self.roll_back(id, want)
+        })
+    }
+
+    fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.calls.observe(Operation::RollBack, || {
+            let _guard = self.locks.blocking_lock(id);
+            self.end_rollback(id)
         })
     }
 

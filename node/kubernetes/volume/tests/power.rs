@@ -1,4 +1,4 @@
-//! The power fails while a volume is cloned, or while a snapshot of it is taken. Needs root and three scratch disks.
+//! The power fails while a volume is cloned, while a snapshot of it is taken, or while it is rolled back. Needs root and three scratch disks.
 
 #[path = "node/mod.rs"]
 mod node;
@@ -12,7 +12,8 @@ use ktest_support::replay::{Cut, Recorder, Tearing};
 use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
 use volume::{
-    Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _,
+    Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Request, RollbackRequest, SnapshotRequest, State, Store, VolumeId,
+    Volumes as _,
 };
 
 use crate::node::{INODES, Node, id, settings, sized, without_pods};
@@ -77,6 +78,64 @@ fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
         cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
     }
+}
+
+/// The volume has the content of the snapshot, or its former one, which is then that of the kept snapshot.
+#[test]
+fn a_rollback_is_done_or_not_after_a_power_cut() {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+    let (volume, snapshot, kept) = (id("pvc-source"), id("snapshot-1"), id("snapshot-kept"));
+    let want = RollbackRequest { claim: claim.clone(), volume: volume.clone(), source: snapshot.clone() };
+    let roll_back = |store: &Store| {
+        while let Err(error) = store.roll_back(&kept, &want) {
+            assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+        }
+    };
+    let recorder = Recorder::on_xfs();
+    let mounted = recorder.mount("prjquota");
+    let store = open(mounted.path());
+    made(&store, &sized("pvc-source", THICK, SIZE));
+    write(&store, &volume, 1);
+    let taken = SnapshotRequest { claim, class: "local".into(), source: volume.clone(), max_pause: DEFAULT_PAUSE };
+    while store.take_snapshot(&snapshot, &taken).unwrap().into_inner().state != State::Announced {}
+    write(&store, &volume, 2);
+    recorder.mark("begin");
+    roll_back(&store);
+    recorder.mark("end");
+    store.end_rollback(&kept).unwrap();
+    drop(store);
+    drop(mounted);
+
+    let mut replay = recorder.finish();
+    let mut cuts = replay.every_cut();
+    cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
+    cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
+    cuts.sort_by_key(Cut::position);
+    let (mut before, mut after) = (0, 0);
+    for cut in &cuts {
+        let disk = replay.restore(cut);
+        let mounted = disk.mount("prjquota");
+        let store = open(mounted.path());
+        let content = |id: &VolumeId| {
+            let content = fs::read(mounted.path().join(format!("volumes/live/{id}/image"))).unwrap();
+            assert!(content.len() as u64 == SIZE.get() && content.iter().all(|byte| *byte == content[0]));
+            content[0]
+        };
+        let record = store.records().unwrap().readable.remove(&kept);
+        let is_exchanged = content(&volume) == 1;
+        *(if is_exchanged { &mut after } else { &mut before }) += 1;
+        assert!(is_exchanged || !cut.marks().any(|mark| mark == "end"), "{record:?}");
+        if record.is_none_or(|record| record.rollback().is_some()) {
+            roll_back(&store);
+            store.end_rollback(&kept).unwrap();
+        }
+        assert_eq!([content(&volume), content(&kept), content(&snapshot)], [1, 2, 1]);
+        let limits = |id: &VolumeId| store.open_volume(id).unwrap().quota().unwrap().limits;
+        let settled = limits(&volume);
+        store.remove_snapshot(&kept).unwrap();
+        assert_eq!(limits(&volume), settled);
+    }
+    assert!(before > 0 && after > 0, "{before} cuts before the exchange, {after} after it");
 }
 
 /// `make` creates `copy` from the source, which is overwritten when this is durable: no copy has anything of that.

@@ -9,8 +9,7 @@ use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, Settings, SnapshotRequest,
-    VolumeId, Volumes,
+    Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, RollbackRequest, Settings, SnapshotRequest, VolumeId, Volumes,
 };
 
 use crate::node::Node;
@@ -42,6 +41,9 @@ enum Call {
     LiveVolume,
     TakeSnapshot(&'static str),
     RemoveSnapshot,
+    /// Of this volume to this snapshot.
+    RollBack(&'static str, &'static str),
+    EndRollback,
 }
 
 fn request(mode: Mode, size: Bytes) -> Request {
@@ -88,6 +90,12 @@ impl Call {
                 recorded(volumes.take_snapshot(id, &SnapshotRequest { claim, class, source, max_pause }))
             }
             Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
+            Self::RollBack(volume, source) => {
+                let Request { claim, .. } = request(THICK, SIZE);
+                let [volume, source] = [volume, source].map(|id| id.parse().expect("an identifier"));
+                recorded(volumes.roll_back(id, &RollbackRequest { claim, volume, source }))
+            }
+            Self::EndRollback => format!("{:?}", volumes.end_rollback(id)),
         }
     }
 }
@@ -198,6 +206,44 @@ fn the_fake_answers_as_the_store_does() {
         }
     }
     assert_eq!(both.call(&"pvc-none".parse().unwrap(), &Call::Retire, "at the end"), empty);
+}
+
+#[test]
+fn the_fake_rolls_back_as_the_store_does() {
+    use Call::{Announce, Discard, EndRollback, Provision, RemoveSnapshot, Retire, RollBack, TakeSnapshot};
+    let both = Both::new();
+    let id = |name: &str| name.parse::<VolumeId>().unwrap();
+    for (name, mode) in [("pvc-1", THICK), ("pvc-2", THICK), ("pvc-files", FILES), ("pvc-staged", THICK)] {
+        both.call(&id(name), &Provision(request(mode, SIZE)), "at the beginning");
+        if name != "pvc-staged" {
+            both.call(&id(name), &Announce, "at the beginning");
+        }
+    }
+    both.call(&id("snapshot-1"), &TakeSnapshot("pvc-1"), "at the beginning");
+    for volume in ["pvc-none", "pvc-files", "pvc-staged", "snapshot-1"] {
+        both.call(&id("snapshot-kept"), &RollBack(volume, "snapshot-1"), volume);
+    }
+    both.call(&id("snapshot-kept"), &RollBack("pvc-1", "snapshot-none"), "to no snapshot");
+    both.call(&id("snapshot-kept"), &EndRollback, "of no rollback");
+    let done = both.call(&id("snapshot-kept"), &RollBack("pvc-1", "snapshot-1"), "of a volume");
+    assert!(done.starts_with("created "), "{done}");
+    both.call(&id("snapshot-kept"), &RollBack("pvc-1", "snapshot-1"), "again");
+    both.call(&id("snapshot-kept"), &RollBack("pvc-2", "snapshot-1"), "of another volume");
+    both.call(&id("snapshot-1"), &RollBack("pvc-1", "snapshot-1"), "into a snapshot");
+    both.call(&id("pvc-2"), &RollBack("pvc-1", "snapshot-1"), "into a volume");
+    let refused = both.call(&id("snapshot-kept"), &RemoveSnapshot, "before the end");
+    assert!(refused.contains("RollingBack"), "{refused}");
+    both.call(&id("snapshot-kept"), &EndRollback, "of a rollback");
+    both.call(&id("snapshot-kept"), &EndRollback, "again");
+    both.call(&id("snapshot-undone"), &RollBack("pvc-1", "snapshot-kept"), "back");
+    for name in ["pvc-1", "pvc-2", "pvc-files", "pvc-staged"] {
+        for call in [Retire, Discard] {
+            both.call(&id(name), &call, "at the end");
+        }
+    }
+    for name in ["snapshot-kept", "snapshot-1", "snapshot-undone"] {
+        both.call(&id(name), &RemoveSnapshot, "without its volume");
+    }
 }
 
 #[test]

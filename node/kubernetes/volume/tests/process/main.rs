@@ -7,4 +7,5 @@ mod grouped;
 mod killed;
 #[path = "../node/mod.rs"]
 mod node;
+mod rollback;
 mod trees;

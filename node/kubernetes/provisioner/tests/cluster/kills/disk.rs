@@ -7,8 +7,7 @@ use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
-    Record, Records, Request, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -64,6 +63,14 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.change("undo", |below| below.undo(id))
+    }
+
+    fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        self.change("roll back", |below| below.roll_back(id, want))
+    }
+
+    fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.change("end the rollback", |below| below.end_rollback(id))
     }
 
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {

@@ -1,0 +1,206 @@
+//! A volume returns to the content of a snapshot.
+//!
+//! A snapshot record is created with the content of that snapshot, in the size of the volume. When it shares no block, its
+//! directory and that of the volume are exchanged by one rename. A directory keeps its project, because XFS moves no file
+//! between projects; then both records get the project of their directories. The exchange is over if the snapshot's
+//! directory has the volume's former project, whatever the records say: the next call, or the next start, writes them.
+
+use dir::Ensured;
+use tracing::{error, info};
+use units::Bytes;
+
+use crate::disk_state::{Place, Where};
+use crate::error::{ActError, Error, RollbackError};
+use crate::execution::Execution;
+use crate::files::Found;
+use crate::index::Known;
+use crate::plan::{Step, VolumeRefusal};
+use crate::record::{Claim, Mode, Owner, Record, Rollback, State};
+use crate::store::{Store, place, refused};
+use crate::{DEFAULT_PAUSE, Request, VolumeId};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RollbackRequest {
+    /// Namespace and name of the snapshot that keeps the former content, and the UID of the volume's claim.
+    pub claim: Claim,
+    pub volume: VolumeId,
+    /// The snapshot whose content the volume gets.
+    pub source: VolumeId,
+}
+
+impl RollbackRequest {
+    fn request(&self, rollback: Rollback, size: Bytes) -> Request {
+        let Self { claim, source, .. } = self.clone();
+        let mode = Mode::Snapshot { taken: std::time::SystemTime::UNIX_EPOCH };
+        let owner = Owner::Rollback(rollback);
+        Request { claim, owner, class: String::new(), mode: mode.at_present(), size, source: Some(source) }
+    }
+}
+
+impl Store {
+    pub(crate) fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        self.finish_exchange(id)?;
+        let known = self.known(id)?.map(|known| known.record);
+        let (rollback, size) = match &known {
+            Some(record) => match record.rollback() {
+                Some(rollback) if rollback.volume == want.volume && rollback.source == want.source => {
+                    (rollback.clone(), record.size)
+                }
+                _ => {
+                    let Record { claim, size, .. } = record;
+                    let (claim, uid, size) = (claim.to_string(), claim.uid.clone(), *size);
+                    return Err(refused(id)(VolumeRefusal::Differs { claim, uid, size }));
+                }
+            },
+            None => self.check_volume(want)?,
+        };
+        let request = want.request(rollback.clone(), size);
+        // The source is a snapshot: there are no pods to stop.
+        let provision = || self.provision(id, &request, DEFAULT_PAUSE);
+        let record = provision()?.into_inner();
+        if !record.is_exchanged() {
+            self.exchange(id, &record, &rollback)?;
+            provision()?;
+        }
+        let announced = self.announce_durably(id)?;
+        let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+        Ok(match announced {
+            Ensured::Created(()) => Ensured::Created(record),
+            Ensured::Unchanged(()) => Ensured::Unchanged(record),
+        })
+    }
+
+    /// A new rollback of the volume, and the size of its image.
+    fn check_volume(&self, want: &RollbackRequest) -> Result<(Rollback, Bytes), Error> {
+        let RollbackRequest { volume, source, .. } = want;
+        let failed = |source| Error::Rollback { id: volume.clone(), source };
+        let Some(Known { record, .. }) = self.known(volume)? else { return Err(failed(RollbackError::Unknown)) };
+        match record.mode {
+            Mode::Block { allocation } if record.state == State::Announced => {
+                let (volume, source, project) = (volume.clone(), source.clone(), record.project);
+                Ok((Rollback { volume, source, project, allocation }, record.size))
+            }
+            Mode::Block { .. } => Err(refused(volume)(VolumeRefusal::NotAnnounced)),
+            Mode::Filesystem { .. } => Err(failed(RollbackError::Filesystem)),
+            Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => Err(refused(volume)(VolumeRefusal::Snapshot)),
+        }
+    }
+
+    /// Exchanges the directories of the snapshot, which shares nothing, and of the volume, which nothing has open.
+    fn exchange(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> Result<(), Error> {
+        let volume = &rollback.volume;
+        let failed = |source| Error::Rollback { id: volume.clone(), source };
+        let _guard = self.locks.blocking_lock(volume);
+        let Some(_alone) = self.leases.exclusive(volume) else { return Err(failed(RollbackError::Opened)) };
+        let (known, seen) = self.look(volume)?;
+        let (Some(Known { record: former, .. }), Place::Present { image, .. }) = (&known, seen.live) else {
+            return Err(failed(RollbackError::Unknown));
+        };
+        if !seen.live.is_of(former) || former.project != rollback.project {
+            return Err(refused(volume)(VolumeRefusal::Foreign));
+        }
+        if former.size != record.size || image != Some(record.size) {
+            self.undo_known(id)?;
+            return Err(failed(RollbackError::Grown));
+        }
+        // The limit of the volume has space for blocks that they share, which the other directory would need.
+        if self.index().clones.values().any(|clone| clone.source == *volume) {
+            return Err(failed(RollbackError::Shared));
+        }
+        self.check_unpublished(volume, &self.live)?;
+        Execution::new(self, volume, None, known).run(&[Step::DetachLoops(Where::Live)])?;
+        let act = |source: dir::Error| Error::Act { id: volume.clone(), step: Step::Publish, source: source.into() };
+        self.staging.exchange(id.name(), &self.live, volume.name()).map_err(act)?;
+        self.write_exchanged(id, volume)?;
+        info!(volume = %volume, snapshot = %id, "content exchanged; the snapshot has the former one");
+        Ok(())
+    }
+
+    /// Completes an exchange that a call could not complete.
+    pub(crate) fn finish_exchange(&self, id: &VolumeId) -> Result<(), Error> {
+        let Some(Known { record, .. }) = self.known(id)? else { return Ok(()) };
+        match record.rollback() {
+            Some(rollback) if self.has_exchanged(id, &record, rollback) => {
+                let _guard = self.locks.blocking_lock(&rollback.volume);
+                self.write_exchanged(id, &rollback.volume)
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether the directories were exchanged, and the records may be the former ones.
+    fn has_exchanged(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> bool {
+        let found = place(&self.staging, id, false);
+        let exchanged = Place::Present { project: Some(rollback.project), image: None };
+        !record.is_exchanged() && found.is_ok_and(|found| found == exchanged)
+    }
+
+    /// First the record of the volume: that of the snapshot has both projects until it is written. With the locks of both.
+    fn write_exchanged(&self, id: &VolumeId, volume: &VolumeId) -> Result<(), Error> {
+        let (Some(kept), Some(former)) = (self.known(id)?, self.known(volume)?) else {
+            return Err(Error::Rollback { id: volume.clone(), source: RollbackError::Unknown });
+        };
+        let Some([kept_record, record]) = exchanged(&kept.record, &former.record) else { return Ok(()) };
+        for (id, known) in [(volume, Known { record, ..former }), (id, Known { record: kept_record, ..kept })] {
+            let act = |source: ActError| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+            self.files.replace(id, &known.record).map_err(act)?;
+            self.index().put(id, known);
+        }
+        Ok(())
+    }
+
+    /// At the start, before anything is compared with the records.
+    pub(crate) fn finish_exchanges(&self, found: &mut Found) {
+        let half: Vec<(VolumeId, [Record; 2], VolumeId)> = found
+            .iter()
+            .filter_map(|(id, (_, record))| {
+                let record = record.as_ref().ok()?;
+                let rollback = record.rollback().filter(|rollback| self.has_exchanged(id, record, rollback))?;
+                let (_, Ok(former)) = found.get(&rollback.volume)? else { return None };
+                Some((id.clone(), exchanged(record, former)?, rollback.volume.clone()))
+            })
+            .collect();
+        for (id, [kept, record], volume) in half {
+            info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed");
+            for (id, record) in [(volume, record), (id, kept)] {
+                if let Err(reason) = self.files.replace(&id, &record) {
+                    // The next start tries again; until then the records are in memory.
+                    let reason: &dyn std::error::Error = &reason;
+                    error!(volume = %id, error = reason, "record after an exchange cannot be written");
+                }
+                found.insert(id, (record.state, Ok(record)));
+            }
+        }
+    }
+
+    pub(crate) fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let Some(mut known) = self.known(id)? else { return Ok(Ensured::Unchanged(())) };
+        let Owner::Rollback(rollback) = &known.record.owner else { return Ok(Ensured::Unchanged(())) };
+        if !known.record.is_exchanged() || known.record.state == State::Staged {
+            return Err(refused(id)(VolumeRefusal::RollingBack(rollback.volume.clone())));
+        }
+        known.record.owner = Owner::Provisioner;
+        let act = |source: ActError| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
+        self.files.replace(id, &known.record).map_err(act)?;
+        self.index().put(id, known);
+        Ok(Ensured::Created(()))
+    }
+
+    /// Keeps the former content while the rollback may be repeated.
+    pub(crate) fn check_ended(&self, id: &VolumeId, record: &Record) -> Result<(), Error> {
+        match record.rollback() {
+            Some(Rollback { volume, .. }) if record.is_exchanged() && self.known(volume)?.is_some() => {
+                Err(refused(id)(VolumeRefusal::RollingBack(volume.clone())))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// The records of the snapshot and of the volume after the exchange of their directories.
+fn exchanged(kept: &Record, former: &Record) -> Option<[Record; 2]> {
+    let rollback = kept.rollback()?;
+    let record = Record { project: kept.project, ..former.clone() };
+    let kept = Record { project: rollback.project, mode: kept.mode.at_present(), ..kept.clone() };
+    Some([kept, record])
+}
