@@ -8,6 +8,13 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The node of a bound claim's volume. The reconciler sets it for claims that were bound to an existing PV.
 pub const VOLUME_NODE: &str = "local.granary.dev/node";
 
+/// Of a bound claim: the VolumeSnapshot of its namespace to whose content the volume returns. The node removes it afterwards.
+pub const RESTORE_FROM: &str = "granary.dev/restore-from";
+
+/// Of a bound claim: the ID of the snapshot that keeps the content from before the rollback. The node sets it when it begins, so
+/// that it serves no request twice, and removes it with [`RESTORE_FROM`].
+pub const ROLLBACK: &str = "granary.dev/rollback";
+
 /// The node that an admission policy allows to write the status of a bound claim. The policy sees no PV: without
 /// [`VOLUME_NODE`], it is the selected node of a claim whose PV was created for it, with its UID in the name.
 pub fn status_writer<'a>(uid: &str, pv: Option<&str>, annotations: &'a BTreeMap<String, String>) -> Option<&'a str> {

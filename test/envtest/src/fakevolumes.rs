@@ -10,7 +10,10 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, Rollback, RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
+    LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, Rollback,
+    RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError,
+    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.

@@ -8,6 +8,7 @@ use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 use crate::claim::plan::Rejection;
 use crate::claim::source::CloneError;
 use crate::group::plan::GroupRejection;
+use crate::rollback::plan::RollbackRejection;
 use crate::snapshot::plan::SnapshotRejection;
 
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,8 @@ pub(crate) enum Error {
     Rejected(#[from] Rejection),
     #[error(transparent)]
     Clone(#[from] CloneError),
+    #[error(transparent)]
+    Rollback(#[from] RollbackRejection),
     #[error(transparent)]
     Full(volume::Error),
     #[error(transparent)]
@@ -98,6 +101,7 @@ impl Error {
             Self::UnknownAttributesClass { .. } => "UnknownAttributesClass",
             Self::Rejected(rejection) => rejection.kind(),
             Self::Clone(_) => "Clone",
+            Self::Rollback(_) => "Rollback",
             Self::Full(_) => "Full",
             Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cluster::claim::RESTORE_FROM;
 use fsquota::{Limits, Usage};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -59,6 +60,10 @@ reasons! {
     Modified: Normal "VolumeModifySuccessful",
     ModifyCanceled: Normal "VolumeModifyCanceled",
     ModifyFailed: Warning "VolumeModifyFailed",
+    RollbackStarted: Normal "RollbackStarted",
+    RollbackWaits: Warning "RollbackWaiting",
+    RolledBack: Normal "RolledBack",
+    RollbackFailed: Warning "RollbackFailed",
     DeleteFailed: Warning "VolumeFailedDelete",
     DetachRevoked: Warning "VolumeDetachRevoked",
     SnapshotTaken: Normal "SnapshotTaken",
@@ -175,10 +180,51 @@ impl Events {
         self.publish_class(Reason::ModifyFailed, kind, class, causes::line(error), claim);
     }
 
-    /// Each class has series of its own. An action has at most 128 bytes.
+    pub(crate) fn rollback_started(&self, claim: &PersistentVolumeClaim, node: &str, snapshot: &str) {
+        let note = format!(
+            "node {node} copies the content of snapshot {snapshot}; the volume gets it when no pod has the volume. To cancel, \
+             remove the annotation {RESTORE_FROM}"
+        );
+        self.publish_named(Reason::RollbackStarted, "RollBack", snapshot, note, claim);
+    }
+
+    pub(crate) fn rollback_waits(
+        &self,
+        claim: &PersistentVolumeClaim,
+        snapshot: &str,
+        error: &(dyn std::error::Error + Sync),
+    ) {
+        let note = format!("the rollback waits until no pod has the volume: {}", causes::line(error));
+        self.publish_named(Reason::RollbackWaits, "RollBackWait", snapshot, note, claim);
+    }
+
+    pub(crate) fn rolled_back(&self, claim: &PersistentVolumeClaim, snapshot: Option<&str>, kept: &str) {
+        let snapshot = snapshot.map_or_else(|| "the requested snapshot".to_owned(), |name| format!("snapshot {name}"));
+        let note = format!(
+            "the volume has the content of {snapshot}; snapshot {kept} has the former content. Delete it to confirm, or set the \
+             annotation {RESTORE_FROM} to it to undo the rollback"
+        );
+        self.publish_named(Reason::RolledBack, "RolledBack", kept, note, claim);
+    }
+
+    pub(crate) fn rollback_failed(
+        &self,
+        claim: &PersistentVolumeClaim,
+        snapshot: &str,
+        kind: &str,
+        error: &(dyn std::error::Error + Sync),
+    ) {
+        self.publish_named(Reason::RollbackFailed, &format!("RollBack{kind}"), snapshot, causes::line(error), claim);
+    }
+
     fn publish_class(&self, reason: Reason, action: &str, class: &str, note: String, claim: &PersistentVolumeClaim) {
-        let class = class.get(..80).unwrap_or(class);
-        self.publish(reason, &format!("{action}To-{class}"), note, claim.object_ref(&()));
+        self.publish_named(reason, &format!("{action}To"), class, note, claim);
+    }
+
+    /// Each name has series of its own. An action has at most 128 bytes.
+    fn publish_named(&self, reason: Reason, action: &str, name: &str, note: String, claim: &PersistentVolumeClaim) {
+        let name = name.get(..80).unwrap_or(name);
+        self.publish(reason, &format!("{action}-{name}"), note, claim.object_ref(&()));
     }
 
     /// Each size has series of its own.

@@ -65,6 +65,10 @@ mod resize {
     pub(crate) mod plan;
     pub(crate) mod status;
 }
+mod rollback {
+    pub(crate) mod apply;
+    pub(crate) mod plan;
+}
 mod snapshot {
     pub(crate) mod apply;
     pub(crate) mod object;

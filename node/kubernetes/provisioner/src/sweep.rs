@@ -27,7 +27,7 @@ use kube::Api;
 use supervisor::Context;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
-use volume::{Claim, LiveVolumeError, Record, Records, State, Strays, VolumeId};
+use volume::{Claim, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeId};
 
 use crate::backoff::{self, delay, random};
 use crate::claim;
@@ -85,12 +85,19 @@ impl Provisioner {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
         let (Records { readable, unreadable }, retired, strays) = (records?, retired?, strays?);
-        let is_managed = |id: &VolumeId| readable.get(id).is_none_or(|record| record.owner.is_provisioner());
+        let is_managed =
+            |id: &VolumeId| readable.get(id).is_none_or(|record| !matches!(record.owner, Owner::Controller { .. }));
         let retired = retired.into_iter().filter(is_managed);
+        // A claim decides about the snapshot of its rollback.
+        let is_of_rollback = |record: &Record| record.rollback().is_some_and(|of| readable.contains_key(&of.volume));
+        let of_rollbacks: BTreeSet<VolumeId> =
+            readable.iter().filter(|(_, record)| is_of_rollback(record)).map(|(id, _)| id.clone()).collect();
         let is_snapshot = |id: &VolumeId| readable.get(id).is_some_and(|record| record.mode.is_snapshot());
         let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.partition(is_snapshot);
-        let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            readable.into_iter().partition(|(_, record)| record.mode.is_snapshot());
+        let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) = readable
+            .into_iter()
+            .filter(|(id, _)| !of_rollbacks.contains(id))
+            .partition(|(_, record)| record.mode.is_snapshot());
         let since = Instant::now();
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
@@ -261,7 +268,7 @@ mod tests {
     use fsquota::ProjectId;
     use k8s_openapi::api::core::v1::PersistentVolume;
     use units::{Bytes, Inodes};
-    use volume::{Mode, Owner};
+    use volume::Mode;
 
     use super::*;
     use crate::listing;

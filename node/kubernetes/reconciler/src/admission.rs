@@ -3,7 +3,7 @@
 //!
 //! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
-use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use cluster::claim::{RESTORE_FROM, ROLLBACK, SELECTED_NODE, VOLUME_NODE};
 use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY, PROTECTION, group};
 use cluster::{DRIVER_NAME, NODE_ANNOTATIONS, STORAGE_GROUP, STORAGE_USER_PREFIX, TOPOLOGY_KEY};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
@@ -29,6 +29,7 @@ const CONTENTS: &str = "contents.local.granary.dev";
 const CONTENT_STATUS: &str = "content-status.local.granary.dev";
 const GROUPS: &str = "groups.local.granary.dev";
 const GROUP_STATUS: &str = "group-status.local.granary.dev";
+const SNAPSHOTS: &str = "snapshots.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
 
 pub(crate) const CONTENTS_STATUS: &str = "volumesnapshotcontents/status";
@@ -93,14 +94,15 @@ pub(crate) fn guards() -> Vec<Guard> {
         guard(CLAIM_STATUS, rule("", &["persistentvolumeclaims/status"], &["UPDATE"]), claim_status()),
         guard(CAPACITIES, rule("storage.k8s.io", &["csistoragecapacities"], WRITES), capacities()),
         guard(EVENTS, rule("events.k8s.io", &["events"], WRITES), events()),
-        guard(CONTENTS, rule(snapshot::GROUP, &[snapshot::CONTENTS], WRITES), contents(PROTECTION)),
+        guard(CONTENTS, rule(snapshot::GROUP, &[snapshot::CONTENTS], WRITES), contents(PROTECTION, &kept())),
         guard(
             CONTENT_STATUS,
             rule(snapshot::GROUP, &[CONTENTS_STATUS], &["UPDATE"]),
             content_status(snapshot_handle()),
         ),
-        guard(GROUPS, all_versions(group::GROUP, group::CONTENTS, WRITES), contents(group::PROTECTION)),
+        guard(GROUPS, all_versions(group::GROUP, group::CONTENTS, WRITES), contents(group::PROTECTION, "false")),
         guard(GROUP_STATUS, all_versions(group::GROUP, GROUPS_STATUS, &["UPDATE"]), content_status(group_handles())),
+        guard(SNAPSHOTS, rule(snapshot::GROUP, &[snapshot::SNAPSHOTS], WRITES), snapshots()),
     ]
 }
 
@@ -178,7 +180,16 @@ pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// A write removes the selected node, which is the writer's, and changes nothing else.
+/// The node of a bound claim's volume, or an empty text. An expression does not see the PV:
+/// [`cluster::claim::status_writer`].
+fn node_of_volume() -> String {
+    let old = annotations("oldObject");
+    let created = "oldObject.spec.?volumeName.orValue('') == 'pvc-' + oldObject.metadata.uid";
+    format!("{old}[?'{VOLUME_NODE}'].orValue({created} ? {old}[?'{SELECTED_NODE}'].orValue('') : '')")
+}
+
+/// A write removes the selected node, which is the writer's, or begins or ends the rollback of a volume on the node, and changes
+/// nothing else.
 fn claims_of_node() -> Vec<Validation> {
     let selected = format!("{}[?'{SELECTED_NODE}'].orValue('') == variables.node", annotations("oldObject"));
     let (old, new) = (annotations("oldObject"), annotations("object"));
@@ -186,7 +197,23 @@ fn claims_of_node() -> Vec<Validation> {
         "{old}.all(key, key == '{SELECTED_NODE}' || {new}[?key] == {old}[?key]) && \
          {new}.all(key, key in {old} && key != '{SELECTED_NODE}')"
     );
-    claim_updates("a node returns a claim to the scheduler, and changes nothing else of it", [selected, removed])
+    let keys = format!("['{RESTORE_FROM}', '{ROLLBACK}']");
+    let begun = format!(
+        "{new}[?'{RESTORE_FROM}'] == {old}[?'{RESTORE_FROM}'] && \
+         {new}[?'{ROLLBACK}'].orValue('').startsWith('{ID_PREFIX}' + oldObject.metadata.uid + '-')"
+    );
+    let ended = format!("!('{ROLLBACK}' in {new})");
+    let rolled_back = format!(
+        "{} == variables.node && {BOUND} && {old}.all(key, key in {keys} || {new}[?key] == {old}[?key]) && \
+         {new}.all(key, key in {old} || key == '{ROLLBACK}') && \
+         {new}[?'{RESTORE_FROM}'].orValue('') in ['', {old}[?'{RESTORE_FROM}'].orValue('')] && ({ended} || ({begun}))",
+        node_of_volume()
+    );
+    claim_updates(
+        "a node returns a claim to the scheduler, or begins or ends the rollback of a volume on it, and changes nothing else of \
+         the claim",
+        [format!("({selected} && {removed}) || ({rolled_back})")],
+    )
 }
 
 /// A write removes the selected node, sets that of a claim of our driver that has no volume and either no node or a source, or sets the node of a claim with a volume.
@@ -223,12 +250,8 @@ fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec
 }
 
 /// The claim is bound to a volume on the node, and grows or gets another class.
-///
-/// An expression does not see the PV: [`cluster::claim::status_writer`].
 fn claim_status() -> Vec<Validation> {
-    let old = annotations("oldObject");
-    let created = "oldObject.spec.?volumeName.orValue('') == 'pvc-' + oldObject.metadata.uid";
-    let node = format!("{old}[?'{VOLUME_NODE}'].orValue({created} ? {old}[?'{SELECTED_NODE}'].orValue('') : '')");
+    let node = node_of_volume();
     let others = |claim: &str| {
         format!(
             "{claim}.?status.?conditions.orValue([]).filter(condition, !(condition.type in \
@@ -268,8 +291,8 @@ fn claim_status() -> Vec<Validation> {
 }
 
 /// The content is served by the node. A write sets the label of a content without a node, or removes the finalizer of a
-/// content that is being deleted.
-fn contents(protection: &str) -> Vec<Validation> {
+/// content that is being deleted. `created` are the contents that a node may create.
+fn contents(protection: &str, created: &str) -> Vec<Validation> {
     let node = |content: &str| format!("{content}.metadata.?labels[?'{MANAGED_BY}'].orValue('')");
     let labels = |content: &str| format!("({content}.metadata.?labels.orValue({{}}))");
     let (old, new) = (labels("oldObject"), labels("object"));
@@ -278,7 +301,7 @@ fn contents(protection: &str) -> Vec<Validation> {
          {new}.all(key, key == '{MANAGED_BY}' || key in {old})"
     );
     let finalizers = |content: &str| format!("{content}.metadata.?finalizers.orValue([])");
-    let kept = |content: &str| format!("{}.filter(name, name != '{protection}')", finalizers(content));
+    let others_of = |content: &str| format!("{}.filter(name, name != '{protection}')", finalizers(content));
     let protection = format!(
         "('{protection}' in {}) == ('{protection}' in {}) || (!('{protection}' in {}) && \
          has(oldObject.metadata.deletionTimestamp))",
@@ -287,22 +310,47 @@ fn contents(protection: &str) -> Vec<Validation> {
         finalizers("object")
     );
     let rest = ["metadata.?annotations", "metadata.?ownerReferences", "spec"].map(same).join(" && ");
-    let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
+    let when = |operation: &str, expression: String| format!("request.operation != '{operation}' || ({expression})");
+    let when_updated = |expression: String| when("UPDATE", expression);
+    let written = |expression: String| format!("request.operation == 'DELETE' || ({expression})");
     explained(
         &format!(
-            "a node serves contents of {DRIVER_NAME} with its label {MANAGED_BY}, and removes only their finalizer"
+            "a node serves contents of {DRIVER_NAME} with its label {MANAGED_BY}, creates those of rollbacks, and removes only \
+             their finalizer"
         ),
         [
-            "request.operation == 'UPDATE'".to_owned(),
-            when_updated(format!("object.spec.driver == '{DRIVER_NAME}'")),
-            when_updated(format!("{} == variables.node", node("object"))),
+            "request.operation != 'DELETE'".to_owned(),
+            written(format!("object.spec.driver == '{DRIVER_NAME}'")),
+            written(format!("{} == variables.node", node("object"))),
+            when("CREATE", created.to_owned()),
             when_updated(format!("{} == '' || {} == variables.node", node("oldObject"), node("oldObject"))),
             when_updated(others),
-            when_updated(format!("{} == {}", kept("object"), kept("oldObject"))),
+            when_updated(format!("{} == {}", others_of("object"), others_of("oldObject"))),
             when_updated(protection),
             when_updated(rest),
         ],
     )
+}
+
+/// A new content names a snapshot that exists: the former content of a volume after a rollback.
+fn kept() -> String {
+    let bare = "object.metadata.?annotations.orValue({}).size() == 0 && object.metadata.?finalizers.orValue([]).size() == 0 && \
+                object.metadata.?ownerReferences.orValue([]).size() == 0";
+    format!(
+        "object.spec.source.?snapshotHandle.orValue('') == object.metadata.name && \
+         object.metadata.name.startsWith('{ID_PREFIX}') && object.spec.deletionPolicy == 'Delete' && \
+         {}.size() == 1 && {bare}",
+        "object.metadata.?labels.orValue({})"
+    )
+}
+
+/// A new snapshot keeps the former content of a volume after a rollback. It takes none.
+fn snapshots() -> Vec<Validation> {
+    let kept = format!(
+        "request.operation != 'CREATE' || (object.spec.source.?volumeSnapshotContentName.orValue('').startsWith('{ID_PREFIX}') \
+         && object.metadata.name.contains('-before-rollback-') && !has(object.spec.source.persistentVolumeClaimName))"
+    );
+    explained("a node creates the snapshots that rollbacks keep", ["request.operation == 'CREATE'".to_owned(), kept])
 }
 
 /// The handle is that of a snapshot that the node has taken for the content, or the one that the content names.

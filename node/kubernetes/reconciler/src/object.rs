@@ -4,7 +4,7 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 /// Incremented with each change of a maintained object. An older release ignores objects of a newer one.
-pub const REVISION: u32 = 11;
+pub const REVISION: u32 = 12;
 
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
 

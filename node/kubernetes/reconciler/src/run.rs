@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(
             watched,
             [
-                ("ValidatingAdmissionPolicy", 12),
-                ("ValidatingAdmissionPolicyBinding", 12),
+                ("ValidatingAdmissionPolicy", 13),
+                ("ValidatingAdmissionPolicyBinding", 13),
                 ("ClusterRole", 2),
                 ("ClusterRoleBinding", 5),
                 ("FlowSchema", 1),

@@ -85,7 +85,8 @@ pub enum VolumeRefusal {
 /// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{
-        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive, WriteRecord,
+        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive,
+        WriteRecord,
     };
 
     let Some(record) = &seen.record else {

@@ -26,7 +26,7 @@ use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::resize;
-use crate::snapshot::object::Snapshot;
+use crate::snapshot::object::{Content, Snapshot};
 use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
@@ -200,6 +200,16 @@ impl Provisioner {
         name: &str,
         request: &ProvisionRequest,
     ) -> Result<Result<VolumeId, Obstacle>, ApiError> {
+        let (found, content) = self.snapshot_beside(claim, name).await?;
+        Ok(source::snapshot(request, found.as_ref(), content.as_ref(), &self.node))
+    }
+
+    /// A snapshot in the namespace of the claim, and its content.
+    pub(crate) async fn snapshot_beside(
+        &self,
+        claim: &PersistentVolumeClaim,
+        name: &str,
+    ) -> Result<(Option<Snapshot>, Option<Content>), ApiError> {
         let snapshots = Api::<Snapshot>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
         let found = match snapshots.get_opt(name).await {
             Err(error) if is_missing(&error) => None,
@@ -211,7 +221,7 @@ impl Provisioner {
             }
             None => None,
         };
-        Ok(source::snapshot(request, found.as_ref(), content.as_ref(), &self.node))
+        Ok((found, content))
     }
 
     /// The watch may be behind: a class that it does not have is read.

@@ -1,4 +1,4 @@
-//! A bound claim: its size, and its VolumeAttributesClass.
+//! A bound claim: its size, its VolumeAttributesClass, and its rollback.
 
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use crate::modify::plan::{self, Step};
 use crate::pv::object;
 use crate::resize::apply::resize_claim;
 use crate::resize::plan::claim_size;
+use crate::rollback;
+use crate::rollback::apply::roll_back_claim;
 
 /// The watches may be behind.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
@@ -25,14 +27,15 @@ const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 /// The annotation that the control plane sets starts a pass at once.
 const UNTIL_ANNOTATED: Duration = Duration::from_mins(1);
 
-/// Continues the claim's expansion, and the change of its class. Ignores claims whose PV is not of this node.
+/// Continues the claim's expansion, the change of its class, and its rollback. Ignores claims whose PV is not of this node.
 pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: &Provisioner) -> Result<Action, Error> {
     let is_expanding = claim_size(claim).is_some_and(|size| size.is_open());
     let modification = plan::claim_class(claim).map_or(Step::Done, |class| plan::next(&class));
     let (Some(name), None) = (volume_name(claim), claim.metadata.deletion_timestamp.as_ref()) else {
         return Ok(Action::await_change());
     };
-    if !is_expanding && modification == Step::Done {
+    let rollback = rollback::plan::next(claim);
+    if !is_expanding && modification == Step::Done && rollback == rollback::plan::Step::Done {
         return Ok(Action::await_change());
     }
     let Some(pv) = provisioner.watched_pv(&ObjectRef::new(name)) else { return Ok(Action::requeue(UNTIL_WATCHED)) };
@@ -73,7 +76,11 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
         // With the claim as it is then.
         return Ok(Action::requeue(UNTIL_WATCHED));
     }
+    let span = info_span!("rollback", volume = %id, claim = %format_args!(
+        "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
+    ));
+    let rolled_back = roll_back_claim(claim, &id, rollback, provisioner).instrument(span).await?;
     let resized =
         if is_expanding { resize_claim(claim, &pv, &id, &backoff_key(claim), provisioner).await? } else { None };
-    Ok([left, resized].into_iter().flatten().min().map_or_else(Action::await_change, Action::requeue))
+    Ok([left, rolled_back, resized].into_iter().flatten().min().map_or_else(Action::await_change, Action::requeue))
 }

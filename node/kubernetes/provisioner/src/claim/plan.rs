@@ -1,7 +1,7 @@
 //! Which claims wait for this node, and the volumes that they request. Pure.
 
 pub(crate) use cluster::claim::SELECTED_NODE;
-use cluster::claim::status_writer;
+use cluster::claim::{RESTORE_FROM, ROLLBACK, status_writer};
 use cluster::snapshot;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -17,7 +17,9 @@ const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const OLD_PROVISIONER: &str = "volume.beta.kubernetes.io/storage-provisioner";
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-pub(crate) const ANNOTATIONS: [&str; 4] = [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS];
+/// All annotations of a claim that the provisioner reads.
+pub(crate) const ANNOTATIONS: [&str; 6] =
+    [PROVISIONER, OLD_PROVISIONER, SELECTED_NODE, OLD_CLASS, RESTORE_FROM, ROLLBACK];
 
 /// A claim without a volume that the scheduler assigned to this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,7 +193,7 @@ pub(crate) fn names_node(claim: &PersistentVolumeClaim, node: &str) -> bool {
     selected(claim, node) || writer == Some(node)
 }
 
-fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
+pub(crate) fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
     claim.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 

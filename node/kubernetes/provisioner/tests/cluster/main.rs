@@ -16,6 +16,7 @@ mod kills;
 mod modification;
 mod node;
 mod requests;
+mod rollback;
 mod scheduling;
 mod snapshots;
 
@@ -55,6 +56,11 @@ fn main() -> ExitCode {
         groups::a_group_that_cannot_be_taken_is_reported,
         groups::members_without_a_group_are_removed_or_reported,
         groups::a_node_writes_only_contents_of_groups_that_it_serves,
+        rollback::a_claim_returns_to_a_snapshot_and_back,
+        rollback::a_rollback_waits_until_no_pod_has_the_volume,
+        rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
+        rollback::an_interrupted_rollback_is_served_once,
+        rollback::a_node_annotates_only_claims_on_it,
         expansion::a_filesystem_grows_without_the_kubelet,
         expansion::an_unattached_disk_grows_without_the_kubelet,
         expansion::an_attached_disk_waits_for_the_kubelet,

@@ -9,7 +9,8 @@ use ktest_support::unmount;
 use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, RollbackRequest, Settings, SnapshotRequest, VolumeId, Volumes,
+    Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, RollbackRequest, Settings,
+    SnapshotRequest, VolumeId, Volumes,
 };
 
 use crate::node::Node;

@@ -7,7 +7,9 @@ use dir::Ensured;
 use fsquota::FsError;
 use units::Bytes;
 use volume::{
-    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId, VolumeUsage, Volumes,
+    DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
+    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId,
+    VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;

@@ -74,6 +74,10 @@ pub fn cases(suite: Suite) -> Suite {
             SnapshotApi::install(&cluster, NAMESPACE).await?;
             everywhere(&cluster, "group", DISK, &snapshots::GROUP, snapshots::group).await
         })
+        .case("a_claim_is_rolled_back_wherever_the_process_is_killed", async |cluster| {
+            SnapshotApi::install(&cluster, NAMESPACE).await?;
+            everywhere(&cluster, "rollback", DISK, &snapshots::ROLL_BACK, snapshots::roll_back).await
+        })
 }
 
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
 //! Kills within the passes over a VolumeSnapshotContent. The story plays the snapshot controller.
 
+use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use envtest::Failure;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use units::Bytes;
 use volume::State;
@@ -24,6 +26,15 @@ pub const GROUP: [&str; 5] = [
     "remove a snapshot on the disk",
 ];
 pub const REMOVE: [&str; 2] = ["remove a snapshot on the disk", "PATCH volumesnapshotcontents"];
+
+pub const ROLL_BACK: [&str; 6] = [
+    "PATCH persistentvolumeclaims",
+    "roll back on the disk",
+    "POST volumesnapshotcontents",
+    "POST volumesnapshots",
+    "end the rollback on the disk",
+    "POST events",
+];
 
 const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
 
@@ -100,4 +111,32 @@ pub async fn group(node: &mut Node, kill: Kill) -> Result<Option<String>, Failur
     };
     let killed = node.through(story).await?;
     ended(node, killed, is_left).await
+}
+
+/// `None` if the claim has no request, and one snapshot keeps the former content.
+async fn is_not_rolled_back(user: &User) -> Result<Option<String>, kube::Error> {
+    let claim = user.claims().get(&user.claim).await?;
+    let request = [RESTORE_FROM, ROLLBACK].map(|key| claim.annotations().get(key).cloned());
+    let prefix = format!("{}-before-rollback-", user.claim);
+    let all = user.snapshots().snapshots.list(&ListParams::default()).await?;
+    let kept: Vec<_> = all.iter().map(ResourceExt::name_any).filter(|name| name.starts_with(&prefix)).collect();
+    let volumes = user.on_disk();
+    let is_done = request == [None, None] && kept.len() == 1 && volumes == [ONE, ONE, ONE];
+    Ok((!is_done).then(|| format!("{request:?}, {kept:?}, {volumes:?}")))
+}
+
+pub async fn roll_back(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
+    let user = with_volume_of(node, "Block").await?;
+    let content = content_of(&user).await?;
+    user.sees("the snapshot", async |user: &User| is_not_ready(user, &content).await).await?;
+    user.snapshots().ready(&user.claim, &content).await?;
+    user.volumes.set_passes(1);
+    node.arm(kill);
+    let story = async {
+        let request = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: user.claim}}}));
+        user.claims().patch(&user.claim, &PatchParams::default(), &request).await?;
+        user.sees("the rollback", is_not_rolled_back).await
+    };
+    let killed = node.through(story).await?;
+    ended(node, killed, is_not_rolled_back).await
 }

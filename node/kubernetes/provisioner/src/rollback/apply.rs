@@ -1,0 +1,213 @@
+//! Gives the volume of a bound claim the content of a snapshot, as [`plan`](super::plan) decides.
+//!
+//! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot, the end of
+//! the request on the claim, the end in the record. A pass may end anywhere.
+
+use std::time::Duration;
+
+use cluster::claim::{RESTORE_FROM, ROLLBACK};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
+use volume::{Claim, Record, RollbackRequest, VolumeId};
+
+use crate::claim::apply::NEXT_PASS;
+use crate::context::{OCCUPIED, Provisioner};
+use crate::error::{ApiError, Error, api};
+use crate::metrics::Object;
+use crate::rollback::plan::{self, RollbackRejection, Step};
+use crate::snapshot::object::{Content, Snapshot};
+
+/// How often a volume is looked at that a pod has: nothing announces that it was unpublished.
+const IN_USE: Duration = Duration::from_secs(5);
+
+/// Returns when the next pass is.
+pub(crate) async fn roll_back_claim(
+    claim: &PersistentVolumeClaim,
+    id: &VolumeId,
+    step: Step,
+    provisioner: &Provisioner,
+) -> Result<Option<Duration>, Error> {
+    let uid = claim.uid().unwrap_or_default();
+    let snapshot = match &step {
+        Step::Done => return Ok(None),
+        Step::RollBack { snapshot, .. } => snapshot.clone(),
+        Step::Cancel(kept) => kept.to_string(),
+    };
+    // Another snapshot is tried at once.
+    let key = format!("{uid} rollback {snapshot}");
+    if let Some(left) = provisioner.attempts.wait(&key) {
+        return Ok(Some(left));
+    }
+    let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Some(OCCUPIED)) };
+    let in_use = format!("{key} in use");
+    match provisioner.roll_back(claim, id, step).await {
+        Ok(next) => {
+            provisioner.attempts.succeeded(&key);
+            provisioner.attempts.succeeded(&in_use);
+            Ok(next)
+        }
+        Err(error @ (Error::Api(_) | Error::Panicked(_))) => Err(error),
+        Err(Error::Store(error)) if error.is_in_use() => {
+            if !provisioner.attempts.is_failing(&in_use) {
+                provisioner.events.rollback_waits(claim, &snapshot, &error);
+                provisioner.attempts.failed(&in_use);
+            }
+            Ok(Some(IN_USE))
+        }
+        Err(Error::Store(volume::Error::Rollback { source, .. })) if source.is_temporary() => {
+            debug!(volume = %id, reason = %source, "rollback waits");
+            Ok(Some(OCCUPIED))
+        }
+        Err(error) => {
+            provisioner.metrics.failed(Object::Claim, error.kind());
+            provisioner.events.rollback_failed(claim, &snapshot, error.kind(), &error);
+            let retry = provisioner.attempts.failed(&key);
+            let cause: &dyn std::error::Error = &error;
+            warn!(volume = %id, error = cause, attempt = retry.attempt, "rollback failed, will retry");
+            Ok(Some(retry.after))
+        }
+    }
+}
+
+impl Provisioner {
+    async fn roll_back(
+        &self,
+        claim: &PersistentVolumeClaim,
+        id: &VolumeId,
+        step: Step,
+    ) -> Result<Option<Duration>, Error> {
+        let (snapshot, kept) = match step {
+            Step::Done => return Ok(None),
+            Step::Cancel(kept) => (None, Some(kept)),
+            Step::RollBack { snapshot, kept } => (Some(snapshot), kept),
+        };
+        let begun = match &kept {
+            Some(kept) => self.kept_record(kept).await?,
+            None => None,
+        };
+        let exchanged = begun.as_ref().filter(|record| record.is_exchanged()).and_then(Record::rollback);
+        let source = match (exchanged, &snapshot, &kept) {
+            // Neither the snapshot nor the request is needed any more.
+            (Some(rollback), ..) => rollback.source.clone(),
+            (None, Some(name), _) => self.rollback_source(claim, id, name).await?,
+            (None, None, Some(kept)) => {
+                self.cancel(claim, kept, begun.as_ref()).await?;
+                return Ok(None);
+            }
+            (None, None, None) => return Ok(None),
+        };
+        let Some(kept) = kept else {
+            self.begin(claim, snapshot.as_deref().unwrap_or_default()).await?;
+            return Ok(None);
+        };
+        // The claim names another snapshot now.
+        if begun.as_ref().and_then(Record::rollback).is_some_and(|rollback| rollback.source != source) {
+            self.cancel(claim, &kept, begun.as_ref()).await?;
+            return Ok(None);
+        }
+        let name = plan::kept_name(claim, &kept);
+        let uid = claim.uid().unwrap_or_default();
+        let of = Claim { uid, namespace: claim.namespace().unwrap_or_default(), name };
+        let want = RollbackRequest { claim: of, volume: id.clone(), source };
+        match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
+            Ok(_) => {}
+            Err(volume::Error::Copying { left, .. }) => {
+                debug!(volume = %id, %left, "content of the snapshot copied in part");
+                return Ok(Some(NEXT_PASS));
+            }
+            Err(error) => return Err(Error::of_claim(error)),
+        }
+        self.finish(claim, &kept, snapshot.as_deref()).await?;
+        Ok(None)
+    }
+}
+
+impl Provisioner {
+    async fn kept_record(&self, kept: &VolumeId) -> Result<Option<Record>, Error> {
+        let found =
+            self.on_volume(kept, |store, kept| store.records().map(|mut all| all.readable.remove(kept))).await??;
+        Ok(found.filter(|record| record.mode.is_snapshot()))
+    }
+
+    /// The snapshot with the content.
+    async fn rollback_source(
+        &self,
+        claim: &PersistentVolumeClaim,
+        id: &VolumeId,
+        name: &str,
+    ) -> Result<VolumeId, Error> {
+        let (found, content) = self.snapshot_beside(claim, name).await?;
+        let source = plan::source(claim, id, found.as_ref(), content.as_ref(), &self.node);
+        source.map_err(|obstacle| {
+            let claim = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+            RollbackRejection { claim, snapshot: name.to_owned(), obstacle }.into()
+        })
+    }
+
+    /// Annotates the claim with the ID of the kept snapshot, which starts the next pass.
+    async fn begin(&self, claim: &PersistentVolumeClaim, snapshot: &str) -> Result<(), Error> {
+        let Some(kept) = plan::kept_id(claim) else { return Ok(()) };
+        self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
+        info!(snapshot, kept = %kept, "rollback begins");
+        self.events.rollback_started(claim, &self.node, snapshot);
+        Ok(())
+    }
+
+    /// The content is not exchanged.
+    async fn cancel(
+        &self,
+        claim: &PersistentVolumeClaim,
+        kept: &VolumeId,
+        begun: Option<&Record>,
+    ) -> Result<(), Error> {
+        // A user may have annotated the claim with a snapshot that an earlier rollback has kept.
+        if begun.is_some_and(|record| record.rollback().is_some()) {
+            self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?.map_err(Error::Store)?;
+        }
+        self.annotate(claim, json!({ROLLBACK: null})).await?;
+        info!(kept = %kept, "rollback canceled");
+        Ok(())
+    }
+
+    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request.
+    async fn finish(
+        &self,
+        claim: &PersistentVolumeClaim,
+        kept: &VolumeId,
+        snapshot: Option<&str>,
+    ) -> Result<(), Error> {
+        let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
+        create(&contents, plan::content(claim, kept, &self.node), "create the content of the kept snapshot").await?;
+        let namespace = claim.namespace().unwrap_or_default();
+        let resource = ApiResource::erase::<Snapshot>(&());
+        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
+        create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
+        self.annotate(claim, json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
+        self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map_err(Error::Store)?;
+        info!(snapshot, kept = %kept, "rollback finished");
+        self.events.rolled_back(claim, snapshot, &plan::kept_name(claim, kept));
+        Ok(())
+    }
+
+    /// Fails if the claim was changed since it was read.
+    async fn annotate(&self, claim: &PersistentVolumeClaim, annotations: Value) -> Result<(), ApiError> {
+        let version = claim.resource_version();
+        let patch = json!({"metadata": {"uid": claim.uid(), "resourceVersion": version, "annotations": annotations}});
+        let patched =
+            self.claims_beside(claim).patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map(drop).map_err(api("annotate the claim with its rollback"))
+    }
+}
+
+/// An earlier pass may have created it.
+async fn create(api_of: &Api<DynamicObject>, object: Value, what: &'static str) -> Result<(), Error> {
+    let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
+    match api_of.create(&PostParams::default(), &object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(api(what)(error).into()),
+    }
+}

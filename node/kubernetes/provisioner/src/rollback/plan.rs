@@ -1,0 +1,240 @@
+//! Decides what is done for the rollback that a bound claim requests. Pure.
+
+use cluster::claim::{RESTORE_FROM, ROLLBACK};
+use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use volume::{DRIVER_NAME, VolumeId};
+
+use crate::claim::plan::annotation;
+use crate::snapshot::object::{Content, Snapshot};
+
+/// The API server rejects longer names.
+const NAME_LEN: usize = 253;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Done,
+    /// Give the volume the content of this VolumeSnapshot. `kept` is [`None`] until the claim is annotated with it.
+    RollBack {
+        snapshot: String,
+        kept: Option<VolumeId>,
+    },
+    /// The claim requests no rollback any more.
+    Cancel(VolumeId),
+}
+
+/// A claim that cannot be rolled back, now or at all. The text is the message of its event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("claim {claim} cannot be rolled back to snapshot {snapshot}, {obstacle}")]
+pub(crate) struct RollbackRejection {
+    pub(crate) claim: String,
+    /// Its name in the namespace of the claim.
+    pub(crate) snapshot: String,
+    pub(crate) obstacle: Obstacle,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Obstacle {
+    #[error("which does not exist in the namespace of the claim; correct or remove the annotation {RESTORE_FROM}")]
+    Missing,
+    #[error("which is being deleted; correct or remove the annotation {RESTORE_FROM}")]
+    Deleted,
+    #[error("which is not ready; its status names the reason")]
+    NotReady,
+    #[error("which is not one of {DRIVER_NAME}; create a claim from it (spec.dataSource) with its own driver")]
+    Foreign,
+    #[error("which is on node {0}, and not on that of the volume; create a claim from it (spec.dataSource)")]
+    Elsewhere(String),
+    #[error("which is not one of this claim; create a claim from it (spec.dataSource)")]
+    OtherClaim,
+    #[error(
+        "because the claim has volumeMode Filesystem, of which rollbacks are not supported; copy the files with a pod"
+    )]
+    Filesystem,
+}
+
+pub(crate) fn next(claim: &PersistentVolumeClaim) -> Step {
+    // Another value is that of a user.
+    let kept = annotation(claim, ROLLBACK).and_then(|id| id.parse().ok()).filter(|id| is_kept_of(claim, id));
+    match (annotation(claim, RESTORE_FROM), kept) {
+        (Some(snapshot), kept) => Step::RollBack { snapshot: snapshot.to_owned(), kept },
+        (None, Some(kept)) => Step::Cancel(kept),
+        (None, None) => Step::Done,
+    }
+}
+
+/// A new ID for each request: the version of a claim grows.
+pub(crate) fn kept_id(claim: &PersistentVolumeClaim) -> Option<VolumeId> {
+    format!("{}{}", kept_prefix(claim)?, claim.resource_version()?).parse().ok()
+}
+
+fn kept_prefix(claim: &PersistentVolumeClaim) -> Option<String> {
+    Some(format!("{ID_PREFIX}{}-", claim.metadata.uid.as_deref()?))
+}
+
+fn is_kept_of(claim: &PersistentVolumeClaim, id: &VolumeId) -> bool {
+    kept_prefix(claim).is_some_and(|prefix| id.as_str().starts_with(&prefix))
+}
+
+/// The name of the VolumeSnapshot that keeps the former content.
+pub(crate) fn kept_name(claim: &PersistentVolumeClaim, kept: &VolumeId) -> String {
+    let version = kept.as_str().rsplit('-').next().unwrap_or_default();
+    let (name, suffix) = (claim.name_any(), format!("-before-rollback-{version}"));
+    let length = name.len().min(NAME_LEN.saturating_sub(suffix.len()));
+    // Names are ASCII.
+    let name = name.get(..length).unwrap_or_default().trim_end_matches(['.', '-']);
+    format!("{name}{suffix}")
+}
+
+/// The ID of the snapshot, if it is one of the claim's volume, on this node.
+pub(crate) fn source(
+    claim: &PersistentVolumeClaim,
+    volume: &VolumeId,
+    snapshot: Option<&Snapshot>,
+    content: Option<&Content>,
+    node: &str,
+) -> Result<VolumeId, Obstacle> {
+    if claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) != Some("Block") {
+        return Err(Obstacle::Filesystem);
+    }
+    let snapshot = snapshot.ok_or(Obstacle::Missing)?;
+    if snapshot.metadata.deletion_timestamp.is_some() {
+        return Err(Obstacle::Deleted);
+    }
+    let content = content.filter(|content| content.is_of(snapshot)).ok_or(Obstacle::NotReady)?;
+    if !content.is_of_driver() {
+        return Err(Obstacle::Foreign);
+    }
+    let id = content.id().ok_or(Obstacle::NotReady)?;
+    match content.node() {
+        None => return Err(Obstacle::NotReady),
+        Some(other) if other != node => return Err(Obstacle::Elsewhere(other.to_owned())),
+        Some(_) => {}
+    }
+    // An administrator has created a content with a handle; that of a rollback names the claim.
+    let is_of_claim = match &content.spec.source.volume_handle {
+        Some(handle) => handle == volume.as_str(),
+        None => is_kept_of(claim, &id),
+    };
+    match (is_of_claim, content.is_ready() && snapshot.is_ready()) {
+        (false, _) => Err(Obstacle::OtherClaim),
+        (true, false) => Err(Obstacle::NotReady),
+        (true, true) => Ok(id),
+    }
+}
+
+/// The content of the snapshot that keeps the former content. An admission policy lists its fields
+/// (reconciler/src/admission.rs).
+pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str) -> Value {
+    json!({
+        "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
+        "kind": snapshot::CONTENT,
+        "metadata": {"name": kept.as_str(), "labels": {MANAGED_BY: node}},
+        "spec": {
+            "driver": DRIVER_NAME,
+            "deletionPolicy": "Delete",
+            "source": {"snapshotHandle": kept.as_str()},
+            "sourceVolumeMode": "Block",
+            "volumeSnapshotRef": {
+                "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
+                "kind": snapshot::SNAPSHOT,
+                "namespace": claim.namespace().unwrap_or_default(),
+                "name": kept_name(claim, kept),
+            },
+        },
+    })
+}
+
+pub(crate) fn snapshot(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Value {
+    json!({
+        "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
+        "kind": snapshot::SNAPSHOT,
+        "metadata": {"name": kept_name(claim, kept)},
+        "spec": {"source": {"volumeSnapshotContentName": kept.as_str()}},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(annotations: Value) -> PersistentVolumeClaim {
+        let metadata = json!({
+            "name": "data", "namespace": "shop", "uid": "u", "resourceVersion": "7", "annotations": annotations,
+        });
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"volumeMode": "Block"}})).expect("a claim")
+    }
+
+    fn id(text: &str) -> VolumeId {
+        text.parse().expect("an identifier")
+    }
+
+    #[test]
+    fn a_request_has_one_id_until_it_is_removed() {
+        assert_eq!(next(&claim(json!({}))), Step::Done);
+        let new = Step::RollBack { snapshot: "before".into(), kept: None };
+        assert_eq!(next(&claim(json!({RESTORE_FROM: "before"}))), new);
+        assert_eq!(kept_id(&claim(json!({}))), Some(id("snapshot-u-7")));
+        let begun = |kept: &str| next(&claim(json!({RESTORE_FROM: "before", ROLLBACK: kept})));
+        assert_eq!(begun("snapshot-u-5"), Step::RollBack { snapshot: "before".into(), kept: Some(id("snapshot-u-5")) });
+        assert_eq!(begun("snapshot-other-5"), new, "a user cannot name the snapshot of another claim");
+        assert_eq!(next(&claim(json!({ROLLBACK: "snapshot-u-5"}))), Step::Cancel(id("snapshot-u-5")));
+    }
+
+    #[test]
+    fn the_name_of_the_kept_snapshot_is_valid_and_new_for_each_rollback() {
+        assert_eq!(kept_name(&claim(json!({})), &id("snapshot-u-5")), "data-before-rollback-5");
+        let mut long = claim(json!({}));
+        long.metadata.name = Some(format!("{}.b", "a".repeat(233)));
+        let name = kept_name(&long, &id("snapshot-u-55"));
+        assert!(name.len() <= 253 && name.ends_with("a-before-rollback-55"), "{name}");
+    }
+
+    #[test]
+    fn each_obstacle_is_named() {
+        let snapshot = json!({"metadata": {"name": "before", "uid": "s"}, "status": {
+            "boundVolumeSnapshotContentName": "content", "readyToUse": true,
+        }});
+        let content = json!({
+            "metadata": {"name": "content", "uid": "c", "labels": {MANAGED_BY: "one"}},
+            "spec": {"driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-u"}, "volumeSnapshotRef": {"uid": "s"}},
+            "status": {"readyToUse": true},
+        });
+        let claim = claim(json!({}));
+        let found = |path: &str, value: Value| {
+            let (mut snapshot, mut content) = (snapshot.clone(), content.clone());
+            let object = if path.starts_with("/snapshot") { &mut snapshot } else { &mut content };
+            if let Some(field) = object.pointer_mut(path.trim_start_matches("/snapshot").trim_start_matches("/content"))
+            {
+                *field = value;
+            }
+            let (snapshot, content) =
+                (serde_json::from_value(snapshot).unwrap(), serde_json::from_value(content).unwrap());
+            source(&claim, &id("pvc-u"), Some(&snapshot), Some(&content), "one")
+        };
+        assert_eq!(found("/content/unchanged", Value::Null), Ok(id("snapshot-c")));
+        let kept = found("/content/spec/source", json!({"snapshotHandle": "snapshot-u-5"}));
+        assert_eq!(kept, Ok(id("snapshot-u-5")), "an earlier rollback is undone");
+        assert_eq!(found("/snapshot/status/readyToUse", false.into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/status/readyToUse", false.into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/metadata/labels", json!({})), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/spec/volumeSnapshotRef/uid", "of another".into()), Err(Obstacle::NotReady));
+        assert_eq!(found("/content/spec/driver", "example.invalid".into()), Err(Obstacle::Foreign));
+        let elsewhere = found("/content/metadata/labels", json!({MANAGED_BY: "two"}));
+        assert_eq!(elsewhere, Err(Obstacle::Elsewhere("two".into())));
+        for other in [json!({"volumeHandle": "pvc-other"}), json!({"snapshotHandle": "snapshot-other"})] {
+            assert_eq!(found("/content/spec/source", other), Err(Obstacle::OtherClaim));
+        }
+        assert_eq!(source(&claim, &id("pvc-u"), None, None, "one"), Err(Obstacle::Missing));
+        let files = PersistentVolumeClaim::default();
+        assert_eq!(source(&files, &id("pvc-u"), None, None, "one"), Err(Obstacle::Filesystem));
+        let rejected =
+            |obstacle| RollbackRejection { claim: "shop/data".into(), snapshot: "before".into(), obstacle }.to_string();
+        let text = rejected(Obstacle::OtherClaim);
+        assert!(
+            text.contains("claim shop/data") && text.contains("snapshot before") && text.contains("spec.dataSource")
+        );
+    }
+}

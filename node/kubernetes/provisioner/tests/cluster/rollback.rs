@@ -1,0 +1,285 @@
+//! Claims return to snapshots. The tests act as the snapshot controller.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cluster::claim::{RESTORE_FROM, ROLLBACK};
+use cluster::snapshot::{MANAGED_BY, PROTECTION};
+use envtest::{Cluster, Failure, Identity, SnapshotApi};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use units::Bytes;
+use volume::{State, VolumeId};
+
+use crate::id_of;
+use crate::node::{Node, until};
+
+/// A node with a bound block claim `data`, and its snapshot `before`.
+struct Fixture {
+    node: Node,
+    api: SnapshotApi,
+    volume: VolumeId,
+    content: DynamicObject,
+}
+
+impl Fixture {
+    async fn new(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        let api = SnapshotApi::install(cluster, namespace).await?;
+        let node = Node::start(cluster, namespace).await?;
+        let claim = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+        node.bound("data").await?;
+        let volume = id_of(&claim.uid().unwrap_or_default())?;
+        node.settled(&volume).await?;
+        let source = json!({"volumeHandle": volume.as_str()});
+        let content = api.create("before", Some(&node.name), source, json!({})).await?;
+        api.ready("before", &content.name_any()).await?;
+        Ok(Self { node, api, volume, content })
+    }
+
+    fn snapshot(&self) -> Result<VolumeId, Failure> {
+        Ok(format!("snapshot-{}", self.content.uid().unwrap_or_default()).parse()?)
+    }
+
+    async fn annotate(&self, annotations: Value) -> Result<(), Failure> {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        self.node.claims().patch("data", &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    async fn annotation(&self, key: &str) -> Result<Option<String>, kube::Error> {
+        Ok(self.node.claims().get("data").await?.annotations().get(key).cloned())
+    }
+
+    /// Waits until the request has ended.
+    async fn ended(&self) -> Result<(), Failure> {
+        until("the end of the request", async || {
+            let found = self.node.claims().get("data").await?;
+            let keys = [RESTORE_FROM, ROLLBACK].map(|key| found.annotations().get(key).cloned());
+            Ok((keys != [None, None]).then(|| format!("{keys:?}")))
+        })
+        .await
+    }
+
+    /// The snapshot that keeps the former content, and its content.
+    async fn kept(&self, snapshot: &str) -> Result<DynamicObject, Failure> {
+        let found = self.api.snapshots.get(snapshot).await?;
+        let name = found.data["spec"]["source"]["volumeSnapshotContentName"].as_str().unwrap_or_default().to_owned();
+        // As the controller: both name each other, and the content has the finalizer.
+        let bound =
+            json!({"metadata": {"finalizers": [PROTECTION]}, "spec": {"volumeSnapshotRef": {"uid": found.uid()}}});
+        let content = self.api.contents.patch(&name, &PatchParams::default(), &Patch::Merge(bound)).await?;
+        let status = json!({"status": {"boundVolumeSnapshotContentName": name}});
+        self.api.snapshots.patch_status(snapshot, &PatchParams::default(), &Patch::Merge(status)).await?;
+        self.api.ready(snapshot, &name).await?;
+        Ok(content)
+    }
+
+    async fn name_of_kept(&self) -> Result<String, Failure> {
+        let note = self.node.event("data", "RolledBack").await?;
+        let words: Vec<&str> = note.split_whitespace().collect();
+        let name = words.iter().find(|word| word.contains("-before-rollback-"));
+        Ok((*name.ok_or(note.as_str())?).to_owned())
+    }
+
+    async fn end(self) -> Result<(), Failure> {
+        for content in self.api.contents.list(&ListParams::default()).await? {
+            let of = &content.data["spec"]["volumeSnapshotRef"];
+            if of["namespace"] == self.node.namespace.as_str() {
+                self.api.force(of["name"].as_str().unwrap_or_default(), &content.name_any()).await?;
+            }
+        }
+        self.node.end().await
+    }
+}
+
+pub async fn a_claim_returns_to_a_snapshot_and_back(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "rollback").await?;
+    let Fixture { node, api, volume, .. } = &fixture;
+    node.volumes.set_passes(2);
+    let former = node.volumes.record(volume).ok_or("a record")?.project;
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    let note = node.event("data", "RollbackStarted").await?;
+    assert!(note.contains("snapshot before") && note.contains("To cancel"), "{note}");
+    fixture.ended().await?;
+    let note = node.event("data", "RolledBack").await?;
+    assert!(note.contains("content of snapshot before") && note.contains("to undo"), "{note}");
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    let name = fixture.name_of_kept().await?;
+    assert!(name.starts_with("data-before-rollback-"), "{name}");
+    let content = fixture.kept(&name).await?;
+    assert_eq!(content.labels().get(MANAGED_BY), Some(&node.name));
+    let kept: VolumeId = content.name_any().parse()?;
+    let record = node.volumes.record(&kept).ok_or("a record")?;
+    assert_eq!((record.project, record.state, record.rollback()), (former, State::Announced, None));
+
+    // Undone: the snapshot of the rollback is one of the claim.
+    fixture.annotate(json!({RESTORE_FROM: name})).await?;
+    fixture.ended().await?;
+    until("the former content", async || {
+        let source = node.volumes.source(volume);
+        Ok((source.as_ref() != Some(&kept)).then(|| format!("{source:?}")))
+    })
+    .await?;
+    // Confirmed.
+    api.gone(&name, &content.name_any()).await?;
+    assert_eq!(node.volumes.record(&kept), None);
+    fixture.end().await
+}
+
+pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "rollback-waits").await?;
+    let Fixture { node, volume, .. } = &fixture;
+    let target = Path::new("/var/lib/kubelet/pods/7/volumeDevices/data");
+    node.volumes.set_published(volume, Some(target));
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    let note = node.event("data", "RollbackWaiting").await?;
+    assert!(
+        note.contains("waits until no pod") && note.contains("/pods/7/") && note.contains("delete the pod"),
+        "{note}"
+    );
+    assert_eq!(node.volumes.source(volume), None);
+    // Canceled.
+    fixture.annotate(json!({RESTORE_FROM: null})).await?;
+    fixture.ended().await?;
+    until("the end of the copy", async || {
+        let records = node.volumes.live();
+        Ok((records.len() != 2).then(|| format!("{records:?}")))
+    })
+    .await?;
+    // Requested again, and served.
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    until("the annotation of the node", async || {
+        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
+    })
+    .await?;
+    node.volumes.set_published(volume, None);
+    fixture.ended().await?;
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    fixture.end().await
+}
+
+pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "unrolled").await?;
+    let Fixture { node, api, volume, .. } = &fixture;
+    let live = node.volumes.live();
+    api.create("other", Some(&node.name), json!({"volumeHandle": "pvc-other"}), json!({})).await?;
+    api.create("far", Some("another"), json!({"volumeHandle": volume.as_str()}), json!({})).await?;
+    for (snapshot, words) in [
+        ("none", "claim unrolled/data cannot be rolled back to snapshot none, which does not exist"),
+        ("other", "snapshot other, which is not one of this claim; create a claim from it"),
+        ("far", "snapshot far, which is on node another"),
+    ] {
+        fixture.annotate(json!({RESTORE_FROM: snapshot})).await?;
+        until(&format!("the event about {snapshot}"), async || {
+            let events = node.events("data").await?;
+            let notes: Vec<_> = events.into_iter().filter_map(|event| event.note).collect();
+            Ok((!notes.iter().any(|note| note.contains(words))).then(|| notes.join("; ")))
+        })
+        .await?;
+    }
+    assert_eq!(fixture.annotation(ROLLBACK).await?, None);
+    assert_eq!(node.volumes.live(), live);
+    fixture.annotate(json!({RESTORE_FROM: null})).await?;
+
+    // The disk has no space for the copy.
+    node.volumes.put(&"pvc-hog".parse()?, {
+        let record = node.volumes.record(volume).ok_or("a record")?;
+        volume::Record { size: Bytes::new(97 << 30), ..record }
+    });
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    until("the event about space", async || {
+        let notes: Vec<_> = node.events("data").await?.into_iter().filter_map(|event| event.note).collect();
+        Ok((!notes.iter().any(|note| note.contains("the data disk has"))).then(|| notes.join("; ")))
+    })
+    .await?;
+    node.volumes.lose(&"pvc-hog".parse()?);
+    fixture.annotate(json!({RESTORE_FROM: null})).await?;
+    fixture.ended().await?;
+    assert_eq!(node.volumes.live(), live);
+
+    let files = node.claim_here("files", json!({})).await?;
+    node.bound("files").await?;
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: "before"}}}));
+    node.claims().patch(&files.name_any(), &PatchParams::default(), &patch).await?;
+    let note = node.event("files", "RollbackFailed").await?;
+    assert!(note.contains("volumeMode Filesystem") && note.contains("copy the files"), "{note}");
+    fixture.end().await
+}
+
+/// The process ended after the content was exchanged, before the request on the claim was ended.
+pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;
+    fixture.node.volumes.set_passes(u32::MAX);
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    until("the annotation of the node", async || {
+        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
+    })
+    .await?;
+    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
+    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
+    fixture.node.halt().await?;
+    fixture.node.volumes.set_passes(0);
+    let disk: &dyn volume::Volumes = &*fixture.node.volumes;
+    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
+    let source = fixture.snapshot()?;
+    let want = volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source };
+    disk.roll_back(&kept, &want)?;
+    // The snapshot may be deleted meanwhile.
+    let project = fixture.node.volumes.record(&fixture.volume).map(|record| record.project);
+    fixture.node.run().await?;
+    fixture.ended().await?;
+    let found = fixture.node.volumes.record(&fixture.volume).map(|record| record.project);
+    assert_eq!(found, project, "exchanged once");
+    fixture.name_of_kept().await?;
+    fixture.end().await
+}
+
+pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "rollback-rights").await?;
+    let Fixture { node, .. } = &fixture;
+    let storage = cluster.client(Identity::Storage).await?;
+    let own = Api::<PersistentVolumeClaim>::namespaced(storage.clone(), &node.namespace);
+    let uid = node.claims().get("data").await?.uid().unwrap_or_default();
+    let kept = format!("snapshot-{uid}-1");
+    let write = async |claim: &str, annotations: Value| {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+        own.patch(claim, &dry, &patch).await.map(drop)
+    };
+    let denied = |answer: Result<(), kube::Error>, words: &str| {
+        assert!(matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains(words)), "{answer:?}");
+    };
+    let claims = "begins or ends the rollback of a volume on it";
+    write("data", json!({ROLLBACK: kept})).await?;
+    denied(write("data", json!({ROLLBACK: "snapshot-other-1"})).await, claims);
+    denied(write("data", json!({RESTORE_FROM: "before"})).await, claims);
+    denied(write("data", json!({ROLLBACK: kept, "a": "b"})).await, claims);
+    node.claim("unbound", json!({})).await?;
+    denied(write("unbound", json!({ROLLBACK: kept})).await, claims);
+    let api = SnapshotApi::of(storage, &node.namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let of_claim = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "data-before-rollback-1"},
+        "spec": {"source": {"persistentVolumeClaimName": "data"}},
+    });
+    let created = api.snapshots.create(&dry, &serde_json::from_value(of_claim)?).await.map(drop);
+    denied(created, "creates the snapshots that rollbacks keep");
+    let content = |node: &str, policy: &str| {
+        json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": kept, "labels": {MANAGED_BY: node}},
+            "spec": {
+                "driver": "local.granary.dev", "deletionPolicy": policy, "source": {"snapshotHandle": kept},
+                "volumeSnapshotRef": {"namespace": "rollback-rights", "name": "data-before-rollback-1"},
+            },
+        })
+    };
+    for (node, policy) in [("another", "Delete"), (node.name.as_str(), "Retain")] {
+        let created = api.contents.create(&dry, &serde_json::from_value(content(node, policy))?).await.map(drop);
+        denied(created, "contents of local.granary.dev");
+    }
+    api.contents.create(&dry, &serde_json::from_value(content(&node.name, "Delete"))?).await?;
+    fixture.end().await
+}
