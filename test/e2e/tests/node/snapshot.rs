@@ -1,7 +1,10 @@
-//! Snapshots of a block and of a filesystem volume, which the next tenant restores.
+//! Snapshots of a block and of a filesystem volume, which the next tenant restores. The device returns to its snapshot before.
 
+use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use e2e::{Case, Claim, Failure, PATIENCE, Seen, Server, eventually};
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::device;
@@ -10,6 +13,8 @@ use crate::volumes::{DEVICE, DIRECTORY};
 
 const OF_DEVICE: &str = "before";
 const OF_FILES: &str = "files";
+/// Of the device after the rollback.
+const AFTER: &str = "after";
 const TEXT: &str = "before the snapshot";
 /// A pod has it at `/dev/restored`.
 pub const RESTORED: &str = "restored";
@@ -40,13 +45,41 @@ async fn taken(case: &Case, name: &str, claim: &str) -> Result<(), Failure> {
     .await
 }
 
+/// The device, which no pod has, gets the content of the snapshot; a snapshot of this content replaces the first one. The snapshot of
+/// the former content is deleted when it is ready.
+pub async fn roll_back(case: &Case) -> Result<(), Failure> {
+    let claims = case.api::<PersistentVolumeClaim>();
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: OF_DEVICE}}}));
+    claims.patch("device", &PatchParams::default(), &patch).await.map_err(Failure::api("request the rollback"))?;
+    eventually(PATIENCE, "the end of the rollback", async || {
+        let found = claims.get("device").await.map_err(Failure::api("read the claim"))?;
+        let is_done = [RESTORE_FROM, ROLLBACK].iter().all(|key| !found.annotations().contains_key(*key));
+        Ok(if is_done { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", found.metadata.annotations)) })
+    })
+    .await?;
+    let kept = eventually(PATIENCE, "the snapshot of the former content to be ready", async || {
+        let all = case.snapshots().list(&ListParams::default()).await.map_err(Failure::api("list the snapshots"))?;
+        let is_kept = |found: &&DynamicObject| found.name_any().starts_with("device-before-rollback-");
+        Ok(match all.iter().find(is_kept) {
+            Some(found) if found.data["status"]["readyToUse"] == true => Seen::Done(found.name_any()),
+            other => Seen::NotYet(format!("{other:?}")),
+        })
+    })
+    .await?;
+    taken(case, AFTER, "device").await?;
+    for name in [OF_DEVICE, kept.as_str()] {
+        case.snapshots().delete(name, &DeleteParams::default()).await.map_err(Failure::api("delete a snapshot"))?;
+    }
+    Ok(())
+}
+
 /// The volumes of the snapshots do not exist any more.
 pub fn claims() -> [Claim; 2] {
     let kept = Claim::new(KEPT, DIRECTORY[1]).restored_from(OF_FILES);
-    [Claim::block(RESTORED, DEVICE[1]).restored_from(OF_DEVICE), kept]
+    [Claim::block(RESTORED, DEVICE[1]).restored_from(AFTER), kept]
 }
 
-/// The new volumes have the text that was written before the snapshots, and nothing of later writes.
+/// The new volumes have the text that was written before the first snapshots, and nothing of later writes.
 pub async fn is_restored(case: &Case, pod: &Server) -> Result<(), Failure> {
     let path = format!("/dev/{RESTORED}");
     assert_eq!(pod.read(&path).await?, TEXT);
@@ -54,12 +87,12 @@ pub async fn is_restored(case: &Case, pod: &Server) -> Result<(), Failure> {
     let note = format!("/{KEPT}/note");
     assert_eq!(pod.read(&note).await?, TEXT);
     case.own_project(KEPT, DIRECTORY[1]).await?;
-    for name in [OF_DEVICE, OF_FILES] {
+    for name in [AFTER, OF_FILES] {
         case.snapshots().delete(name, &DeleteParams::default()).await.map_err(Failure::api("delete the snapshot"))?;
     }
     eventually(PATIENCE, "the end of the snapshots", async || {
         let mut found = Vec::new();
-        for name in [OF_DEVICE, OF_FILES] {
+        for name in [AFTER, OF_FILES] {
             found.extend(case.snapshots().get_opt(name).await.map_err(Failure::api("look for the snapshot"))?);
         }
         let mut left = case.look_at_the_node().await?.entries;

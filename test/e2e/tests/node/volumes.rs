@@ -134,6 +134,7 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
     }
     assert!(volumes[0].1.is_some(), "{volumes:?}");
     pod.remove().await?;
+    snapshot::roll_back(case).await?;
     for claim in CLAIMS {
         case.delete_claim(claim).await?;
     }
