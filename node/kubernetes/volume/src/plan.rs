@@ -525,7 +525,7 @@ mod tests {
             cuts in prop::collection::vec((0usize..12, any::<bool>()), 0..6),
         ) {
             let want = Request { source: Some("pvc-source".parse().unwrap()), ..want(mode) };
-            // What the staged directory has: nothing, some files, or all.
+            // Content of the staged directory: nothing, some files, or all.
             let (mut seen, mut whole) = (NOTHING, false);
             for (after, undone) in cuts.into_iter().chain([(usize::MAX, false)]) {
                 let steps = if undone { undo(&seen)? } else { provision(&want, &seen)? };

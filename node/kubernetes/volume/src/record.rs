@@ -363,7 +363,7 @@ impl Record {
         }
     }
 
-    /// What a tree with the files of the source may use when all are cloned.
+    /// Limits of a tree with all files of the source.
     pub(crate) fn complete_limits(&self) -> Limits {
         self.tree_limits(0, 1)
     }

@@ -221,6 +221,7 @@ fn lost(manifest: &Value) -> Option<String> {
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
         // Types of CRDs.
         "VolumeSnapshot" => return unknown(manifest, &["spec"], &["source", "volumeSnapshotClassName"]),
+        "VolumeGroupSnapshot" => return unknown(manifest, &["spec"], &["source", "volumeGroupSnapshotClassName"]),
         "VolumeSnapshotClass" => return unknown(manifest, &["driver", "deletionPolicy", "parameters"], &[]),
         "VolumeSnapshotContent" => {
             let spec = ["deletionPolicy", "driver", "source", "sourceVolumeMode", "volumeSnapshotRef"];

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use volume::{FrozenPods, PodFreezer, Store, VolumeId};
 
-/// What a freezer does.
+/// Behaviour of a freezer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freezing {
     #[default]
