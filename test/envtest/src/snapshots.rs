@@ -158,11 +158,8 @@ impl SnapshotApi {
 
     /// Deletes the content of a group, as the controller does when the group is deleted.
     pub async fn delete_group(&self, group: &str, content: &str) -> Result<(), Failure> {
-        let announced = json!({"metadata": {"annotations": {group::BEING_DELETED: "yes"}}});
-        self.group_contents.patch(content, &PatchParams::default(), &Patch::Merge(announced)).await?;
-        self.group_contents.delete(content, &DeleteParams::default()).await?;
-        self.groups.delete(group, &DeleteParams::default()).await?;
-        Ok(())
+        let announced = json!({"annotations": {group::BEING_DELETED: "yes"}});
+        delete_with(&self.groups, group, &self.group_contents, content, announced).await
     }
 
     /// Deletes the content of a group and waits for its end.
@@ -173,11 +170,7 @@ impl SnapshotApi {
 
     /// Removes the content of a group whatever the node has done.
     pub async fn force_group(&self, group: &str, content: &str) -> Result<(), Failure> {
-        let bare = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        self.group_contents.patch(content, &PatchParams::default(), &bare).await?;
-        self.group_contents.delete(content, &DeleteParams::default()).await?;
-        self.groups.delete(group, &DeleteParams::default()).await?;
-        Ok(())
+        delete_with(&self.groups, group, &self.group_contents, content, json!({"finalizers": null})).await
     }
 
     /// Creates the snapshot and the content of a member of a group.
@@ -201,11 +194,8 @@ impl SnapshotApi {
 
     /// Deletes the content, as the controller does when its snapshot is deleted.
     pub async fn delete(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
-        let announced = json!({"metadata": {"annotations": {BEING_DELETED: "yes"}}});
-        self.contents.patch(content, &PatchParams::default(), &Patch::Merge(announced)).await?;
-        self.contents.delete(content, &DeleteParams::default()).await?;
-        self.snapshots.delete(snapshot, &DeleteParams::default()).await?;
-        Ok(())
+        let announced = json!({"annotations": {BEING_DELETED: "yes"}});
+        delete_with(&self.snapshots, snapshot, &self.contents, content, announced).await
     }
 
     pub async fn gone(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
@@ -215,12 +205,23 @@ impl SnapshotApi {
 
     /// Removes a content whatever the node has done.
     pub async fn force(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
-        let bare = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        self.contents.patch(content, &PatchParams::default(), &bare).await?;
-        self.contents.delete(content, &DeleteParams::default()).await?;
-        self.snapshots.delete(snapshot, &DeleteParams::default()).await?;
-        Ok(())
+        delete_with(&self.snapshots, snapshot, &self.contents, content, json!({"finalizers": null})).await
     }
+}
+
+/// Changes the metadata of the content, deletes it, and then its snapshot or group.
+async fn delete_with(
+    owners: &Api<DynamicObject>,
+    owner: &str,
+    contents: &Api<DynamicObject>,
+    content: &str,
+    metadata: Value,
+) -> Result<(), Failure> {
+    let change = Patch::Merge(json!({"metadata": metadata}));
+    contents.patch(content, &PatchParams::default(), &change).await?;
+    contents.delete(content, &DeleteParams::default()).await?;
+    owners.delete(owner, &DeleteParams::default()).await?;
+    Ok(())
 }
 
 async fn status_of(
