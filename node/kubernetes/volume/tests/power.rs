@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use dir::{Name, OFlag};
-use ktest_support::replay::{Cut, Recorder, Tearing};
+use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
 use volume::{
@@ -107,10 +107,7 @@ fn a_rollback_is_done_or_not_after_a_power_cut() {
     drop(mounted);
 
     let mut replay = recorder.finish();
-    let mut cuts = replay.every_cut();
-    cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
-    cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
-    cuts.sort_by_key(Cut::position);
+    let cuts = cuts_after_begin(&replay);
     let (mut before, mut after) = (0, 0);
     for cut in &cuts {
         let disk = replay.restore(cut);
@@ -138,6 +135,15 @@ fn a_rollback_is_done_or_not_after_a_power_cut() {
     assert!(before > 0 && after > 0, "{before} cuts before the exchange, {after} after it");
 }
 
+/// After each write since the mark `begin`, and some with losses, in the order of the log.
+fn cuts_after_begin(replay: &Replay) -> Vec<Cut> {
+    let mut cuts = replay.every_cut();
+    cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
+    cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
+    cuts.sort_by_key(Cut::position);
+    cuts
+}
+
 /// `make` creates `copy` from the source, which is overwritten when this is durable: no copy has anything of that.
 fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
     let recorder = Recorder::on_xfs();
@@ -155,10 +161,7 @@ fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
     drop(mounted);
 
     let mut replay = recorder.finish();
-    let mut cuts = replay.every_cut();
-    cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
-    cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
-    cuts.sort_by_key(Cut::position);
+    let cuts = cuts_after_begin(&replay);
     let mut unfinished = 0;
     for cut in &cuts {
         let disk = replay.restore(cut);
