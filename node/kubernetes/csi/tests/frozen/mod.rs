@@ -49,7 +49,9 @@ fn the_writer_of_devices() {
     let open = |path| File::options().write(true).custom_flags(libc::O_DSYNC).open(path).expect("a device");
     let devices = [one, two].map(open);
     for number in 1_u64.. {
-        devices.each_ref().map(|device| device.write_all_at(&number.to_le_bytes(), 0).expect("write"));
+        for device in &devices {
+            device.write_all_at(&number.to_le_bytes(), 0).expect("write");
+        }
     }
 }
 

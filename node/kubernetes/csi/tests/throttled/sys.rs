@@ -24,7 +24,7 @@ impl Mapping {
     /// Writes a part, and waits until the disk has it.
     pub fn write(&mut self, offset: usize, length: usize, value: u8) {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.length));
-        // SAFETY: the part is inside of the mapping, which is writable, and of which there is no reference.
+        // SAFETY: the part is inside of the mapping, which is writable. No reference to the mapping exists.
         unsafe { self.address.cast::<u8>().add(offset).write_bytes(value, length) };
         // SAFETY: the whole mapping, which exists. The call reads it.
         unsafe { msync(self.address, self.length, MsFlags::MS_SYNC) }.expect("sync the mapping");
