@@ -1,7 +1,7 @@
 //! A Service that claims addresses of nodes or of time servers, by external IPs or the status of a load balancer.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 
 use cluster::API_PORT;
@@ -104,6 +104,20 @@ fn first(mut destination: impl FnMut() -> bool, mut service: impl FnMut() -> boo
     end.unwrap()
 }
 
+/// A child process of another test has the listener of an earlier connection, too, from its fork to its exec.
+fn listen(on: &Namespace, address: (Ipv4Addr, u16)) -> TcpListener {
+    let mut listener = None;
+    let bind = || {
+        listener = on.run(move || match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+            bound => Some(bound.unwrap()),
+        });
+        listener.is_some()
+    };
+    node::eventually("a free port", bind);
+    listener.unwrap()
+}
+
 impl Node {
     /// A node on which a Service claims addresses, without rules of ours.
     fn claimed() -> Self {
@@ -133,8 +147,8 @@ impl Node {
 
     /// Where a connection to the API server ends to this address of the node. It carries an answer.
     fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
-        let server = self.host.run(move || TcpListener::bind((address, API_PORT)).unwrap());
-        let service = self.pods[0].run(|| TcpListener::bind((PODS[0], PORT)).unwrap());
+        let server = listen(&self.host, (address, API_PORT));
+        let service = listen(&self.pods[0], (PODS[0], PORT));
         for listener in [&server, &service] {
             listener.set_nonblocking(true).unwrap();
         }
