@@ -10,10 +10,10 @@ use dir::Ensured;
 use fsquota::{FsError, Limits, ProjectId, Usage};
 use units::{Bytes, Inodes};
 use volume::{
-    Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError, LiveVolume,
-    LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request, Rollback,
-    RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError, UsageError,
-    VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
+    Allocation, Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError,
+    LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request,
+    Rollback, RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError,
+    UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
 /// The file system's block: sizes are whole numbers of it.
@@ -286,12 +286,7 @@ impl Disk {
         if !mode.is_block() {
             self.pauses.push(max_pause);
         }
-        let taken = SystemTime::now();
-        let mode = match mode {
-            Mode::Filesystem { inodes } => Mode::SnapshotTree { taken, inodes },
-            Mode::Block { .. } => Mode::Snapshot { taken },
-            snapshot @ (Mode::Snapshot { .. } | Mode::SnapshotTree { .. }) => snapshot,
-        };
+        let mode = snapshot_of(mode);
         let done = match self
             .provision(id, &Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) })
         {
@@ -375,10 +370,15 @@ impl Disk {
     fn roll_back(&mut self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
         let RollbackRequest { claim, volume, source } = want.clone();
         let failed = |source| Error::Rollback { id: volume.clone(), source };
-        let (rollback, size) = match self.look(id) {
+        let (rollback, mode, size) = match self.look(id) {
             Some((record, _)) => match record.rollback() {
                 Some(rollback) if rollback.volume == volume && rollback.source == source => {
-                    (rollback.clone(), record.size)
+                    let is_grown = self.look(&volume).is_some_and(|(former, _)| former.size != record.size);
+                    if is_grown && !record.is_exchanged() {
+                        self.records.remove(id);
+                        return Err(failed(RollbackError::Grown));
+                    }
+                    (rollback.clone(), record.mode, record.size)
                 }
                 _ => {
                     let Record { claim, size, .. } = record;
@@ -388,30 +388,31 @@ impl Disk {
             },
             None => {
                 let (record, _) = self.look(&volume).ok_or_else(|| failed(RollbackError::Unknown))?;
-                match record.mode {
-                    Mode::Block { allocation } if record.state == State::Announced => {
-                        let (volume, source, project) = (volume.clone(), source.clone(), record.project);
-                        (Rollback { volume, source, project, allocation }, record.size)
+                let allocation = match record.mode {
+                    Mode::Block { allocation } => allocation,
+                    Mode::Filesystem { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
+                        Allocation::default()
                     }
-                    Mode::Block { .. } => {
+                };
+                match record.mode {
+                    Mode::Block { .. } | Mode::Filesystem { .. } if record.state == State::Announced => {
+                        let (volume, source, project) = (volume.clone(), source.clone(), record.project);
+                        (Rollback { volume, source, project, allocation }, record.mode, record.size)
+                    }
+                    Mode::Block { .. } | Mode::Filesystem { .. } => {
                         return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::NotAnnounced });
                     }
-                    Mode::Filesystem { .. } => return Err(failed(RollbackError::Filesystem)),
                     Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
                         return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::Snapshot });
                     }
                 }
             }
         };
-        let (mode, owner) = (Mode::Snapshot { taken: SystemTime::now() }, Owner::Rollback(rollback.clone()));
+        let (mode, owner) = (snapshot_of(mode), Owner::Rollback(rollback.clone()));
         let request = Request { claim, owner, class: String::new(), mode, size, source: Some(source.clone()) };
         let record = self.provision(id, &request)?.into_inner();
         if !record.is_exchanged() {
             let Some((former, false)) = self.look(&volume) else { return Err(failed(RollbackError::Unknown)) };
-            if former.size != record.size {
-                self.records.remove(id);
-                return Err(failed(RollbackError::Grown));
-            }
             let is_of_volume = |cloning: &Cloning| cloning.source == volume;
             if self.records.values().any(|record| record.cloning.as_ref().is_some_and(is_of_volume)) {
                 return Err(failed(RollbackError::Shared));
@@ -547,6 +548,16 @@ impl Disk {
         }
         self.retire(id);
         self.discard(id)
+    }
+}
+
+/// The mode of a snapshot of a volume, now. That of a snapshot stays.
+fn snapshot_of(mode: Mode) -> Mode {
+    let taken = SystemTime::now();
+    match mode {
+        Mode::Filesystem { inodes } => Mode::SnapshotTree { taken, inodes },
+        Mode::Block { .. } => Mode::Snapshot { taken },
+        snapshot @ (Mode::Snapshot { .. } | Mode::SnapshotTree { .. }) => snapshot,
     }
 }
 

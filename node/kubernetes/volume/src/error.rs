@@ -104,8 +104,6 @@ pub enum SourceError {
 pub enum RollbackError {
     #[error("it does not exist on this node, or is being deleted")]
     Unknown,
-    #[error("it is a filesystem volume, of which rollbacks are not supported; copy the files with a pod")]
-    Filesystem,
     #[error("it is being published or unpublished; try again")]
     Opened,
     #[error("it is the source of a clone or snapshot that is not finished; try again")]

@@ -1,11 +1,12 @@
 //! A volume returns to the content of a snapshot.
 //!
-//! A snapshot record is created with the content of that snapshot, in the size of the volume. When it shares no block, its
-//! directory and that of the volume are exchanged by one rename. A directory keeps its project, because XFS moves no file
+//! A snapshot record is created with the image or the files of that snapshot, in the size of the volume. When it shares no
+//! block, its directory and that of the volume are exchanged by one rename. A directory keeps its project, because XFS moves no file
 //! between projects; then both records get the project of their directories. The exchange is over if the snapshot's
 //! directory has the volume's former project, whatever the records say: the next call, or the next start, writes them.
 
 use dir::Ensured;
+use nix::errno::Errno;
 use tracing::{error, info};
 use units::Bytes;
 
@@ -29,11 +30,10 @@ pub struct RollbackRequest {
 }
 
 impl RollbackRequest {
-    fn request(&self, rollback: Rollback, size: Bytes) -> Request {
+    fn request(&self, rollback: Rollback, (mode, size): (Mode, Bytes)) -> Request {
         let Self { claim, source, .. } = self.clone();
-        let mode = Mode::Snapshot { taken: std::time::SystemTime::UNIX_EPOCH };
         let owner = Owner::Rollback(rollback);
-        Request { claim, owner, class: String::new(), mode: mode.at_present(), size, source: Some(source) }
+        Request { claim, owner, class: String::new(), mode: mode.snapshot().at_present(), size, source: Some(source) }
     }
 }
 
@@ -41,10 +41,11 @@ impl Store {
     pub(crate) fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
         self.finish_exchange(id)?;
         let known = self.known(id)?.map(|known| known.record);
-        let (rollback, size) = match &known {
+        let (rollback, of) = match &known {
             Some(record) => match record.rollback() {
                 Some(rollback) if rollback.volume == want.volume && rollback.source == want.source => {
-                    (rollback.clone(), record.size)
+                    self.check_size(id, record, rollback)?;
+                    (rollback.clone(), (record.mode, record.size))
                 }
                 _ => {
                     let Record { claim, size, .. } = record;
@@ -54,13 +55,17 @@ impl Store {
             },
             None => self.check_volume(want)?,
         };
-        let request = want.request(rollback.clone(), size);
+        let request = want.request(rollback.clone(), of);
         // The source is a snapshot: there are no pods to stop.
         let provision = || self.provision(id, &request, DEFAULT_PAUSE);
         let record = provision()?.into_inner();
         if !record.is_exchanged() {
             self.exchange(id, &record, &rollback)?;
             provision()?;
+        }
+        if record.state == State::Staged {
+            // Pods may have left the former content in the page cache.
+            self.flush_source(id, record.mode.is_block());
         }
         let announced = self.announce_durably(id)?;
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
@@ -70,20 +75,34 @@ impl Store {
         })
     }
 
-    /// A new rollback of the volume, and the size of its image.
-    fn check_volume(&self, want: &RollbackRequest) -> Result<(Rollback, Bytes), Error> {
+    /// A new rollback of the volume, and the mode and size of the volume.
+    fn check_volume(&self, want: &RollbackRequest) -> Result<(Rollback, (Mode, Bytes)), Error> {
         let RollbackRequest { volume, source, .. } = want;
         let failed = |source| Error::Rollback { id: volume.clone(), source };
         let Some(Known { record, .. }) = self.known(volume)? else { return Err(failed(RollbackError::Unknown)) };
         match record.mode {
-            Mode::Block { allocation } if record.state == State::Announced => {
+            mode @ (Mode::Block { .. } | Mode::Filesystem { .. }) if record.state == State::Announced => {
                 let (volume, source, project) = (volume.clone(), source.clone(), record.project);
-                Ok((Rollback { volume, source, project, allocation }, record.size))
+                Ok((Rollback { volume, source, project, allocation: mode.allocation() }, (mode, record.size)))
             }
-            Mode::Block { .. } => Err(refused(volume)(VolumeRefusal::NotAnnounced)),
-            Mode::Filesystem { .. } => Err(failed(RollbackError::Filesystem)),
+            Mode::Block { .. } | Mode::Filesystem { .. } => Err(refused(volume)(VolumeRefusal::NotAnnounced)),
             Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => Err(refused(volume)(VolumeRefusal::Snapshot)),
         }
+    }
+
+    /// A content that was copied for a smaller volume is removed. The exchange verifies the size again.
+    fn check_size(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> Result<(), Error> {
+        match self.known(&rollback.volume)? {
+            Some(Known { record: former, .. }) if former.size != record.size && !record.is_exchanged() => {
+                Err(self.begin_again(id, rollback)?)
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn begin_again(&self, id: &VolumeId, rollback: &Rollback) -> Result<Error, Error> {
+        self.undo_all(id)?;
+        Ok(Error::Rollback { id: rollback.volume.clone(), source: RollbackError::Grown })
     }
 
     /// Exchanges the directories of the snapshot, which shares nothing, and of the volume, which nothing has open.
@@ -99,18 +118,24 @@ impl Store {
         if !seen.live.is_of(former) || former.project != rollback.project {
             return Err(refused(volume)(VolumeRefusal::Foreign));
         }
-        if former.size != record.size || image != Some(record.size) {
-            self.undo_known(id)?;
-            return Err(failed(RollbackError::Grown));
+        if former.size != record.size || former.mode.is_block() && image != Some(record.size) {
+            return Err(self.begin_again(id, rollback)?);
         }
         // The limit of the volume has space for blocks that they share, which the other directory would need.
         if self.index().clones.values().any(|clone| clone.source == *volume) {
             return Err(failed(RollbackError::Shared));
         }
         self.check_unpublished(volume, &self.live)?;
-        Execution::new(self, volume, None, known).run(&[Step::DetachLoops(Where::Live)])?;
-        let act = |source: dir::Error| Error::Act { id: volume.clone(), step: Step::Publish, source: source.into() };
-        self.staging.exchange(id.name(), &self.live, volume.name()).map_err(act)?;
+        if former.mode.is_block() {
+            Execution::new(self, volume, None, known).run(&[Step::DetachLoops(Where::Live)])?;
+        }
+        let exchange = || self.staging.exchange(id.name(), &self.live, volume.name());
+        let exchanged = match exchange() {
+            // The owner of the files has protected the directory.
+            Err(error) if error.errno() == Errno::EPERM => self.live.unprotect(volume.name()).and_then(|_| exchange()),
+            exchanged => exchanged,
+        };
+        exchanged.map_err(|source| Error::Act { id: volume.clone(), step: Step::Publish, source: source.into() })?;
         self.write_exchanged(id, volume)?;
         info!(volume = %volume, snapshot = %id, "content exchanged; the snapshot has the former one");
         Ok(())
@@ -135,12 +160,17 @@ impl Store {
         !record.is_exchanged() && found.is_ok_and(|found| found == exchanged)
     }
 
-    /// First the record of the volume: that of the snapshot has both projects until it is written. With the locks of both.
+    /// First the limits, then the record of the volume: that of the snapshot has both projects until it is written. With the
+    /// locks of both.
     fn write_exchanged(&self, id: &VolumeId, volume: &VolumeId) -> Result<(), Error> {
         let (Some(kept), Some(former)) = (self.known(id)?, self.known(volume)?) else {
             return Err(Error::Rollback { id: volume.clone(), source: RollbackError::Unknown });
         };
         let Some([kept_record, record]) = exchanged(&kept.record, &former.record) else { return Ok(()) };
+        for (id, record) in [(volume, &record), (id, &kept_record)] {
+            let set = self.quotas.set_limits(record.project, self.limits(id, record));
+            set.map_err(|source| Error::Act { id: id.clone(), step: Step::Limit, source: source.into() })?;
+        }
         for (id, known) in [(volume, Known { record, ..former }), (id, Known { record: kept_record, ..kept })] {
             let act = |source: ActError| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
             self.files.replace(id, &known.record).map_err(act)?;

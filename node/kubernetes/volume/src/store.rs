@@ -511,6 +511,16 @@ impl Store {
         Ok(ensured(!steps.is_empty()))
     }
 
+    /// [`Store::undo_known`] in all its passes. No process has a staged directory open: they end.
+    pub(crate) fn undo_all(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        loop {
+            match self.undo_known(id) {
+                Err(error) if error.is_shrinking() => {}
+                done => return done,
+            }
+        }
+    }
+
     /// Removes what a cut run left of a volume that was never there: what is in staging, the limits of these projects,
     /// the record.
     fn remove_closed(&self, id: &VolumeId, projects: &[ProjectId]) -> Result<(), Error> {

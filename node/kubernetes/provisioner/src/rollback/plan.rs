@@ -49,10 +49,6 @@ pub(crate) enum Obstacle {
     Elsewhere(String),
     #[error("which is not one of this claim; create a claim from it (spec.dataSource)")]
     OtherClaim,
-    #[error(
-        "because the claim has volumeMode Filesystem, of which rollbacks are not supported; copy the files with a pod"
-    )]
-    Filesystem,
 }
 
 pub(crate) fn next(claim: &PersistentVolumeClaim) -> Step {
@@ -96,9 +92,6 @@ pub(crate) fn source(
     content: Option<&Content>,
     node: &str,
 ) -> Result<VolumeId, Obstacle> {
-    if claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) != Some("Block") {
-        return Err(Obstacle::Filesystem);
-    }
     let snapshot = snapshot.ok_or(Obstacle::Missing)?;
     if snapshot.metadata.deletion_timestamp.is_some() {
         return Err(Obstacle::Deleted);
@@ -228,8 +221,6 @@ mod tests {
             assert_eq!(found("/content/spec/source", other), Err(Obstacle::OtherClaim));
         }
         assert_eq!(source(&claim, &id("pvc-u"), None, None, "one"), Err(Obstacle::Missing));
-        let files = PersistentVolumeClaim::default();
-        assert_eq!(source(&files, &id("pvc-u"), None, None, "one"), Err(Obstacle::Filesystem));
         let rejected =
             |obstacle| RollbackRejection { claim: "shop/data".into(), snapshot: "before".into(), obstacle }.to_string();
         let text = rejected(Obstacle::OtherClaim);

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         groups::members_without_a_group_are_removed_or_reported,
         groups::a_node_writes_only_contents_of_groups_that_it_serves,
         rollback::a_claim_returns_to_a_snapshot_and_back,
+        rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_until_no_pod_has_the_volume,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::an_interrupted_rollback_is_served_once,

@@ -237,12 +237,17 @@ fn the_fake_rolls_back_as_the_store_does() {
     both.call(&id("snapshot-kept"), &EndRollback, "of a rollback");
     both.call(&id("snapshot-kept"), &EndRollback, "again");
     both.call(&id("snapshot-undone"), &RollBack("pvc-1", "snapshot-kept"), "back");
+    both.call(&id("snapshot-files"), &TakeSnapshot("pvc-files"), "of files");
+    both.call(&id("snapshot-kept-files"), &RollBack("pvc-1", "snapshot-files"), "to files");
+    let done = both.call(&id("snapshot-kept-files"), &RollBack("pvc-files", "snapshot-files"), "of files");
+    assert!(done.starts_with("created "), "{done}");
+    both.call(&id("snapshot-kept-files"), &EndRollback, "of files");
     for name in ["pvc-1", "pvc-2", "pvc-files", "pvc-staged"] {
         for call in [Retire, Discard] {
             both.call(&id(name), &call, "at the end");
         }
     }
-    for name in ["snapshot-kept", "snapshot-1", "snapshot-undone"] {
+    for name in ["snapshot-kept", "snapshot-1", "snapshot-undone", "snapshot-files", "snapshot-kept-files"] {
         both.call(&id(name), &RemoveSnapshot, "without its volume");
     }
 }

@@ -3,14 +3,19 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use fsquota::Limits;
 use units::Bytes;
 use volume::{
-    Access, Claim, DEFAULT_PAUSE, Error, Request, RollbackRequest, SnapshotRequest, State, Store, VolumeId,
+    Access, Claim, DEFAULT_PAUSE, Error, Mode, Request, RollbackRequest, SnapshotRequest, State, Store, VolumeId,
     VolumeRefusal, Volumes as _,
 };
 
-use crate::killed::{THICK, THIN, deleted, killed_everywhere, made};
-use crate::node::id;
+use crate::killed::{THICK, THIN, deleted, killed_at_every, killed_everywhere, made};
+use crate::node::{id, without_pods};
+use crate::trees::{self, FILES};
+
+/// Each step of a rollback of files was shown once.
+const STRIDE: usize = 3;
 
 fn claim() -> Claim {
     Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() }
@@ -24,21 +29,31 @@ fn kept_of(request: &Request) -> VolumeId {
     id(&format!("kept-{}", request.claim.name))
 }
 
+/// Half of the size of files, all of an image.
+fn file(store: &Store, request: &Request) -> (File, usize) {
+    let (volume, size) = (id(&request.claim.name), request.size.get() as usize);
+    if request.mode.is_block() {
+        return (File::from(store.open_volume(&volume).unwrap().image(Access::ReadWrite).unwrap()), size);
+    }
+    (trees::file(store, &volume, "file"), size / 2)
+}
+
 fn write(store: &Store, request: &Request, byte: u8) {
-    let image = File::from(store.open_volume(&id(&request.claim.name)).unwrap().image(Access::ReadWrite).unwrap());
-    image.write_all_at(&vec![byte; request.size.get() as usize], 0).unwrap();
-    image.sync_all().unwrap();
+    let (file, size) = file(store, request);
+    file.write_all_at(&vec![byte; size], 0).unwrap();
+    file.sync_all().unwrap();
 }
 
 fn content(store: &Store, request: &Request) -> u8 {
-    let image = File::from(store.open_volume(&id(&request.claim.name)).unwrap().image(Access::ReadOnly).unwrap());
-    let mut content = vec![0; request.size.get() as usize];
-    image.read_exact_at(&mut content, 0).unwrap();
+    let (file, size) = file(store, request);
+    let mut content = vec![0; size];
+    file.read_exact_at(&mut content, 0).unwrap();
     assert!(content.iter().all(|byte| *byte == content[0]), "of two contents");
     content[0]
 }
 
 fn with_snapshot(store: &Store, request: &Request) {
+    without_pods(store);
     made(store, request);
     write(store, request, 1);
     let source = id(&request.claim.name);
@@ -59,32 +74,46 @@ fn removed(store: &Store, request: &Request) {
     deleted(store, request);
 }
 
+fn rolled_back_and_ended(store: &Store, request: &Request) {
+    rolled_back(store, request);
+    store.end_rollback(&kept_of(request)).unwrap();
+}
+
+fn finished(store: &Store, request: &Request) {
+    assert!([1, 2].contains(&content(store, request)));
+    let kept = || store.records().unwrap().readable.remove(&kept_of(request));
+    // A rollback that has ended is not repeated.
+    if kept().is_none_or(|kept| kept.rollback().is_some()) {
+        rolled_back(store, request);
+    }
+    assert_eq!(content(store, request), 1);
+    let kept = kept().unwrap();
+    store.end_rollback(&kept_of(request)).unwrap();
+    // Both directories count to the projects of their records.
+    let used: Vec<Bytes> = store.usage().unwrap().into_iter().map(|usage| usage.used.bytes).collect();
+    let (_, written) = file(store, request);
+    assert!(used.len() == 3 && used.iter().all(|used| used.get() >= written as u64), "{used:?} {kept:?}");
+    if !request.mode.is_block() {
+        let quota = store.open_volume(&id(&request.claim.name)).unwrap().quota().unwrap();
+        assert_eq!(quota.limits, volume_limits(request), "{kept:?}");
+    }
+    store.remove_snapshot(&kept_of(request)).unwrap();
+    removed(store, request);
+}
+
+fn volume_limits(request: &Request) -> Limits {
+    let Mode::Filesystem { inodes } = request.mode else { panic!("{request:?}") };
+    Limits { bytes: Some(request.size), inodes: Some(inodes) }
+}
+
 #[test]
 fn a_killed_rollback_is_finished_by_the_next() {
-    killed_everywhere(
-        &[THICK, THIN],
-        with_snapshot,
-        |store, request| {
-            rolled_back(store, request);
-            store.end_rollback(&kept_of(request)).unwrap();
-        },
-        |store, request| {
-            assert!([1, 2].contains(&content(store, request)));
-            let kept = || store.records().unwrap().readable.remove(&kept_of(request));
-            // A rollback that has ended is not repeated.
-            if kept().is_none_or(|kept| kept.rollback().is_some()) {
-                rolled_back(store, request);
-            }
-            assert_eq!(content(store, request), 1);
-            let kept = kept().unwrap();
-            store.end_rollback(&kept_of(request)).unwrap();
-            // Both directories count to the projects of their records.
-            let used: Vec<Bytes> = store.usage().unwrap().into_iter().map(|usage| usage.used.bytes).collect();
-            assert!(used.len() == 3 && used.iter().all(|used| *used >= request.size), "{used:?} {kept:?}");
-            store.remove_snapshot(&kept_of(request)).unwrap();
-            removed(store, request);
-        },
-    );
+    killed_everywhere(&[THICK, THIN], with_snapshot, rolled_back_and_ended, finished);
+}
+
+#[test]
+fn a_killed_rollback_of_files_is_finished_by_the_next() {
+    killed_at_every(STRIDE, &[FILES], with_snapshot, rolled_back_and_ended, finished);
 }
 
 #[test]

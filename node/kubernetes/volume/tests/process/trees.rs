@@ -11,7 +11,7 @@ use volume::{Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State,
 use crate::killed::{deleted, killed_everywhere, made};
 use crate::node::{id, sized, without_pods};
 
-const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
+pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
 
 fn source_of(request: &Request) -> Request {
@@ -28,7 +28,7 @@ fn snapshot_of(request: &Request) -> SnapshotRequest {
     SnapshotRequest { claim, class: "local".into(), source, max_pause: DEFAULT_PAUSE }
 }
 
-fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
+pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
     let name = Name::try_from(name).unwrap();
     let permissions = Permissions::S_IRUSR | Permissions::S_IWUSR;
     let opened = store.open_volume(volume).unwrap();

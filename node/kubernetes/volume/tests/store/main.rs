@@ -10,6 +10,7 @@ mod growing;
 mod making;
 #[path = "../node/mod.rs"]
 mod node;
+mod returned;
 mod rollback;
 mod snapshots;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]

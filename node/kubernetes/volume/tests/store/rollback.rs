@@ -1,4 +1,4 @@
-//! A volume returns to the content of a snapshot.
+//! A block volume returns to the content of a snapshot.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -20,13 +20,13 @@ use crate::cloning::{BOTH, LARGER, is_settled};
 use crate::node::{Node, SIZE, disk, files, id, settings, sized};
 use crate::snapshots::{snapshot_of, taken};
 
-fn back_to(volume: &VolumeId, source: &str, kept: &str) -> RollbackRequest {
+pub fn back_to(volume: &VolumeId, source: &str, kept: &str) -> RollbackRequest {
     let claim = Claim { uid: format!("uid of {volume}"), namespace: "default".into(), name: kept.into() };
     RollbackRequest { claim, volume: volume.clone(), source: id(source) }
 }
 
 /// All calls.
-fn rolled_back(store: &Store, volume: &VolumeId, source: &str, kept: &str) -> Record {
+pub fn rolled_back(store: &Store, volume: &VolumeId, source: &str, kept: &str) -> Record {
     loop {
         match store.roll_back(&id(kept), &back_to(volume, source, kept)) {
             Err(Error::Copying { .. }) => {}
@@ -187,8 +187,8 @@ fn a_rollback_that_is_not_possible_changes_nothing() {
     };
     let unknown = refusal(&id("pvc-none"), "snapshot-1");
     assert!(matches!(unknown, Error::Rollback { source: RollbackError::Unknown, .. }), "{unknown:?}");
-    let filesystem = refusal(&directory, "snapshot-1");
-    assert!(matches!(filesystem, Error::Rollback { source: RollbackError::Filesystem, .. }), "{filesystem:?}");
+    let other_mode = refusal(&directory, "snapshot-1");
+    assert!(matches!(other_mode, Error::Source { source: SourceError::Block { .. }, .. }), "{other_mode:?}");
     let snapshot = refusal(&id("snapshot-1"), "snapshot-1");
     assert!(matches!(snapshot, Error::Refused { source: VolumeRefusal::Snapshot, .. }), "{snapshot:?}");
     let missing = refusal(&volume, "snapshot-none");

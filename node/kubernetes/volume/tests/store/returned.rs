@@ -1,0 +1,240 @@
+//! The files of a volume return to those of a snapshot.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ktest_support::unmount;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::Mode as Permissions;
+use rustix::fs::XattrFlags;
+use units::{Bytes, Inodes};
+use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Settings, VolumeId, Volumes as _};
+
+use crate::cloning::LARGER;
+use crate::node::{INODES, Node, SIZE, files, id, settings, sized, without_pods};
+use crate::rollback::{back_to, rolled_back};
+use crate::snapshots::taken;
+use crate::sys;
+
+const ATTRIBUTE: &str = "user.name";
+const ACL: &str = "system.posix_acl_access";
+/// Version 2: the owner rwx, user 7 r-x, the group and others nothing, the mask r-x.
+const ENTRIES: [(u16, u16, u32); 5] =
+    [(1, 7, u32::MAX), (2, 5, 7), (4, 0, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
+/// `FS_XFLAG_IMMUTABLE`, include/uapi/linux/fs.h.
+const IMMUTABLE: u32 = 0x8;
+
+fn acl() -> Vec<u8> {
+    let entry = |(tag, permissions, id): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    [2_u32.to_le_bytes().to_vec(), ENTRIES.map(entry).concat()].concat()
+}
+
+/// What a pod sees of the root of its volume.
+#[derive(Debug, PartialEq, Eq)]
+struct Root {
+    mode: u32,
+    owner: (u32, u32),
+    attribute: Option<Vec<u8>>,
+    acl: Option<Vec<u8>>,
+    names: Vec<PathBuf>,
+}
+
+fn root(top: &Path) -> Root {
+    let stat = fs::metadata(top).unwrap();
+    let attribute = |name: &str| {
+        let mut value = [0; 256];
+        rustix::fs::getxattr(top, name, &mut value[..]).ok().map(|length| value[..length].to_vec())
+    };
+    let mut names: Vec<_> = fs::read_dir(top).unwrap().map(|entry| entry.unwrap().file_name().into()).collect();
+    names.sort();
+    let owner = (stat.uid(), stat.gid());
+    Root { mode: stat.mode() & 0o7777, owner, attribute: attribute(ATTRIBUTE), acl: attribute(ACL), names }
+}
+
+fn write(top: &Path, name: &str, byte: u8) {
+    let mut file = File::create(top.join(name)).unwrap();
+    file.write_all(&[byte; 64 << 10]).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// The files and the root of a volume before its snapshot.
+fn fill(top: &Path) -> Root {
+    write(top, "changed", 1);
+    write(top, "removed", 1);
+    fs::hard_link(top.join("removed"), top.join("link")).unwrap();
+    symlink("/outside", top.join("image")).unwrap();
+    chown(top, Some(7), Some(8)).unwrap();
+    fs::set_permissions(top, fs::Permissions::from_mode(0o2770)).unwrap();
+    rustix::fs::setxattr(top, ATTRIBUTE, b"before", XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(top, ACL, &acl(), XattrFlags::empty()).unwrap();
+    root(top)
+}
+
+/// All that the owner can do with both.
+fn change(top: &Path) -> Root {
+    write(top, "changed", 2);
+    write(top, "added", 2);
+    fs::remove_file(top.join("removed")).unwrap();
+    chown(top, Some(9), Some(9)).unwrap();
+    rustix::fs::removexattr(top, ACL).unwrap();
+    fs::set_permissions(top, fs::Permissions::from_mode(0o700)).unwrap();
+    rustix::fs::setxattr(top, ATTRIBUTE, b"after", XattrFlags::empty()).unwrap();
+    root(top)
+}
+
+fn record(node: &Node, id: &VolumeId) -> Record {
+    node.store.records().unwrap().readable.remove(id).unwrap()
+}
+
+#[test]
+fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let (volume, from) = node.made(&files("pvc-1"));
+    let (top, kept) = (node.path("live", &volume), id("snapshot-kept"));
+    let before = fill(&top);
+    taken(&node, &volume, "snapshot-1");
+    let after = change(&top);
+    // Of the owner, against a rename.
+    sys::add_flag(File::open(&top).unwrap(), IMMUTABLE).unwrap();
+    rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
+    let old = node.path("live", &kept);
+    assert_eq!([root(&top), root(&old)], [before, after]);
+    let content = |top: &Path| fs::read(top.join("changed")).unwrap()[0];
+    assert_eq!([content(&top), content(&old)], [1, 2]);
+    assert_eq!(fs::metadata(top.join("link")).unwrap().nlink(), 2);
+
+    // Each directory counts to the project of its record, and has the limits of its kind.
+    let (record_of, kept_record) = (record(&node, &volume), record(&node, &kept));
+    assert_eq!(kept_record.project, from.project);
+    assert_eq!(record_of, Record { project: record_of.project, ..from.clone() });
+    for of in [&volume, &kept] {
+        assert_eq!(node.store.drifted(of).unwrap(), Drifted::default(), "{of}");
+    }
+    let is_limited = |node: &Node| {
+        let limits = node.limits(record(node, &volume).project);
+        assert_eq!((limits.bytes, limits.inodes), (Some(SIZE), Some(INODES)));
+        let limits = node.limits(record(node, &kept).project);
+        assert!(limits.bytes > Some(SIZE) && limits.inodes == Some(INODES), "{limits:?}");
+    };
+    is_limited(&node);
+    let snapshot = record(&node, &id("snapshot-1"));
+    let reserved = [&record_of, &kept_record, &snapshot].map(Record::reserved).into_iter().sum();
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
+    let node = node.restarted();
+    without_pods(&node.store);
+    is_limited(&node);
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
+    assert!(matches!(node.store.remove_snapshot(&kept), Err(Error::Refused { .. })));
+    node.store.end_rollback(&kept).unwrap();
+
+    // Undone, and then confirmed.
+    let (before, after) = (root(&top), root(&old));
+    rolled_back(&node.store, &volume, "snapshot-kept", "snapshot-undone");
+    assert_eq!([root(&top), root(&node.path("live", &id("snapshot-undone")))], [after, before]);
+    node.store.end_rollback(&id("snapshot-undone")).unwrap();
+    assert_eq!(record(&node, &volume).owner, Owner::Provisioner);
+    for other in ["snapshot-kept", "snapshot-undone", "snapshot-1"] {
+        node.store.remove_snapshot(&id(other)).unwrap();
+        assert_eq!(node.traces(&id(other)), [""; 0]);
+    }
+    // As much as the volume has, and no more.
+    let mut file = File::create(top.join("all")).unwrap();
+    let full = loop {
+        if let Err(error) = file.write_all(&[3; 64 << 10]) {
+            break error;
+        }
+    };
+    assert_eq!(full.raw_os_error(), Some(Errno::ENOSPC as i32));
+    drop(file);
+    let used = node.store.announced(&volume).unwrap().quota().unwrap().used.bytes;
+    assert!(used <= SIZE && used > SIZE.saturating_sub(Bytes::MIB), "{used}");
+    node.store.retire(&volume).unwrap();
+    node.store.discard(&volume).unwrap();
+    assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
+}
+
+/// Also if it grows while the files are copied, and these are more than one pass removes.
+#[test]
+fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
+    const MANY: u32 = 2200;
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let many = Mode::Filesystem { inodes: Inodes::new(4096) };
+    let (volume, _) = node.made(&sized("pvc-1", many, SIZE));
+    let top = node.path("live", &volume);
+    write(&top, "one", 1);
+    write(&top, "two", 1);
+    taken(&node, &volume, "snapshot-1");
+    for number in 0..MANY {
+        File::create(top.join(number.to_string())).unwrap();
+    }
+    taken(&node, &volume, "snapshot-2");
+    let (want, kept) = (back_to(&volume, "snapshot-2", "snapshot-kept"), id("snapshot-kept"));
+    let begun = node.store.roll_back(&kept, &want);
+    assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
+    // Until it waits for the end of a pod: then all files are copied.
+    let target = node.disk.path().join("target");
+    fs::create_dir(&target).unwrap();
+    mount(Some(&top), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    let error = loop {
+        match node.store.roll_back(&kept, &want).unwrap_err() {
+            Error::Copying { .. } => {}
+            error => break error,
+        }
+    };
+    assert!(matches!(&error, Error::Published { target: found, .. } if *found == target), "{error:?}");
+    unmount(&target).unwrap();
+    node.store.expand(&volume, LARGER).unwrap();
+    let error = node.store.roll_back(&kept, &want).unwrap_err();
+    assert!(matches!(error, Error::Rollback { source: RollbackError::Grown, .. }), "{error:?}");
+    assert_eq!(node.traces(&kept), [""; 0]);
+    write(&top, "one", 2);
+    rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
+    assert_eq!(fs::read(top.join("one")).unwrap()[0], 1);
+    assert_eq!(fs::read_dir(&top).unwrap().count(), 2);
+    let (grown, old) = (record(&node, &volume), record(&node, &kept));
+    let limits = node.limits(grown.project);
+    assert_eq!((grown.size, old.size, limits.bytes), (LARGER, LARGER, Some(LARGER)));
+    assert!(matches!(grown.mode, Mode::Filesystem { inodes } if inodes > Inodes::new(4096)
+        && limits.inodes == Some(inodes)));
+}
+
+/// The new files are in another directory.
+#[test]
+fn a_process_that_outlives_its_pod_reaches_the_former_files_only() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let (volume, from) = node.made(&files("pvc-1"));
+    let (top, kept) = (node.path("live", &volume), id("snapshot-kept"));
+    write(&top, "file", 1);
+    taken(&node, &volume, "snapshot-1");
+    let opened = node.store.open_volume(&volume).unwrap();
+    let error = loop {
+        match node.store.roll_back(&kept, &back_to(&volume, "snapshot-1", "snapshot-kept")).unwrap_err() {
+            Error::Copying { .. } => {}
+            error => break error,
+        }
+    };
+    assert!(matches!(error, Error::Rollback { source: RollbackError::Opened, .. }), "{error:?}");
+    drop(opened);
+    let dir = File::open(&top).unwrap();
+    rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
+    let create = OFlag::O_CREAT | OFlag::O_WRONLY;
+    let mut late = File::from(nix::fcntl::openat(&dir, "late", create, Permissions::S_IRUSR).unwrap());
+    assert!(!top.join("late").exists() && node.path("live", &kept).join("late").exists());
+    let full = loop {
+        if let Err(error) = late.write_all(&[2; 64 << 10]) {
+            break error;
+        }
+    };
+    assert_eq!(full.raw_os_error(), Some(Errno::ENOSPC as i32), "the limit of the former files stays");
+    assert_eq!(fsquota::project(&dir).unwrap(), Some(from.project));
+}
