@@ -286,7 +286,7 @@ impl Disk {
         if !mode.is_block() {
             self.pauses.push(max_pause);
         }
-        let mode = snapshot_of(mode);
+        let mode = taken_at(mode, SystemTime::now());
         let done = match self
             .provision(id, &Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) })
         {
@@ -312,18 +312,12 @@ impl Disk {
             {
                 return Err(Error::Unknown { id: id.clone() });
             }
-            let is_ungrouped =
-                |source: &&VolumeId| self.records.get(*source).is_some_and(|record| !record.mode.is_block());
-            if let Some(source) = want.members.values().map(|member| &member.source).find(is_ungrouped) {
-                let source = SourceError::Ungrouped { volume: source.clone() };
-                return Err(Error::Source { id: want.id.clone(), source });
-            }
             let before = (self.records.clone(), self.sources.clone(), self.passes);
-            let mode = Mode::Snapshot { taken: SystemTime::now() };
+            let taken = SystemTime::now();
             self.passes = u32::MAX;
             let begun = want.members.iter().try_for_each(|(id, member)| {
                 self.take_snapshot(id, member)?;
-                self.records.entry(id.clone()).and_modify(|record| record.mode = mode);
+                self.records.entry(id.clone()).and_modify(|record| record.mode = taken_at(record.mode, taken));
                 Ok(())
             });
             match begun {
@@ -408,7 +402,7 @@ impl Disk {
                 }
             }
         };
-        let (mode, owner) = (snapshot_of(mode), Owner::Rollback(rollback.clone()));
+        let (mode, owner) = (taken_at(mode, SystemTime::now()), Owner::Rollback(rollback.clone()));
         let request = Request { claim, owner, class: String::new(), mode, size, source: Some(source.clone()) };
         let record = self.provision(id, &request)?.into_inner();
         if !record.is_exchanged() {
@@ -551,13 +545,11 @@ impl Disk {
     }
 }
 
-/// The mode of a snapshot of a volume, now. That of a snapshot stays.
-fn snapshot_of(mode: Mode) -> Mode {
-    let taken = SystemTime::now();
+/// The mode of a snapshot of a volume, or of a snapshot, with this instant.
+fn taken_at(mode: Mode, taken: SystemTime) -> Mode {
     match mode {
-        Mode::Filesystem { inodes } => Mode::SnapshotTree { taken, inodes },
-        Mode::Block { .. } => Mode::Snapshot { taken },
-        snapshot @ (Mode::Snapshot { .. } | Mode::SnapshotTree { .. }) => snapshot,
+        Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => Mode::SnapshotTree { taken, inodes },
+        Mode::Block { .. } | Mode::Snapshot { .. } => Mode::Snapshot { taken },
     }
 }
 

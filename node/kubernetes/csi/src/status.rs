@@ -154,10 +154,9 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
             SourceError::NotAnnounced { .. } => Code::Unavailable,
-            SourceError::Filesystem { .. }
-            | SourceError::Block { .. }
-            | SourceError::Ungrouped { .. }
-            | SourceError::Unsupported { .. } => Code::InvalidArgument,
+            SourceError::Filesystem { .. } | SourceError::Block { .. } | SourceError::Unsupported { .. } => {
+                Code::InvalidArgument
+            }
             SourceError::NoFreezer { .. } => Code::FailedPrecondition,
             SourceError::Overfull { .. } => Code::Unavailable,
             SourceError::Larger { .. } => Code::OutOfRange,
@@ -172,7 +171,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         },
         Error::Freeze { source, .. } => match source {
             FreezeError::None => Code::FailedPrecondition,
-            FreezeError::Freeze(_) | FreezeError::Thawed(_) => Code::Aborted,
+            FreezeError::Freeze(_) | FreezeError::Late { .. } | FreezeError::Thawed(_) => Code::Aborted,
         },
         Error::Closed { .. } | Error::Look { .. } | Error::Act { .. } | Error::Announced { .. } => Code::Internal,
     }

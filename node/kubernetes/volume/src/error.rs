@@ -74,8 +74,6 @@ pub enum SourceError {
     Closed { volume: VolumeId },
     #[error("volume {volume} is a filesystem volume; request volumeMode Filesystem")]
     Filesystem { volume: VolumeId },
-    #[error("volume {volume} is a filesystem volume, which cannot be in a group; take a snapshot of it alone")]
-    Ungrouped { volume: VolumeId },
     #[error("volume {volume} is a block volume; request volumeMode Block")]
     Block { volume: VolumeId },
     #[error(

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::stat::{fchmod, fstat};
 use nix::unistd::fdatasync;
+use reflink::TreeClone;
 use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
@@ -180,14 +181,25 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// The record says that all files are there after they are, with the instant of a snapshot.
     fn clone_tree(&mut self) -> Result<(), ActError> {
+        let cloning = self.record()?.cloning.clone().ok_or(ActError::NoRecord)?;
+        let (store, max_pause) = (self.store, self.max_pause);
+        let taken = store.clone_tree(self.staged()?, &cloning, max_pause)?;
+        self.complete_tree(taken)
+    }
+
+    /// Begins a clone of all files of the source, which is locked.
+    pub(crate) fn begin_tree(&mut self) -> Result<TreeClone, ActError> {
+        let cloning = self.record()?.cloning.clone().ok_or(ActError::NoRecord)?;
+        let store = self.store;
+        store.begin_tree(self.staged()?, &cloning)
+    }
+
+    /// The record says that all files are there after they are, with the instant of a snapshot.
+    pub(crate) fn complete_tree(&mut self, taken: SystemTime) -> Result<(), ActError> {
         let Store { files, quotas, .. } = self.store;
         let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
-        let cloning = known.record.cloning.as_mut().ok_or(ActError::NoRecord)?;
-        let (store, max_pause) = (self.store, self.max_pause);
-        let taken = store.clone_tree(self.staged()?, cloning, max_pause)?;
-        cloning.complete = true;
+        known.record.cloning.as_mut().ok_or(ActError::NoRecord)?.complete = true;
         let Record { project, .. } = known.record;
         if !tree::fits(quotas.settled(project).map_err(ActError::Quota)?.used, known.record.complete_limits()) {
             return Err(ActError::Overfull);
@@ -211,11 +223,24 @@ impl<'a> Execution<'a> {
     }
 
     /// Makes a cloned image durable.
-    pub(crate) fn sync_image(&mut self) -> Result<(), Error> {
-        let id = self.id.clone();
-        let image = self.staged().and_then(|dir| Ok(dir.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?));
-        let synced = image.and_then(|image| fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno }));
-        synced.map_err(|source| Error::Act { id, step: Step::CloneImage, source })
+    pub(crate) fn sync_image(&mut self) -> Result<(), ActError> {
+        let image = self.staged()?.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?;
+        fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno })
+    }
+
+    /// A part of a step.
+    pub(crate) fn attempt<T>(
+        &mut self,
+        step: Step,
+        part: impl FnOnce(&mut Self) -> Result<T, ActError>,
+    ) -> Result<T, Error> {
+        part(self).map_err(|source| self.failed(step, source))
+    }
+
+    pub(crate) fn failed(&mut self, step: Step, source: ActError) -> Error {
+        // A directory that is open is not gone when it is removed.
+        self.staged = None;
+        Error::Act { id: self.id.clone(), step, source }
     }
 
     fn limit(&mut self) -> Result<(), ActError> {

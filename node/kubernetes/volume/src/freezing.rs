@@ -35,6 +35,11 @@ pub enum FreezeError {
     #[error("cannot stop the pods that have the volumes")]
     Freeze(#[source] Box<dyn Error + Send + Sync>),
     #[error(
+        "the pods that have the volumes would be stopped for more than {budget:?}; raise maxPause in the \
+         VolumeGroupSnapshotClass, or write to fewer files meanwhile"
+    )]
+    Late { budget: Duration },
+    #[error(
         "the pods that have the volumes ran before the snapshots were taken; raise maxPause, or write less meanwhile"
     )]
     Thawed(#[source] Box<dyn Error + Send + Sync>),

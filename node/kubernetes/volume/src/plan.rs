@@ -594,13 +594,15 @@ mod tests {
         let project = ProjectId::new(8).unwrap();
         let [volume, source] = ["pvc-1", "snapshot-1"].map(|text| text.parse().unwrap());
         let rollback = Rollback { volume, source, project, allocation: Allocation::Thick };
-        let want = Request { mode: SNAPSHOT, owner: Owner::Rollback(rollback), ..clone_of("snapshot-1") };
-        let mut seen = made_for(&want, NOTHING, usize::MAX);
-        assert_eq!((seen.live, seen.staging.image()), (Place::Absent, Some(Bytes::GIB)));
-        assert_eq!(provision(&want, &seen).unwrap(), []);
-        seen.record.as_mut().unwrap().project = project;
-        seen.staging = Place::Present { project: Some(project), image: Some(Bytes::GIB) };
-        assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
+        for (mode, image) in [(SNAPSHOT, Some(Bytes::GIB)), (TREE, None)] {
+            let want = Request { mode, owner: Owner::Rollback(rollback.clone()), ..clone_of("snapshot-1") };
+            let mut seen = made_for(&want, NOTHING, usize::MAX);
+            assert_eq!((seen.live, seen.staging.image()), (Place::Absent, image));
+            assert_eq!(provision(&want, &seen).unwrap(), []);
+            seen.record.as_mut().unwrap().project = project;
+            seen.staging = Place::Present { project: Some(project), image };
+            assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
+        }
     }
 
     #[test]

@@ -1,16 +1,19 @@
-//! Snapshots of several block volumes at one instant.
+//! Snapshots of several volumes at one instant.
 //!
-//! Each is a snapshot of its own, and is copied as one. Only their images are cloned together, while the pods of all sources are
-//! stopped. The records of one instant have the same time: images of a run that ended in between are cloned again.
+//! Each is a snapshot of its own, and is copied as one. Only the clones of their images and the last passes over their files are
+//! made together, while the pods of all sources are stopped. The records of one instant have the same time: images and files of
+//! a run that ended in between are cloned again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Ensured;
+use fsquota::ProjectId;
+use reflink::{CompleteTree, TreeClone, TreeError};
 use tracing::{info, warn};
 use units::Bytes;
 
-use crate::error::{Error, SourceError};
+use crate::error::{ActError, Error, SourceError};
 use crate::execution::Execution;
 use crate::freezing::FreezeError;
 use crate::index::Known;
@@ -18,7 +21,7 @@ use crate::plan::{self, Step};
 use crate::record::{Cloning, Mode, Record, State};
 use crate::snapshot::{ANY, SnapshotRequest};
 use crate::store::{Store, refused};
-use crate::{Request, VolumeGuard, VolumeId};
+use crate::{PodFreezer, Request, VolumeGuard, VolumeId, tree};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRequest {
@@ -72,7 +75,7 @@ impl Store {
             let is_cloned = match &record {
                 Some(record) => {
                     let steps = plan::provision(&member.of((record.mode, record.size)), &seen).map_err(refused(id))?;
-                    !steps.iter().any(|step| matches!(step, Step::WriteRecord | Step::CloneImage))
+                    !steps.iter().any(|step| matches!(step, Step::WriteRecord | Step::CloneImage | Step::CloneTree))
                 }
                 None => false,
             };
@@ -87,17 +90,17 @@ impl Store {
         }
     }
 
-    /// Clones the images of all, or of none.
+    /// Clones all, or none.
     fn begin_group(&self, want: &GroupRequest) -> Result<(), Error> {
         for id in want.members.keys() {
             // Of a run that ended.
-            self.undo_known(id)?;
+            self.undo_all(id)?;
         }
         let begun = self.clone_all(want);
         if begun.is_err() {
             for id in want.members.keys() {
                 let undone = match self.known(id) {
-                    Ok(Some(_)) => self.undo_known(id).map(drop),
+                    Ok(Some(_)) => self.undo_all(id).map(drop),
                     known => known.map(|_| self.index().ledger.release(id)),
                 };
                 if let Err(error) = undone {
@@ -110,6 +113,8 @@ impl Store {
     }
 
     fn clone_all(&self, want: &GroupRequest) -> Result<(), Error> {
+        let failed = |source| Error::Freeze { id: want.id.clone(), source };
+        let freezer = self.freezer().ok_or_else(|| failed(FreezeError::None))?;
         let failed = |source| Error::Source { id: want.id.clone(), source };
         let mut locked = BTreeMap::new();
         for source in want.sources() {
@@ -117,87 +122,149 @@ impl Store {
             locked.insert(source, found.map_err(failed)?);
         }
         let with_size = |(id, member): (_, &SnapshotRequest)| {
-            let (_, cloning) = locked.get(&member.source)?;
-            Some((id, member.of((SNAPSHOT, cloning.headroom)), cloning.clone()))
+            let LockedSource { mode, cloning, .. } = locked.get(&member.source)?;
+            Some((id, member.of((*mode, cloning.headroom)), cloning.clone()))
         };
         let requests: Vec<_> = want.members.iter().filter_map(with_size).collect();
         let spaces: Vec<_> = requests.iter().map(|(id, request, cloning)| (*id, space(request, cloning))).collect();
         let total = spaces.iter().map(|(_, space)| *space).sum();
         self.reserve(&want.id, total, |index, _, disk| index.ledger.reserve_all(&spaces, disk))?;
-        let executions = requests.iter().map(|(id, request, cloning)| {
+        let members = requests.iter().map(|(id, request, cloning)| {
             let mut execution = Execution::new(self, id, Some(request), None);
             execution.cloning = Some(cloning.clone());
-            execution
+            Member { execution, request, tree: None, complete: None }
         });
-        let mut executions: Vec<_> = executions.collect();
-        let cloned = self.clone_images(want, &mut executions);
+        let mut members: Vec<_> = members.collect();
+        let cloned = self.clone_together(want, &mut members, &*freezer);
         // An undo locks the source again.
         drop(locked);
-        cloned.map_err(|(failed, error)| match failed.map(|index| executions.swap_remove(index)) {
-            Some(execution) => match execution.want {
-                Some(request) => self.after_failed_provision(execution, request, error),
-                None => error,
-            },
+        cloned.map_err(|(failed, error)| match failed.map(|index| members.swap_remove(index)) {
+            Some(Member { execution, request, .. }) => self.after_failed_provision(execution, request, error),
             None => error,
         })
     }
 
-    fn lock_member_source(
-        &self,
-        want: &GroupRequest,
-        source: &VolumeId,
-    ) -> Result<(VolumeGuard, Cloning), SourceError> {
+    fn lock_member_source(&self, want: &GroupRequest, source: &VolumeId) -> Result<LockedSource, SourceError> {
         let (mode, _) = self.to_copy(source)?;
-        if !mode.is_block() {
-            return Err(SourceError::Ungrouped { volume: source.clone() });
-        }
         let member = want.members.values().find(|member| member.source == *source);
-        let request = member.map(|member| member.of((SNAPSHOT, ANY)));
+        let request = member.map(|member| member.of((mode, ANY)));
         let request = request.ok_or_else(|| SourceError::Unknown { volume: source.clone() })?;
-        self.lock_source(source, &request)
+        let (guard, cloning) = self.lock_source(source, &request)?;
+        // It may have grown, and with it the number of its files.
+        let (mode, _) = self.to_copy(source)?;
+        Ok(LockedSource { _guard: guard, mode, cloning })
     }
 
-    /// With all sources locked. An error has the index of the execution that failed.
-    fn clone_images(
+    /// With all sources locked. An error has the index of the member that failed.
+    fn clone_together(
         &self,
         want: &GroupRequest,
-        executions: &mut [Execution<'_>],
+        members: &mut [Member<'_>],
+        freezer: &dyn PodFreezer,
     ) -> Result<(), (Option<usize>, Error)> {
-        each(executions, |execution| execution.run(&[Step::WriteRecord, Step::MakeStaging, Step::Limit]))?;
+        let failed = |source| (None, Error::Freeze { id: want.id.clone(), source });
+        each(members, Member::begin)?;
+        approach_trees(members)?;
         // A clone writes the dirty pages of its source first: the pause is short if they are few.
-        for source in want.sources() {
-            self.flush_source(&source, true);
+        for Request { source, mode, .. } in members.iter().map(|member| member.request) {
+            let _ = source.as_ref().and_then(|source| self.flush_source(source, mode.is_block()));
         }
         let taken = SystemTime::now();
-        each(executions, |execution| execution.renew_instant(taken))?;
-        let failed = |source| (None, Error::Freeze { id: want.id.clone(), source });
-        let freezer = self.freezer().ok_or_else(|| failed(FreezeError::None))?;
+        each(members, |member| member.execution.renew_instant(taken))?;
         let sources: Vec<_> = want.sources().into_iter().collect();
         let begin = Instant::now();
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;
-        let cloned = each(executions, |execution| execution.run(&[Step::CloneImage]));
+        let deadline = frozen.deadline();
+        let cloned = each(members, |member| member.clone_content(deadline));
         let thawed = frozen.thaw();
         let pause = begin.elapsed();
-        cloned?;
+        match cloned {
+            Err((_, Error::Act { source: ActError::Tree(TreeError::Late), .. })) => {
+                return Err(failed(FreezeError::Late { budget: want.max_pause }));
+            }
+            cloned => cloned?,
+        }
         thawed.map_err(|cause| failed(FreezeError::Thawed(cause)))?;
         // The API server gets the instant, which a power cut must not undo.
-        each(executions, Execution::sync_image)?;
+        each(members, Member::sync)?;
+        each(members, |member| member.complete(taken))?;
         info!(group = %want.id, snapshots = want.members.len(), ?pause, "snapshots of one instant taken");
         Ok(())
     }
 }
 
-/// A snapshot of a block volume, whose record gets the instant.
-const SNAPSHOT: Mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
+/// Of a source that is locked.
+struct LockedSource {
+    _guard: VolumeGuard,
+    mode: Mode,
+    cloning: Cloning,
+}
+
+/// A snapshot of the group.
+struct Member<'a> {
+    execution: Execution<'a>,
+    request: &'a Request,
+    /// Of files, before the last pass and after it.
+    tree: Option<TreeClone>,
+    complete: Option<CompleteTree>,
+}
+
+impl Member<'_> {
+    fn begin(&mut self) -> Result<(), Error> {
+        self.execution.run(&[Step::WriteRecord, Step::MakeStaging, Step::Limit])?;
+        if !self.request.mode.is_block() {
+            self.tree = Some(self.execution.attempt(Step::CloneTree, Execution::begin_tree)?);
+        }
+        Ok(())
+    }
+
+    /// While the pods are stopped.
+    fn clone_content(&mut self, until: Option<Instant>) -> Result<(), Error> {
+        let Some(tree) = self.tree.take() else { return self.execution.run(&[Step::CloneImage]) };
+        self.complete = Some(self.execution.attempt(Step::CloneTree, |_| Ok(tree.complete(until)?))?);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), Error> {
+        match self.complete.take() {
+            Some(tree) => self.execution.attempt(Step::CloneTree, |_| Ok(tree.finish()?)),
+            None => self.execution.attempt(Step::CloneImage, Execution::sync_image),
+        }
+    }
+
+    /// The size of an image says that it is complete, the record says it of files.
+    fn complete(&mut self, taken: SystemTime) -> Result<(), Error> {
+        if self.request.mode.is_block() {
+            return Ok(());
+        }
+        self.execution.attempt(Step::CloneTree, |execution| execution.complete_tree(taken))
+    }
+}
+
+/// The passes over files while pods write.
+fn approach_trees(members: &mut [Member<'_>]) -> Result<(), (Option<usize>, Error)> {
+    let (mut indices, mut trees) = (Vec::new(), Vec::new());
+    for (index, member) in members.iter_mut().enumerate() {
+        if let Some(tree) = &mut member.tree {
+            indices.push(index);
+            trees.push(tree);
+        }
+    }
+    let (at, error) = match tree::approach(&mut trees) {
+        Ok(()) => return Ok(()),
+        Err((at, error)) => (indices.get(at).copied().unwrap_or_default(), error),
+    };
+    Err((Some(at), members[at].execution.failed(Step::CloneTree, error.into())))
+}
 
 /// The headroom of the source included.
 fn space(request: &Request, cloning: &Cloning) -> Bytes {
-    request.reserved().saturating_add(cloning.headroom)
+    request.record(ProjectId::FIRST, Some(cloning.clone())).reserved()
 }
 
 fn each<'a>(
-    executions: &mut [Execution<'a>],
-    run: impl Fn(&mut Execution<'a>) -> Result<(), Error>,
+    members: &mut [Member<'a>],
+    run: impl Fn(&mut Member<'a>) -> Result<(), Error>,
 ) -> Result<(), (Option<usize>, Error)> {
-    executions.iter_mut().enumerate().try_for_each(|(index, one)| run(one).map_err(|error| (Some(index), error)))
+    members.iter_mut().enumerate().try_for_each(|(index, one)| run(one).map_err(|error| (Some(index), error)))
 }

@@ -49,23 +49,14 @@ impl Store {
         cloning: &Cloning,
         max_pause: Duration,
     ) -> Result<SystemTime, ActError> {
-        self.limit_source(&cloning.source)?;
-        let source = self.live.open_dir(cloning.source.name())?;
-        let mut clone = TreeClone::begin(&source, staged)?;
+        let mut clone = self.begin_tree(staged, cloning)?;
         if self.is_snapshot(&cloning.source) {
             let taken = SystemTime::now();
             clone.complete(None)?.finish()?;
             return Ok(taken);
         }
         let freezer = self.freezer().ok_or(ActError::NoFreezer)?;
-        let end = Instant::now() + LONGEST;
-        for _ in 0..PASSES {
-            let begin = Instant::now();
-            clone.approach(Some(end))?;
-            if begin.elapsed() < SHORT {
-                break;
-            }
-        }
+        approach(&mut [&mut clone]).map_err(|(_, error)| error)?;
         clone.sync()?;
         let frozen = freezer.freeze(slice::from_ref(&cloning.source), max_pause).map_err(ActError::Pods)?;
         let taken = SystemTime::now();
@@ -80,6 +71,29 @@ impl Store {
         complete.finish()?;
         Ok(taken)
     }
+
+    /// Begins a clone of all files of the source in a new directory, with the source locked.
+    pub(crate) fn begin_tree(&self, staged: &Dir, cloning: &Cloning) -> Result<TreeClone, ActError> {
+        self.limit_source(&cloning.source)?;
+        let source = self.live.open_dir(cloning.source.name())?;
+        Ok(TreeClone::begin(&source, staged)?)
+    }
+}
+
+/// The passes over trees while pods write to them. All trees have a pass before one has the next: then little has changed in
+/// each when the pods are stopped. An error has the index of its tree.
+pub(crate) fn approach(clones: &mut [&mut TreeClone]) -> Result<(), (usize, TreeError)> {
+    let end = Instant::now() + LONGEST;
+    for _ in 0..PASSES {
+        let begin = Instant::now();
+        for (index, clone) in clones.iter_mut().enumerate() {
+            clone.approach(Some(end)).map_err(|error| (index, error))?;
+        }
+        if begin.elapsed() < SHORT {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a copy uses no more than its limits: the limit of its source was raised while it was copied.

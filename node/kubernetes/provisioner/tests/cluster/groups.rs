@@ -15,15 +15,16 @@ use volume::{State, VolumeId};
 use crate::id_of;
 use crate::node::{Node, until};
 
-const CLAIMS: [&str; 2] = ["data", "log"];
+/// With their modes.
+const CLAIMS: [(&str, &str); 2] = [("data", "Block"), ("log", "Filesystem")];
 
-/// A node with two bound block claims.
+/// A node with two bound claims.
 async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Vec<VolumeId>), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
     let node = Node::start(cluster, namespace).await?;
     let mut ids = Vec::new();
-    for name in CLAIMS {
-        let claim = node.claim_here(name, json!({"volumeMode": "Block"})).await?;
+    for (name, mode) in CLAIMS {
+        let claim = node.claim_here(name, json!({"volumeMode": mode})).await?;
         node.bound(name).await?;
         let id = id_of(&claim.uid().unwrap_or_default())?;
         node.settled(&id).await?;
@@ -103,10 +104,6 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
 
 pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, ids) = with_claims(&cluster, "ungrouped").await?;
-    let files = node.claim_here("files", json!({})).await?;
-    node.bound("files").await?;
-    let files = id_of(&files.uid().unwrap_or_default())?;
-    node.settled(&files).await?;
     // The volume of another node.
     let elsewhere = json!([{"key": TOPOLOGY_KEY, "operator": "In", "values": ["zz"]}]);
     let foreign: PersistentVolume = serde_json::from_value(json!({
@@ -126,7 +123,6 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
     let of_class = |class: &str| json!({"volumeGroupSnapshotClassName": class});
     for (name, source, more, words) in [
         ("nodes", with("zvol-foreign"), json!({}), nodes.as_str()),
-        ("mixed", with(files.as_str()), json!({}), "is a filesystem volume, which cannot be in a group"),
         ("none", with("zvol-none"), json!({}), "volume zvol-none of the group does not exist on this node"),
         (
             "fast",

@@ -16,6 +16,8 @@ pub enum Freezing {
     Fails,
     /// The budget was exceeded.
     EndsEarly,
+    /// The same, before the last pass over files.
+    IsLate,
 }
 
 #[derive(Debug, Default)]
@@ -79,12 +81,12 @@ impl PodFreezer for Pods {
 
 impl FrozenPods for Frozen {
     fn deadline(&self) -> Option<Instant> {
-        None
+        (*self.0.freezing.lock().unwrap() == Freezing::IsLate).then(Instant::now)
     }
 
     fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
         match *self.0.freezing.lock().unwrap() {
-            Freezing::EndsEarly => Err("the budget is over".into()),
+            Freezing::EndsEarly | Freezing::IsLate => Err("the budget is over".into()),
             Freezing::Works | Freezing::Fails => Ok(()),
         }
     }

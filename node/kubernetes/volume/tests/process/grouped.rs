@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 
 use units::Bytes;
 use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
@@ -10,12 +11,15 @@ use crate::cloned::{is_settled, write};
 use crate::killed::{THIN, deleted, killed_at_every, made};
 use crate::node::pods::Pods;
 use crate::node::{id, sized};
+use crate::trees::{self, FILES};
 
 /// Each step was shown once. All of them take five minutes in emulation.
 const STRIDE: usize = 7;
 
+/// A disk, and files.
 fn sources_of(request: &Request) -> [Request; 2] {
-    [1, 2].map(|number| sized(&format!("{}-source-{number}", request.claim.name), request.mode, request.size))
+    [(1, request.mode), (2, FILES)]
+        .map(|(number, mode)| sized(&format!("{}-source-{number}", request.claim.name), mode, request.size))
 }
 
 fn group_of(request: &Request) -> GroupRequest {
@@ -29,16 +33,26 @@ fn group_of(request: &Request) -> GroupRequest {
     GroupRequest { id: id(&format!("group-{}", request.claim.name)), members, max_pause: DEFAULT_PAUSE }
 }
 
-fn content(store: &Store, snapshot: &VolumeId) -> Vec<u8> {
-    let live = store.file_system().as_raw_fd();
-    fs::read(format!("/proc/self/fd/{live}/{snapshot}/image")).unwrap()
+fn contents(store: &Store, request: &Request) -> Vec<u8> {
+    let content = |id: &VolumeId| {
+        let live = store.file_system().as_raw_fd();
+        let name = if store.record(id).unwrap().unwrap().mode.is_block() { "image" } else { "file" };
+        fs::read(format!("/proc/self/fd/{live}/{id}/{name}")).unwrap()
+    };
+    group_of(request).members.keys().flat_map(content).collect()
+}
+
+fn write_all(store: &Store, request: &Request, byte: u8) {
+    let [disk, files] = sources_of(request);
+    write(store, &disk, byte).unwrap();
+    let file = trees::file(store, &id(&files.claim.name), "file");
+    file.write_all_at(&vec![byte; request.size.get() as usize / 2], 0).unwrap();
+    file.sync_all().unwrap();
 }
 
 fn with_sources(store: &Store, request: &Request) {
-    for source in &sources_of(request) {
-        made(store, source);
-        write(store, source, 1).unwrap();
-    }
+    sources_of(request).iter().for_each(|source| drop(made(store, source)));
+    write_all(store, request, 1);
 }
 
 fn taken(store: &Store, request: &Request) {
@@ -50,18 +64,20 @@ fn removed(store: &Store, request: &Request) {
     for id in group_of(request).members.keys() {
         store.remove_snapshot(id).unwrap();
     }
-    let sources = sources_of(request);
-    deleted(store, &sources[0]);
-    is_settled(store, &sources[1], Bytes::ZERO);
-    deleted(store, &sources[1]);
+    let [disk, files] = sources_of(request);
+    let quota = store.open_volume(&id(&files.claim.name)).unwrap().quota().unwrap();
+    assert_eq!(quota.limits.bytes, Some(files.size), "the headroom has ended");
+    deleted(store, &files);
+    is_settled(store, &disk, Bytes::ZERO);
+    deleted(store, &disk);
 }
 
 #[test]
 fn a_killed_group_is_taken_at_one_instant_by_the_next() {
     killed_at_every(STRIDE, &[THIN], with_sources, taken, |store, request| {
-        sources_of(request).iter().for_each(|source| write(store, source, 2).unwrap());
+        write_all(store, request, 2);
         taken(store, request);
-        let contents: Vec<u8> = group_of(request).members.keys().flat_map(|id| content(store, id)).collect();
+        let contents = contents(store, request);
         assert!(contents.iter().all(|byte| *byte == contents[0]) && [1, 2].contains(&contents[0]));
         removed(store, request);
     });

@@ -1,4 +1,4 @@
-//! Snapshots of several block volumes at one instant.
+//! Snapshots of several volumes at one instant.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -114,8 +114,14 @@ fn a_group_that_cannot_be_taken_leaves_no_trace() {
     let node = Node::new();
     let images = with_sources(&node, Allocation::Thin);
     node.made(&files("pvc-files"));
+    fs::write(node.path("live", &id("pvc-files")).join("file"), [1; 4096]).unwrap();
     node.made(&sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, Bytes::new(300 << 20)));
-    let limits = || SOURCES.map(|name| node.limits(node.store.records().unwrap().readable[&id(name)].project));
+    let all = [&SOURCES[..], &["pvc-files"]].concat();
+    let limits = || {
+        all.iter()
+            .map(|name| node.limits(node.store.records().unwrap().readable[&id(name)].project))
+            .collect::<Vec<_>>()
+    };
     let (space, before) = (node.store.space().unwrap(), limits());
     let refusal = |sources: &[&str]| {
         let want = group_of("group-1", sources);
@@ -127,9 +133,9 @@ fn a_group_that_cannot_be_taken_leaves_no_trace() {
     };
     let without = refusal(&SOURCES);
     assert!(matches!(without, Error::Freeze { source: FreezeError::None, .. }), "{without:?}");
+    let without = refusal(&["pvc-1", "pvc-files"]);
+    assert!(matches!(without, Error::Freeze { source: FreezeError::None, .. }), "{without:?}");
     let pods = Pods::of(&node.store);
-    let with_files = refusal(&["pvc-1", "pvc-files"]);
-    assert!(matches!(with_files, Error::Source { source: SourceError::Ungrouped { .. }, .. }), "{with_files:?}");
     let unknown = refusal(&["pvc-1", "pvc-none"]);
     assert!(matches!(unknown, Error::Source { source: SourceError::Unknown { .. }, .. }), "{unknown:?}");
     let full = refusal(&["pvc-1", "pvc-2", "pvc-large"]);
@@ -137,16 +143,91 @@ fn a_group_that_cannot_be_taken_leaves_no_trace() {
     assert_eq!(pods.freezes(), 0);
     pods.set(Freezing::Fails);
     assert!(matches!(refusal(&SOURCES), Error::Freeze { source: FreezeError::Freeze(_), .. }));
+    assert!(matches!(refusal(&all), Error::Freeze { source: FreezeError::Freeze(_), .. }));
     pods.set(Freezing::EndsEarly);
     assert!(matches!(refusal(&SOURCES), Error::Freeze { source: FreezeError::Thawed(_), .. }));
+    assert!(matches!(refusal(&all), Error::Freeze { source: FreezeError::Thawed(_), .. }));
+    pods.set(Freezing::IsLate);
+    let late = refusal(&all);
+    assert!(matches!(late, Error::Freeze { source: FreezeError::Late { budget: DEFAULT_PAUSE }, .. }), "{late:?}");
     pods.set(Freezing::Works);
     images.iter().for_each(|image| image.write_all_at(&[1; 4096], 0).unwrap());
-    let records = taken(&node, &group_of("group-1", &SOURCES));
+    let records = taken(&node, &group_of("group-1", &all));
     // A second instant would replace those that are ready.
     let first = records.keys().next().expect("a snapshot");
     node.store.remove_snapshot(first).unwrap();
-    let missing = node.store.take_group(&group_of("group-1", &SOURCES)).unwrap_err();
+    let missing = node.store.take_group(&group_of("group-1", &all)).unwrap_err();
     assert!(matches!(&missing, Error::Unknown { id } if id == first), "{missing:?}");
+}
+
+/// A program writes the same number to a disk, a file, another disk and another file. It also replaces files, so that the last
+/// pass has to clone and to remove some.
+#[test]
+fn disks_and_files_of_a_group_are_of_one_instant() {
+    // In the order of their IDs.
+    const BOTH: [&str; 4] = ["pvc-1", "pvc-2-files", "pvc-3", "pvc-4-files"];
+    let node = Node::new();
+    let open = |name: &&str| {
+        if !name.contains("files") {
+            let (id, _) = node.made(&disk(name, Allocation::Thin));
+            return File::from(node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap());
+        }
+        let (id, _) = node.made(&files(name));
+        File::create(node.path("live", &id).join("file")).unwrap()
+    };
+    let all: Vec<File> = BOTH.iter().map(open).collect();
+    let former: Vec<Record> = BOTH.iter().map(|name| node.store.record(&id(name)).unwrap().unwrap()).collect();
+    let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
+    let mut counts = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for count in 1_u64.. {
+                for (file, name) in all.iter().zip(BOTH) {
+                    pods.write(|| file.write_all_at(&count.to_le_bytes(), 0).unwrap());
+                    let top = node.path("live", &id(name));
+                    if name.contains("files") && count.is_multiple_of(8) {
+                        pods.write(|| fs::write(top.join("new"), [1; 4096]).unwrap());
+                        pods.write(|| {
+                            fs::rename(top.join("new"), top.join(format!("replaced-{}", count % 3))).unwrap()
+                        });
+                    }
+                }
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let over = Over(&is_over);
+        for number in 0..3 {
+            let want = group_of(&format!("group-{number}"), &BOTH);
+            let records = taken(&node, &want);
+            assert_eq!(pods.freezes(), number + 1, "once for all sources");
+            let instants: Vec<_> = records.values().map(|record| record.mode.taken()).collect();
+            assert!(instants.iter().all(|instant| instant.is_some() && *instant == instants[0]), "{instants:?}");
+            let count = |id: &VolumeId| {
+                let path = node.path("live", id).join(if id.as_str().contains("files") { "file" } else { "image" });
+                let mut count = [0; 8];
+                File::open(path).unwrap().read_exact_at(&mut count, 0).unwrap();
+                u64::from_le_bytes(count)
+            };
+            counts.push(want.members.keys().map(count).collect::<Vec<_>>());
+            assert_eq!(node.store.take_group(&want).unwrap(), Ensured::Unchanged(records));
+            for id in want.members.keys() {
+                node.store.remove_snapshot(id).unwrap();
+                assert_eq!(node.traces(id), [""; 0]);
+            }
+        }
+        drop(over);
+    });
+    for counts in &counts {
+        let [first, .., last] = counts[..] else { panic!("{counts:?}") };
+        assert!(counts.is_sorted_by(|one, next| one >= next) && first - last <= 1, "{counts:?}");
+    }
+    assert!(counts.last() > counts.first(), "the program wrote meanwhile: {counts:?}");
+    assert_eq!(node.store.space().unwrap().reserved, former.iter().map(Record::reserved).sum());
+    for record in former.iter().filter(|record| !record.mode.is_block()) {
+        assert_eq!(node.limits(record.project).bytes, Some(record.size), "the headroom has ended");
+    }
 }
 
 /// Each locks all sources.

@@ -36,7 +36,7 @@ fn acl() -> Vec<u8> {
     [2_u32.to_le_bytes().to_vec(), ENTRIES.map(entry).concat()].concat()
 }
 
-/// What a pod sees of the root of its volume.
+/// The root of a volume, as a pod sees it.
 #[derive(Debug, PartialEq, Eq)]
 struct Root {
     mode: u32,
