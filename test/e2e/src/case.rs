@@ -130,8 +130,16 @@ impl Case {
     }
 
     pub fn snapshots(&self) -> Api<DynamicObject> {
-        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshot");
-        Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
+        self.dynamic("snapshot.storage.k8s.io", "VolumeSnapshot")
+    }
+
+    pub fn snapshot_groups(&self) -> Api<DynamicObject> {
+        self.dynamic("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshot")
+    }
+
+    fn dynamic(&self, group: &str, kind: &str) -> Api<DynamicObject> {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
     }
 
     pub fn api<K>(&self) -> Api<K>

@@ -1,17 +1,19 @@
-//! Snapshots of a block and of a filesystem volume, which the next tenant restores. The device returns to its snapshot before.
+//! Snapshots of a block and of a filesystem volume, alone and in a group. The next tenant restores them. The device returns to its
+//! snapshot of the group before.
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use e2e::{Case, Claim, Failure, PATIENCE, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::ResourceExt as _;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::device;
 use crate::directory::{self, MARK};
 use crate::volumes::{DEVICE, DIRECTORY};
 
-const OF_DEVICE: &str = "before";
+/// Of the device and of the files.
+const GROUP: &str = "before";
 const OF_FILES: &str = "files";
 /// Of the device after the rollback.
 const AFTER: &str = "after";
@@ -21,11 +23,55 @@ pub const RESTORED: &str = "restored";
 /// A pod has it at `/kept`.
 pub const KEPT: &str = "kept";
 
-/// By the default class. The pod keeps its volumes, and is stopped for a moment.
+/// By the default classes. The pod keeps its volumes, and is stopped for a moment.
 pub async fn take(case: &Case, pod: &Server) -> Result<(), Failure> {
     tokio::try_join!(pod.write(device::PATH, TEXT), pod.write(directory::NOTE, TEXT))?;
-    tokio::try_join!(taken(case, OF_DEVICE, "device"), taken(case, OF_FILES, "data"))?;
+    tokio::try_join!(group_is_taken(case), taken(case, OF_FILES, "data"))?;
     pod.write(directory::NOTE, "after the snapshot").await
+}
+
+async fn group_is_taken(case: &Case) -> Result<(), Failure> {
+    let labels = json!({"group": GROUP});
+    for claim in ["data", "device"] {
+        let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+        let patched = case.api::<PersistentVolumeClaim>().patch(claim, &PatchParams::default(), &patch).await;
+        patched.map_err(Failure::api("label a claim"))?;
+    }
+    let group = serde_json::from_value(json!({
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1",
+        "kind": "VolumeGroupSnapshot",
+        "metadata": {"name": GROUP},
+        "spec": {"source": {"selector": {"matchLabels": labels}}},
+    }))?;
+    let created = case.snapshot_groups().create(&PostParams::default(), &group).await;
+    created.map_err(Failure::api("create a group of snapshots"))?;
+    is_ready(&case.snapshot_groups(), GROUP).await?;
+    of_group(case, "device").await.map(drop)
+}
+
+async fn is_ready(api: &Api<DynamicObject>, name: &str) -> Result<(), Failure> {
+    eventually(PATIENCE, &format!("{name} to be ready"), async || {
+        let found = api.get(name).await.map_err(Failure::api("read a snapshot or group"))?;
+        let ready = found.data["status"]["readyToUse"] == true;
+        Ok(if ready { Seen::Done(()) } else { Seen::NotYet(found.data.to_string()) })
+    })
+    .await
+}
+
+/// The snapshot of a claim that the snapshot controller has created for the group.
+async fn of_group(case: &Case, claim: &str) -> Result<String, Failure> {
+    eventually(PATIENCE, "the snapshots of the group", async || {
+        let all = case.snapshots().list(&ListParams::default()).await.map_err(Failure::api("list the snapshots"))?;
+        let of_claim = |found: &&DynamicObject| {
+            found.data["status"]["volumeGroupSnapshotName"] == GROUP
+                && found.data["spec"]["source"]["persistentVolumeClaimName"] == claim
+        };
+        Ok(match all.iter().find(of_claim) {
+            Some(found) if found.data["status"]["readyToUse"] == true => Seen::Done(found.name_any()),
+            other => Seen::NotYet(format!("{other:?} of {}", all.items.len())),
+        })
+    })
+    .await
 }
 
 async fn taken(case: &Case, name: &str, claim: &str) -> Result<(), Failure> {
@@ -37,19 +83,15 @@ async fn taken(case: &Case, name: &str, claim: &str) -> Result<(), Failure> {
     }))?;
     let created = case.snapshots().create(&PostParams::default(), &snapshot).await;
     created.map_err(Failure::api("create a snapshot"))?;
-    eventually(PATIENCE, "the snapshot to be ready", async || {
-        let found = case.snapshots().get(name).await.map_err(Failure::api("read the snapshot"))?;
-        let ready = found.data["status"]["readyToUse"] == true;
-        Ok(if ready { Seen::Done(()) } else { Seen::NotYet(found.data.to_string()) })
-    })
-    .await
+    is_ready(&case.snapshots(), name).await
 }
 
-/// The device, which no pod has, gets the content of the snapshot; a snapshot of this content replaces the first one. The snapshot of
-/// the former content is deleted when it is ready.
+/// The device, which no pod has, gets the content of its snapshot in the group; a snapshot of this content replaces the group. The
+/// snapshot of the former content is deleted when it is ready.
 pub async fn roll_back(case: &Case) -> Result<(), Failure> {
     let claims = case.api::<PersistentVolumeClaim>();
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: OF_DEVICE}}}));
+    let source = of_group(case, "device").await?;
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: source}}}));
     claims.patch("device", &PatchParams::default(), &patch).await.map_err(Failure::api("request the rollback"))?;
     eventually(PATIENCE, "the end of the rollback", async || {
         let found = claims.get("device").await.map_err(Failure::api("read the claim"))?;
@@ -67,9 +109,8 @@ pub async fn roll_back(case: &Case) -> Result<(), Failure> {
     })
     .await?;
     taken(case, AFTER, "device").await?;
-    for name in [OF_DEVICE, kept.as_str()] {
-        case.snapshots().delete(name, &DeleteParams::default()).await.map_err(Failure::api("delete a snapshot"))?;
-    }
+    case.snapshots().delete(&kept, &DeleteParams::default()).await.map_err(Failure::api("delete a snapshot"))?;
+    case.snapshot_groups().delete(GROUP, &DeleteParams::default()).await.map_err(Failure::api("delete the group"))?;
     Ok(())
 }
 
@@ -95,8 +136,9 @@ pub async fn is_restored(case: &Case, pod: &Server) -> Result<(), Failure> {
         for name in [AFTER, OF_FILES] {
             found.extend(case.snapshots().get_opt(name).await.map_err(Failure::api("look for the snapshot"))?);
         }
+        found.extend(case.snapshot_groups().get_opt(GROUP).await.map_err(Failure::api("look for the group"))?);
         let mut left = case.look_at_the_node().await?.entries;
-        left.retain(|entry| entry.path.contains("snapshot-"));
+        left.retain(|entry| ["snapshot-", "group-"].iter().any(|prefix| entry.path.contains(prefix)));
         let is_gone = found.is_empty() && left.is_empty();
         Ok(if is_gone { Seen::Done(()) } else { Seen::NotYet(format!("{found:?} {left:?}")) })
     })

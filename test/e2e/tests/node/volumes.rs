@@ -48,7 +48,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 
-    part.must_show("snapshots_of_a_device_and_of_files_become_ready", snapshot::take(case, &first)).await?;
+    part.must_show("snapshots_alone_and_in_a_group_become_ready", snapshot::take(case, &first)).await?;
     tokio::join!(
         part.shows("a_volume_that_grew_ends_at_its_new_size", directory::paint(&first)),
         part.shows("a_device_that_grew_ends_at_its_new_size", device::paint(&first)),
