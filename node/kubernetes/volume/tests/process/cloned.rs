@@ -16,7 +16,7 @@ use volume::{
     Volumes as _,
 };
 
-use crate::killed::{THICK, THIN, deleted, killed_everywhere, made, open};
+use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{id, sized};
 
 const SIZE: Bytes = Bytes::new(64 << 20);
@@ -79,7 +79,8 @@ fn with_source(store: &Store, request: &Request) {
 
 #[test]
 fn a_killed_clone_is_finished_by_the_next() {
-    killed_everywhere(
+    killed_at(
+        Steps { first: 0, stride: 2 },
         &[THICK, THIN],
         with_source,
         |store, request| drop(cloned(store, &clone_of(&source_of(request), request))),
@@ -100,7 +101,8 @@ fn a_killed_clone_is_finished_by_the_next() {
 
 #[test]
 fn a_killed_clone_is_undone_if_the_claim_is_gone() {
-    killed_everywhere(
+    killed_at(
+        Steps { first: 1, stride: 2 },
         &[THICK],
         with_source,
         |store, request| {

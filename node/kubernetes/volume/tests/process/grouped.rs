@@ -8,13 +8,13 @@ use units::Bytes;
 use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
 use crate::cloned::{is_settled, write};
-use crate::killed::{THIN, deleted, killed_at_every, made};
+use crate::killed::{Steps, THIN, deleted, killed_at, made};
 use crate::node::pods::Pods;
 use crate::node::{id, sized};
 use crate::trees::{self, FILES};
 
 /// Each step was shown once. All of them take five minutes in emulation.
-const STRIDE: usize = 7;
+const STEPS: Steps = Steps { first: 0, stride: 7 };
 
 /// A disk, and files.
 fn sources_of(request: &Request) -> [Request; 2] {
@@ -74,7 +74,7 @@ fn removed(store: &Store, request: &Request) {
 
 #[test]
 fn a_killed_group_is_taken_at_one_instant_by_the_next() {
-    killed_at_every(STRIDE, &[THIN], with_sources, taken, |store, request| {
+    killed_at(STEPS, &[THIN], with_sources, taken, |store, request| {
         write_all(store, request, 2);
         taken(store, request);
         let contents = contents(store, request);
@@ -85,5 +85,5 @@ fn a_killed_group_is_taken_at_one_instant_by_the_next() {
 
 #[test]
 fn a_killed_group_is_removed_if_its_content_is_gone() {
-    killed_at_every(STRIDE, &[THIN], with_sources, taken, removed);
+    killed_at(STEPS, &[THIN], with_sources, taken, removed);
 }

@@ -51,12 +51,19 @@ pub fn killed_everywhere(
     work: impl Fn(&Store, &Request),
     after: impl Fn(&Store, &Request),
 ) {
-    killed_at_every(1, modes, before, work, after);
+    killed_at(Steps { first: 0, stride: 1 }, modes, before, work, after);
 }
 
-/// [`killed_everywhere`], at a part of the steps of an operation that has many.
-pub fn killed_at_every(
-    stride: usize,
+/// Steps of an operation that has many: the first one in the first mode, and one later in each mode that follows.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    pub first: usize,
+    pub stride: usize,
+}
+
+/// [`killed_everywhere`], at a part of the steps.
+pub fn killed_at(
+    Steps { first, stride }: Steps,
     modes: &[Mode],
     before: impl Fn(&Store, &Request),
     work: impl Fn(&Store, &Request),
@@ -64,8 +71,8 @@ pub fn killed_at_every(
 ) {
     let disk = XfsDisk::with_project_quota();
     let mut killed = 0;
-    for &mode in modes {
-        let mut step = 0;
+    for (number, &mode) in modes.iter().enumerate() {
+        let mut step = (first + number) % stride;
         loop {
             let request = sized(&format!("pvc-{killed}"), mode, SIZE);
             let store = open(disk.path());

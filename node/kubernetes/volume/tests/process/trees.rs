@@ -8,11 +8,17 @@ use nix::sys::stat::Mode as Permissions;
 use units::{Bytes, Inodes};
 use volume::{Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
-use crate::killed::{deleted, killed_everywhere, made};
+use crate::killed::{Steps, deleted, killed_at, made};
 use crate::node::{id, sized, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
+
+/// In emulation, all steps of each case take a minute. The clone of the files is the same in all cases, which have each of its steps
+/// together.
+const fn from(first: usize) -> Steps {
+    Steps { first, stride: 3 }
+}
 
 fn source_of(request: &Request) -> Request {
     sized(&format!("{}-source", request.claim.name), request.mode, request.size)
@@ -67,7 +73,7 @@ fn is_settled(store: &Store, request: &Request, reserved: Bytes) {
 
 #[test]
 fn a_killed_clone_of_files_is_finished_by_the_next() {
-    killed_everywhere(&[FILES], with_source, cloned, |store, request| {
+    killed_at(from(0), &[FILES], with_source, cloned, |store, request| {
         without_pods(store);
         write(store, request, 2);
         cloned(store, request);
@@ -91,7 +97,7 @@ fn a_killed_clone_of_files_is_undone_if_the_claim_is_gone() {
     let work = |store: &Store, request: &Request| {
         while let Err(Error::Copying { .. }) = store.provision(&id(&request.claim.name), &clone_of(request)) {}
     };
-    killed_everywhere(&[FILES], with_source, work, |store, request| {
+    killed_at(from(1), &[FILES], with_source, work, |store, request| {
         let clone = id(&request.claim.name);
         store.undo(&clone).unwrap();
         assert_eq!(store.undo(&clone).unwrap(), Ensured::Unchanged(()));
@@ -110,7 +116,7 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
         take(store, request);
         store.remove_snapshot(&id(&format!("snapshot-{}", request.claim.name))).unwrap();
     };
-    killed_everywhere(&[FILES], with_source, work, |store, request| {
+    killed_at(from(2), &[FILES], with_source, work, |store, request| {
         without_pods(store);
         write(store, request, 2);
         let snapshot = id(&format!("snapshot-{}", request.claim.name));
