@@ -125,7 +125,7 @@ impl Node {
             (Mode::Snapshot { .. }, Some(source)) => finish_snapshot(
                 &self.store,
                 volume,
-                &SnapshotRequest { claim, class, source, max_pause: DEFAULT_PAUSE },
+                &SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause: DEFAULT_PAUSE },
             ),
             // The first call has finished it.
             (_, None) => Ok(()),
@@ -256,7 +256,7 @@ pub(crate) fn clone_request(volume: Number, shape: Shape, size: Bytes, source: N
 
 pub(crate) fn snapshot_request(volume: Number, source: Number) -> SnapshotRequest {
     let Request { claim, class, .. } = request(volume, Shape::Thin, Bytes::ZERO);
-    SnapshotRequest { claim, class, source: id(source), max_pause: DEFAULT_PAUSE }
+    SnapshotRequest { claim, owner: Owner::Provisioner, class, source: id(source), max_pause: DEFAULT_PAUSE }
 }
 
 /// All calls until the clone shares no block.

@@ -272,7 +272,7 @@ impl Disk {
     }
 
     fn take_snapshot(&mut self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        let SnapshotRequest { claim, class, source, max_pause } = want.clone();
+        let SnapshotRequest { claim, owner, class, source, max_pause } = want.clone();
         let (mode, size) = match self.look(id) {
             Some((record, _)) => (record.mode, record.size),
             None if self.is_snapshot(&source) => {
@@ -287,9 +287,7 @@ impl Disk {
             self.pauses.push(max_pause);
         }
         let mode = taken_at(mode, SystemTime::now());
-        let done = match self
-            .provision(id, &Request { claim, owner: Owner::Provisioner, class, mode, size, source: Some(source) })
-        {
+        let done = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
             Ok(_) => self.announce(id)?,
             Err(Error::Copying { .. }) => Ensured::Created(()),
             Err(error) => return Err(error),

@@ -113,7 +113,13 @@ async fn a_snapshot_is_not_published() {
     let mut node = Node::start().await;
     let source = node.provision_block("pvc-1");
     let claim = Claim { uid: "1".to_owned(), namespace: "default".to_owned(), name: "snapshot".to_owned() };
-    let want = SnapshotRequest { claim, class: "local".to_owned(), source, max_pause: volume::DEFAULT_PAUSE };
+    let want = SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".to_owned(),
+        source,
+        max_pause: volume::DEFAULT_PAUSE,
+    };
     let id: VolumeId = "snapshot-1".parse().expect("an identifier");
     while node.store.take_snapshot(&id, &want).expect("a snapshot").into_inner().state != State::Announced {}
     assert_eq!(node.publish_block("snapshot-1", "device").await, Err(Code::NotFound));

@@ -22,6 +22,7 @@ pub(crate) const ANY: Bytes = Bytes::new(u64::MAX);
 pub struct SnapshotRequest {
     /// Namespace and name of the snapshot, and the UID of its content.
     pub claim: Claim,
+    pub owner: Owner,
     pub class: String,
     pub source: VolumeId,
     /// The longest time for which the pods of a filesystem volume may be stopped.
@@ -30,8 +31,8 @@ pub struct SnapshotRequest {
 
 impl SnapshotRequest {
     pub(crate) fn of(&self, (mode, size): (Mode, Bytes)) -> Request {
-        let Self { claim, class, source, max_pause: _ } = self.clone();
-        Request { claim, owner: Owner::Provisioner, class, mode: mode.snapshot(), size, source: Some(source) }
+        let Self { claim, owner, class, source, max_pause: _ } = self.clone();
+        Request { claim, owner, class, mode: mode.snapshot(), size, source: Some(source) }
     }
 }
 

@@ -73,7 +73,13 @@ fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
 #[test]
 fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-    let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source"), max_pause: DEFAULT_PAUSE };
+    let want = SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source: id("pvc-source"),
+        max_pause: DEFAULT_PAUSE,
+    };
     let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
         cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
@@ -102,7 +108,13 @@ fn cut_rollback(mode: Mode) {
     let store = open(mounted.path());
     made(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &volume, 1);
-    let taken = SnapshotRequest { claim, class: "local".into(), source: volume.clone(), max_pause: DEFAULT_PAUSE };
+    let taken = SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source: volume.clone(),
+        max_pause: DEFAULT_PAUSE,
+    };
     while store.take_snapshot(&snapshot, &taken).unwrap().into_inner().state != State::Announced {}
     write(&store, &volume, 2);
     recorder.mark("begin");

@@ -96,7 +96,13 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
 
     let snapshot: VolumeId = "snapshot-1".parse().expect("an identifier");
     let claim = Claim { uid: "s".into(), namespace: "shop".into(), name: "before".into() };
-    let want = SnapshotRequest { claim, class: "local".into(), source: volume, max_pause: PATIENCE };
+    let want = SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source: volume,
+        max_pause: PATIENCE,
+    };
     // Processes of a pod without a cgroup could start within the last pass.
     let error = node.store.take_snapshot(&snapshot, &want).expect_err("the pod has no cgroup");
     assert!(matches!(error, Error::Act { source: ActError::Pods(_), .. }), "{error:?}");
@@ -135,7 +141,13 @@ async fn a_group_stops_the_pod_that_has_its_devices() {
         node.publish(node.kubelet.publish_block(volume, &target, MANY)).await.expect("publish");
         targets.push(node.target(&target));
         let claim = Claim { uid: "g".into(), namespace: "shop".into(), name: "both".into() };
-        let want = SnapshotRequest { claim, class: "local".into(), source, max_pause: PATIENCE };
+        let want = SnapshotRequest {
+            claim,
+            owner: volume::Owner::Provisioner,
+            class: "local".into(),
+            source,
+            max_pause: PATIENCE,
+        };
         members.insert(format!("group-1-{volume}").parse::<VolumeId>().expect("an identifier"), want);
     }
     let want = GroupRequest { id: "group-1".parse().expect("an identifier"), members, max_pause: PATIENCE };

@@ -6,10 +6,10 @@ use std::time::Duration;
 use cluster::snapshot::group::{BEING_DELETED, PROTECTION};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use volume::{Claim, DEFAULT_PAUSE, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, State, VolumeId};
 
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
-use crate::snapshot::plan::{self as snapshot, LONGEST_PAUSE, MAX_PAUSE, duration};
+use crate::snapshot::plan as snapshot;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GroupPlan {
@@ -39,16 +39,8 @@ pub(crate) enum GroupRejection {
     Handle(String),
     #[error("volume {0} of the group does not exist on this node; create the group again without its claim")]
     Unknown(VolumeId),
-    #[error(
-        "the VolumeGroupSnapshotClass {class} has the parameter {name}, and this driver supports only {MAX_PAUSE}; create \
-         the class again without it"
-    )]
-    Parameter { class: String, name: String },
-    #[error(
-        "the VolumeGroupSnapshotClass {class} has the parameter {MAX_PAUSE} with {value:?}, which is not a duration such as 2s or \
-         500ms, from 1ms to 1m; create the class again"
-    )]
-    MaxPause { class: String, value: String },
+    #[error("the VolumeGroupSnapshotClass {class} {reason}")]
+    Class { class: String, reason: PauseError },
 }
 
 /// `places` has the nodes of the volumes, and of the snapshots of this node, as far as they are known.
@@ -107,19 +99,23 @@ pub(crate) fn plan(
         let invalid = || GroupRejection::Handle(handle.clone());
         let source: VolumeId = handle.parse().map_err(|_| invalid())?;
         let id = member(&group, handle).ok_or_else(invalid)?;
-        Ok((id, SnapshotRequest { claim: claim.clone(), class: class.clone(), source, max_pause: DEFAULT_PAUSE }))
+        Ok((
+            id,
+            SnapshotRequest {
+                claim: claim.clone(),
+                owner: Owner::Provisioner,
+                class: class.clone(),
+                source,
+                max_pause: DEFAULT_PAUSE,
+            },
+        ))
     };
     source.volume_handles.iter().map(request).collect::<Result<_, _>>().map(GroupPlan::Take)
 }
 
 /// The longest pause of the pods.
 pub(crate) fn max_pause(class: &GroupClass) -> Result<Duration, GroupRejection> {
-    if let Some(name) = class.parameters.keys().find(|name| *name != MAX_PAUSE) {
-        return Err(GroupRejection::Parameter { class: class.name_any(), name: name.clone() });
-    }
-    let Some(value) = class.parameters.get(MAX_PAUSE) else { return Ok(DEFAULT_PAUSE) };
-    let pause = duration(value).filter(|pause| (Duration::from_millis(1)..=LONGEST_PAUSE).contains(pause));
-    pause.ok_or_else(|| GroupRejection::MaxPause { class: class.name_any(), value: value.clone() })
+    volume::max_pause(&class.parameters).map_err(|reason| GroupRejection::Class { class: class.name_any(), reason })
 }
 
 /// As the sidecar decides: the content of a group that exists, and the content that no group ever had, stay.
@@ -207,6 +203,7 @@ mod tests {
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "both".into() };
         let request = |source: &str| SnapshotRequest {
             claim: claim.clone(),
+            owner: Owner::Provisioner,
             class: "local".into(),
             source: id(source),
             max_pause: DEFAULT_PAUSE,

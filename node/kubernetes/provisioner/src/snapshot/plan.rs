@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cluster::snapshot::{BEING_DELETED, PROTECTION};
 use kube::ResourceExt as _;
-use volume::{Claim, DEFAULT_PAUSE, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, State, VolumeId};
 
 use crate::snapshot::object::{Content, ContentStatus, SnapshotClass};
 
@@ -29,16 +29,8 @@ pub(crate) enum SnapshotPlan {
 pub(crate) enum SnapshotRejection {
     #[error("spec.source.volumeHandle: {0:?} is not the handle of a volume of this driver; create the snapshot again")]
     Volume(String),
-    #[error(
-        "the VolumeSnapshotClass {class} has the parameter {name}, and this driver supports {MAX_PAUSE} only; create the class \
-         again without it"
-    )]
-    Parameter { class: String, name: String },
-    #[error(
-        "the VolumeSnapshotClass {class} has the parameter {MAX_PAUSE} with {value:?}, which is not a duration such as 2s or \
-         500ms, from 1ms to 1m; create the class again"
-    )]
-    MaxPause { class: String, value: String },
+    #[error("the VolumeSnapshotClass {class} {reason}")]
+    Class { class: String, reason: PauseError },
     #[error(
         "spec.source.snapshotHandle: {0:?} is not the handle of a snapshot of this driver; correct it in a new content"
     )]
@@ -83,41 +75,19 @@ pub(crate) fn plan(
     let class = content.spec.volume_snapshot_class_name.clone().unwrap_or_default();
     Ok(SnapshotPlan::Take(
         id,
-        SnapshotRequest { claim: Claim { uid, namespace, name }, class, source, max_pause: DEFAULT_PAUSE },
+        SnapshotRequest {
+            claim: Claim { uid, namespace, name },
+            owner: Owner::Provisioner,
+            class,
+            source,
+            max_pause: DEFAULT_PAUSE,
+        },
     ))
 }
 
-/// How long the pods of a filesystem volume may be stopped.
-pub(crate) const MAX_PAUSE: &str = "maxPause";
-
-/// The longest pause that a class may allow. Probes of pods fail, and clients give up, long before.
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
 /// The pause that the class allows.
 pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejection> {
-    if let Some(name) = class.parameters.keys().find(|name| *name != MAX_PAUSE) {
-        return Err(SnapshotRejection::Parameter { class: class.name_any(), name: name.clone() });
-    }
-    let Some(value) = class.parameters.get(MAX_PAUSE) else { return Ok(DEFAULT_PAUSE) };
-    let pause = duration(value).filter(|pause| (Duration::from_millis(1)..=LONGEST_PAUSE).contains(pause));
-    pause.ok_or_else(|| SnapshotRejection::MaxPause { class: class.name_any(), value: value.clone() })
-}
-
-/// A duration as Go's `time.ParseDuration` reads it, rounded down to nanoseconds: numbers with units, `1m1.5s`.
-pub(crate) fn duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 7] =
-        [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let (mut rest, mut seconds) = (text, 0.0);
-    while !rest.is_empty() {
-        let number = rest.find(|symbol: char| symbol != '.' && !symbol.is_ascii_digit())?;
-        let (value, behind) = rest.split_at(number);
-        let unit = behind.find(|symbol: char| symbol == '.' || symbol.is_ascii_digit()).unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(unit);
-        let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
-        seconds += value.parse::<f64>().ok()? * factor;
-        rest = behind;
-    }
-    if text.is_empty() { None } else { Duration::try_from_secs_f64(seconds).ok() }
+    volume::max_pause(&class.parameters).map_err(|reason| SnapshotRejection::Class { class: class.name_any(), reason })
 }
 
 /// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
@@ -149,7 +119,7 @@ mod tests {
     use fsquota::ProjectId;
     use serde_json::{Value, json};
     use units::Bytes;
-    use volume::{Mode, Owner};
+    use volume::Mode;
 
     use super::*;
 
@@ -196,7 +166,8 @@ mod tests {
     fn a_snapshot_is_taken_until_it_is_ready() {
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "before".into() };
         let max_pause = Duration::from_secs(2);
-        let request = SnapshotRequest { claim, class: "local".into(), source: id("pvc-1"), max_pause };
+        let request =
+            SnapshotRequest { claim, owner: Owner::Provisioner, class: "local".into(), source: id("pvc-1"), max_pause };
         let take = Ok(SnapshotPlan::Take(id("snapshot-u"), request));
         assert_eq!(planned(&content(|_| {})), take);
         assert_eq!(planned(&content(|content| content["spec"]["sourceVolumeMode"] = "Filesystem".into())), take);
@@ -282,24 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_is_read_and_every_other_parameter_is_rejected_with_its_class() {
+    fn the_pause_is_read_and_a_rejection_has_the_class() {
         let class = |parameters: Value| -> SnapshotClass {
             serde_json::from_value(json!({"metadata": {"name": "paused"}, "parameters": parameters})).expect("a class")
         };
-        assert_eq!(max_pause(&class(json!({}))), Ok(Duration::from_secs(2)));
-        for name in ["maxpause", "thin", "csi.storage.k8s.io/snapshotter-secret-name"] {
-            let text = max_pause(&class(json!({name: "2s", "maxPause": "2s"}))).unwrap_err().to_string();
-            assert!(text.contains("VolumeSnapshotClass paused") && text.contains(name), "{text}");
-        }
-        for (value, milliseconds) in [("500ms", 500), ("2s", 2000), ("1.5s", 1500), ("1s250ms", 1250), ("1m", 60_000)] {
-            let found = max_pause(&class(json!({"maxPause": value})));
-            assert_eq!(found, Ok(Duration::from_millis(milliseconds)), "{value}");
-        }
-        for value in
-            ["", "2", "s", "-2s", "+2s", "2 s", "2sec", "0s", "61s", "1e3s", "1..2s", "99999999999999999999h", "10us"]
-        {
-            let text = max_pause(&class(json!({"maxPause": value}))).unwrap_err().to_string();
-            assert!(text.contains("VolumeSnapshotClass paused") && text.contains(&format!("{value:?}")), "{text}");
+        assert_eq!(max_pause(&class(json!({"maxPause": "500ms"}))), Ok(Duration::from_millis(500)));
+        for parameters in [json!({"thin": "2s"}), json!({"maxPause": "thin"})] {
+            let text = max_pause(&class(parameters)).unwrap_err().to_string();
+            assert!(text.contains("VolumeSnapshotClass paused") && text.contains("thin"), "{text}");
         }
         // The API server leaves the field out.
         let bare = serde_json::from_value(json!({"metadata": {"name": "local"}})).expect("a class");

@@ -5,13 +5,15 @@
 //! | staged | content | none: the pass of the content continues |
 //! | staged, or in the trash | no content | removed |
 //! | ready | no content | an orphan: reported, kept |
+//!
+//! Snapshots of CSI's Controller service are left to its client.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use apiclient::is_missing;
 use kube::api::ListParams;
 use tracing::{info, warn};
-use volume::{Record, State, VolumeId};
+use volume::{Owner, Record, State, VolumeId};
 
 use crate::context::Provisioner;
 use crate::error::{Error, api};
@@ -70,7 +72,8 @@ fn findings(
     let is_plausible =
         !contents.is_empty() || !groups.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
     let mut found = Findings::default();
-    for (id, record) in snapshots.iter().filter(|(id, _)| !known.contains(id)) {
+    let is_managed = |record: &Record| !matches!(record.owner, Owner::Controller { .. });
+    for (id, record) in snapshots.iter().filter(|(id, record)| is_managed(record) && !known.contains(id)) {
         let is_removed = record.state == State::Staged || retired.contains(id);
         match (is_removed, is_plausible) {
             (true, true) => drop(found.removable.insert(id.clone())),
@@ -88,7 +91,7 @@ mod tests {
     use fsquota::ProjectId;
     use serde_json::json;
     use units::Bytes;
-    use volume::{Claim, Mode, Owner};
+    use volume::{Claim, Mode};
 
     use super::*;
 
@@ -132,6 +135,16 @@ mod tests {
         // A handle of another driver.
         let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[]);
         assert!(foreign.removable.contains(&id("snapshot-begun")));
+    }
+
+    #[test]
+    fn snapshots_of_the_controller_service_are_left_to_its_client() {
+        let owner = || Owner::Controller { source: Some(id("pvc-1")) };
+        let snapshots = [(id("snapshot-begun"), State::Staged), (id("snapshot-ready"), State::Announced)];
+        let snapshots = snapshots.map(|(id, state)| (id, Record { owner: owner(), ..record(state) })).into();
+        let other = [content("other", "local.granary.dev")];
+        let found = findings(&snapshots, &BTreeSet::from([id("snapshot-ready")]), &other, &[]);
+        assert_eq!(found, Findings::default());
     }
 
     #[test]

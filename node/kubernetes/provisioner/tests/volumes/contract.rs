@@ -88,7 +88,12 @@ impl Call {
                 let Request { claim, class, .. } = request(THICK, SIZE);
                 let source = source.parse().expect("an identifier");
                 let max_pause = DEFAULT_PAUSE;
-                recorded(volumes.take_snapshot(id, &SnapshotRequest { claim, class, source, max_pause }))
+                recorded(
+                    volumes.take_snapshot(
+                        id,
+                        &SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause },
+                    ),
+                )
             }
             Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
             Self::RollBack(volume, source) => {

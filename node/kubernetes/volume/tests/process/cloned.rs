@@ -207,7 +207,13 @@ fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
         let disk = XfsDisk::with_project_quota();
         let source = sized("pvc-source", mode, SIZE);
         let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-        let want = SnapshotRequest { claim, class: "local".into(), source: id("pvc-source"), max_pause: DEFAULT_PAUSE };
+        let want = SnapshotRequest {
+            claim,
+            owner: volume::Owner::Provisioner,
+            class: "local".into(),
+            source: id("pvc-source"),
+            max_pause: DEFAULT_PAUSE,
+        };
         let (snapshot, store) = (id("snapshot-1"), open(disk.path()));
         made(&store, &source);
         write(&store, &source, 1).unwrap();

@@ -25,8 +25,13 @@ fn sources_of(request: &Request) -> [Request; 2] {
 fn group_of(request: &Request) -> GroupRequest {
     let member = |source: Request| {
         let claim = Claim { uid: request.claim.name.clone(), namespace: "default".into(), name: "both".into() };
-        let want =
-            SnapshotRequest { claim, class: "local".into(), source: id(&source.claim.name), max_pause: DEFAULT_PAUSE };
+        let want = SnapshotRequest {
+            claim,
+            owner: volume::Owner::Provisioner,
+            class: "local".into(),
+            source: id(&source.claim.name),
+            max_pause: DEFAULT_PAUSE,
+        };
         (id(&format!("group-{}", source.claim.name)), want)
     };
     let members = sources_of(request).map(member).into();

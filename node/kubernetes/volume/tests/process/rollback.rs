@@ -59,7 +59,13 @@ fn with_snapshot(store: &Store, request: &Request) {
     made(store, request);
     write(store, request, 1);
     let source = id(&request.claim.name);
-    let want = SnapshotRequest { claim: claim(), class: "local".into(), source, max_pause: DEFAULT_PAUSE };
+    let want = SnapshotRequest {
+        claim: claim(),
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source,
+        max_pause: DEFAULT_PAUSE,
+    };
     while store.take_snapshot(&snapshot_of(request), &want).unwrap().into_inner().state != State::Announced {}
     write(store, request, 2);
 }

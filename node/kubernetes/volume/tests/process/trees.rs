@@ -31,7 +31,13 @@ fn clone_of(request: &Request) -> Request {
 fn snapshot_of(request: &Request) -> SnapshotRequest {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let source = id(&source_of(request).claim.name);
-    SnapshotRequest { claim, class: "local".into(), source, max_pause: DEFAULT_PAUSE }
+    SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source,
+        max_pause: DEFAULT_PAUSE,
+    }
 }
 
 pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {

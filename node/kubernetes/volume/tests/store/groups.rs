@@ -23,7 +23,13 @@ const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
 fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
     let member = |source: &&str| {
         let claim = Claim { uid: name.into(), namespace: "default".into(), name: name.into() };
-        let request = SnapshotRequest { claim, class: "local".into(), source: id(source), max_pause: DEFAULT_PAUSE };
+        let request = SnapshotRequest {
+            claim,
+            owner: volume::Owner::Provisioner,
+            class: "local".into(),
+            source: id(source),
+            max_pause: DEFAULT_PAUSE,
+        };
         (id(&format!("{name}-{source}")), request)
     };
     GroupRequest { id: id(name), members: sources.iter().map(member).collect(), max_pause: DEFAULT_PAUSE }

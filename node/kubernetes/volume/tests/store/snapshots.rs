@@ -20,7 +20,13 @@ use crate::node::{Node, SIZE, disk, files, id, settings, sized};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
-    SnapshotRequest { claim, class: "local".into(), source: source.clone(), max_pause: DEFAULT_PAUSE }
+    SnapshotRequest {
+        claim,
+        owner: volume::Owner::Provisioner,
+        class: "local".into(),
+        source: source.clone(),
+        max_pause: DEFAULT_PAUSE,
+    }
 }
 
 /// All calls until it is ready.

@@ -106,5 +106,8 @@ fn with_source(mount: &Path, extents: u32) -> Result<(Store, VolumeId), CallErro
 fn snapshot_of(source: &VolumeId) -> Result<(VolumeId, SnapshotRequest), CallError> {
     let (snapshot, source) = (id("snapshot", 0)?, source.clone());
     let Request { claim, class, .. } = request(&snapshot, THIN, SIZE);
-    Ok((snapshot, SnapshotRequest { claim, class, source, max_pause: volume::DEFAULT_PAUSE }))
+    Ok((
+        snapshot,
+        SnapshotRequest { claim, owner: volume::Owner::Provisioner, class, source, max_pause: volume::DEFAULT_PAUSE },
+    ))
 }
