@@ -135,6 +135,7 @@ impl Node {
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
         self.volumes.store().throttle_by(host.throttle());
+        self.volumes.store().freeze_by(host.freezer());
         let settings = Settings {
             // Not needed, and its descriptors would be in a census.
             watch: Duration::from_secs(3600),

@@ -1,10 +1,12 @@
-//! The Controller service of this node's volumes, for clusters with external-provisioner.
+//! The Controller service of this node's volumes, for clusters with external-provisioner. `group` has the GroupController service.
 //!
 //! It changes only volumes that it created: their records name it as [`Owner`](volume::Owner). Those of the provisioner are
 //! listed, can be cloned, and stay unchanged.
 
+mod group;
 mod plan;
 mod request;
+mod snapshots;
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -24,15 +26,16 @@ use proto::csi::{
     CreateVolumeRequest, CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest,
     DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse,
     ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
-    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, list_snapshots_response,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use units::Bytes;
-use volume::{Error, Record, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
+use volume::{Error, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
 
 use crate::condition::{Health, abnormal, health};
 use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
+use crate::controller::snapshots::Take;
 use crate::host::{Host, PathContents};
 use crate::identity::topology;
 use crate::node::signed;
@@ -41,10 +44,13 @@ use crate::status::{Change, ControllerError};
 
 pub(crate) use plan::{Conflict, SourceRejection};
 
-const CAPABILITIES: [rpc::Type; 9] = [
+const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
+    rpc::Type::CreateDeleteSnapshot,
+    rpc::Type::ListSnapshots,
+    rpc::Type::GetSnapshot,
     rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
     rpc::Type::ModifyVolume,
@@ -78,12 +84,12 @@ impl<H: Host> ControllerService<H> {
         }
     }
 
-    /// Repeats a change of one volume while its error says that the next pass continues. The thread has the lock, and other
+    /// Repeats a change of one volume or snapshot while its result says that the next pass continues. The thread has the lock, and other
     /// calls for the volume wait. A client that cancels the call ends it after the present pass; its next call continues.
     async fn change<T: Send + 'static>(
         &self,
         id: &VolumeId,
-        continues: fn(&Error) -> bool,
+        continues: fn(&Result<T, ControllerError>) -> bool,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
         let mut guard = self.locks.lock(id).await;
@@ -93,10 +99,10 @@ impl<H: Host> ControllerService<H> {
                 (guard, change(volumes, &id))
             };
             let (returned, changed) = self.on_disk(pass).await;
-            match changed {
-                Err(ControllerError::Volume { source, .. }) if continues(&source) => guard = returned,
-                changed => return changed,
+            if !continues(&changed) {
+                return changed;
             }
+            guard = returned;
         }
     }
 
@@ -121,7 +127,7 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
     let find = |id: &VolumeId| volumes.record(id).map_err(failed);
     let record = find(&want.id)?;
     let source = match (&record, &want.source) {
-        (None, Some(source)) => find(source)?,
+        (None, Some(source)) => find(source.id())?,
         // The volume may outlive its source.
         _ => None,
     };
@@ -178,6 +184,24 @@ fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), Con
     volumes.limit_io(id, io).map(drop).map_err(|source| ControllerError::Volume { change, source })
 }
 
+/// One pass. The snapshot is ready when its record is announced.
+fn take_snapshot(volumes: &dyn Volumes, id: &VolumeId, request: &SnapshotRequest) -> Result<Record, ControllerError> {
+    let change = Change::Snapshot;
+    let taken = volumes.take_snapshot(id, request).map_err(|source| ControllerError::Volume { change, source })?;
+    Ok(taken.into_inner())
+}
+
+fn delete_snapshot(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
+    let change = Change::Delete;
+    match owned(volumes, id, change)?.and_then(|record| snapshots::group_of(id, &record)) {
+        Some(group) => Err(ControllerError::Member { id: id.clone(), group }),
+        None => {
+            let removed = volumes.remove_snapshot(id);
+            removed.map(drop).map_err(|source| ControllerError::Volume { change, source })
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl<H: Host> Controller for ControllerService<H> {
     async fn create_volume(
@@ -190,7 +214,9 @@ impl<H: Host> Controller for ControllerService<H> {
         }
         let id = want.id.clone();
         let want = Arc::new(want);
-        let copies = |error: &Error| matches!(error, Error::Copying { .. });
+        let copies = |created: &Result<Record, ControllerError>| {
+            matches!(created, Err(ControllerError::Volume { source: Error::Copying { .. }, .. }))
+        };
         let record = self.change(&id, copies, move |volumes, _| create(volumes, &want)).await?;
         let volume =
             Volume { content_source: request.into_inner().volume_content_source, ..self.message(&id, record.size) };
@@ -201,9 +227,10 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
-        match Named::of_delete(request.get_ref()).map_err(ControllerError::from)? {
+        let is_shrinking = |deleted: &Result<(), ControllerError>| matches!(deleted, Err(ControllerError::Volume { source, .. }) if source.is_shrinking());
+        match Named::parse(&request.get_ref().volume_id).map_err(ControllerError::from)? {
             Named::Impossible => {}
-            Named::Volume(id) => self.change(&id, Error::is_shrinking, delete).await?,
+            Named::Volume(id) => self.change(&id, is_shrinking, delete).await?,
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }
@@ -312,29 +339,62 @@ impl<H: Host> Controller for ControllerService<H> {
         Err(unannounced("PUBLISH_UNPUBLISH_VOLUME"))
     }
 
+    /// Returns when the snapshot is ready. A call that the client gives up took it all the same, and the next one continues.
     async fn create_snapshot(
         &self,
-        _: Request<CreateSnapshotRequest>,
+        request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
-        Err(unannounced("CREATE_DELETE_SNAPSHOT"))
+        let Take { id, request } = Take::parse(request.get_ref()).map_err(ControllerError::from)?;
+        let copies = |taken: &Result<Record, _>| taken.as_ref().is_ok_and(|record| record.state == State::Staged);
+        let record = self.change(&id, copies, move |volumes, id| take_snapshot(volumes, id, &request)).await?;
+        Ok(Response::new(CreateSnapshotResponse { snapshot: snapshots::message(&id, &record) }))
     }
 
     async fn delete_snapshot(
         &self,
-        _: Request<DeleteSnapshotRequest>,
+        request: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        Err(unannounced("CREATE_DELETE_SNAPSHOT"))
+        match Named::snapshot("snapshot_id", &request.get_ref().snapshot_id).map_err(ControllerError::from)? {
+            Named::Impossible => {}
+            Named::Volume(id) => self.change(&id, |_| false, delete_snapshot).await?,
+        }
+        Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
     async fn list_snapshots(
         &self,
-        _: Request<ListSnapshotsRequest>,
+        request: Request<ListSnapshotsRequest>,
     ) -> Result<Response<ListSnapshotsResponse>, Status> {
-        Err(unannounced("LIST_SNAPSHOTS"))
+        let ListSnapshotsRequest { max_entries, starting_token, source_volume_id, snapshot_id, secrets: _ } =
+            request.get_ref();
+        let page = Page::parse(*max_entries, starting_token, VOLUMES).map_err(ControllerError::from)?;
+        let is_asked = |asked: &str, found: &str| asked.is_empty() || asked == found;
+        let records = self.on_disk(|volumes| volumes.records()).await.map_err(ControllerError::from)?.readable;
+        let found = records.into_iter().filter_map(|(id, record)| {
+            let found = snapshots::message(&id, &record)?;
+            let is_found =
+                is_asked(snapshot_id, &found.snapshot_id) && is_asked(source_volume_id, &found.source_volume_id);
+            is_found.then_some((id, found))
+        });
+        let (found, next_token) = page.of(found.collect());
+        let entry = |(_, snapshot)| list_snapshots_response::Entry { snapshot: Some(snapshot) };
+        Ok(Response::new(ListSnapshotsResponse { entries: found.into_iter().map(entry).collect(), next_token }))
     }
 
-    async fn get_snapshot(&self, _: Request<GetSnapshotRequest>) -> Result<Response<GetSnapshotResponse>, Status> {
-        Err(unannounced("GET_SNAPSHOT"))
+    async fn get_snapshot(
+        &self,
+        request: Request<GetSnapshotRequest>,
+    ) -> Result<Response<GetSnapshotResponse>, Status> {
+        let text = request.into_inner().snapshot_id;
+        let found = match Named::snapshot("snapshot_id", &text).map_err(ControllerError::from)? {
+            Named::Impossible => None,
+            Named::Volume(id) => {
+                let record = self.volumes.record(&id).map_err(ControllerError::Read)?;
+                record.and_then(|record| snapshots::message(&id, &record))
+            }
+        };
+        let snapshot = Some(found.ok_or(ControllerError::NoSnapshot(text))?);
+        Ok(Response::new(GetSnapshotResponse { snapshot }))
     }
 
     async fn controller_get_volume(

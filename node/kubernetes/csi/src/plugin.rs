@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::unistd::Uid;
 use prometheus::Registry;
 use proto::csi::controller_server::{self, ControllerServer};
+use proto::csi::group_controller_server::{self, GroupControllerServer};
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
 use proto::csi::plugin_capability::service;
@@ -132,10 +133,12 @@ impl<H: Host> Plugin<H> {
         Ok(Self { settings, host, locks, metrics, again, swept, revoked, controller: None })
     }
 
-    /// Also serves the Controller service, which creates, expands and deletes these volumes. No provisioner may do so beside it.
+    /// Also serves the Controller and GroupController services, which create, expand and delete these volumes and their
+    /// snapshots. No provisioner may do so beside them.
     #[must_use]
     pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
         self.metrics.begin(controller_server::SERVICE_NAME);
+        self.metrics.begin(group_controller_server::SERVICE_NAME);
         self.controller = Some(Controlled(volumes));
         self
     }
@@ -282,13 +285,19 @@ impl<H: Host> Plugin<H> {
     /// Serves CSI on `plugins/DRIVER.sock`. At the end, completes running calls, including those that the kubelet canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
-        let controller = self.controller.as_ref().map(|Controlled(volumes)| ControllerService {
-            host: Arc::clone(&self.host),
-            node: node.clone(),
-            volumes: Arc::clone(volumes),
-            locks: self.locks.clone(),
+        let controller = self.controller.as_ref().map(|Controlled(volumes)| {
+            Arc::new(ControllerService {
+                host: Arc::clone(&self.host),
+                node: node.clone(),
+                volumes: Arc::clone(volumes),
+                locks: self.locks.clone(),
+            })
         });
-        let services = controller.iter().map(|_| service::Type::ControllerService).collect();
+        let services: &[_] = match controller {
+            Some(_) => &[service::Type::ControllerService, service::Type::GroupControllerService],
+            None => &[],
+        };
+        let services = services.to_vec();
         let identity = IdentityService { version: version.clone(), services, host: Arc::clone(&self.host) };
         let node = NodeService {
             node: node.clone(),
@@ -301,8 +310,12 @@ impl<H: Host> Plugin<H> {
         let mut routes = Routes::new(Observed::new(identity, self.metrics.clone()))
             .add_service(Observed::new(node, self.metrics.clone()));
         if let Some(controller) = controller {
-            let controller = ControllerServer::new(controller).max_decoding_message_size(MAX_MESSAGE);
-            routes = routes.add_service(Observed::new(controller, self.metrics.clone()));
+            let groups =
+                GroupControllerServer::from_arc(Arc::clone(&controller)).max_decoding_message_size(MAX_MESSAGE);
+            let controller = ControllerServer::from_arc(controller).max_decoding_message_size(MAX_MESSAGE);
+            routes = routes
+                .add_service(Observed::new(controller, self.metrics.clone()))
+                .add_service(Observed::new(groups, self.metrics.clone()));
         }
         let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();

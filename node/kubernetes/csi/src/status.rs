@@ -57,6 +57,7 @@ pub(crate) enum CallError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Create,
+    Snapshot,
     Expand,
     Modify,
     Delete,
@@ -66,6 +67,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Create => "create",
+            Self::Snapshot => "take a snapshot of",
             Self::Expand => "expand",
             Self::Modify => "modify",
             Self::Delete => "delete",
@@ -83,7 +85,7 @@ pub(crate) enum ControllerError {
     #[error("cannot read the record of the volume")]
     Read(#[source] volume::Error),
     #[error(
-        "cannot {change} volume {id}: the provisioner created it for claim {claim}; run the node with --provisioner=own, and          {change} it by its claim"
+        "cannot {change} volume {id}: the provisioner created it for claim {claim}; run the node with --provisioner=own, and {change} it by its claim"
     )]
     OfProvisioner { change: Change, id: VolumeId, claim: Claim },
     #[error("volume {id} exists already, created {conflict}; delete it, or use another name")]
@@ -98,6 +100,14 @@ pub(crate) enum ControllerError {
     Mode { id: VolumeId, is: volume::Mode },
     #[error("accessibility_requirements exclude node {node}, and its volumes can be used there only")]
     Elsewhere { node: String },
+    #[error("snapshot or group {0} does not exist on this node, or is not complete")]
+    NoSnapshot(String),
+    #[error("snapshot {id} is a member of group {group}; delete the group")]
+    Member { id: VolumeId, group: VolumeId },
+    #[error("group {group} exists already with other volumes: {found}; delete it, or use another name")]
+    OtherMembers { group: VolumeId, found: String },
+    #[error("snapshot_ids are not those of group {group}: {found}")]
+    Listed { group: VolumeId, found: String },
     #[error(transparent)]
     List(#[from] volume::ListError),
     #[error("cannot measure the data disk")]
@@ -112,12 +122,15 @@ impl From<ControllerError> for Status {
             ControllerError::Request(error) => of_request(error),
             ControllerError::Volume { change, source } => of_store(*change, source),
             ControllerError::OfProvisioner { .. } => Code::FailedPrecondition,
-            ControllerError::Conflict { .. } => Code::AlreadyExists,
+            ControllerError::Conflict { .. } | ControllerError::OtherMembers { .. } => Code::AlreadyExists,
             ControllerError::Source(SourceRejection::Unknown(_))
             | ControllerError::Unknown(_)
+            | ControllerError::NoSnapshot(_)
             | ControllerError::Impossible => Code::NotFound,
             ControllerError::Source(SourceRejection::Filesystem(_) | SourceRejection::Block(_))
-            | ControllerError::Mode { .. } => Code::InvalidArgument,
+            | ControllerError::Mode { .. }
+            | ControllerError::Member { .. }
+            | ControllerError::Listed { .. } => Code::InvalidArgument,
             // The client selects another node.
             ControllerError::Elsewhere { .. } => Code::ResourceExhausted,
             ControllerError::Read(_)
@@ -135,7 +148,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
     match error {
         // The client selects another node for a new volume. An expansion has no alternative.
         Error::Full { .. } => match change {
-            Change::Create => Code::ResourceExhausted,
+            Change::Create | Change::Snapshot => Code::ResourceExhausted,
             Change::Expand | Change::Modify | Change::Delete => Code::OutOfRange,
         },
         Error::TooLarge { .. } => Code::OutOfRange,
@@ -148,9 +161,12 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         },
         Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
         // The next call continues.
-        Error::Unfinished { .. } | Error::Copying { .. } | Error::Act { source: volume::ActError::Busy { .. }, .. } => {
-            Code::Aborted
-        }
+        Error::Unfinished { .. }
+        | Error::Copying { .. }
+        | Error::Act {
+            source: volume::ActError::Busy { .. } | volume::ActError::Pods(_) | volume::ActError::Late { .. },
+            ..
+        } => Code::Aborted,
         Error::Source { source, .. } => match source {
             SourceError::Unknown { .. } => Code::NotFound,
             SourceError::NotAnnounced { .. } => Code::Unavailable,
@@ -208,7 +224,7 @@ fn of_request(error: &RequestError) -> Code {
         | RequestError::MixedModes
         | RequestError::Parameters(_)
         | RequestError::MutableParameters(_)
-        | RequestError::SnapshotSource
+        | RequestError::SnapshotParameters(_)
         | RequestError::MaxEntries { .. }
         | RequestError::Path { .. }
         | RequestError::AccessMode { .. }
@@ -348,6 +364,12 @@ mod tests {
         assert_eq!(code(Change::Delete, published), Code::FailedPrecondition);
         let source = |source| volume::Error::Source { id: id(), source };
         assert_eq!(code(Change::Create, source(SourceError::Unknown { volume: id() })), Code::NotFound);
+        let files = || source(SourceError::NoFreezer { volume: id() });
+        assert_eq!(code(Change::Snapshot, files()), Code::FailedPrecondition);
+        assert_eq!(code(Change::Create, files()), Code::FailedPrecondition);
+        assert_eq!(code(Change::Snapshot, full()), Code::ResourceExhausted);
+        let none = volume::Error::Freeze { id: id(), source: FreezeError::None };
+        assert_eq!(code(Change::Snapshot, none), Code::FailedPrecondition);
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "data".into() };
         let status = Status::from(ControllerError::OfProvisioner { change: Change::Delete, id: id(), claim });
         assert_eq!(status.code(), Code::FailedPrecondition);

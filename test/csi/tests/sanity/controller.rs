@@ -19,11 +19,11 @@ use volume::{Owner, Record, VolumeId, Volumes as _};
 
 const SIZE: i64 = 16 << 20;
 
-fn client(node: &Node) -> ControllerClient<Channel> {
+pub(crate) fn client(node: &Node) -> ControllerClient<Channel> {
     ControllerClient::new(node.channel())
 }
 
-fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
+pub(crate) fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.to_owned(),
         capacity_range: Some(CapacityRange { required_bytes: SIZE, limit_bytes: 0 }),
@@ -32,16 +32,16 @@ fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
     }
 }
 
-async fn create(node: &Node, request: CreateVolumeRequest) -> Result<proto::csi::Volume, Code> {
+pub(crate) async fn create(node: &Node, request: CreateVolumeRequest) -> Result<proto::csi::Volume, Code> {
     answer(client(node).create_volume(request).await).map(|response| response.volume.expect("a volume"))
 }
 
-async fn delete(node: &Node, id: &str) -> Result<(), Code> {
+pub(crate) async fn delete(node: &Node, id: &str) -> Result<(), Code> {
     let request = DeleteVolumeRequest { volume_id: id.to_owned(), ..DeleteVolumeRequest::default() };
     answer(client(node).delete_volume(request).await).map(drop)
 }
 
-fn record(node: &Node, id: &str) -> Option<Record> {
+pub(crate) fn record(node: &Node, id: &str) -> Option<Record> {
     let id: VolumeId = id.parse().expect("an ID");
     node.volumes().store().records().expect("records").readable.remove(&id)
 }
@@ -72,7 +72,11 @@ async fn it_is_announced(node: &Node) {
         Some(Type::Service(found)) => Some(found.r#type()),
         Some(Type::VolumeExpansion(_)) | None => None,
     });
-    let expected = [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints];
+    let expected = [
+        service::Type::ControllerService,
+        service::Type::GroupControllerService,
+        service::Type::VolumeAccessibilityConstraints,
+    ];
     assert_eq!(services.collect::<Vec<_>>(), expected);
 }
 

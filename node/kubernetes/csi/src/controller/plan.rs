@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use units::Bytes;
 use volume::{Owner, Parameters, Record, Request, VolumeId, VolumeMode};
 
-use crate::controller::request::{Create, limits};
+use crate::controller::request::{Create, Source, limits};
 use crate::request::{Mode, RequestError};
 use crate::status::ControllerError;
 
@@ -14,6 +14,8 @@ use crate::status::ControllerError;
 pub(crate) enum Conflict {
     #[error("for another name or by the provisioner")]
     Creator,
+    #[error("as a snapshot")]
+    Snapshot,
     #[error("from another content source")]
     Source,
     #[error("with another access type")]
@@ -29,9 +31,9 @@ pub(crate) enum Conflict {
 pub(crate) enum SourceRejection {
     #[error("content source {0} does not exist on this node")]
     Unknown(VolumeId),
-    #[error("volume {0} is a filesystem volume, of which clones are not supported; copy its files")]
+    #[error("content source {0} has files; request the access type mount")]
     Filesystem(VolumeId),
-    #[error("volume {0} is a block volume; request the access type block")]
+    #[error("content source {0} is a disk; request the access type block")]
     Block(VolumeId),
 }
 
@@ -42,7 +44,8 @@ pub(crate) fn create(
     record: Option<&Record>,
     source: Option<&Record>,
 ) -> Result<Request, ControllerError> {
-    let owner = Owner::Controller { source: want.source.clone() };
+    let content = want.source.as_ref().map(Source::id).cloned();
+    let owner = Owner::Controller { source: content.clone() };
     let mode = VolumeMode::from(want.mode);
     let size = match record {
         Some(record) => {
@@ -50,7 +53,7 @@ pub(crate) fn create(
             compare(want, &owner, record).map_err(conflict)?;
             record.size
         }
-        None => want.range.size(want.source.as_ref().map(|id| check_source(id, mode, source)).transpose()?)?,
+        None => want.range.size(want.source.as_ref().map(|of| check_source(of, mode, source)).transpose()?)?,
     };
     Ok(Request {
         claim: want.claim.clone(),
@@ -59,13 +62,16 @@ pub(crate) fn create(
         class: String::new(),
         mode: want.parameters.mode(mode, size),
         size,
-        source: want.source.clone(),
+        source: content,
     })
 }
 
 fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict> {
     if record.owner.is_provisioner() || record.claim.uid != want.claim.uid {
         return Err(Conflict::Creator);
+    }
+    if record.mode.is_snapshot() {
+        return Err(Conflict::Snapshot);
     }
     if record.owner != *owner {
         return Err(Conflict::Source);
@@ -84,13 +90,14 @@ fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict
 }
 
 /// The size of the source.
-fn check_source(id: &VolumeId, mode: VolumeMode, record: Option<&Record>) -> Result<Bytes, SourceRejection> {
-    let is_volume = |record: &&Record| !record.mode.is_snapshot();
-    let record = record.filter(is_volume).ok_or_else(|| SourceRejection::Unknown(id.clone()))?;
+fn check_source(source: &Source, mode: VolumeMode, record: Option<&Record>) -> Result<Bytes, SourceRejection> {
+    let id = source.id();
+    let is_such = |record: &&Record| record.mode.is_snapshot() == matches!(source, Source::Snapshot(_));
+    let record = record.filter(is_such).ok_or_else(|| SourceRejection::Unknown(id.clone()))?;
     match (VolumeMode::from(record.mode), mode) {
-        (VolumeMode::Block, VolumeMode::Block) => Ok(record.size),
         (VolumeMode::Block, VolumeMode::Filesystem) => Err(SourceRejection::Block(id.clone())),
-        (VolumeMode::Filesystem, _) => Err(SourceRejection::Filesystem(id.clone())),
+        (VolumeMode::Filesystem, VolumeMode::Block) => Err(SourceRejection::Filesystem(id.clone())),
+        (VolumeMode::Block, VolumeMode::Block) | (VolumeMode::Filesystem, VolumeMode::Filesystem) => Ok(record.size),
     }
 }
 
@@ -128,7 +135,10 @@ pub(crate) fn validate(
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use fsquota::ProjectId;
+    use units::Inodes;
     use volume::{Claim, IoLimits, State};
 
     use super::*;
@@ -201,7 +211,16 @@ mod tests {
                 record(&disk),
                 Some(Conflict::Parameters),
             ),
-            (Create { source: Some(id("other")), ..disk.clone() }, record(&disk), Some(Conflict::Source)),
+            (
+                Create { source: Some(Source::Volume(id("other"))), ..disk.clone() },
+                record(&disk),
+                Some(Conflict::Source),
+            ),
+            (
+                disk.clone(),
+                Record { mode: volume::Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, ..record(&disk) },
+                Some(Conflict::Snapshot),
+            ),
             (files.clone(), Record { owner: Owner::Provisioner, ..record(&files) }, Some(Conflict::Creator)),
             (
                 files.clone(),
@@ -215,14 +234,31 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_a_block_volume_of_this_node() {
-        let clone = Create { source: Some(id("source")), ..want(Mode::Block, Bytes::GIB) };
-        let with = |mode: Mode| {
-            let source = record(&want(mode, Bytes::GIB));
-            check_source(&id("source"), VolumeMode::from(clone.mode), Some(&source))
-        };
-        assert_eq!(with(Mode::Block), Ok(Bytes::GIB));
-        assert_eq!(with(Mode::Filesystem), Err(SourceRejection::Filesystem(id("source"))));
+    fn a_source_is_a_volume_or_snapshot_of_the_same_mode() {
+        let modes = [(Mode::Block, VolumeMode::Block), (Mode::Filesystem, VolumeMode::Filesystem)];
+        let [volume, snapshot] = [Source::Volume, Source::Snapshot].map(|of| of(id("source")));
+        for (of, mode) in modes {
+            let found = record(&want(of, Bytes::GIB));
+            let taken = SystemTime::UNIX_EPOCH;
+            let kept = Record {
+                mode: match of {
+                    Mode::Block => volume::Mode::Snapshot { taken },
+                    Mode::Filesystem => volume::Mode::SnapshotTree { taken, inodes: Inodes::new(64) },
+                },
+                ..found.clone()
+            };
+            assert_eq!(check_source(&volume, mode, Some(&found)), Ok(Bytes::GIB));
+            assert_eq!(check_source(&snapshot, mode, Some(&kept)), Ok(Bytes::GIB));
+            let unknown = Err(SourceRejection::Unknown(id("source")));
+            assert_eq!(check_source(&volume, mode, Some(&kept)), unknown);
+            assert_eq!(check_source(&snapshot, mode, Some(&found)), unknown);
+        }
+        let [files, disk] = [Mode::Filesystem, Mode::Block].map(|mode| record(&want(mode, Bytes::GIB)));
+        let rejection = SourceRejection::Filesystem(id("source"));
+        assert_eq!(check_source(&volume, VolumeMode::Block, Some(&files)), Err(rejection));
+        let rejection = SourceRejection::Block(id("source"));
+        assert_eq!(check_source(&volume, VolumeMode::Filesystem, Some(&disk)), Err(rejection));
+        let clone = Create { source: Some(volume), ..want(Mode::Block, Bytes::GIB) };
         let unknown = create(&clone, None, None).expect_err("the source is unknown");
         assert!(matches!(unknown, ControllerError::Source(SourceRejection::Unknown(_))), "{unknown}");
         // Without a size, the clone has that of its source.

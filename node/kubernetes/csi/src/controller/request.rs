@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, RangeBounds as _};
 
-use proto::csi::volume_content_source::Type as Source;
+use proto::csi::volume_content_source::Type as SourceType;
 use proto::csi::{
-    ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
-    GetCapacityRequest, Topology, TopologyRequirement, ValidateVolumeCapabilitiesRequest, VolumeCapability,
+    ControllerExpandVolumeRequest, ControllerModifyVolumeRequest, CreateVolumeRequest, GetCapacityRequest, Topology,
+    TopologyRequirement, ValidateVolumeCapabilitiesRequest, VolumeCapability,
 };
 use sha2::{Digest as _, Sha256};
 use units::Bytes;
@@ -33,9 +33,24 @@ pub(crate) struct Create {
     /// `None` without mutable parameters.
     pub(crate) io: Option<IoLimits>,
     pub(crate) range: Range,
-    pub(crate) source: Option<VolumeId>,
+    pub(crate) source: Option<Source>,
     /// Whether the volume may be on this node.
     pub(crate) place: Placement,
+}
+
+/// The content that a volume begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Volume(VolumeId),
+    Snapshot(VolumeId),
+}
+
+impl Source {
+    pub(crate) const fn id(&self) -> &VolumeId {
+        match self {
+            Self::Volume(id) | Self::Snapshot(id) => id,
+        }
+    }
 }
 
 /// Whether a topology requirement allows this node.
@@ -92,10 +107,7 @@ pub(crate) struct Validate {
 
 impl Create {
     pub(crate) fn parse(message: &CreateVolumeRequest, node: &str) -> Result<Self, RequestError> {
-        let name = required("name", Some(message.name.as_str()).filter(|name| !name.is_empty()))?;
-        if name.len() > NAME_MAX || name.chars().any(char::is_control) {
-            return Err(RequestError::Name);
-        }
+        let name = name(&message.name)?;
         let mode = modes(&message.volume_capabilities)?;
         let mutable = Some(&message.mutable_parameters).filter(|parameters| !parameters.is_empty());
         let io = mutable.map(|parameters| limits(parameters, mode.into())).transpose()?;
@@ -105,8 +117,8 @@ impl Create {
         let source = match message.volume_content_source.as_ref() {
             None => None,
             Some(source) => match required("volume_content_source.type", source.r#type.as_ref())? {
-                Source::Volume(source) => Some(volume_id(&source.volume_id)?),
-                Source::Snapshot(_) => return Err(RequestError::SnapshotSource),
+                SourceType::Volume(source) => Some(Source::Volume(volume_id(&source.volume_id)?)),
+                SourceType::Snapshot(source) => Some(Source::Snapshot(volume_id(&source.snapshot_id)?)),
             },
         };
         let place = Placement::of(message.accessibility_requirements.as_ref(), node);
@@ -114,11 +126,20 @@ impl Create {
     }
 }
 
+/// The name of a new volume, snapshot or group.
+pub(crate) fn name(text: &str) -> Result<&str, RequestError> {
+    let name = required("name", Some(text).filter(|name| !name.is_empty()))?;
+    if name.len() > NAME_MAX || name.chars().any(char::is_control) { Err(RequestError::Name) } else { Ok(name) }
+}
+
+pub(crate) fn digest(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The ID of the volume of this name: the name itself, as of `pvc-UID`, or a digest of it if the name is not an ID.
 fn id_of(name: &str) -> VolumeId {
     name.parse().unwrap_or_else(|_| {
-        let digest: String = Sha256::digest(name).iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("csi-{digest}").parse().expect("hexadecimal digits after a letter are an ID")
+        format!("csi-{}", digest(name)).parse().expect("hexadecimal digits after a letter are an ID")
     })
 }
 
@@ -165,11 +186,13 @@ fn is_here(topology: &Topology, node: &str) -> bool {
 }
 
 impl Named {
-    pub(crate) fn of_delete(message: &DeleteVolumeRequest) -> Result<Self, RequestError> {
-        Self::parse(&message.volume_id)
+    pub(crate) fn parse(text: &str) -> Result<Self, RequestError> {
+        Self::snapshot("volume_id", text)
     }
 
-    fn parse(text: &str) -> Result<Self, RequestError> {
+    /// `field` has the ID of a snapshot or group.
+    pub(crate) fn snapshot(field: &'static str, text: &str) -> Result<Self, RequestError> {
+        required(field, Some(text).filter(|text| !text.is_empty()))?;
         match volume_id(text) {
             Ok(id) => Ok(Self::Volume(id)),
             Err(RequestError::VolumeId(_)) => Ok(Self::Impossible),
@@ -370,11 +393,11 @@ mod tests {
         };
         assert!(matches!(reason(slow), RequestError::MutableParameters(IoRejection::Operations { .. })));
         let snapshot = |message: &mut CreateVolumeRequest| {
-            let snapshot = volume_content_source::SnapshotSource::default();
+            let snapshot = volume_content_source::SnapshotSource { snapshot_id: String::new() };
             message.volume_content_source =
                 Some(VolumeContentSource { r#type: Some(volume_content_source::Type::Snapshot(snapshot)) });
         };
-        assert!(matches!(reason(snapshot), RequestError::SnapshotSource));
+        assert!(matches!(reason(snapshot), RequestError::Missing { .. }));
         let negative = |message: &mut CreateVolumeRequest| {
             message.capacity_range = Some(CapacityRange { required_bytes: -1, limit_bytes: 0 });
         };
