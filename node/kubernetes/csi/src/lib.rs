@@ -9,7 +9,7 @@
 //! device node is bind-mounted on a file. Nothing is staged. The mount table defines what is published; the plugin holds a
 //! descriptor of each published loop device, so that pods cannot detach it.
 //!
-//! With [`Plugin::with_controller`], the Controller service of `controller` creates, expands and deletes volumes for
+//! With [`Plugin::with_controller`], the services of `controller` create, expand and delete volumes and snapshots for
 //! external-provisioner. Otherwise only the node's own provisioner does.
 //!
 //! Requires Linux 5.14, as the volumes do.
