@@ -110,7 +110,7 @@ def ktest(
         name: name of the test.
         test: a rust_test, statically linked; tag it `manual`, so that it is not run on the host.
         modules: kernel modules that are loaded before the program starts, with their dependencies.
-        drivers: kernel modules in /drivers, which the program loads itself (`kmod::Drivers`).
+        drivers: kernel modules in /drivers, which the program loads itself (`kernel::modules::Drivers`).
         tools: programs that the test starts, out of `tool_packages`. They and their libraries become /usr. `mkfs.xfs` if omitted and
             XFS is among the modules.
         tool_packages: Debian packages of the tools and of all libraries that they load.

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use cluster::{
     Addresses, Card, Networking, Overcommit, PodProcesses, ProgramSettings, ServiceProxy, Static, Uplink, address,
 };
-use kmod::ModuleName;
+use kernel::modules::ModuleName;
 use proto::node::network::{Addresses as AddressesMessage, Card as CardMessage};
 use proto::node::storage::Disk as DiskMessage;
 use proto::node::{self, Component};

@@ -58,7 +58,7 @@ pub enum Violation {
     #[error(transparent)]
     Domain(#[from] DomainError),
     #[error(transparent)]
-    Module(#[from] kmod::NameError),
+    Module(#[from] kernel::modules::NameError),
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error(transparent)]

@@ -65,7 +65,7 @@ pub enum BootError {
     #[error("cannot begin the log")]
     Log(#[from] nodelog::StartError),
     #[error("cannot load the kernel modules")]
-    Modules(#[from] kmod::LoadError),
+    Modules(#[from] kernel::modules::LoadError),
     #[error("cannot load the drivers of the machine's devices")]
     Drivers(#[from] DriversError),
     #[error("cannot use the configuration's list of kernel modules")]
@@ -124,7 +124,7 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let (stream, recent, disk_health) =
         log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
     boot.log = Some(stream.clone());
-    let absent = kmod::load(BOOT_MODULES)?.without_hardware;
+    let absent = kernel::modules::load(BOOT_MODULES)?.without_hardware;
     drivers::start()?;
     let (opened, writer) = Host::open().map_err(BootError::Host)?;
     boot.host = opened;

@@ -61,7 +61,7 @@ impl Sink for DiskHealth {
         // Any process with the permission to write to /dev/kmsg can imitate the text, but not the origin.
         if record.origin == Origin::Kernel
             && let Some(disks) = self.0.disks.get()
-            && kerneltext::failed_disk(&record.message).is_some_and(|disk| disks.contains(disk))
+            && kernel::text::failed_disk(&record.message).is_some_and(|disk| disks.contains(disk))
         {
             self.0.failed_requests.fetch_add(1, Ordering::Relaxed);
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
-use kmod::{BUSES, DriverReport, Drivers, LoadError, ModuleName, Uevent, Uevents};
+use kernel::modules::{BUSES, DriverReport, Drivers, LoadError, ModuleName, Uevent, Uevents};
 use tracing::{error, info};
 
 use crate::status::chain;

@@ -47,7 +47,7 @@ pub fn start(programs: Level) -> Result<(Stream, Recent, DiskHealth), StartError
 fn consoles() -> Vec<Box<dyn Write + Send>> {
     let mut all: Vec<Box<dyn Write + Send>> = vec![Box::new(io::stdout())];
     let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
-    for name in kerneltext::other_consoles(&active) {
+    for name in kernel::text::other_consoles(&active) {
         // It must not become the controlling terminal of PID 1.
         let opened =
             File::options().write(true).custom_flags(OFlag::O_NOCTTY.bits()).open(Path::new("/dev").join(name));

@@ -303,7 +303,7 @@ async fn jump(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32) {
 }
 
 async fn network_modules(cx: Context) -> Result<(), BoxError> {
-    let report = spawn_blocking(|| kmod::load(NETWORK_MODULES)).await??;
+    let report = spawn_blocking(|| kernel::modules::load(NETWORK_MODULES)).await??;
     system::prepare_connections()?;
     info!(loaded = report.loaded.len(), "network modules loaded");
     cx.done();

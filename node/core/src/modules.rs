@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kmod::{Catalog, LoadError, ModuleName};
+use kernel::modules::{Catalog, LoadError, ModuleName};
 use supervisor::{BoxError, Context};
 use tracing::info;
 
@@ -71,8 +71,8 @@ mod tests {
 
     fn image() -> tempfile::TempDir {
         let image = tempfile::tempdir().unwrap();
-        fs::write(image.path().join(kmod::ORDER), "udp_tunnel.ko\nvxlan.ko\n").unwrap();
-        fs::write(image.path().join(kmod::CATALOG), "geneve\nvxlan udp_tunnel.ko vxlan.ko\n").unwrap();
+        fs::write(image.path().join(kernel::modules::ORDER), "udp_tunnel.ko\nvxlan.ko\n").unwrap();
+        fs::write(image.path().join(kernel::modules::CATALOG), "geneve\nvxlan udp_tunnel.ko vxlan.ko\n").unwrap();
         image
     }
 
@@ -101,8 +101,8 @@ mod tests {
     #[tokio::test]
     async fn a_module_that_the_kernel_rejects_is_named_with_the_remedy() {
         let image = tempfile::tempdir().unwrap();
-        fs::write(image.path().join(kmod::ORDER), "granary_test.ko\n").unwrap();
-        fs::write(image.path().join(kmod::CATALOG), "granary_test granary_test.ko\n").unwrap();
+        fs::write(image.path().join(kernel::modules::ORDER), "granary_test.ko\n").unwrap();
+        fs::write(image.path().join(kernel::modules::CATALOG), "granary_test granary_test.ko\n").unwrap();
         fs::write(image.path().join("granary_test.ko"), "not a module").unwrap();
         let modules = find(&image, &["granary_test"]).unwrap().unwrap();
         let tree = Supervisor::start("kernel-modules", Settings::default(), move |cx| Arc::clone(&modules).run(cx));

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use std::{fs, io};
 
-use kerneltext::Stat;
+use kernel::text::Stat;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
 use supervisor::Context;

@@ -105,13 +105,13 @@ pub fn prepare_connections() -> Result<(), SystemError> {
 /// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
 /// does not show it.
 pub fn machine_memory() -> Option<Bytes> {
-    kerneltext::size(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+    kernel::text::size(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
 /// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
 /// does not show it.
 pub fn own_memory() -> Option<Bytes> {
-    kerneltext::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
+    kernel::text::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
 
 fn make(path: &Path) -> Result<(), SystemError> {

@@ -25,7 +25,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::{fs, io};
 
-use kmod::{BUSES, Drivers};
+use kernel::modules::{BUSES, Drivers};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
@@ -48,7 +48,7 @@ enum BootError {
     #[error("cannot read {path}")]
     Read { path: &'static str, source: io::Error },
     #[error("cannot load the kernel modules")]
-    Modules(#[from] kmod::LoadError),
+    Modules(#[from] kernel::modules::LoadError),
     #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]
@@ -71,7 +71,7 @@ fn main() {
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
     let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
-    for name in kerneltext::other_consoles(&active) {
+    for name in kernel::text::other_consoles(&active) {
         let mut options = File::options();
         options.write(true).custom_flags(OFlag::O_NOCTTY.bits());
         let _ = options.open(Path::new("/dev").join(name)).and_then(|mut console| writeln!(console, "{line}"));
@@ -88,7 +88,7 @@ fn boot() -> Result<Infallible, BootError> {
     {
         attach(kind, target, kind, flags)?;
     }
-    kmod::load(MODULES)?;
+    kernel::modules::load(MODULES)?;
     let line =
         fs::read_to_string("/proc/cmdline").map_err(|source| BootError::Read { path: "/proc/cmdline", source })?;
     let embedded = match fs::read_to_string(choice::FILE) {

@@ -201,7 +201,7 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     let meminfo = Path::new("/proc/meminfo");
     let available = fs::read_to_string(meminfo)
         .and_then(|text| {
-            kerneltext::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("MemAvailable is missing"))
+            kernel::text::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("MemAvailable is missing"))
         })
         .map_err(|source| PreflightError::Read { path: meminfo.into(), source })?;
     let ports = specs.iter().flat_map(|spec| {

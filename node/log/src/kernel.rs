@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::thread;
 use std::time::SystemTime;
 
-use kerneltext::Message;
+use kernel::text::Message;
 use nix::errno::Errno;
 use tracing::Level;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use kerneltext::Message;
+use kernel::text::Message;
 use tracing::Level;
 
 use crate::record::{Origin, Record};

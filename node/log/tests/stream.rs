@@ -220,6 +220,6 @@ fn a_failed_request_names_its_disk() {
     drop(off);
     let name = disk.path().file_name().and_then(|name| name.to_str());
     log.kept.wait("the failed request", |record| {
-        record.origin == Origin::Kernel && kerneltext::failed_disk(&record.message) == name
+        record.origin == Origin::Kernel && kernel::text::failed_disk(&record.message) == name
     });
 }

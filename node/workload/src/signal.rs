@@ -2,7 +2,7 @@
 
 use crate::CheckError;
 use crate::finding::Signalled;
-use kerneltext::Stat;
+use kernel::text::Stat;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use kerneltext::{Message, Stat, size};
+use kernel::text::{Message, Stat, size};
 
 /// A parsed value, formatted as the kernel does, is parsed as the same value.
 pub fn check(input: &[u8]) {

@@ -123,7 +123,7 @@ async fn outside(case: &Case, client: &Server) -> Result<(), Failure> {
 async fn memory(case: &Case) -> Result<(), Failure> {
     for process in case.signal("coredns", 0).await? {
         let status = case.observer().read(format!("/proc/{process}/status")).await?;
-        let size = kerneltext::size(&status, "RssAnon:");
+        let size = kernel::text::size(&status, "RssAnon:");
         assert!(size.is_some_and(|size| size <= MOST), "{size:?}: {status}");
     }
     Ok(())

@@ -100,7 +100,7 @@ fn work(host: &Arc<Host>) -> Result<(), StepError> {
 }
 
 fn load(directory: &str) -> Result<(), StepError> {
-    let report = kmod::load(directory).map_err(StepError::of("load the kernel modules"))?;
+    let report = kernel::modules::load(directory).map_err(StepError::of("load the kernel modules"))?;
     for module in &report.without_hardware {
         eprintln!("no hardware for the module {module}");
     }

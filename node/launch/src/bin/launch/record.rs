@@ -1,6 +1,6 @@
 //! State of a cluster that is kept, in a file of its directory.
 
-use kerneltext::Stat;
+use kernel::text::Stat;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;

@@ -37,7 +37,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     for (kind, path) in [("devtmpfs", "/dev"), ("sysfs", "/sys")] {
         mount(Some(kind), path, Some(kind), MsFlags::empty(), None::<&str>)?;
     }
-    kmod::load("/modules")?;
+    kernel::modules::load("/modules")?;
     let button = Button::open()?;
     let mut port = Port::open()?;
     port.announce(&stage("init", StageState::Ready))?;

@@ -7,16 +7,14 @@
 //! the machine's devices; [`Uevents`] reports devices that appear.
 //!
 //! ```no_run
-//! let report = kmod::load("/usr/lib/modules")?;
+//! let report = kernel::modules::load("/usr/lib/modules")?;
 //! for absent in &report.without_hardware {
 //!     println!("no hardware for {absent}");
 //! }
-//! # Ok::<(), kmod::LoadError>(())
+//! # Ok::<(), kernel::modules::LoadError>(())
 //! ```
 //!
 //! Needs `CAP_SYS_MODULE` and Linux 3.8 (`finit_module`).
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
 
 mod alias;
 mod catalog;

@@ -17,7 +17,7 @@ impl<'text> Stat<'text> {
     /// Parses the content of the file. `None` if a field is missing.
     ///
     /// ```
-    /// use kerneltext::Stat;
+    /// use kernel::text::Stat;
     ///
     /// let stat = Stat::parse("42 (a) (b)) Z 1 42 42 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 987 0 0\n").unwrap();
     /// assert_eq!(stat, Stat { name: "a) (b)", state: 'Z', parent: 1, start: 987 });

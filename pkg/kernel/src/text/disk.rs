@@ -11,7 +11,7 @@ const KINDS: [&str; 3] = ["critical medium", "I/O", "protection"];
 ///
 /// ```
 /// let text = "critical medium error, dev sda, sector 4660 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2";
-/// assert_eq!(kerneltext::failed_disk(text), Some("sda"));
+/// assert_eq!(kernel::text::failed_disk(text), Some("sda"));
 /// ```
 pub fn failed_disk(text: &str) -> Option<&str> {
     let (kind, rest) = text.split_once(" error, dev ")?;

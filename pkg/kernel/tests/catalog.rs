@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kmod::{Catalog, FileName, ModuleName};
+use kernel::modules::{Catalog, FileName, ModuleName};
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
 /// The guest's modules, which are those of the target.

@@ -11,7 +11,7 @@ use units::Bytes;
 /// use units::Bytes;
 ///
 /// let table = "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n";
-/// assert_eq!(kerneltext::size(table, "MemAvailable:"), Some(Bytes::MIB));
+/// assert_eq!(kernel::text::size(table, "MemAvailable:"), Some(Bytes::MIB));
 /// ```
 pub fn size(table: &str, name: &str) -> Option<Bytes> {
     let value = table.lines().find_map(|line| line.strip_prefix(name))?;

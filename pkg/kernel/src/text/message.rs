@@ -26,7 +26,7 @@ impl Message {
     /// record has another format.
     ///
     /// ```
-    /// use kerneltext::Message;
+    /// use kernel::text::Message;
     ///
     /// let message = Message::parse(b"11,160,424069,-;ready\n DEVICE=b8:0\n").unwrap();
     /// assert_eq!((message.severity, message.facility), (3, 1));

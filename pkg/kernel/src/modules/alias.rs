@@ -1,6 +1,6 @@
 //! Which modules are drivers of a device: its `modalias` and the patterns of the modules.
 
-use crate::catalog::ModuleName;
+use crate::modules::catalog::ModuleName;
 
 /// Name of the file with the devices of modules, lines of depmod(8)'s `modules.alias` without the first word: a pattern
 /// and the module's name.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
-use crate::catalog::ModuleName;
-use crate::order::{FileName, Module, ORDER, OrderError, parse};
+use crate::modules::catalog::ModuleName;
+use crate::modules::order::{FileName, Module, ORDER, OrderError, parse};
 
 /// The result for each module, in load order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

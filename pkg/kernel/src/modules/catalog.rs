@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use nix::errno::Errno;
 
-use crate::load::{LoadError, Outcome, Report, insert, read_order};
-use crate::order::{FileName, LineError, Module, OrderError};
+use crate::modules::load::{LoadError, Outcome, Report, insert, read_order};
+use crate::modules::order::{FileName, LineError, Module, OrderError};
 
 /// Name of the file that lists the modules that a directory was built for: one per line, its name, then the files that
 /// it needs, separated by spaces. A module that is built into the kernel needs no file.
@@ -150,7 +150,7 @@ fn parse(text: &str) -> Result<BTreeMap<ModuleName, BTreeSet<FileName>>, OrderEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::ORDER;
+    use crate::modules::order::ORDER;
 
     fn name(text: &str) -> ModuleName {
         text.parse().unwrap()

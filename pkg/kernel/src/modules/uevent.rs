@@ -9,7 +9,7 @@ use nix::sys::socket::{
     AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, setsockopt, socket,
 };
 
-use crate::drivers::Device;
+use crate::modules::drivers::Device;
 
 /// Group of the kernel's own messages; udev sends others in group 2.
 const KERNEL: u32 = 1;
@@ -27,7 +27,7 @@ pub struct Uevents(OwnedFd);
 pub enum Uevent {
     /// A device appeared that needs a driver.
     Device(Device),
-    /// Messages are lost: look for devices below [`BUSES`](crate::BUSES).
+    /// Messages are lost: look for devices below [`BUSES`](crate::modules::BUSES).
     Lost,
     /// Anything else.
     Other,

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kmod::{BUSES, DriverReport, Drivers, ModuleName, Uevent, Uevents};
+use kernel::modules::{BUSES, DriverReport, Drivers, ModuleName, Uevent, Uevents};
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 

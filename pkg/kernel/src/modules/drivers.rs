@@ -5,10 +5,10 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::alias::{ALIASES, Pattern, parse_line};
-use crate::catalog::{Catalog, ModuleName};
-use crate::load::LoadError;
-use crate::order::{LineError, OrderError};
+use crate::modules::alias::{ALIASES, Pattern, parse_line};
+use crate::modules::catalog::{Catalog, ModuleName};
+use crate::modules::load::LoadError;
+use crate::modules::order::{LineError, OrderError};
 
 /// The kernel's directory of buses with their devices.
 pub const BUSES: &str = "/sys/bus";
@@ -154,8 +154,8 @@ mod tests {
     use std::error::Error as _;
 
     use super::*;
-    use crate::catalog::CATALOG;
-    use crate::order::ORDER;
+    use crate::modules::catalog::CATALOG;
+    use crate::modules::order::ORDER;
 
     /// Drivers whose files are missing.
     fn directory(aliases: &str) -> tempfile::TempDir {
