@@ -6,7 +6,7 @@
 //! verbs that read like a user's ([`Case::claim`], [`Case::open`]). A pod is a [`Server`], which is asked to look
 //! at its volumes. Nothing sleeps for a fixed time: [`eventually`] waits for what is to come, and ends with the
 //! last thing that it saw.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod capture;
 mod case;
@@ -14,6 +14,7 @@ mod claim;
 mod claims;
 mod cost;
 mod failure;
+pub mod launcher;
 pub mod observer;
 mod part;
 mod pod;

@@ -35,7 +35,7 @@ fn has(id: i32, variable: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launched::until;
+    use crate::launcher::launched::until;
     use std::process::{Command, Stdio, id};
 
     const NAME: &str = "LAUNCH_TEST_MARK";

@@ -1,6 +1,6 @@
 //! The output of the launcher from the beginning of a boot to its end, to a pipe and on a terminal.
 
-use launch_test::{Kind, Launched, directory};
+use e2e::launcher::{Kind, Launched, directory};
 use std::env;
 use std::fs;
 use std::net::TcpListener;

@@ -1,7 +1,7 @@
 //! A launcher that was started.
 
-use crate::screen::{Kind, Screen};
-use crate::{PATIENCE, Process, Stub, VARIABLE, WHOLE, sys};
+use crate::launcher::screen::{Kind, Screen};
+use crate::launcher::{PATIENCE, Process, Stub, VARIABLE, WHOLE, sys};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Commands of the launcher for clusters in the background.
 
-use crate::launched::{MARK, launcher, send, stub_command_line, until};
-use crate::{Process, Stub, directory};
+use crate::launcher::launched::{MARK, launcher, send, stub_command_line, until};
+use crate::launcher::{Process, Stub, directory};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,6 @@
-//! The launcher as a person starts it: its output, its end, and that it leaves nothing behind. A [`Launched`] is the
+//! The launcher as a user starts it: its output, its end, and that it leaves nothing behind. A [`Launched`] is the
 //! real program with the real image or a [`Stub`], in a temporary directory of its own. Waits are for a text on the
 //! [`Screen`] or for the end of a process, with a deadline.
-#![deny(unsafe_code)]
 
 mod commands;
 mod launched;

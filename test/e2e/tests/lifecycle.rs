@@ -1,6 +1,6 @@
 //! How the launcher ends, with a stub guest in place of a node: each case ends with no process and no file left.
 
-use launch_test::{Commands, Kind, Launched, PATIENCE, PRESSED, Stub, WAITING};
+use e2e::launcher::{Commands, Kind, Launched, PATIENCE, PRESSED, Stub, WAITING};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -143,7 +143,7 @@ fn a_pipe_that_is_closed_ends_the_run() {
 fn impossible_options_are_rejected_with_the_remedy() {
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = format!("--port={}", taken.local_addr().unwrap().port());
-    let directory = launch_test::directory();
+    let directory = e2e::launcher::directory();
     let file = directory.path().join("node.json");
     fs::write(&file, r#"{"podProcesses": 1, "registries": [{"name": "registry.example", "server": "http://a.b"}]}"#)
         .unwrap();

@@ -8,7 +8,7 @@ mod port;
 use crate::button::Button;
 use crate::port::Port;
 use cluster::announcement::{Announcement, StageState};
-use launch_test::{PRESSED, Stub, VARIABLE, WAITING};
+use e2e::launcher::{PRESSED, Stub, VARIABLE, WAITING};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::unistd::pause;
