@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
 use ktest_support::process::killed_before;
+use ktest_support::{mount_cgroups, this_program};
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
@@ -55,12 +55,6 @@ fn the_writer() {
     }
 }
 
-fn this_program(test: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
-    command
-}
-
 /// A cgroup with a child, in which a process with many threads writes. The tests take turns.
 struct Pod {
     path: PathBuf,
@@ -74,8 +68,7 @@ impl Pod {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new(ROOT).exists() {
-            fs::create_dir(ROOT).unwrap();
-            mount(Some("cgroup2"), ROOT, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+            mount_cgroups(Path::new(ROOT));
         }
         let (path, counters) = (Path::new(ROOT).join("pod"), PathBuf::from("/tmp/counters"));
         fs::create_dir_all(path.join("container")).unwrap();

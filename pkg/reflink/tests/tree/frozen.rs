@@ -1,21 +1,18 @@
 //! Clones whose last pass runs while the writers are frozen.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::mount::{MsFlags, mount};
+use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::unistd::syncfs;
 
-use crate::{PATIENCE, Stage};
+use crate::Stage;
 
 const CGROUP: &str = "/tmp/cgroup/pod";
 const BUDGET: Duration = Duration::from_secs(60);
 /// Files that the writer changes.
-const FILES: u64 = 8;
+const FILES: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 
 /// The guard, if this program was started as one.
 #[test]
@@ -24,71 +21,35 @@ fn the_guard() {
     freezer::guard();
 }
 
-/// The writer, if this program was started as one: writes each number to all files, one after the other, and renames a
-/// file to it.
+/// The writer, if this program was started as one. It renames a file to each number.
 #[test]
 #[ignore = "started by the tests"]
 fn the_writer() {
-    let top = PathBuf::from(std::env::var("TOP").unwrap());
-    fs::write(Path::new(CGROUP).join("cgroup.procs"), "0").unwrap();
-    let files: Vec<File> = (0..FILES).map(|number| File::create(top.join(number.to_string())).unwrap()).collect();
-    fs::write(top.join("name-0"), "").unwrap();
-    for number in 1_u64.. {
-        for file in &files {
-            file.write_all_at(&number.to_le_bytes(), 0).unwrap();
+    Writer::run(|top, number| {
+        let name = |number| top.join(format!("name-{number}"));
+        if number == 1 {
+            fs::write(name(1), "").unwrap();
+        } else {
+            fs::rename(name(number - 1), name(number)).unwrap();
         }
-        fs::rename(top.join(format!("name-{}", number - 1)), top.join(format!("name-{number}"))).unwrap();
-    }
-}
-
-fn this_program(test: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
-    command
-}
-
-/// A writer in a cgroup.
-struct Pod(Child);
-
-impl Pod {
-    fn start(top: &Path) -> Self {
-        fs::create_dir("/tmp/cgroup").unwrap();
-        mount(Some("cgroup2"), "/tmp/cgroup", Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
-        fs::create_dir(CGROUP).unwrap();
-        let pod = Self(this_program("frozen::the_writer").env("TOP", top).spawn().unwrap());
-        let end = Instant::now() + PATIENCE;
-        while numbers(top).is_none_or(|numbers| numbers[0] <= 10) {
-            assert!(Instant::now() < end, "the writer does not write");
-            thread::yield_now();
-        }
-        pod
-    }
-}
-
-impl Drop for Pod {
-    fn drop(&mut self) {
-        fs::write(Path::new(CGROUP).join("cgroup.kill"), "1").unwrap();
-        self.0.wait().unwrap();
-    }
+    });
 }
 
 /// The numbers in the files, and that of the name.
-fn numbers(top: &Path) -> Option<Vec<u64>> {
-    let files = (0..FILES).map(|number| fs::read(top.join(number.to_string())).ok()?.try_into().ok());
-    let mut numbers: Vec<u64> = files.map(|content| content.map(u64::from_le_bytes)).collect::<Option<_>>()?;
-    let names: Vec<u64> = fs::read_dir(top)
-        .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("name-")?.parse().ok())
-        .collect();
-    let [name] = names[..] else { return None };
-    numbers.push(name);
-    Some(numbers)
+fn all_numbers(top: &Path) -> Vec<u64> {
+    let mut all = numbers(top, &FILES).expect("all files").to_vec();
+    let names = fs::read_dir(top).unwrap().filter_map(|entry| Some(entry.unwrap().file_name().to_str()?.to_owned()));
+    let names: Vec<u64> = names.filter_map(|name| name.strip_prefix("name-")?.parse().ok()).collect();
+    let [name] = names[..] else { panic!("{names:?}") };
+    all.push(name);
+    all
 }
 
 #[test]
 fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
     let stage = Stage::new();
-    let _pod = Pod::start(&stage.from);
+    mount_cgroups(Path::new("/tmp/cgroup"));
+    let _writer = Writer::start("frozen::the_writer", Path::new(CGROUP), &stage.from, &FILES);
     let mut last = 0;
     for _ in 0..4 {
         let mut clone = stage.begin();
@@ -101,9 +62,9 @@ fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
         complete.finish().unwrap();
         println!("frozen after {:?}, paused for {:?}", pause.freeze, pause.total);
         // Each number is written after the one before it.
-        let numbers = numbers(&stage.to).expect("all files");
+        let numbers = all_numbers(&stage.to);
         assert!(numbers.is_sorted_by(|one, next| one >= next), "{numbers:?}");
-        assert!(numbers[0] - numbers[FILES as usize] <= 1 && numbers[0] > last, "{numbers:?} after {last}");
+        assert!(numbers[0] - numbers[FILES.len()] <= 1 && numbers[0] > last, "{numbers:?} after {last}");
         last = numbers[0];
         stage.clear();
     }

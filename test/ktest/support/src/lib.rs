@@ -14,6 +14,7 @@ pub mod process;
 pub mod random;
 pub mod replay;
 mod tool;
+mod writer;
 
 pub use busy::unmount;
 pub use disk::Disk;
@@ -21,3 +22,4 @@ pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut, stderr_is_
 pub use mounted::{Mount, Mounted, Tmpfs, XfsDisk};
 pub use namespace::Namespace;
 pub use tool::run;
+pub use writer::{Writer, mount_cgroups, numbers, this_program};

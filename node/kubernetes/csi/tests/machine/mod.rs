@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use csi::{Linux, Plugin, Settings};
 use dir::{Dir, Mode, Name};
-use ktest_support::XfsDisk;
+use ktest_support::{XfsDisk, this_program};
 use loopdev::{Attached, Backing, Device};
 use mount::Attributes;
 use nix::sys::stat::makedev;
@@ -30,9 +30,7 @@ pub const INODES: Inodes = Inodes::new(1000);
 
 /// This program again, as the test that is the guard of frozen pods.
 fn guard() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", "frozen::the_guard", "--ignored", "--nocapture"]);
-    command
+    this_program("frozen::the_guard")
 }
 
 /// A node with its data disk and a running plugin.

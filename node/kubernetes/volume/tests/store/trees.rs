@@ -5,14 +5,13 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Ensured;
+use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
 use nix::unistd::syncfs;
 use reflink::for_each_shared;
 use units::Bytes;
@@ -210,6 +209,7 @@ fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
 
 const HIERARCHY: &str = "/tmp/cgroup";
 const CGROUP: &str = "/tmp/cgroup/pod";
+const FILES: [&str; 4] = ["0", "1", "2", "3"];
 
 /// The guard, if this program was started as one.
 #[test]
@@ -218,29 +218,12 @@ fn the_guard() {
     freezer::guard();
 }
 
-/// The writer, if this program was started as one: writes each number to all files, one after the other.
+/// The writer, if this program was started as one.
 #[test]
 #[ignore = "started by the tests"]
 fn the_writer() {
-    let top = PathBuf::from(std::env::var("TOP").unwrap());
-    fs::write(Path::new(CGROUP).join("cgroup.procs"), "0").unwrap();
-    let files: Vec<File> = (0..4).map(|number| File::create(top.join(number.to_string())).unwrap()).collect();
-    for number in 1_u64.. {
-        for file in &files {
-            file.write_all_at(&number.to_le_bytes(), 0).unwrap();
-        }
-    }
+    Writer::run(|_, _| ());
 }
-
-fn this_program(test: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
-    command
-}
-
-/// A process in a cgroup of its own, which has the volume.
-#[derive(Debug)]
-struct Pod(Child);
 
 /// Stops the pod.
 #[derive(Debug)]
@@ -264,36 +247,6 @@ impl FrozenPods for Frozen {
     }
 }
 
-impl Pod {
-    fn start(top: &Path) -> Self {
-        fs::create_dir(HIERARCHY).unwrap();
-        mount(Some("cgroup2"), HIERARCHY, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
-        fs::create_dir(CGROUP).unwrap();
-        let pod = Self(this_program("trees::the_writer").env("TOP", top).spawn().unwrap());
-        let end = Instant::now() + Duration::from_secs(30);
-        while numbers(top).is_none_or(|numbers| numbers[3] < 10) {
-            assert!(Instant::now() < end, "the writer does not write");
-            thread::yield_now();
-        }
-        pod
-    }
-}
-
-impl Drop for Pod {
-    fn drop(&mut self) {
-        fs::write(Path::new(CGROUP).join("cgroup.kill"), "1").unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-fn numbers(top: &Path) -> Option<[u64; 4]> {
-    let mut numbers = [0; 4];
-    for (number, found) in numbers.iter_mut().enumerate() {
-        *found = u64::from_le_bytes(fs::read(top.join(number.to_string())).ok()?.try_into().ok()?);
-    }
-    Some(numbers)
-}
-
 #[test]
 fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
     let node = Node::new();
@@ -301,22 +254,23 @@ fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
     node.store.freeze_by(Arc::downgrade(&cgroup));
     let (source, _) = node.made(&files("pvc-source"));
     let top = node.path("live", &source);
-    let pod = Pod::start(&top);
+    mount_cgroups(Path::new(HIERARCHY));
+    let writer = Writer::start("trees::the_writer", Path::new(CGROUP), &top, &FILES);
     let mut last = 0;
     for number in 0..3 {
         let snapshot = format!("snapshot-{number}");
         let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
         while node.store.take_snapshot(&id(&snapshot), &want).unwrap().into_inner().state == State::Staged {}
-        let found = numbers(&node.path("live", &id(&snapshot))).unwrap();
+        let found = numbers(&node.path("live", &id(&snapshot)), &FILES).unwrap();
         // Each number is written after the one before it.
         assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");
         assert!(found[0] > last, "{found:?} after {last}");
         last = found[0];
     }
     let end = Instant::now() + Duration::from_secs(30);
-    while numbers(&top).is_none_or(|numbers| numbers[3] <= last) {
+    while numbers(&top, &FILES).is_none_or(|numbers| numbers[3] <= last) {
         assert!(Instant::now() < end, "the pod does not run again");
         thread::yield_now();
     }
-    drop(pod);
+    drop(writer);
 }
