@@ -19,8 +19,8 @@ fn chain<'a>(error: &'a (dyn Error + 'a)) -> impl Iterator<Item = &'a (dyn Error
     iter::once(error).chain(causes.map(|cause| cause as &(dyn Error + 'a)))
 }
 
-/// Displays the error and its causes ([`Error::source`]), one per line; each cause is prefixed with `caused by: `. There is no line break at the
-/// end.
+/// Displays the error and its causes ([`Error::source`]), one per line, without a newline at the end. Each cause is prefixed
+/// with `caused by: `.
 pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     fmt::from_fn(move |f| {
         write!(f, "{error}")?;

@@ -1,9 +1,10 @@
 //! [`Bytes`].
 
 use std::fmt;
-use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
+
+use crate::quantity::quantity;
 
 /// A number of bytes, such as a size, a limit or free space.
 ///
@@ -18,9 +19,9 @@ pub struct Bytes(u64);
 pub(crate) const UNITS: [(&str, u64); 6] =
     [("EiB", 1 << 60), ("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
+quantity!(Bytes, "bytes");
+
 impl Bytes {
-    /// 0 bytes.
-    pub const ZERO: Self = Self(0);
     /// 2^10 bytes.
     pub const KIB: Self = Self(1 << 10);
     /// 2^20 bytes.
@@ -30,48 +31,12 @@ impl Bytes {
     /// 2^40 bytes.
     pub const TIB: Self = Self(1 << 40);
 
-    /// Wraps a number of bytes.
-    pub const fn new(bytes: u64) -> Self {
-        Self(bytes)
-    }
-
-    /// The number of bytes.
-    pub const fn get(self) -> u64 {
-        self.0
-    }
-
-    /// The sum; `None` on overflow.
-    pub const fn checked_add(self, other: Self) -> Option<Self> {
-        match self.0.checked_add(other.0) {
-            Some(sum) => Some(Self(sum)),
-            None => None,
-        }
-    }
-
-    /// The difference; `None` if `other` is larger than `self`.
-    pub const fn checked_sub(self, other: Self) -> Option<Self> {
-        match self.0.checked_sub(other.0) {
-            Some(rest) => Some(Self(rest)),
-            None => None,
-        }
-    }
-
     /// The product; `None` on overflow.
     pub const fn checked_mul(self, times: u64) -> Option<Self> {
         match self.0.checked_mul(times) {
             Some(product) => Some(Self(product)),
             None => None,
         }
-    }
-
-    /// The sum, at most `u64::MAX`.
-    pub const fn saturating_add(self, other: Self) -> Self {
-        Self(self.0.saturating_add(other.0))
-    }
-
-    /// The difference, at least 0.
-    pub const fn saturating_sub(self, other: Self) -> Self {
-        Self(self.0.saturating_sub(other.0))
     }
 
     /// The number of granules of `GRANULE` bytes that hold `self` bytes, rounded up.
@@ -104,19 +69,6 @@ impl fmt::Display for Bytes {
         }
         write!(f, " {name}")?;
         if scaled.is_multiple_of(u128::from(*unit)) { Ok(()) } else { write!(f, " ({} B)", self.0) }
-    }
-}
-
-impl Sum for Bytes {
-    /// Saturates at `u64::MAX`, which is larger than any disk.
-    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
-        sizes.fold(Self::ZERO, Self::saturating_add)
-    }
-}
-
-impl<'a> Sum<&'a Self> for Bytes {
-    fn sum<I: Iterator<Item = &'a Self>>(sizes: I) -> Self {
-        sizes.copied().sum()
     }
 }
 

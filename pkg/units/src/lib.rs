@@ -18,6 +18,7 @@
 mod bytes;
 mod inodes;
 mod parse;
+mod quantity;
 
 pub use bytes::Bytes;
 pub use inodes::Inodes;

@@ -51,12 +51,8 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let dns = config.dns_service();
     let mesh_packets = format!("        udp sport {tunnel} notrack comment \"mesh\"\n");
     let starting = starting(config, &mesh_packets);
-    format!(
-        r#"# Declared first, so that there is one to delete.
-table inet {TABLE}
-delete table inet {TABLE}
-table inet {TABLE} {{
-    chain arriving {{
+    table(&format!(
+        r#"    chain arriving {{
         type filter hook prerouting priority raw; policy accept;
         iifname "{LINKS}" meta nfproto ipv6 counter drop comment "pods have no IPv6"
         iifname "{LINKS}" ip saddr != {first}-{last} counter drop comment "no pod's address"
@@ -84,9 +80,8 @@ table inet {TABLE} {{
         oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {cluster} counter drop comment "past the mesh"
         oifname != "{LINKS}" oifname != {{ "{mesh}", "lo" }} ip daddr {services} counter drop comment "unknown Service"
     }}
-}}
 "#
-    )
+    ))
 }
 
 /// The rules of a node whose pods have the network of a CNI plugin: those that protect the node itself, whatever the plugin
@@ -98,12 +93,8 @@ pub(crate) fn node_rules(config: &Config) -> String {
     let (uplink, cluster, dns) = (&config.uplink, config.cluster_pods, config.dns_service());
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
     let starting = starting(config, "");
-    format!(
-        r#"# Declared first, so that there is one to delete.
-table inet {TABLE}
-delete table inet {TABLE}
-table inet {TABLE} {{
-    chain arriving {{
+    table(&format!(
+        r#"    chain arriving {{
         type filter hook prerouting priority raw; policy accept;
         iifname "{uplink}" ip daddr 127.0.0.0/8 counter drop comment "loopback"
         iifname "{uplink}" ip daddr {dns} counter drop comment "for pods of this node"
@@ -114,9 +105,14 @@ table inet {TABLE} {{
         type filter hook forward priority filter; policy accept;
         ip daddr != {cluster} meta l4proto {{ tcp, udp }} th dport {STATUS_PORT} counter drop comment "for nodes"
     }}
-}}
 "#
-    )
+    ))
+}
+
+/// The transaction that replaces the table by one with these chains.
+fn table(chains: &str) -> String {
+    // Declared first, so that there is one to delete.
+    format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chains}}}\n")
 }
 
 /// The chain for packets that the node sends, with more rules.

@@ -45,7 +45,7 @@ fn find<'a>(disks: &'a [Disk], serial: &str) -> Result<&'a Disk, AskError> {
 }
 
 fn no_disk(serial: &str) -> String {
-    format!("there is no scratch disk {serial}")
+    format!("unknown scratch disk {serial}")
 }
 
 /// The disk's node, as `qemu` names it.
