@@ -13,7 +13,7 @@ use volume::{
     SnapshotRequest, VolumeId, Volumes,
 };
 
-use crate::node::Node;
+use crate::node::{Node, without_pods};
 
 const MIB: u64 = 1 << 20;
 const SIZE: Bytes = Bytes::new(4 * MIB);
@@ -125,7 +125,8 @@ struct Both {
 
 impl Both {
     fn new() -> Self {
-        let node = Node::new(Settings::default());
+        let node = Node::with(Settings::default());
+        without_pods(&node.store);
         let fake = FakeVolumes::with_size(node.store.space().unwrap().size);
         Self { node, fake }
     }

@@ -2,40 +2,23 @@
 
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
-use units::{Bytes, Inodes};
-use volume::{
-    Access, Allocation, Claim, LiveVolume, LiveVolumeError, Mode, OpenError, Owner, Request, Settings, VolumeId,
-    Volumes as _,
-};
+use units::Bytes;
+use volume::{Access, Allocation, LiveVolume, LiveVolumeError, OpenError, Request, VolumeId, Volumes as _};
 
-use crate::node::Node;
+use crate::node::{Node, SIZE, disk, files, id};
 
-const SIZE: Bytes = Bytes::new(16 << 20);
 const LARGER: Bytes = Bytes::new(40 << 20);
 
-fn node() -> Node {
-    Node::new(Settings { reserve: Bytes::new(64 << 20), ..Settings::default() })
-}
-
-impl Node {
-    fn provisioned(&self, name: &str, mode: Mode) -> VolumeId {
-        let claim = Claim { uid: "u".into(), namespace: "default".into(), name: name.into() };
-        let id = name.parse().unwrap();
-        self.store
-            .provision(
-                &id,
-                &Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size: SIZE, source: None },
-            )
-            .unwrap();
-        id
-    }
+fn provisioned(node: &Node, request: &Request) -> VolumeId {
+    let id = id(&request.claim.name);
+    node.store.provision(&id, request).unwrap();
+    id
 }
 
 #[test]
 fn a_disk_is_attached_while_a_loop_device_has_its_image() {
-    let node = node();
-    let [id, other] =
-        ["pvc-1", "pvc-2"].map(|name| node.provisioned(name, Mode::Block { allocation: Allocation::Thick }));
+    let node = Node::new();
+    let [id, other] = ["pvc-1", "pvc-2"].map(|name| provisioned(&node, &disk(name, Allocation::Thick)));
     let early = node.store.live_volume(&id).unwrap_err();
     assert!(matches!(early, LiveVolumeError::Open(OpenError::NotAnnounced { .. })), "{early}");
     for id in [&id, &other] {
@@ -54,8 +37,8 @@ fn a_disk_is_attached_while_a_loop_device_has_its_image() {
 
 #[test]
 fn a_filesystem_is_never_attached() {
-    let node = node();
-    let id = node.provisioned("pvc-1", Mode::Filesystem { inodes: Inodes::new(64) });
+    let node = Node::new();
+    let id = provisioned(&node, &files("pvc-1"));
     node.store.announce(&id).unwrap();
     assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: SIZE, attached: false });
     node.store.retire(&id).unwrap();

@@ -2,4 +2,5 @@
 
 mod contract;
 mod live;
+#[path = "../../../volume/tests/node/mod.rs"]
 mod node;
