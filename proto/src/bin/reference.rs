@@ -41,9 +41,9 @@ const HEAD: &str = "\
 <!-- Written by `bazel run //proto:reference` from proto/node/v1/config.proto: change that file, not this one. -->
 
 A node reads its configuration once, at its boot, as JSON: from QEMU's fw_cfg under the name `opt/dev.granary/config`, else
-from the file `granary.json` in the root of its EFI system partition. If there is neither, or if the file is empty, the
-node takes the defaults. It is checked as a whole before anything is done. If there is a problem, all problems are
-printed on the console, each with its field and the remedy, and the machine ends as `granary.failure` says.
+from the file `granary.json` in the root of its EFI system partition. Without either, or if the file is empty, the node
+uses the defaults. It checks the whole configuration before it does anything. If there are problems, it prints all of
+them on the console, each with its field and the remedy, and the machine ends as `granary.failure` says.
 
 ```json
 {
