@@ -1,5 +1,4 @@
-//! What user space exchanges with the Linux kernel outside of system calls that have their own crate: [`modules`] that it
-//! loads, and [`text`] that it writes.
+//! Kernel modules ([`modules`]), and parsers of text that the Linux kernel writes ([`text`]).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -86,7 +86,7 @@ fn errors_are_those_of_the_kernel() {
     let (disk, other) = (XfsDisk::with_project_quota(), Tmpfs::mount());
     let (one, two) = (file(&disk.path().join("one")), file(&other.path().join("two")));
     assert_eq!(clone_file(&two, &one), Err(Errno::EXDEV));
-    assert_eq!(clone_file(&File::open(disk.path()).unwrap(), &one), Err(Errno::EISDIR));
+    assert_eq!(clone_file(File::open(disk.path()).unwrap(), &one), Err(Errno::EISDIR));
     assert_eq!(unshare(&one, Bytes::ZERO, Bytes::ZERO), Err(Errno::EINVAL));
     assert_eq!(unshare(&one, Bytes::new(u64::MAX), Bytes::MIB), Err(Errno::EINVAL));
     assert_eq!(unshare(&two, Bytes::ZERO, Bytes::MIB), Err(Errno::EOPNOTSUPP));

@@ -1,4 +1,4 @@
-//! What all quantities have in common.
+//! The code that [`Bytes`](crate::Bytes) and [`Inodes`](crate::Inodes) share.
 
 /// Construction, arithmetic and sums of a wrapped `u64`.
 macro_rules! quantity {
