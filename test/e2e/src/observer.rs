@@ -2,6 +2,7 @@
 
 use crate::{Case, Failure, Pod, Server, Volume};
 use kube::Client;
+use serde_json::Value;
 use workload::{Check, Signalled, Volumes};
 
 const NAME: &str = "observer";
@@ -16,7 +17,9 @@ pub async fn start(client: &Client) -> Result<(), Failure> {
 
 pub(crate) fn pod() -> Pod {
     let volumes = [Volume::node("volumes", VOLUMES), Volume::node("security", "/sys/kernel/security")];
-    volumes.into_iter().fold(Pod::server(NAME), Pod::with).of_the_node()
+    let pod = volumes.into_iter().fold(Pod::server(NAME), Pod::with).of_the_node();
+    // In the node's network, where `ClusterFirst` means the node's name servers.
+    pod.dns("ClusterFirstWithHostNet", Value::Null)
 }
 
 /// Waits until the pod that an earlier boot of the same disk had is there again.

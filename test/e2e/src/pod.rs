@@ -152,7 +152,7 @@ impl Pod {
         Self { restarts: true, ..self }
     }
 
-    /// With the node's processes, and what is needed to ask for quotas.
+    /// With the node's processes and network, and what is needed to ask for quotas.
     pub(crate) fn of_the_node(self) -> Self {
         Self { of_the_node: true, restarts: true, ..self }
     }
@@ -201,6 +201,7 @@ impl Pod {
             "automountServiceAccountToken": false,
             "nodeSelector": self.node.as_ref().map(|node| json!({"kubernetes.io/hostname": node})),
             "hostPID": self.of_the_node,
+            "hostNetwork": self.of_the_node,
             "securityContext": {
                 "runAsUser": self.user,
                 "runAsNonRoot": self.user.map(|user| user != 0),

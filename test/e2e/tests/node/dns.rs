@@ -12,6 +12,8 @@ const MOST: Bytes = Bytes::new(40_000_000);
 
 /// The tenth of the Services, `e2e::NETWORKS`.
 const CLUSTER_DNS: &str = "172.21.4.10";
+/// The first.
+const API_SERVER: &str = "172.21.4.1";
 /// Of a pod with the policy `None`, an address without a machine (RFC 5737).
 const OWN: &str = "192.0.2.54";
 
@@ -31,6 +33,7 @@ pub async fn cases(part: &Part, client: &Server, server: &Server, others: [&Serv
     let case = &part.case;
     tokio::join!(
         part.shows("a_pod_has_the_name_servers_of_its_policy", policies(case, client, others)),
+        part.shows("a_pod_in_the_nodes_network_resolves_names_of_the_cluster", of_the_node(case)),
         part.shows("pods_resolve_names_of_services", services(case, client, server)),
         part.shows("unknown_names_do_not_exist", unknown(case, client)),
         part.shows("a_name_outside_the_cluster_fails_without_its_name_server", outside(case, client)),
@@ -80,9 +83,10 @@ async fn services(case: &Case, client: &Server, server: &Server) -> Result<(), F
     Ok(())
 }
 
-/// resolv.conf(5). `ClusterFirstWithHostNet` would need a pod in the node's network.
+/// resolv.conf(5).
+const FILE: &str = "/etc/resolv.conf";
+
 async fn policies(case: &Case, client: &Server, [as_the_node, of_its_own]: [&Server; 2]) -> Result<(), Failure> {
-    const FILE: &str = "/etc/resolv.conf";
     let first = client.read(FILE).await?;
     let search = format!("search {}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}", case.namespace());
     assert!(first.starts_with(&search), "{first}");
@@ -92,6 +96,19 @@ async fn policies(case: &Case, client: &Server, [as_the_node, of_its_own]: [&Ser
     assert_eq!(servers, [format!("nameserver {NAME_SERVER}")], "{node}");
     assert!(!node.contains(DOMAIN), "{node}");
     assert_eq!(of_its_own.read(FILE).await?, format!("search example.test\nnameserver {OWN}\noptions ndots:2\n"));
+    Ok(())
+}
+
+/// The observer has the policy `ClusterFirstWithHostNet`. Its queries to CoreDNS pass loopback alone.
+async fn of_the_node(case: &Case) -> Result<(), Failure> {
+    let observer = case.observer();
+    let interfaces = observer.read("/proc/net/dev").await?;
+    assert!(interfaces.contains("veth"), "no ends of pods' links: {interfaces}");
+    let settings = observer.read(FILE).await?;
+    assert!(settings.contains(&format!("\nnameserver {CLUSTER_DNS}\noptions ndots:5\n")), "{settings}");
+    let found = observer.resolve("kubernetes.default", Record::A).await?;
+    let wanted = (format!("kubernetes.default.svc.{DOMAIN}"), vec![API_SERVER.to_owned()]);
+    assert_eq!((found.name, found.answers), wanted);
     Ok(())
 }
 
