@@ -9,7 +9,7 @@ use std::{env, fs};
 use serde_json::Value;
 
 /// All programs and their other names: a shell, a package manager or ssh would fail the test.
-const PROGRAMS: [&str; 24] = [
+const PROGRAMS: [&str; 25] = [
     "init",
     "usr/bin/blkid",
     "usr/bin/containerd",
@@ -30,6 +30,7 @@ const PROGRAMS: [&str; 24] = [
     "usr/bin/snapshot-controller",
     "usr/bin/umount",
     "usr/bin/xfs_repair",
+    "usr/libexec/cni/bridge",
     "usr/libexec/cni/host-local",
     "usr/libexec/cni/loopback",
     "usr/libexec/cni/portmap",
