@@ -7,21 +7,24 @@ def _shell_layer_impl(ctx):
         "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
         # The root directory of the image, which all users read.
         "umask 022; chmod 0755 \"$work\"",
-        "mkdir \"$work/bin\" \"$work/etc\"",
+        "mkdir \"$work/bin\"",
         "cp {} \"$work/bin/busybox\"; chmod 0755 \"$work/bin/busybox\"".format(ctx.file.busybox.path),
         "for name in $(\"$work/bin/busybox\" --list); do",
         "  [ -e \"$work/bin/$name\" ] || ln -s busybox \"$work/bin/$name\"",
         "done",
     ]
-    for path in ["root", "tmp"] + ctx.attr.directories:
+    for path in ["root", "run", "tmp"] + ctx.attr.directories:
         lines.append("mkdir -p \"$work/{path}\"; chmod 1777 \"$work/{path}\"".format(path = path))
     for path, target in ctx.attr.links.items():
         lines.append("ln -s {} \"$work/{}\"".format(target, path))
     for path, content in ctx.attr.texts.items():
-        lines.append("printf '%s\\n' '{}' >\"$work/{}\"".format(content, path))
+        lines.append("mkdir -p \"$work/$(dirname {path})\"; printf '%s\\n' '{content}' >\"$work/{path}\"".format(content = content, path = path))
+    for program, path in ctx.attr.setuid.items():
+        file = program[DefaultInfo].files.to_list()[0].path
+        lines.append("mkdir -p \"$work/$(dirname {path})\"; cp {file} \"$work/{path}\"; chmod 4755 \"$work/{path}\"".format(file = file, path = path))
     lines.append("tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} .".format(out.path))
     ctx.actions.run_shell(
-        inputs = [ctx.file.busybox],
+        inputs = [ctx.file.busybox] + ctx.files.setuid,
         outputs = [out],
         command = "\n".join(lines),
         mnemonic = "ShellLayer",
@@ -37,6 +40,7 @@ shell_layer = rule(
         "busybox": attr.label(default = "//third_party/debian:busybox", allow_single_file = True, doc = "The program, linked statically."),
         "directories": attr.string_list(doc = "Further directories that every user may write to."),
         "links": attr.string_dict(doc = "Path in the image -> target of the link."),
+        "setuid": attr.label_keyed_string_dict(allow_files = True, doc = "Program -> path in the image. It runs with the rights of root."),
         "texts": attr.string_dict(doc = "Path in the image -> content of the file, without a quotation mark."),
     },
 )

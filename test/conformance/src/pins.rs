@@ -1,12 +1,17 @@
 //! Facts that files of other languages repeat.
 
 use serde::Deserialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+const DRIVER: &str = include_str!("../driver.yaml");
 
 #[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
 struct Driver {
     #[serde(rename = "DriverInfo")]
     info: Info,
+    snapshot_class: Option<BTreeMap<String, bool>>,
+    group_snapshot_class: Option<BTreeMap<String, bool>>,
 }
 
 #[derive(Deserialize)]
@@ -14,13 +19,38 @@ struct Driver {
 struct Info {
     name: String,
     topology_keys: Vec<String>,
+    volume_snapshot_stress_test_options: Option<BTreeMap<String, u32>>,
+    capabilities: BTreeMap<String, bool>,
 }
 
 #[test]
 fn the_description_has_the_name_and_topology_of_the_driver() {
-    let driver: Driver = serde_saphyr::from_str(include_str!("../driver.yaml")).unwrap();
+    let driver: Driver = serde_saphyr::from_str(DRIVER).unwrap();
     assert_eq!(driver.info.name, cluster::DRIVER_NAME);
     assert_eq!(driver.info.topology_keys, [cluster::TOPOLOGY_KEY]);
+}
+
+/// Without its class, the suite skips the tests of a capability.
+#[test]
+fn a_claimed_capability_has_its_class() {
+    let driver: Driver = serde_saphyr::from_str(DRIVER).unwrap();
+    let claims = |name: &str| driver.info.capabilities[name];
+    assert_eq!(claims("snapshotDataSource"), driver.snapshot_class.is_some());
+    assert_eq!(claims("snapshotDataSource"), driver.info.volume_snapshot_stress_test_options.is_some());
+    assert_eq!(claims("groupSnapshot"), driver.group_snapshot_class.is_some());
+    assert_eq!(claims("nodeExpansion"), claims("controllerExpansion"), "the node expands what the claim has got");
+}
+
+#[test]
+fn a_capability_that_is_not_claimed_has_its_reason() {
+    let (_, capabilities) = DRIVER.split_once("Capabilities:").unwrap();
+    let mut has_reason = false;
+    for line in capabilities.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let is_claimed = line.ends_with(": true");
+        assert!(is_claimed || has_reason || line.starts_with('#'), "{line}");
+        // One reason may be for several lines.
+        has_reason = !is_claimed;
+    }
 }
 
 /// Kubernetes' modules with their versions; both go.mod files have them in `replace` lines and in one requirement.

@@ -1,0 +1,53 @@
+#!/bin/sh
+# images_test.sh IMAGE ARCHIVE...: each archive has the name of its image, and the program that a container of it starts. Programs of
+# Debian find their libraries in the image.
+set -eu
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+    echo "$image: $1" >&2
+    exit 1
+}
+
+# The first word of a list of the configuration.
+word() {
+    tr -d '\n ' <"$work/layout/$config" | sed -n "s/.*\"$1\":\\[\"\\([^\"]*\\)\".*/\\1/p"
+}
+
+blobs() {
+    grep -o "blobs/sha256/[0-9a-f]*\|sha256:[0-9a-f]*" "$1" | sed 's|^sha256:|blobs/sha256/|'
+}
+
+while [ $# -gt 0 ]; do
+    image=$1 archive=$2
+    shift 2
+    rm -rf "$work/layout" "$work/root"
+    mkdir "$work/layout" "$work/root"
+    tar -C "$work/layout" -xf "$archive"
+    grep -qF "\"$image\"" "$work/layout/index.json" || fail "index.json does not have this name"
+    manifest=$(blobs "$work/layout/index.json" | head -1)
+    # The configuration comes first, the layers follow from the lowest.
+    config=$(tr -d '\n ' <"$work/layout/$manifest" | sed 's/.*"config":{\([^}]*\)}.*/\1/' >"$work/config"; blobs "$work/config")
+    for layer in $(tr -d '\n ' <"$work/layout/$manifest" | sed 's/.*"layers":\[\([^]]*\)\].*/\1/' >"$work/layers"; blobs "$work/layers"); do
+        tar -C "$work/root" --no-same-owner -xf "$work/layout/$layer"
+    done
+    program=$(word Entrypoint)
+    [ -n "$program" ] || program=$(word Cmd)
+    [ -n "$program" ] || fail "it starts no program"
+    found=
+    for path in "$program" "bin/$program" "usr/bin/$program" "usr/local/bin/$program"; do
+        [ ! -x "$work/root/$path" ] || found=$path
+    done
+    [ -n "$found" ] || fail "its program $program is not in a layer"
+    for name in nginx dig; do
+        [ -e "$work/root/usr/bin/$name" ] || continue
+        loader=$work/root/usr/lib/ld-linux-x86-64.so.2
+        "$loader" --inhibit-cache --library-path "$work/root/usr/lib" "$work/root/usr/bin/$name" -v || fail "$name does not start"
+    done
+    case $image in
+        */nonroot:*) grep -q '"1234:0"' "$work/layout/$config" || fail "its user is not 1234" ;;
+        */nginx:*) [ -e "$work/root/etc/nginx/nginx.conf" ] || fail "nginx has no configuration" ;;
+    esac
+done
