@@ -76,11 +76,15 @@ impl Run {
             }
             Ok(())
         };
-        thread::scope(|scope| {
+        let all: Result<(), Box<Failure>> = thread::scope(|scope| {
             let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(histories)).collect();
             let ends = workers.into_iter().map(|worker| worker.join().expect("an experiment panicked"));
             ends.fold(Ok(()), Result::and)
-        })
+        });
+        all?;
+        let (done, seconds) = (done.into_inner(), self.start.elapsed().as_secs().max(1));
+        println!("{done} points hold in {seconds} s, {} in each minute", done as u64 * 60 / seconds);
+        Ok(())
     }
 
     fn sequences(&self, first: usize) -> Result<(), Box<Failure>> {
