@@ -16,7 +16,7 @@ use volume::{
     Volumes as _,
 };
 
-use crate::node::{INODES, Node, id, settings, sized, without_pods};
+use crate::node::{INODES, Node, id, only_byte, settings, sized, without_pods};
 
 const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
 const SIZE: Bytes = Bytes::new(2 << 20);
@@ -135,8 +135,8 @@ fn cut_rollback(mode: Mode) {
         let (name, size) = content(mode);
         let content = |id: &VolumeId| {
             let content = fs::read(mounted.path().join(format!("volumes/live/{id}/{name}"))).unwrap();
-            assert!(content.len() as u64 == size.get() && content.iter().all(|byte| *byte == content[0]));
-            content[0]
+            assert_eq!(content.len() as u64, size.get());
+            only_byte(&content).expect("one content")
         };
         let record = store.records().unwrap().readable.remove(&kept);
         let is_exchanged = content(&volume) == 1;
@@ -199,7 +199,7 @@ fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
         let (name, size) = content(mode);
         let content = fs::read(mounted.path().join(format!("volumes/live/{copy}/{name}"))).unwrap();
         assert_eq!(content.len() as u64, size.get());
-        assert!(content.iter().all(|byte| *byte == 1), "{record:?}");
+        assert_eq!(only_byte(&content), Some(1), "{record:?}");
         assert_eq!(shared(&store, &source), Bytes::ZERO);
         assert_eq!(store.open_volume(&source).unwrap().quota().unwrap().limits, alone);
     }

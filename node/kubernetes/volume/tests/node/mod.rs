@@ -129,6 +129,13 @@ pub fn settings() -> Settings {
     Settings { reserve: Bytes::new(64 << 20), ..Settings::default() }
 }
 
+/// The byte that a content consists of. Compares slices: a loop over a MiB takes a second of emulation, because tests are
+/// compiled without optimization.
+pub fn only_byte(content: &[u8]) -> Option<u8> {
+    let (first, rest) = content.split_first()?;
+    (*rest == content[..rest.len()]).then_some(*first)
+}
+
 pub fn id(text: &str) -> VolumeId {
     text.parse().expect("it is an identifier")
 }

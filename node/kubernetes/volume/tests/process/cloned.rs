@@ -17,7 +17,7 @@ use volume::{
 };
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
-use crate::node::{id, sized};
+use crate::node::{id, only_byte, sized};
 
 const SIZE: Bytes = Bytes::new(64 << 20);
 
@@ -92,7 +92,7 @@ fn a_killed_clone_is_finished_by_the_next() {
             let mut content = vec![0; request.size.get() as usize];
             image(store, &id(&request.claim.name)).read_exact_at(&mut content, 0).unwrap();
             // Of the instant before or after the kill.
-            assert!(content.iter().all(|byte| *byte == content[0]) && [1, 2].contains(&content[0]));
+            assert!(only_byte(&content).is_some_and(|byte| [1, 2].contains(&byte)));
             deleted(store, request);
             deleted(store, &source);
         },
@@ -161,7 +161,7 @@ fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
     write(&store, &source, 4).unwrap();
     let mut content = vec![0; SIZE.get() as usize];
     image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
-    assert!(content.iter().all(|byte| *byte == 1));
+    assert_eq!(only_byte(&content), Some(1));
     drop(root);
 }
 
@@ -234,7 +234,7 @@ fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
         is_settled(&store, &source, record.reserved());
         assert_eq!(limits(&store, &id("pvc-source")), alone);
         let content = fs::read(disk.path().join("volumes/live/snapshot-1/image")).unwrap();
-        assert!(content.len() as u64 == SIZE.get() && content.iter().all(|byte| *byte == 1));
+        assert!(content.len() as u64 == SIZE.get() && only_byte(&content) == Some(1));
         write(&store, &source, 3).unwrap();
         store.remove_snapshot(&snapshot).unwrap();
         is_settled(&store, &source, Bytes::ZERO);
@@ -258,5 +258,5 @@ fn a_clone_outlives_its_source() {
     assert_eq!(shared(&store, &id("pvc-clone")), Bytes::ZERO);
     let mut content = vec![0; SIZE.get() as usize];
     image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
-    assert!(content.iter().all(|byte| *byte == 1));
+    assert_eq!(only_byte(&content), Some(1));
 }

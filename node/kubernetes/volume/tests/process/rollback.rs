@@ -11,7 +11,7 @@ use volume::{
 };
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
-use crate::node::{id, without_pods};
+use crate::node::{id, only_byte, without_pods};
 use crate::trees::{self, FILES};
 
 /// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
@@ -50,8 +50,7 @@ fn content(store: &Store, request: &Request) -> u8 {
     let (file, size) = file(store, request);
     let mut content = vec![0; size];
     file.read_exact_at(&mut content, 0).unwrap();
-    assert!(content.iter().all(|byte| *byte == content[0]), "of two contents");
-    content[0]
+    only_byte(&content).expect("one content")
 }
 
 fn with_snapshot(store: &Store, request: &Request) {

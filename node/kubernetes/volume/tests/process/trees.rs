@@ -9,7 +9,7 @@ use units::{Bytes, Inodes};
 use volume::{Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
 use crate::killed::{Steps, deleted, killed_at, made};
-use crate::node::{id, sized, without_pods};
+use crate::node::{id, only_byte, sized, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
@@ -88,8 +88,7 @@ fn a_killed_clone_of_files_is_finished_by_the_next() {
         let [one, two] = ["one", "two"].map(|name| {
             let mut content = vec![0; CONTENT];
             file(store, &clone, name).read_exact_at(&mut content, 0).unwrap();
-            assert!(content.iter().all(|byte| *byte == content[0]));
-            content[0]
+            only_byte(&content).expect("one content")
         });
         // Of the instant before or after the kill.
         assert!(one == two && [1, 2].contains(&one), "{one} {two}");

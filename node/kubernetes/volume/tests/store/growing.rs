@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{Access, Allocation, Error, LiveVolume, Step, Volumes as _};
 
-use crate::node::{Node, SIZE, disk, files, id};
+use crate::node::{Node, SIZE, disk, files, id, only_byte};
 
 const LARGER: Bytes = Bytes::new(40 << 20);
 
@@ -193,7 +193,7 @@ fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits
     assert_eq!((grown.size, stat.len(), stat.blocks() * 512), (LARGER, LARGER.get(), LARGER.get()));
     let image = fs::read(node.image(&id)).unwrap();
     let (former, added) = image.split_at(SIZE.get() as usize);
-    assert!(former.ends_with(b"end") && added.iter().all(|byte| *byte == 0));
+    assert!(former.ends_with(b"end") && only_byte(added) == Some(0));
 }
 
 /// The process died between the image and the record.

@@ -16,7 +16,7 @@ use volume::{
     Access, Allocation, Error, Mode, OpenError, Record, Settings, State, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::node::{INODES, Node, SIZE, disk, files, id, settings, sized};
+use crate::node::{INODES, Node, SIZE, disk, files, id, only_byte, settings, sized};
 
 const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 
@@ -295,7 +295,7 @@ fn the_next_volume_of_the_same_name_is_empty_and_has_another_project() {
         node.store.discard(&id).unwrap();
         let (id, record) = node.made(&disk("pvc-1", allocation));
         assert_ne!(record.project, former.project);
-        assert!(fs::read(node.image(&id)).unwrap().iter().all(|byte| *byte == 0));
+        assert_eq!(only_byte(&fs::read(node.image(&id)).unwrap()), Some(0));
         node.store.retire(&id).unwrap();
         node.store.discard(&id).unwrap();
     }

@@ -16,7 +16,7 @@ use volume::{
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
-use crate::node::{Node, SIZE, disk, files, id, settings, sized};
+use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
@@ -73,7 +73,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
         }
         node.store.announce(&id("pvc-restored")).unwrap();
         let restored = fs::read(node.image(&id("pvc-restored"))).unwrap();
-        assert!(restored[..content.len()] == content && restored[content.len()..].iter().all(|byte| *byte == 0));
+        assert!(restored[..content.len()] == content && only_byte(&restored[content.len()..]) == Some(0));
         assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Created(()));
         assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Unchanged(()));
         assert_eq!(node.traces(&snapshot), [""; 0]);
@@ -150,7 +150,7 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
         overwrite(3);
         assert_eq!(device.detach(&image).unwrap(), Detach::Detached);
         drop(image);
-        assert!(fs::read(node.image(&id("snapshot-1"))).unwrap().iter().all(|byte| *byte == 1));
+        assert_eq!(only_byte(&fs::read(node.image(&id("snapshot-1"))).unwrap()), Some(1));
         assert_eq!(shared(&node.image(&source)), Bytes::ZERO);
         is_settled(&node, [&from, &record]);
     }
