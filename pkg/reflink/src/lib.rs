@@ -23,7 +23,8 @@ pub use tree::{CompleteTree, Counts, MAX_DEPTH, Task, TreeClone, TreeError, for_
 /// overwritten. `from` is open for reading, `to` for writing.
 ///
 /// XFS writes the dirty pages of `from` first, and stops its writers for the call. It clones each extent in a
-/// transaction of its own and sets the size last: a call that was interrupted leaves an empty `to` with the size 0.
+/// transaction of its own, in ascending order, and extends `to` with each: a call that a kill or a power cut interrupted leaves
+/// an empty `to` with a part of the content, which is shorter than `from`.
 ///
 /// # Errors
 /// `ENOSPC` or `EDQUOT`: the quota of `to`, which is charged in full, or the disk is full. `EOPNOTSUPP`: the file system has no

@@ -139,9 +139,10 @@ pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Resu
         let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
             continue;
         };
-        // XFS sets the size of a clone last.
-        let is_cloned =
-            body.origin.is_some() && directory.image.as_ref().is_some_and(|image| image.length > Bytes::ZERO);
+        // XFS extends a clone with each extent: a shorter image is a part of one.
+        let record = found.map(|found| found.record(&volume.to_string())).transpose()?.flatten();
+        let source = record.and_then(|record| record.cloning).map_or(Bytes::new(1), |cloning| cloning.headroom);
+        let is_cloned = body.origin.is_some() && directory.image.as_ref().is_some_and(|image| image.length >= source);
         let is_filled = *place != Place::Staging || is_cloned;
         if *place == Place::Live || *place == Place::Staging && is_filled {
             only_own(*volume, body, &directory.path)?;

@@ -119,7 +119,7 @@ impl Store {
         let source = self.live.open_dir(cloning.source.name())?;
         let from = source.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty())?;
         let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
-        // The power failed between the transactions of an earlier clone, and there are blocks behind the end.
+        // A power cut or a kill between the transactions of an earlier clone left a part of it.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(from, to).map_err(failed("clone"))
     }

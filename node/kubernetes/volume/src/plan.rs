@@ -128,10 +128,10 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
         }
         (true, _, None) => &[MakeImage],
-        // XFS sets the size of a clone last.
-        (true, None | Some(Bytes::ZERO), Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
-        (true, Some(image), Some(_)) if image < record.size => &[MakeImage, CopyBlocks, EndSharing],
-        (true, Some(_), Some(_)) => &[CopyBlocks, EndSharing],
+        (true, Some(image), Some(_)) if image >= record.size => &[CopyBlocks, EndSharing],
+        (true, Some(image), Some(cloning)) if image >= cloning.headroom => &[MakeImage, CopyBlocks, EndSharing],
+        // XFS extends a clone with each extent: an image that is shorter than its source is a part of it.
+        (true, _, Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
     };
     let from = |begin: &[Step]| [begin, image, publish(&record.owner, record.is_exchanged())].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {

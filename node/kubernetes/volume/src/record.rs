@@ -217,7 +217,8 @@ pub enum State {
 #[serde(deny_unknown_fields)]
 pub struct Cloning {
     pub source: VolumeId,
-    /// The size of the source. The limit of the source is raised by it, so that the source can be overwritten.
+    /// The size of the source. The limit of the source is raised by it, so that the source can be overwritten. A shorter image
+    /// is a part of a clone.
     pub headroom: Bytes,
     /// Whether the directory has all files of the source, as they were at one instant. Not used for images, whose size says it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

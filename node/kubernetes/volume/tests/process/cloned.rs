@@ -134,6 +134,27 @@ fn killed_after_ficlone(make: impl FnOnce()) {
     assert!(killed_before(0, next, make));
 }
 
+/// A power cut or a kill within `FICLONE` leaves the first extents, and the size up to their end.
+#[test]
+fn a_part_of_a_clone_is_cloned_again() {
+    let disk = XfsDisk::with_project_quota();
+    let source = sized("pvc-source", THICK, Bytes::new(4 << 20));
+    let want = clone_of(&source, &sized("pvc-clone", THICK, source.size));
+    let store = open(disk.path());
+    made(&store, &source);
+    write(&store, &source, 1).unwrap();
+    killed_after_the_clone(&store, &want);
+    drop(store);
+    let part = File::options().write(true).open(disk.path().join("volumes/staging/pvc-clone/image")).unwrap();
+    part.set_len(1 << 20).unwrap();
+    drop(part);
+    let store = open(disk.path());
+    cloned(&store, &want);
+    let mut content = vec![0; source.size.get() as usize];
+    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
+    assert_eq!(only_byte(&content), Some(1));
+}
+
 /// All blocks of the source are shared, and nothing copies them.
 #[test]
 fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
