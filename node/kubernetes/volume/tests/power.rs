@@ -11,12 +11,9 @@ use dir::{Name, OFlag};
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
-use volume::{
-    Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Request, RollbackRequest, SnapshotRequest, State, Store, VolumeId,
-    Volumes as _,
-};
+use volume::{Allocation, Claim, Error, Mode, Request, RollbackRequest, State, Store, VolumeId, Volumes as _};
 
-use crate::node::{INODES, Node, id, only_byte, settings, sized, without_pods};
+use crate::node::{INODES, Node, id, only_byte, settings, sized, snapshot_request, without_pods};
 
 const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
 const SIZE: Bytes = Bytes::new(2 << 20);
@@ -73,13 +70,7 @@ fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
 #[test]
 fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-    let want = SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source: id("pvc-source"),
-        max_pause: DEFAULT_PAUSE,
-    };
+    let want = snapshot_request(claim, id("pvc-source"));
     let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
         cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
@@ -108,13 +99,7 @@ fn cut_rollback(mode: Mode) {
     let store = open(mounted.path());
     made(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &volume, 1);
-    let taken = SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source: volume.clone(),
-        max_pause: DEFAULT_PAUSE,
-    };
+    let taken = snapshot_request(claim, volume.clone());
     while store.take_snapshot(&snapshot, &taken).unwrap().into_inner().state != State::Announced {}
     write(&store, &volume, 2);
     recorder.mark("begin");

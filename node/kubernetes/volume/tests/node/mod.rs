@@ -17,7 +17,8 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, FrozenPods, Mode, Owner, PodFreezer, Record, Request, Settings, Store, VolumeId, Volumes as _,
+    Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Owner, PodFreezer, Record, Request, Settings, SnapshotRequest,
+    Store, VolumeId, Volumes as _,
 };
 
 /// A node's volumes directory.
@@ -134,6 +135,11 @@ pub fn settings() -> Settings {
 pub fn only_byte(content: &[u8]) -> Option<u8> {
     let (first, rest) = content.split_first()?;
     (*rest == content[..rest.len()]).then_some(*first)
+}
+
+/// Of a content with this claim.
+pub fn snapshot_request(claim: Claim, source: VolumeId) -> SnapshotRequest {
+    SnapshotRequest { claim, owner: Owner::Provisioner, class: "local".into(), source, max_pause: DEFAULT_PAUSE }
 }
 
 pub fn id(text: &str) -> VolumeId {

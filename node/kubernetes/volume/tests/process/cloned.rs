@@ -11,13 +11,10 @@ use ktest_support::process::{Call, killed_before};
 use nix::errno::Errno;
 use nix::libc;
 use units::Bytes;
-use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, Error, Mode, Record, Request, SnapshotRequest, State, Store, VolumeId,
-    Volumes as _,
-};
+use volume::{Access, Allocation, Claim, Error, Mode, Record, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
-use crate::node::{id, only_byte, sized};
+use crate::node::{id, only_byte, sized, snapshot_request};
 
 const SIZE: Bytes = Bytes::new(64 << 20);
 
@@ -228,13 +225,7 @@ fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
         let disk = XfsDisk::with_project_quota();
         let source = sized("pvc-source", mode, SIZE);
         let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
-        let want = SnapshotRequest {
-            claim,
-            owner: volume::Owner::Provisioner,
-            class: "local".into(),
-            source: id("pvc-source"),
-            max_pause: DEFAULT_PAUSE,
-        };
+        let want = snapshot_request(claim, id("pvc-source"));
         let (snapshot, store) = (id("snapshot-1"), open(disk.path()));
         made(&store, &source);
         write(&store, &source, 1).unwrap();

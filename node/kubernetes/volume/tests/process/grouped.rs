@@ -5,12 +5,12 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
 use units::Bytes;
-use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::cloned::{is_settled, write};
 use crate::killed::{Steps, THIN, deleted, killed_at, made};
 use crate::node::pods::Pods;
-use crate::node::{id, only_byte, sized};
+use crate::node::{id, only_byte, sized, snapshot_request};
 use crate::trees::{self, FILES};
 
 /// Each step was shown once. All of them take five minutes in emulation.
@@ -25,13 +25,7 @@ fn sources_of(request: &Request) -> [Request; 2] {
 fn group_of(request: &Request) -> GroupRequest {
     let member = |source: Request| {
         let claim = Claim { uid: request.claim.name.clone(), namespace: "default".into(), name: "both".into() };
-        let want = SnapshotRequest {
-            claim,
-            owner: volume::Owner::Provisioner,
-            class: "local".into(),
-            source: id(&source.claim.name),
-            max_pause: DEFAULT_PAUSE,
-        };
+        let want = snapshot_request(claim, id(&source.claim.name));
         (id(&format!("group-{}", source.claim.name)), want)
     };
     let members = sources_of(request).map(member).into();

@@ -6,12 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use fsquota::Limits;
 use units::Bytes;
 use volume::{
-    Access, Claim, DEFAULT_PAUSE, Error, Mode, Request, RollbackRequest, SnapshotRequest, State, Store, VolumeId,
-    VolumeRefusal, Volumes as _,
+    Access, Claim, Error, Mode, Request, RollbackRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
-use crate::node::{id, only_byte, without_pods};
+use crate::node::{id, only_byte, snapshot_request, without_pods};
 use crate::trees::{self, FILES};
 
 /// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
@@ -58,13 +57,7 @@ fn with_snapshot(store: &Store, request: &Request) {
     made(store, request);
     write(store, request, 1);
     let source = id(&request.claim.name);
-    let want = SnapshotRequest {
-        claim: claim(),
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source,
-        max_pause: DEFAULT_PAUSE,
-    };
+    let want = snapshot_request(claim(), source);
     while store.take_snapshot(&snapshot_of(request), &want).unwrap().into_inner().state != State::Announced {}
     write(store, request, 2);
 }

@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt as _;
 use dir::{Ensured, Name, OFlag};
 use nix::sys::stat::Mode as Permissions;
 use units::{Bytes, Inodes};
-use volume::{Claim, DEFAULT_PAUSE, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{Claim, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
 use crate::killed::{Steps, deleted, killed_at, made};
-use crate::node::{id, only_byte, sized, without_pods};
+use crate::node::{id, only_byte, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
@@ -31,13 +31,7 @@ fn clone_of(request: &Request) -> Request {
 fn snapshot_of(request: &Request) -> SnapshotRequest {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let source = id(&source_of(request).claim.name);
-    SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source,
-        max_pause: DEFAULT_PAUSE,
-    }
+    snapshot_request(claim, source)
 }
 
 pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {

@@ -9,13 +9,13 @@ use std::thread;
 use dir::Ensured;
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, SnapshotRequest,
-    SourceError, State, VolumeId, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, SourceError, State,
+    VolumeId, Volumes as _,
 };
 
 use crate::cloning::shared;
 use crate::node::pods::{Freezing, Pods};
-use crate::node::{Node, disk, files, id, only_byte, sized};
+use crate::node::{Node, disk, files, id, only_byte, sized, snapshot_request};
 
 /// More than two: the time between the first clone and the last one is longer.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
@@ -23,13 +23,7 @@ const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
 fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
     let member = |source: &&str| {
         let claim = Claim { uid: name.into(), namespace: "default".into(), name: name.into() };
-        let request = SnapshotRequest {
-            claim,
-            owner: volume::Owner::Provisioner,
-            class: "local".into(),
-            source: id(source),
-            max_pause: DEFAULT_PAUSE,
-        };
+        let request = snapshot_request(claim, id(source));
         (id(&format!("{name}-{source}")), request)
     };
     GroupRequest { id: id(name), members: sources.iter().map(member).collect(), max_pause: DEFAULT_PAUSE }

@@ -11,22 +11,16 @@ use nix::libc::O_DIRECT;
 use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
-    Access, ActError, Allocation, Claim, DEFAULT_PAUSE, Error, Mode, OpenError, Record, Request, Settings,
-    SnapshotRequest, SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
+    Access, ActError, Allocation, Claim, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
+    SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
-use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized};
+use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snapshot_request};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
-    SnapshotRequest {
-        claim,
-        owner: volume::Owner::Provisioner,
-        class: "local".into(),
-        source: source.clone(),
-        max_pause: DEFAULT_PAUSE,
-    }
+    snapshot_request(claim, source.clone())
 }
 
 /// All calls until it is ready.
