@@ -1,5 +1,6 @@
 //! The administrator's kubeconfig for use outside of the guest.
 
+use apiclient::Deadlines;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::CaDigest;
@@ -10,10 +11,18 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::error::StepError;
 
 const PARSE: &str = "use the kubeconfig that the node announced";
+/// As long as kube's own client waits: a guest without KVM answers late.
+const DEADLINES: Deadlines = Deadlines {
+    object: Duration::from_secs(295),
+    list: Duration::from_secs(295),
+    idle: Duration::from_secs(295),
+    kept: Duration::from_secs(45),
+};
 
 /// Replaces the address of the API server with the forwarded port.
 pub(crate) fn from_outside(announced: &str, port: u16) -> Result<serde_json::Value, StepError> {
@@ -47,12 +56,10 @@ pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), S
 
 pub(crate) async fn client(kubeconfig: serde_json::Value) -> Result<Client, StepError> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig).map_err(StepError::of(PARSE))?;
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .map_err(StepError::of(PARSE))?;
-    // A proxy of the environment does not reach the loopback of this machine.
-    config.proxy_url = None;
-    Client::try_from(config).map_err(StepError::of(PARSE))
+    apiclient::client_with(config, DEADLINES).map_err(StepError::of(PARSE))
 }
 
 #[cfg(test)]

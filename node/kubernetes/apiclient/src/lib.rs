@@ -13,7 +13,7 @@ mod kind;
 use std::time::Duration;
 
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::{Client, Config};
@@ -38,12 +38,15 @@ pub struct Deadlines {
     pub list: Duration,
     /// Without any data of a watch. The API server sends a bookmark every minute.
     pub idle: Duration,
+    /// A connection without a request is kept so long for the next one. The API server closes it after 90 s, and a request
+    /// that is sent at that moment fails, without an answer whether it was carried out.
+    pub kept: Duration,
 }
 
 impl Default for Deadlines {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { object: seconds(30), list: seconds(120), idle: seconds(75) }
+        Self { object: seconds(30), list: seconds(120), idle: seconds(75), kept: seconds(45) }
     }
 }
 
@@ -61,7 +64,10 @@ pub fn client(config: Config) -> kube::Result<Client> {
 /// As [`client`].
 pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client> {
     let connector = config.rustls_https_connector_with_connector(connector(config.connect_timeout))?;
-    let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+    let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(deadlines.kept)
+        .pool_timer(TokioTimer::new())
+        .build::<_, Body>(connector);
     let service = ServiceBuilder::new()
         .layer_fn(|inner| WithDeadlines::new(inner, deadlines))
         .layer(config.base_uri_layer())

@@ -10,6 +10,7 @@ use kube::Api;
 use kube::api::{ListParams, WatchParams};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 use super::*;
 
@@ -18,6 +19,7 @@ const SHORT: Deadlines = Deadlines {
     object: Duration::from_millis(300),
     list: Duration::from_millis(600),
     idle: Duration::from_millis(400),
+    kept: LONG,
 };
 /// No deadline of the test is reached by itself.
 const LONG: Duration = Duration::from_secs(60);
@@ -126,6 +128,23 @@ async fn a_missed_deadline_ends_the_watches_of_the_client() {
     assert!(deadline(&error).is_some(), "{error:?}");
     assert!(events.next().await.is_none(), "the watch goes on");
     serving.await.expect("the server");
+}
+
+#[tokio::test]
+async fn a_connection_is_not_kept_until_the_server_closes_it() {
+    let (listener, client) = server(Deadlines { object: LONG, kept: Duration::from_millis(50), ..SHORT }).await;
+    let maps = Api::<ConfigMap>::namespaced(client, "default");
+    let answering = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.expect("a connection");
+        request(&mut connection).await.expect("a request");
+        answer(&mut connection, r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"one"}}"#).await;
+        timeout(LONG, connection.read_u8()).await.expect("the client keeps the connection")
+    });
+    maps.get("one").await.expect("an answer");
+    let end = answering.await.expect("the server");
+    assert_eq!(end.map_err(|error| error.kind()), Err(io::ErrorKind::UnexpectedEof));
+    // IdleTimeout of k8s.io/apiserver/pkg/server/secure_serving.go.
+    assert!(Deadlines::default().kept < Duration::from_secs(90));
 }
 
 #[test]

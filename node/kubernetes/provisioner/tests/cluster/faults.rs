@@ -17,8 +17,12 @@ use units::Bytes;
 use crate::node::{Node, until};
 
 /// Much shorter than those of a node, so that the test does not wait for them.
-const DEADLINES: Deadlines =
-    Deadlines { object: Duration::from_secs(1), list: Duration::from_secs(2), idle: Duration::from_secs(3) };
+const DEADLINES: Deadlines = Deadlines {
+    object: Duration::from_secs(1),
+    list: Duration::from_secs(2),
+    idle: Duration::from_secs(3),
+    kept: Duration::from_secs(45),
+};
 /// Shorter than the deadline of a request: each pass without an answer, and a watch that fails twice, is a stall.
 const ROUND: Duration = Duration::from_millis(500);
 /// How long a stall without further attempts lasts, and more than the pause of a watch that failed.
