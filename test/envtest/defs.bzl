@@ -2,13 +2,14 @@
 
 load("//tools/rust:defs.bzl", "rust_test")
 
-def envtest(name, size = "medium", tags = [], data = [], dev_deps = [], env = {}, **kwargs):
+def envtest(name, size = "medium", tags = [], cpus = 2, data = [], dev_deps = [], env = {}, **kwargs):
     """A suite of //test/envtest as a test: the control plane's programs, a network of its own. A macro.
 
     Args:
         name: name of the test.
         size: as for every test.
         tags: as for every test.
+        cpus: how many CPUs the cases keep busy.
         data: as for every test.
         dev_deps: as for `rust_test`, beside //test/envtest.
         env: as for every test.
@@ -29,7 +30,7 @@ def envtest(name, size = "medium", tags = [], data = [], dev_deps = [], env = {}
         # The programs' ports are fixed: a loopback device of its own.
         tags = tags + [
             "block-network",
-            "cpu:2",
+            "cpu:%d" % cpus,
         ],
         use_libtest_harness = False,
         **kwargs
