@@ -10,6 +10,7 @@
 mod deadline;
 mod kind;
 
+use std::iter::successors;
 use std::time::Duration;
 
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -71,12 +72,28 @@ pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client>
     let service = ServiceBuilder::new()
         .layer_fn(|inner| WithDeadlines::new(inner, deadlines))
         .layer(config.base_uri_layer())
-        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .layer(RetryLayer::new(retries(deadlines.object)))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(connections);
     Ok(ClientBuilder::new(service, config.default_namespace).build())
+}
+
+/// The policy for a request that the API server answers with 429, 503 or 504: it is sent again while the pauses take at most
+/// half of its deadline, and then the last answer is the error. The pauses of [`RetryPolicy::server_retry`] add up to minutes: a
+/// request to an overloaded server would miss its deadline in one of them, which hides the answer and ends the client's
+/// watches.
+fn retries(deadline: Duration) -> RetryPolicy {
+    let [least, most] = [Duration::from_millis(250), Duration::from_secs(4)];
+    // Each pause is random, up to three times the one that doubles.
+    let pauses = successors(Some(least), |pause| Some(*pause * 2)).map(|pause| (pause * 3).min(most));
+    let ends = pauses.scan(Duration::ZERO, |sum, pause| {
+        *sum += pause;
+        Some(*sum)
+    });
+    let count = ends.take_while(|end| *end <= deadline / 2).map(|_| 1).sum();
+    RetryPolicy::new(least, most, count, true).expect("the least pause is shorter than the longest")
 }
 
 /// Connections whose peer is probed: a dead one ends after about a minute, whether data is on the way or not.

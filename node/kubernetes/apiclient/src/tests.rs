@@ -147,6 +147,26 @@ async fn a_connection_is_not_kept_until_the_server_closes_it() {
     assert!(Deadlines::default().kept < Duration::from_secs(90));
 }
 
+/// The clock advances when both sides wait for it.
+#[tokio::test(start_paused = true)]
+async fn an_overloaded_server_is_asked_again_and_its_last_answer_is_the_error() {
+    let (listener, client) = server(Deadlines::default()).await;
+    let refusing = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.expect("a connection");
+        let mut requests = 0;
+        while request(&mut connection).await.is_ok() {
+            requests += 1;
+            let head = "HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
+            connection.write_all(head.as_bytes()).await.expect("a response");
+        }
+        requests
+    });
+    let error = Api::<ConfigMap>::namespaced(client.clone(), "default").get("one").await.expect_err("no content");
+    assert!(matches!(&error, kube::Error::Api(status) if status.code == 429), "{error:?}");
+    drop(client);
+    assert_eq!(refusing.await.expect("the server"), 6);
+}
+
 #[test]
 fn an_object_can_be_missing_without_a_reason() {
     let answer = |code| kube::Error::Api(Box::new(kube::core::Status { code, ..kube::core::Status::default() }));
