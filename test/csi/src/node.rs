@@ -35,6 +35,8 @@ fn mount_cgroups() {
 pub enum Services {
     NodeAlone,
     WithController,
+    /// Without a part of the process that stops pods, as on other clusters.
+    WithControllerAlone,
 }
 
 pub struct Node {
@@ -55,7 +57,7 @@ struct Running {
 
 impl Node {
     pub fn start(services: Services) -> Self {
-        if services == Services::WithController {
+        if services != Services::NodeAlone {
             mount_cgroups();
         }
         let disk = XfsDisk::with_project_quota();
@@ -135,7 +137,9 @@ impl Node {
     async fn begin(&self) {
         let host = Linux::new(self.kubelet.clone(), Arc::clone(self.volumes.store()));
         self.volumes.store().throttle_by(host.throttle());
-        self.volumes.store().freeze_by(host.freezer());
+        if self.services != Services::WithControllerAlone {
+            self.volumes.store().freeze_by(host.freezer());
+        }
         let settings = Settings {
             // Not needed, and its descriptors would be in a census.
             watch: Duration::from_secs(3600),
@@ -144,7 +148,9 @@ impl Node {
         let plugin = Plugin::new(settings, host, &Registry::new()).expect("metrics");
         let plugin = Arc::new(match self.services {
             Services::NodeAlone => plugin,
-            Services::WithController => plugin.with_controller(self.volumes.store().clone()),
+            Services::WithController | Services::WithControllerAlone => {
+                plugin.with_controller(self.volumes.store().clone())
+            }
         });
         let service = Arc::clone(&plugin);
         let supervisor =

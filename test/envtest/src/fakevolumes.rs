@@ -612,6 +612,10 @@ impl Volumes for FakeVolumes {
         self.calls.observe(Operation::TakeGroup, || self.disk().take_group(want))
     }
 
+    fn takes_groups(&self) -> bool {
+        true
+    }
+
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
     }

@@ -133,8 +133,8 @@ impl<H: Host> Plugin<H> {
         Ok(Self { settings, host, locks, metrics, again, swept, revoked, controller: None })
     }
 
-    /// Also serves the Controller and GroupController services, which create, expand and delete these volumes and their
-    /// snapshots. No provisioner may do so beside them.
+    /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and the
+    /// GroupController service if the volumes [take groups](Volumes::takes_groups). No provisioner may do so beside them.
     #[must_use]
     pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
         self.metrics.begin(controller_server::SERVICE_NAME);
@@ -293,11 +293,14 @@ impl<H: Host> Plugin<H> {
                 locks: self.locks.clone(),
             })
         });
-        let services: &[_] = match controller {
-            Some(_) => &[service::Type::ControllerService, service::Type::GroupControllerService],
+        let services: &[_] = match &self.controller {
+            Some(Controlled(volumes)) if volumes.takes_groups() => {
+                &[service::Type::ControllerService, service::Type::GroupControllerService]
+            }
+            Some(_) => &[service::Type::ControllerService],
             None => &[],
         };
-        let services = services.to_vec();
+        let (services, takes_groups) = (services.to_vec(), services.contains(&service::Type::GroupControllerService));
         let identity = IdentityService { version: version.clone(), services, host: Arc::clone(&self.host) };
         let node = NodeService {
             node: node.clone(),
@@ -310,12 +313,13 @@ impl<H: Host> Plugin<H> {
         let mut routes = Routes::new(Observed::new(identity, self.metrics.clone()))
             .add_service(Observed::new(node, self.metrics.clone()));
         if let Some(controller) = controller {
-            let groups =
-                GroupControllerServer::from_arc(Arc::clone(&controller)).max_decoding_message_size(MAX_MESSAGE);
+            if takes_groups {
+                let groups =
+                    GroupControllerServer::from_arc(Arc::clone(&controller)).max_decoding_message_size(MAX_MESSAGE);
+                routes = routes.add_service(Observed::new(groups, self.metrics.clone()));
+            }
             let controller = ControllerServer::from_arc(controller).max_decoding_message_size(MAX_MESSAGE);
-            routes = routes
-                .add_service(Observed::new(controller, self.metrics.clone()))
-                .add_service(Observed::new(groups, self.metrics.clone()));
+            routes = routes.add_service(Observed::new(controller, self.metrics.clone()));
         }
         let socket = Socket::bind(self.address(SOCKETS, socket_name())).await?;
         cx.healthy();

@@ -97,6 +97,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Error::Refused`]: nothing has changed.
     fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>;
 
+    /// Whether pods can be stopped, as [`Volumes::take_group`] must.
+    fn takes_groups(&self) -> bool;
+
     /// Removes a snapshot, finished or not. Idempotent. Volumes that were created from it stay.
     ///
     /// # Errors
@@ -215,6 +218,10 @@ impl Volumes for Store {
 
     fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
         self.calls.observe(Operation::TakeGroup, || self.take_group(want))
+    }
+
+    fn takes_groups(&self) -> bool {
+        self.freezer().is_some()
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

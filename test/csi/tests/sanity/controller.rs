@@ -9,13 +9,16 @@ use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{self, VolumeSource};
 use proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerListVolumeHealthRequest, ControllerModifyVolumeRequest,
-    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest, ListVolumesRequest,
-    NodePublishVolumeRequest, NodeUnpublishVolumeRequest, Topology, TopologyRequirement, VolumeContentSource,
+    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest,
+    GroupControllerGetCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest,
+    Topology, TopologyRequirement, VolumeContentSource,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
 use volume::{Owner, Record, VolumeId, Volumes as _};
+
+use crate::snapshots::groups;
 
 const SIZE: i64 = 16 << 20;
 
@@ -51,7 +54,14 @@ pub(crate) fn record(node: &Node, id: &str) -> Option<Record> {
 fn the_controller_service_works_beside_the_node_service() {
     let node = Node::start(Services::WithController);
     node.block_on(async {
-        it_is_announced(&node).await;
+        assert_eq!(
+            services(&node).await,
+            [
+                service::Type::ControllerService,
+                service::Type::GroupControllerService,
+                service::Type::VolumeAccessibilityConstraints,
+            ]
+        );
         a_volume_has_the_owner_and_the_place(&node).await;
         a_conflict_exists_already(&node).await;
         a_block_volume_has_limits_that_change(&node).await;
@@ -66,18 +76,28 @@ fn the_controller_service_works_beside_the_node_service() {
     node.end();
 }
 
-async fn it_is_announced(node: &Node) {
+#[test]
+fn groups_are_not_announced_if_pods_cannot_be_stopped() {
+    let node = Node::start(Services::WithControllerAlone);
+    node.block_on(async {
+        assert_eq!(
+            services(&node).await,
+            [service::Type::ControllerService, service::Type::VolumeAccessibilityConstraints]
+        );
+        // The gRPC library's own answer has no message.
+        let able = groups(&node).group_controller_get_capabilities(GroupControllerGetCapabilitiesRequest {}).await;
+        assert_eq!(able.map(drop).map_err(|status| status.code()), Err(Code::Unimplemented));
+    });
+    node.end();
+}
+
+async fn services(node: &Node) -> Vec<service::Type> {
     let able = answer(node.identity().get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await).expect("answer");
     let services = able.capabilities.iter().filter_map(|capability| match &capability.r#type {
         Some(Type::Service(found)) => Some(found.r#type()),
         Some(Type::VolumeExpansion(_)) | None => None,
     });
-    let expected = [
-        service::Type::ControllerService,
-        service::Type::GroupControllerService,
-        service::Type::VolumeAccessibilityConstraints,
-    ];
-    assert_eq!(services.collect::<Vec<_>>(), expected);
+    services.collect()
 }
 
 async fn a_volume_has_the_owner_and_the_place(node: &Node) {

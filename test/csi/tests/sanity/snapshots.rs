@@ -18,7 +18,7 @@ use volume::Volumes as _;
 
 use crate::controller::{client, create, delete, record, request};
 
-fn groups(node: &Node) -> GroupControllerClient<Channel> {
+pub(crate) fn groups(node: &Node) -> GroupControllerClient<Channel> {
     GroupControllerClient::new(node.channel())
 }
 

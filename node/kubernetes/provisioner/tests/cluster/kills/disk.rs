@@ -83,6 +83,10 @@ impl<V: Volumes> Volumes for Fused<V> {
         self.change("take a group of snapshots", |below| below.take_group(want))
     }
 
+    fn takes_groups(&self) -> bool {
+        self.below.takes_groups()
+    }
+
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         self.change("remove a snapshot", |below| below.remove_snapshot(id))
     }
