@@ -1,18 +1,13 @@
 //! Compares what is on the disk with what can be there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 
 use fsquota::{Limits, ProjectId};
 use units::Bytes;
 use volume::{Mode, Store, Volumes as _};
 
-use crate::facts::{Directory, Facts, Found, IMAGE, Image, look};
-use crate::life::{Body, IMAGE_INODES, Origin, SLOT, Size};
-use crate::marker;
+use crate::facts::{Directory, Facts, Found, Image};
+use crate::life::{Body, IMAGE_INODES, Origin, Size};
 use crate::model::{Expected, Place};
 use crate::node::called;
 use crate::operation::{Number, Shape};
@@ -47,7 +42,7 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
         return Err(Violation::Stray { project: *project, limits: *limits });
     }
     let is_sharing = expected.values().any(|(_, expected)| expected.sharing.is_some());
-    let shared = |found: &Found| found.directories.iter().any(|(_, directory)| directory.is_shared());
+    let shared = |found: &Found| found.directories.iter().any(|(_, directory)| directory.is_shared);
     if let Some((name, _)) = facts.volumes.iter().find(|(_, found)| !is_sharing && shared(found)) {
         return Err(Violation::Shared { name: name.clone() });
     }
@@ -101,7 +96,7 @@ fn one(
         needed = image.as_ref().map_or(needed, |image| needed.max(image.length));
     }
     // They are raised before the image and the record, and the log has them in this order.
-    let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| size.limits(body.shape));
+    let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| body.limits(*size));
     let raised = |limits: Limits| {
         headrooms
             .iter()
@@ -132,72 +127,6 @@ pub(crate) fn ledger(store: &Store, expected: &BTreeMap<Number, Expected>) -> Re
     if found == wanted { Ok(()) } else { Err(Violation::Ledger { found, wanted }) }
 }
 
-/// The data: synced data is there, that of a copy as it was at its instant, and no data of another volume.
-pub(crate) fn data(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
-    for (volume, Expected { body, fading, .. }) in expected {
-        let found = facts.volumes.get(&volume.to_string());
-        let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
-            continue;
-        };
-        // XFS extends a clone with each extent: a shorter image is a part of one.
-        let record = found.map(|found| found.record(&volume.to_string())).transpose()?.flatten();
-        let source = record.and_then(|record| record.cloning).map_or(Bytes::new(1), |cloning| cloning.headroom);
-        let is_cloned = body.origin.is_some() && directory.image.as_ref().is_some_and(|image| image.length >= source);
-        let is_filled = *place != Place::Staging || is_cloned;
-        if *place == Place::Live || *place == Place::Staging && is_filled {
-            only_own(*volume, body, &directory.path)?;
-        }
-        if is_filled && !fading {
-            all_synced(*volume, body, &directory.path)?;
-        }
-    }
-    Ok(())
-}
-
-fn all_synced(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
-    for (&slot, &mark) in &body.written {
-        let wanted = marker::content(mark, slot);
-        let (path, offset) = match body.shape {
-            Shape::Filesystem => (directory.join(file(slot)), 0),
-            Shape::Thick | Shape::Thin => (directory.join(IMAGE), u64::from(slot) * SLOT.get()),
-        };
-        let mut content = vec![0; wanted.len()];
-        let lost = |found| Violation::Lost { volume, slot, found };
-        match File::open(&path).and_then(|file| file.read_exact_at(&mut content, offset)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(lost("absent")),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost("cut short")),
-            read => read.map_err(look(&path))?,
-        }
-        if content != wanted {
-            return Err(lost("something else"));
-        }
-    }
-    Ok(())
-}
-
-/// Reads the whole volume.
-fn only_own(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
-    let paths = match body.shape {
-        Shape::Thick | Shape::Thin => vec![directory.join(IMAGE)],
-        Shape::Filesystem => fs::read_dir(directory)
-            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
-            .map_err(look(directory))?,
-    };
-    for path in paths {
-        let content = fs::read(&path).map_err(look(&path))?;
-        let owner = |slot| if body.shape == Shape::Filesystem { volume } else { body.mark(volume, slot) };
-        if let Some((at, line)) = marker::foreign(&content, owner) {
-            return Err(Violation::Foreign { volume, path, at: at as u64, line });
-        }
-    }
-    Ok(())
-}
-
-/// The name of what a pod writes into a directory.
-pub(crate) fn file(slot: u16) -> String {
-    format!("slot-{slot}")
-}
-
 #[cfg(test)]
 mod tests {
     use units::Inodes;
@@ -226,8 +155,8 @@ mod tests {
             io: volume::IoLimits::NONE,
             state: State::Announced,
         };
-        let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE, is_shared: false });
-        let directory = Directory { path: "live".into(), project: Some(project), image };
+        let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
+        let directory = Directory { path: "live".into(), project: Some(project), image, is_shared: false };
         let records = vec![(Register::Records, record.to_bytes())];
         (Number(number).to_string(), Found { records, directories: vec![(Place::Live, directory)] })
     }
@@ -342,8 +271,10 @@ mod tests {
         let (mut left, mut expected) = well();
         let origin = Origin { source: Number(2), headroom: SIZE };
         let size = Size::new(Shape::Thick, SIZE);
+        let body = Body { origin: Some(origin), ..Body::new(Shape::Thick, SIZE) };
+        let limits = body.limits(size);
         let clone = Expected {
-            body: Some(Body { origin: Some(origin), ..Body::new(Shape::Thick, SIZE) }),
+            body: Some(body),
             spots: [Some((Register::Pending, Some(Place::Staging)))].into(),
             sizes: [size].into(),
             sharing: Some(origin),
@@ -353,17 +284,16 @@ mod tests {
         let sharing = |is_shared| {
             let (_, Found { records, mut directories }) = found(3, Shape::Thick, project(3));
             directories[0].0 = Place::Staging;
-            directories[0].1.image = Some(Image { length: SIZE, allocated: SIZE, is_shared });
+            directories[0].1.is_shared = is_shared;
             Found { records: records.into_iter().map(|(_, record)| (Register::Pending, record)).collect(), directories }
         };
         expected.insert(Number(3), clone);
         left.volumes.insert("pvc-3".into(), sharing(true));
-        left.limits.insert(project(3), size.limits(Shape::Thick));
+        left.limits.insert(project(3), limits);
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
         left.volumes.insert("pvc-3".into(), sharing(false));
         facts(&left, &expected).unwrap();
-        let limits = size.limits(Shape::Thick);
         let raised = Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(SIZE)), ..limits };
         left.limits.insert(project(2), raised);
         facts(&left, &expected).unwrap();
@@ -386,11 +316,12 @@ mod tests {
             let size = Size { bytes: larger, inodes: Inodes::new(if number == 1 { 512 } else { 2 }) };
             expected.get_mut(&Number(number)).unwrap().sizes.insert(size);
             facts(&grown, &expected).unwrap();
-            let raised = grown.limits.insert(project(number.into()), size.limits(shape)).unwrap();
+            let limits = Body::new(shape, SIZE).limits(size);
+            let raised = grown.limits.insert(project(number.into()), limits).unwrap();
             facts(&grown, &expected).unwrap();
             grown.limits.insert(project(number.into()), raised);
         }
-        let image = Image { length: larger, allocated: larger, is_shared: false };
+        let image = Image { length: larger, allocated: larger };
         of(&mut grown, "pvc-2").directories[0].1.image = Some(image);
         let violation = facts(&grown, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
@@ -409,9 +340,7 @@ mod tests {
     #[test]
     fn a_short_image_and_missing_blocks_are_noticed() {
         let image = |length, allocated| {
-            broken(move |facts| {
-                of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated, is_shared: false })
-            })
+            broken(move |facts| of(facts, "pvc-2").directories[0].1.image = Some(Image { length, allocated }))
         };
         let violation = image(Bytes::KIB, SIZE);
         assert!(matches!(violation, Violation::Size { what: "image", .. }), "{violation}");

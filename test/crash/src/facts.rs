@@ -42,20 +42,14 @@ pub(crate) struct Directory {
     pub(crate) path: PathBuf,
     pub(crate) project: Option<ProjectId>,
     pub(crate) image: Option<Image>,
+    /// Whether a file of another volume has some of its blocks.
+    pub(crate) is_shared: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) length: Bytes,
     pub(crate) allocated: Bytes,
-    /// Whether another image has some of its blocks.
-    pub(crate) is_shared: bool,
-}
-
-impl Directory {
-    pub(crate) fn is_shared(&self) -> bool {
-        self.image.as_ref().is_some_and(|image| image.is_shared)
-    }
 }
 
 impl Facts {
@@ -73,7 +67,8 @@ impl Facts {
             for (name, path) in facts.names(&volumes.join(name))? {
                 let project = fsquota::project(File::open(&path).map_err(look(&path))?)?;
                 let image = image(&path.join(IMAGE))?;
-                let directory = Directory { path, project, image };
+                let is_shared = is_shared(&path).map_err(look(&path))?;
+                let directory = Directory { path, project, image, is_shared };
                 facts.volumes.entry(name).or_default().directories.push((place, directory));
             }
         }
@@ -148,17 +143,20 @@ fn image(path: &Path) -> Result<Option<Image>, Violation> {
         Ok(found) => Ok(Some(Image {
             length: Bytes::new(found.len()),
             allocated: Bytes::new(found.blocks().saturating_mul(512)),
-            is_shared: is_shared(path).map_err(look(path))?,
         })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(look(path)(error)),
     }
 }
 
+/// Of a file, or of any file below a directory.
 fn is_shared(path: &Path) -> io::Result<bool> {
-    let (image, mut at) = (File::open(path)?, Bytes::ZERO);
+    if fs::symlink_metadata(path)?.is_dir() {
+        return fs::read_dir(path)?.try_fold(false, |found, entry| Ok(found || is_shared(&entry?.path())?));
+    }
+    let (file, mut at) = (File::open(path)?, Bytes::ZERO);
     loop {
-        let batch = reflink::extents(&image, at)?;
+        let batch = reflink::extents(&file, at)?;
         if batch.iter().any(|extent| extent.shared) {
             return Ok(true);
         }

@@ -150,14 +150,17 @@ fn mebibytes(random: &mut Random) -> Option<Bytes> {
 /// Of a new volume: half of them are copies of one that is there.
 fn first_action(there: &[Number], lives: &Lives, random: &mut Random) -> Option<Action> {
     let source = |number: &Number| match &lives[number] {
-        Life::Announced(body) | Life::Snapshot(body) if body.shape != Shape::Filesystem => Some((*number, body)),
+        Life::Announced(body) | Life::Snapshot(body) => Some((*number, body)),
         _ => None,
     };
     let sources: Vec<_> = there.iter().filter_map(source).collect();
     let chosen = if random.below(2) == 0 { random.one_of(&sources) } else { None };
     match chosen {
         Some(&(source, body)) => {
-            let shape = *random.one_of(&[Shape::Thick, Shape::Thin])?;
+            let shape = match body.shape {
+                Shape::Filesystem => Shape::Filesystem,
+                Shape::Thick | Shape::Thin => *random.one_of(&[Shape::Thick, Shape::Thin])?,
+            };
             let size = body.size.bytes.saturating_add(Bytes::new((random.below(2) as u64) << 20));
             Some(match (body.is_snapshot, random.below(2)) {
                 (true, _) => Action::RestoreSnapshot { source, shape, size },
@@ -185,10 +188,10 @@ fn next_action(volume: Number, life: &Life, random: &mut Random) -> Option<Actio
             let is_small = body.size.bytes < Bytes::new(16 << 20);
             let (written, free): (Vec<u16>, Vec<u16>) =
                 (0..slots(body.size)).partition(|slot| body.written.contains_key(slot));
-            // The last one now and then: what an expansion added. An image is written again, too.
+            // The last one now and then: what an expansion added. What is written is written again, too.
             let slot = *match random.below(4) {
                 0 => free.last(),
-                1 if body.shape != Shape::Filesystem && !written.is_empty() => random.one_of(&written),
+                1 if !written.is_empty() => random.one_of(&written),
                 _ => random.one_of(&free),
             }?;
             let mark = body.mark(volume, slot);

@@ -13,6 +13,7 @@
 
 mod check;
 mod choice;
+mod data;
 mod experiment;
 mod facts;
 pub mod history;

@@ -76,7 +76,8 @@ impl Body {
 
     /// A copy of `source`, which has this body, if that is possible.
     fn copy(&self, source: Number, shape: Shape, size: Bytes) -> Option<Self> {
-        let is_possible = self.shape != Shape::Filesystem && shape != Shape::Filesystem && size >= self.size.bytes;
+        let is_files = |shape| shape == Shape::Filesystem;
+        let is_possible = is_files(self.shape) == is_files(shape) && size >= self.size.bytes;
         let origin = Origin { source, headroom: self.size.bytes };
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
     }
@@ -99,7 +100,7 @@ impl Life {
             (Self::Unborn, Action::Snapshot { source }) => match lives.get(&source)? {
                 Self::Announced(from) => {
                     let body = from.copy(source, from.shape, from.size.bytes)?;
-                    Some(Self::Copying(Body { is_snapshot: true, ..body }))
+                    Some(Self::Copying(Body { is_snapshot: true, size: from.size, ..body }))
                 }
                 _ => None,
             },
@@ -119,8 +120,8 @@ impl Life {
                 if slot < slots(body.size) && mark == body.mark(volume, slot) =>
             {
                 body.opened = true;
-                let is_new = body.written.insert(slot, mark).is_none();
-                (is_new || body.shape != Shape::Filesystem).then_some(Self::Announced(body))
+                body.written.insert(slot, mark);
+                Some(Self::Announced(body))
             }
             (Self::Announced(body), Action::Expand { to }) if to > body.size.bytes => {
                 Some(Self::Announced(Body { size: body.size.grown(body.shape, to), ..body }))

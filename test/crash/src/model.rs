@@ -26,7 +26,7 @@ pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
 
-/// Operations that may flush nothing.
+/// Operations that may flush nothing: copies, if they are of images.
 const QUIET: [&str; 7] = ["announce", "open", "retain", "adopt", "clone", "snapshot", "restore snapshot"];
 
 impl Progress {
@@ -64,16 +64,16 @@ impl Progress {
     }
 }
 
-impl Size {
-    /// The quota of a volume of this size. An image may take its size, one block of 4 KiB in 124 for the map
-    /// of its extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
-    pub fn limits(self, shape: Shape) -> Limits {
-        let map = self.bytes.div_ceil::<4096>().div_ceil(124) << 12;
-        let bytes = match shape {
-            Shape::Filesystem => self.bytes,
-            Shape::Thick | Shape::Thin => Bytes::new(self.bytes.get() + map + (5 << 19)),
+impl Body {
+    /// The quota of such a volume or snapshot with this size. An image and a snapshot may take their size, one block of 4 KiB in
+    /// 124 for the maps of extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
+    pub fn limits(&self, Size { bytes, inodes }: Size) -> Limits {
+        let map = bytes.div_ceil::<4096>().div_ceil(124) << 12;
+        let bytes = match self.shape {
+            Shape::Filesystem if !self.is_snapshot => bytes,
+            Shape::Filesystem | Shape::Thick | Shape::Thin => Bytes::new(bytes.get() + map + (5 << 19)),
         };
-        Limits { bytes: Some(bytes), inodes: Some(self.inodes) }
+        Limits { bytes: Some(bytes), inodes: Some(inodes) }
     }
 }
 
@@ -175,12 +175,15 @@ fn settled(life: &Life) -> Option<Expected> {
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, fading: false, wants })
 }
 
-/// A call that copies a part forces no log, and the last one finishes the copy.
+/// A call that copies a part of an image forces no log, the first one included. All files are durable when the first call
+/// returns. The last call finishes the copy.
 fn copying(body: &Body) -> BTreeSet<Spot> {
     use Register::{Pending, Records};
 
+    let begun: &[Spot] = if body.shape == Shape::Filesystem { &[] } else { &[ABSENT, bare(Pending)] };
+    let copied = [at(Pending, Place::Staging), at(Pending, Place::Live)];
     let finished = body.is_snapshot.then_some(at(Records, Place::Live));
-    [ABSENT, bare(Pending), at(Pending, Place::Staging), at(Pending, Place::Live)].into_iter().chain(finished).collect()
+    begun.iter().copied().chain(copied).chain(finished).collect()
 }
 
 /// A record is moved without a force of the log; opening the volume makes up for that.
@@ -196,7 +199,9 @@ fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<
     let before = settled(life);
     let after = settled(&life.clone().after(volume, action, lives)?)?;
     let steps: &[Spot] = match action {
-        Action::Provision { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
+        Action::Provision { .. } | Action::Clone { .. } | Action::Snapshot { .. } | Action::RestoreSnapshot { .. } => {
+            &[ABSENT, bare(Pending), at(Pending, Place::Staging)]
+        }
         Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
         Action::Discard => &[bare(Pending), bare(Records)],
         Action::RemoveSnapshot => &[at(Pending, Place::Trash), bare(Pending), at(Records, Place::Trash), bare(Records)],
@@ -210,9 +215,6 @@ fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<
         | Action::Adopt
         | Action::Retire
         | Action::Restore
-        | Action::Clone { .. }
-        | Action::Snapshot { .. }
-        | Action::RestoreSnapshot { .. }
         | Action::Copy => &[],
     };
     let sharing = before.as_ref().and_then(|before| before.sharing).or(after.sharing);
@@ -255,7 +257,7 @@ impl Expected {
     pub fn reserved(&self) -> Bytes {
         let Some(body) = &self.body else { return Bytes::ZERO };
         let of_size = |size: &Size| {
-            let Limits { bytes, inodes } = size.limits(body.shape);
+            let Limits { bytes, inodes } = body.limits(*size);
             bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.unwrap_or_default().get() * 512))
         };
         self.sizes.iter().map(of_size).sum()

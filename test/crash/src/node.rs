@@ -7,20 +7,20 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dir::Dir;
 use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, Mode, Opened, Owner, Record, Request, Settings, SnapshotRequest, State,
-    Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Opened, Owner, PodFreezer, Record, Request, Settings,
+    SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::check;
+use crate::data;
 use crate::facts::VOLUMES;
 use crate::life::{INODES, SLOT};
 use crate::marker;
@@ -33,10 +33,32 @@ const RESERVE: Bytes = Bytes::new(32 << 20);
 /// A store, and the pods of its volumes.
 pub(crate) struct Node {
     pub(crate) store: Store,
+    /// The store does not own it.
+    _freezer: Arc<dyn PodFreezer>,
     control: Control,
     targets: PathBuf,
     /// Images that may have a loop device, by their volume.
     attached: Mutex<BTreeMap<Number, Backing>>,
+}
+
+/// No operation runs while a pod has the source of its copy.
+#[derive(Debug)]
+struct NoPods;
+
+impl PodFreezer for NoPods {
+    fn freeze(&self, _: &[VolumeId], _: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl FrozenPods for NoPods {
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
 }
 
 impl Node {
@@ -49,10 +71,12 @@ impl Node {
             // Each call copies one piece, so that the power fails between them and pods write to shared blocks.
             let settings = Settings { reserve: RESERVE, pass: Duration::ZERO, ..Settings::default() };
             let store = Store::open(&Dir::open(&volumes)?, settings)?;
+            let freezer: Arc<dyn PodFreezer> = Arc::new(NoPods);
+            store.freeze_by(Arc::downgrade(&freezer));
             let targets = std::env::temp_dir().join("targets");
             fs::create_dir_all(&targets)?;
             let control = Control::open()?;
-            Ok(Self { store, control, targets, attached: Mutex::default() })
+            Ok(Self { store, _freezer: freezer, control, targets, attached: Mutex::default() })
         };
         start().map_err(failed)
     }
@@ -122,7 +146,7 @@ impl Node {
         let Record { claim, owner, class, mode, size, cloning, .. } = record;
         let source = cloning.map(|cloning| cloning.source);
         match (mode, source) {
-            (Mode::Snapshot { .. }, Some(source)) => finish_snapshot(
+            (mode, Some(source)) if mode.is_snapshot() => finish_snapshot(
                 &self.store,
                 volume,
                 &SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause: DEFAULT_PAUSE },
@@ -161,7 +185,8 @@ impl Node {
         };
         publish().map_err(published("publish", volume))?;
         let write = || -> io::Result<()> {
-            let mut file = File::create_new(target.join(check::file(slot)))?;
+            let path = target.join(data::file(slot));
+            let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
             file.write_all(content)?;
             file.sync_all()?;
             File::open(&target)?.sync_all()

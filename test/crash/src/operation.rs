@@ -32,8 +32,8 @@ pub enum Action {
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
-    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot of an image that has a mark
-    /// is written again: its blocks may be shared.
+    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot that has a mark is written
+    /// again: its blocks may be shared.
     Write {
         /// Which file, or which place of the image.
         slot: u16,
@@ -67,7 +67,8 @@ pub enum Action {
     Discard,
     /// The claim is gone before there was a PV.
     Undo,
-    /// There is a claim with this volume as its source: one call, after which blocks may be shared.
+    /// There is a claim with this volume as its source: one call, after which blocks may be shared. Of a directory, this call
+    /// clones all files.
     Clone {
         source: Number,
         shape: Shape,
@@ -100,8 +101,8 @@ pub struct Operation {
 pub type Case = (&'static str, Shape);
 
 impl Action {
-    /// Those of every volume by their names.
-    const NAMES: [&'static str; 13] = [
+    /// By their names.
+    const NAMES: [&'static str; 18] = [
         "provision",
         "announce",
         "open",
@@ -115,12 +116,14 @@ impl Action {
         "restore",
         "discard",
         "undo",
+        "clone",
+        "snapshot",
+        "restore snapshot",
+        "copy",
+        "remove snapshot",
     ];
 
-    /// Those of images alone.
-    const COPIES: [&'static str; 5] = ["clone", "snapshot", "restore snapshot", "copy", "remove snapshot"];
-
-    /// The volume or snapshot whose image a copy begins with.
+    /// The volume or snapshot whose content a copy begins with.
     pub(crate) const fn source(self) -> Option<Number> {
         match self {
             Self::Clone { source, .. } | Self::Snapshot { source } | Self::RestoreSnapshot { source, .. } => {
@@ -156,11 +159,7 @@ impl Action {
 
 /// Each operation on each kind of volume. That of a snapshot is the kind of its source.
 pub fn every_case() -> BTreeSet<Case> {
-    let cases = |shape| {
-        let copies: &[_] = if shape == Shape::Filesystem { &[] } else { &Action::COPIES };
-        Action::NAMES.iter().chain(copies).map(move |name| (*name, shape))
-    };
-    Shape::ALL.into_iter().flat_map(cases).collect()
+    Shape::ALL.into_iter().flat_map(|shape| Action::NAMES.map(|name| (name, shape))).collect()
 }
 
 impl Operation {
@@ -191,20 +190,28 @@ impl fmt::Display for Number {
     }
 }
 
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Filesystem => "directory",
+            Self::Thick => "thick image",
+            Self::Thin => "thin image",
+        })
+    }
+}
+
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Provision { shape: Shape::Filesystem, size } => write!(f, "provision directory of {size}"),
-            Self::Provision { shape: Shape::Thick, size } => write!(f, "provision thick image of {size}"),
-            Self::Provision { shape: Shape::Thin, size } => write!(f, "provision thin image of {size}"),
+            Self::Provision { shape, size } => write!(f, "provision {shape} of {size}"),
             Self::Write { slot, leave: false, .. } => write!(f, "write slot {slot}"),
             Self::Write { slot, leave: true, .. } => write!(f, "write slot {slot}, leave it attached"),
             Self::Expand { to } => write!(f, "expand to {to}"),
             Self::ExpandAndWrite { to, slot, .. } => write!(f, "expand to {to} and write slot {slot}"),
             Self::ExpandAndRetire { to } => write!(f, "expand to {to} and retire"),
-            Self::Clone { source, shape, size } => write!(f, "clone {source} into {shape:?} image of {size}"),
+            Self::Clone { source, shape, size } => write!(f, "clone {source} into {shape} of {size}"),
             Self::RestoreSnapshot { source, shape, size } => {
-                write!(f, "restore snapshot {source} into {shape:?} image of {size}")
+                write!(f, "restore snapshot {source} into {shape} of {size}")
             }
             Self::Snapshot { source } => write!(f, "snapshot of {source}"),
             Self::Announce

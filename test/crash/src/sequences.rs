@@ -48,14 +48,12 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     let provision = [(volume, Action::Provision { shape, size }), (volume, Action::Announce)];
     let with = |more: &[(Number, Action)]| begin(&[&provision[..], more].concat());
     let mut beginnings = vec![(vec![], LENGTH), (with(&[(volume, Action::Open)]), LENGTH)];
-    if shape != Shape::Filesystem {
-        let clone = (copy, Action::Clone { source: volume, shape, size });
-        let snapshot = (copy, Action::Snapshot { source: volume });
-        let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
-        let copies: [&[_]; 3] = [&[clone], &[snapshot], &[snapshot, (copy, Action::Copy), restore]];
-        // The copy is the first operation of the sequence.
-        beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
-    }
+    let clone = (copy, Action::Clone { source: volume, shape, size });
+    let snapshot = (copy, Action::Snapshot { source: volume });
+    let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
+    let copies: [&[_]; 3] = [&[clone], &[snapshot], &[snapshot, (copy, Action::Copy), restore]];
+    // The copy is the first operation of the sequence.
+    beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
     beginnings
 }
 

@@ -47,7 +47,7 @@ pub enum Violation {
     Limits { volume: Number, found: Limits, allowed: Vec<Limits> },
     #[error("the image of {volume} is thick and has {allocated} of {size} allocated")]
     NotThick { volume: Number, allocated: Bytes, size: Bytes },
-    #[error("the image of {name} shares blocks, and no copy is unfinished")]
+    #[error("{name} shares blocks, and no copy is unfinished")]
     Shared { name: String },
     #[error("the ledger reserves {found}, the volumes need {wanted}")]
     Ledger { found: Bytes, wanted: Bytes },
@@ -55,6 +55,10 @@ pub enum Violation {
     Lost { volume: Number, slot: u16, found: &'static str },
     #[error("{volume} has foreign data in {} at {at}: {line:?}", path.display())]
     Foreign { volume: Number, path: PathBuf, at: u64, line: String },
+    #[error("{volume} has {}, which no pod wrote", path.display())]
+    Unwritten { volume: Number, path: PathBuf },
+    #[error("{volume} has {}, which its source did not have at the instant", path.display())]
+    Later { volume: Number, path: PathBuf },
     #[error("the image of {volume} was retired and still has a loop device")]
     Attached { volume: Number },
     #[error("{} was left behind", path.display())]
