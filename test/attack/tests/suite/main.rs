@@ -22,7 +22,7 @@ const SIZE: u64 = 16 * MIB;
 /// The program, in the pods and in their ConfigMap.
 const PROGRAM: &str = "attack";
 /// Of half a second: longer than the suite, and not for ever.
-const TURNS: &str = "1200";
+const TURNS: &str = "7200";
 /// How many turns a tenant takes after the other one has written its mark.
 const WATCHED: u32 = 3;
 
