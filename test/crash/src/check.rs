@@ -8,18 +8,50 @@ use volume::{Mode, Store, Volumes as _};
 
 use crate::facts::{Directory, Facts, Found, Image};
 use crate::life::{Body, IMAGE_INODES, Origin, Size};
-use crate::model::{Expected, Place};
+use crate::model::{Expected, Place, Rollback};
 use crate::node::called;
 use crate::operation::{Number, Shape};
 use crate::violation::Violation;
+
+/// Each rollback that is under way has come to the exchange, or not.
+pub(crate) fn exchanged(
+    facts: &Facts,
+    expected: &BTreeMap<Number, Expected>,
+) -> Result<BTreeMap<Number, Expected>, Violation> {
+    let is_exchanged = |Rollback { kept, .. }: &Rollback| {
+        let name = kept.to_string();
+        facts.volumes.get(&name).map_or(Ok(false), |found| found.is_exchanged(&name))
+    };
+    let one = |(number, expected): (&Number, &Expected)| match &expected.rollback {
+        Some(rollback) if is_exchanged(rollback)? => Ok((*number, (*rollback.exchanged).clone())),
+        Some(_) | None => Ok((*number, expected.clone())),
+    };
+    expected.iter().map(one).collect()
+}
+
+/// The project of each volume, by its name. Until both records are written, those of an exchange have the former ones; the
+/// next start writes them.
+fn projects(facts: &Facts) -> Result<BTreeMap<String, ProjectId>, Violation> {
+    let mut projects = BTreeMap::new();
+    let mut half = Vec::new();
+    for (name, found) in &facts.volumes {
+        let Some(record) = found.record(name)? else { continue };
+        projects.insert(name.clone(), record.project);
+        if let Some(rollback) = record.rollback().filter(|_| !record.is_exchanged())
+            && found.is_exchanged(name)?
+        {
+            half.extend([(rollback.volume.to_string(), record.project), (name.clone(), rollback.project)]);
+        }
+    }
+    projects.extend(half);
+    Ok(projects)
+}
 
 /// Everything that must hold at each moment.
 pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let expected: BTreeMap<String, (Number, &Expected)> =
         expected.iter().map(|(number, expected)| (number.to_string(), (*number, expected))).collect();
-    let mut projects: BTreeMap<ProjectId, &str> = BTreeMap::new();
-    for (name, found) in &facts.volumes {
-        let Found { records, directories } = found;
+    for (name, Found { records, directories }) in &facts.volumes {
         if let ([], Some((place, _))) = (records.as_slice(), directories.first()) {
             return Err(Violation::NoRecord { place: *place, name: name.clone() });
         }
@@ -31,14 +63,16 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
         if !expected.contains_key(name) {
             return Err(Violation::Stranger { name: name.clone() });
         }
-        if let Some(record) = found.record(name)?
-            && let Some(other) = projects.insert(record.project, name)
-        {
-            let (name, other, project) = (name.clone(), other.to_owned(), record.project);
+    }
+    let projects = projects(facts)?;
+    let mut owners: BTreeMap<ProjectId, &str> = BTreeMap::new();
+    for (name, &project) in &projects {
+        if let Some(other) = owners.insert(project, name) {
+            let (name, other) = (name.clone(), other.to_owned());
             return Err(Violation::SameProject { name, other, project });
         }
     }
-    if let Some((project, limits)) = facts.limits.iter().find(|(project, _)| !projects.contains_key(*project)) {
+    if let Some((project, limits)) = facts.limits.iter().find(|(project, _)| !owners.contains_key(*project)) {
         return Err(Violation::Stray { project: *project, limits: *limits });
     }
     let is_sharing = expected.values().any(|(_, expected)| expected.sharing.is_some());
@@ -56,7 +90,9 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
             let lowered: &[Bytes] = if facts.volumes.get(copy).is_some_and(shared) { &[] } else { &sums };
             raised.chain(lowered.iter().copied()).collect()
         });
-        one(*number, of_volume, facts.volumes.get(name).unwrap_or(&nothing), facts, name, &headrooms)
+        let project = projects.get(name).copied();
+        let limits = project.and_then(|project| facts.limits.get(&project).copied()).unwrap_or_default();
+        one(*number, of_volume, facts.volumes.get(name).unwrap_or(&nothing), project, limits, &headrooms)
     })
 }
 
@@ -65,11 +101,11 @@ fn one(
     volume: Number,
     expected: &Expected,
     found: &Found,
-    facts: &Facts,
-    name: &str,
+    project: Option<ProjectId>,
+    limits: Limits,
     headrooms: &[Bytes],
 ) -> Result<(), Violation> {
-    let record = found.record(name)?;
+    let record = found.record(&volume.to_string())?;
     let directory = found.directories.first();
     let spot = found.records.first().map(|(register, _)| (*register, directory.map(|(place, _)| *place)));
     if !expected.spots.contains(&spot) {
@@ -86,9 +122,9 @@ fn one(
         Mode::Block { .. } | Mode::Snapshot { .. } => IMAGE_INODES,
     };
     size("record", Some(Size { bytes: record.size, inodes }))?;
-    let Some((Place::Live, Directory { project, image, .. })) = directory else { return Ok(()) };
-    if *project != Some(record.project) {
-        return Err(Violation::Project { volume, found: *project, recorded: record.project });
+    let Some((Place::Live, Directory { project: carried, image, .. })) = directory else { return Ok(()) };
+    if *carried != project {
+        return Err(Violation::Project { volume, found: *carried, recorded: record.project });
     }
     let mut needed = record.size;
     if body.shape != Shape::Filesystem {
@@ -96,16 +132,19 @@ fn one(
         needed = image.as_ref().map_or(needed, |image| needed.max(image.length));
     }
     // They are raised before the image and the record, and the log has them in this order.
-    let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed).map(|size| body.limits(*size));
+    let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed);
+    // After an exchange, a project gets the limits of its new use before the record of the volume names it.
+    let former = Body { is_snapshot: true, ..body.clone() };
+    let former = (project != Some(record.project)).then_some(&former);
+    let sizes = sizes.flat_map(|size| [Some(body), former].into_iter().flatten().map(|body| body.limits(*size)));
     let raised = |limits: Limits| {
         headrooms
             .iter()
             .map(move |headroom| Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(*headroom)), ..limits })
     };
     let allowed: Vec<Limits> = sizes.flat_map(raised).collect();
-    let found = facts.limits.get(&record.project).copied().unwrap_or_default();
-    if !allowed.contains(&found) {
-        return Err(Violation::Limits { volume, found, allowed });
+    if !allowed.contains(&limits) {
+        return Err(Violation::Limits { volume, found: limits, allowed });
     }
     match image {
         Some(Image { allocated, .. }) if is_thick(body) && *allocated < record.size => {
@@ -129,12 +168,16 @@ pub(crate) fn ledger(store: &Store, expected: &BTreeMap<Number, Expected>) -> Re
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use units::Inodes;
-    use volume::{Record, State};
+    use volume::{Owner, Record, State};
 
     use super::*;
-    use crate::model::{Register, Wants};
+    use crate::history::History;
+    use crate::model::{self, Progress, Register, Wants, begin, end};
     use crate::node::request;
+    use crate::operation::{Action, Operation};
 
     const SIZE: Bytes = Bytes::MIB;
 
@@ -177,10 +220,7 @@ mod tests {
             let body = Body { opened: true, ..Body::new(shape, SIZE) };
             let spots = [Some((Register::Records, Some(Place::Live)))].into();
             let wants = Wants::Bound(size);
-            (
-                Number(number),
-                Expected { body: Some(body), spots, sizes: [size].into(), sharing: None, fading: false, wants },
-            )
+            (Number(number), Expected { body: Some(body), spots, sizes: [size].into(), wants, ..Expected::nothing() })
         });
         (facts, expected.into())
     }
@@ -278,8 +318,8 @@ mod tests {
             spots: [Some((Register::Pending, Some(Place::Staging)))].into(),
             sizes: [size].into(),
             sharing: Some(origin),
-            fading: false,
             wants: Wants::Claimed,
+            ..Expected::nothing()
         };
         let sharing = |is_shared| {
             let (_, Found { records, mut directories }) = found(3, Shape::Thick, project(3));
@@ -305,6 +345,80 @@ mod tests {
         left.volumes.insert("pvc-3".into(), sharing(false));
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+    }
+
+    /// A rollback of a directory is under way; the third one is its source.
+    struct RollingBack {
+        /// The projects of the records and of the directories of the volume and of the kept snapshot.
+        records: [u32; 2],
+        directories: [u32; 2],
+        /// The project with the limits of the volume.
+        limited: u32,
+    }
+
+    impl RollingBack {
+        fn check(self) -> Result<(), Violation> {
+            let Self { records, directories, limited } = self;
+            let [volume, kept, source] = [1, 2, 3].map(Number);
+            let operations = [
+                (volume, Action::Provision { shape: Shape::Filesystem, size: SIZE }),
+                (volume, Action::Announce),
+                (volume, Action::Open),
+                (source, Action::Snapshot { source: volume }),
+                (source, Action::Copy),
+                (kept, Action::RollBack { volume, source }),
+            ];
+            let history = History::sequence(operations.map(|(volume, action)| Operation { volume, action }));
+            let marks: Vec<String> = (0..6).flat_map(|number| [begin(number), end(number)]).collect();
+            let expected = model::expected(&history, &Progress::from_marks(marks[..11].iter().map(String::as_str)));
+
+            let of = |number: Number, project: u32, carried: u32, owner: Owner, place| {
+                let (name, mut found) = found(number.0, Shape::Filesystem, self::project(project));
+                let record = found.record(&name).unwrap().unwrap();
+                let mode = match number {
+                    Number(1) => record.mode,
+                    _ => Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(256) },
+                };
+                let register = if place == Place::Live { Register::Records } else { Register::Pending };
+                found.records = vec![(register, Record { mode, owner, ..record }.to_bytes())];
+                found.directories[0].0 = place;
+                found.directories[0].1.project = Some(self::project(carried));
+                (name, found)
+            };
+            let rollback = volume::Rollback {
+                volume: volume.to_string().parse().unwrap(),
+                source: source.to_string().parse().unwrap(),
+                project: project(1),
+                allocation: volume::Allocation::default(),
+            };
+            let volumes = [
+                of(volume, records[0], directories[0], Owner::Provisioner, Place::Live),
+                of(kept, records[1], directories[1], Owner::Rollback(rollback), Place::Staging),
+                of(source, 3, 3, Owner::Provisioner, Place::Live),
+            ];
+            let size = Size::new(Shape::Filesystem, SIZE);
+            let body = Body::new(Shape::Filesystem, SIZE);
+            let snapshot = Body { is_snapshot: true, ..body.clone() }.limits(size);
+            let limits =
+                [1, 2, 3].map(|number| (project(number), if number == limited { body.limits(size) } else { snapshot }));
+            let left = Facts { volumes: volumes.into(), limits: limits.into(), rest: vec![] };
+            facts(&left, &exchanged(&left, &expected)?)
+        }
+    }
+
+    #[test]
+    fn records_of_an_exchange_have_either_project_until_both_are_written() {
+        let steps =
+            [([1, 2], [1, 2], 1), ([1, 2], [2, 1], 1), ([1, 2], [2, 1], 2), ([2, 2], [2, 1], 2), ([2, 1], [2, 1], 2)];
+        for (records, directories, limited) in steps {
+            RollingBack { records, directories, limited }.check().unwrap();
+        }
+        let violation = RollingBack { records: [2, 2], directories: [2, 1], limited: 1 }.check().unwrap_err();
+        assert!(matches!(violation, Violation::Limits { volume: Number(1), .. }), "{violation}");
+        let violation = RollingBack { records: [2, 2], directories: [1, 2], limited: 1 }.check().unwrap_err();
+        assert!(matches!(violation, Violation::SameProject { .. }), "{violation}");
+        let violation = RollingBack { records: [1, 2], directories: [1, 1], limited: 1 }.check().unwrap_err();
+        assert!(matches!(violation, Violation::Project { volume: Number(1), .. }), "{violation}");
     }
 
     /// An expansion raises the limits first: what is on the disk of the larger volume has them.

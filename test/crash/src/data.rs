@@ -18,17 +18,21 @@ use crate::violation::Violation;
 
 /// Synced data is there, that of a copy as it was at its instant, and no data of another volume.
 pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
-    for (volume, Expected { body, fading, .. }) in expected {
+    for (volume, Expected { body, writing, fading, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());
         let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
             continue;
         };
         let record = found.map(|found| found.record(&volume.to_string())).transpose()?.flatten();
         let is_filled = *place != Place::Staging || record.is_some_and(|record| is_cloned(body, &record, directory));
+        let being_written = writing.map(|slot| (slot, body.mark(*volume, slot)));
+        let slots: BTreeMap<u16, Number> = body.written.clone().into_iter().chain(being_written).collect();
         match (body.shape, place) {
             (_, Place::Trash) => {}
-            (Shape::Filesystem, _) => only_own_files(*volume, body, &directory.path, *place, is_filled)?,
-            (Shape::Thick | Shape::Thin, _) if is_filled => only_own_blocks(*volume, body, &directory.path)?,
+            (Shape::Filesystem, _) => only_files_of(&slots, *volume, &directory.path, is_filled)?,
+            (Shape::Thick | Shape::Thin, _) if is_filled => {
+                only_lines_of(*volume, directory.path.join(IMAGE), |slot| slots.get(&slot).copied())?;
+            }
             (Shape::Thick | Shape::Thin, _) => {}
         }
         if is_filled && !fading {
@@ -38,10 +42,11 @@ pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     Ok(())
 }
 
-/// Whether a copy has the whole content of its source.
+/// Whether a copy has the whole content of its source. The staged directory of a rollback, whose body has no origin, was that of
+/// the volume.
 fn is_cloned(body: &Body, record: &Record, directory: &Directory) -> bool {
     match (body.shape, &record.cloning, &directory.image) {
-        _ if body.origin.is_none() => false,
+        _ if body.origin.is_none() => body.is_snapshot,
         (Shape::Filesystem, cloning, _) => cloning.as_ref().is_none_or(|cloning| cloning.complete),
         // XFS extends a clone with each extent: a shorter image is a part of one.
         (_, Some(cloning), Some(image)) => image.length >= cloning.headroom,
@@ -71,38 +76,29 @@ fn all_synced(volume: Number, body: &Body, directory: &Path) -> Result<(), Viola
     Ok(())
 }
 
-/// Reads the whole image.
-fn only_own_blocks(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
-    only_lines_of(volume, directory.join(IMAGE), |slot| body.mark(volume, slot))
-}
-
-/// Reads all files. Pods have written no others into a snapshot, nor into a copy that is not live.
-fn only_own_files(
+/// Reads all files.
+fn only_files_of(
+    slots: &BTreeMap<u16, Number>,
     volume: Number,
-    body: &Body,
     directory: &Path,
-    place: Place,
     is_filled: bool,
 ) -> Result<(), Violation> {
     for entry in fs::read_dir(directory).map_err(look(directory))? {
         let path = entry.map_err(look(directory))?.path();
         let name = path.file_name().and_then(|name| name.to_str());
-        let Some(slot) = name.and_then(|name| name.strip_prefix(FILE)?.parse().ok()) else {
+        let mark = name.and_then(|name| slots.get(&name.strip_prefix(FILE)?.parse().ok()?));
+        match (mark, name) {
+            (Some(mark), _) => only_lines_of(volume, path, |_| Some(*mark))?,
             // The clone of a tree has one in its target until it ends.
-            if !is_filled && name.is_some_and(|name| name.starts_with(SCRATCH)) {
-                continue;
-            }
-            return Err(Violation::Unwritten { volume, path });
-        };
-        if (place == Place::Staging || body.is_snapshot) && !body.written.contains_key(&slot) {
-            return Err(Violation::Later { volume, path });
+            (None, Some(name)) if !is_filled && name.starts_with(SCRATCH) => {}
+            (None, _) => return Err(Violation::Unwritten { volume, path }),
         }
-        only_lines_of(volume, path, |_| body.mark(volume, slot))?;
     }
     Ok(())
 }
 
-fn only_lines_of(volume: Number, path: PathBuf, owner: impl Fn(u16) -> Number) -> Result<(), Violation> {
+/// Reads a whole file. A slot without an owner was never written.
+fn only_lines_of(volume: Number, path: PathBuf, owner: impl Fn(u16) -> Option<Number>) -> Result<(), Violation> {
     let content = fs::read(&path).map_err(look(&path))?;
     match marker::foreign(&content, owner) {
         Some((at, line)) => Err(Violation::Foreign { volume, path, at: at as u64, line }),
@@ -159,7 +155,7 @@ mod tests {
     #[test]
     fn a_copy_that_is_not_complete_has_any_part_of_its_source() {
         let files = Files::new("part");
-        let check = |is_filled| only_own_files(COPY, &copy(), &files.0, Place::Staging, is_filled);
+        let check = |is_filled| only_files_of(&copy().written, COPY, &files.0, is_filled);
         check(false).unwrap();
         files.write(&file(3), b"");
         check(false).unwrap();
@@ -175,16 +171,15 @@ mod tests {
         let files = Files::new("later");
         files.write(&file(3), &marker::content(SOURCE, 3));
         files.write(&file(4), b"");
-        let check = |body: &Body, place| only_own_files(COPY, body, &files.0, place, true);
-        let is_later = |found: Result<(), Violation>| matches!(found, Err(Violation::Later { .. }));
-        assert!(is_later(check(&copy(), Place::Staging)));
-        assert!(is_later(check(&Body { is_snapshot: true, ..copy() }, Place::Live)));
+        let check = |slots: &[(u16, Number)]| only_files_of(&slots.iter().copied().collect(), COPY, &files.0, true);
+        let violation = check(&[(3, SOURCE)]).unwrap_err();
+        assert!(matches!(violation, Violation::Unwritten { .. }), "{violation}");
         // A pod of the copy creates it, and then writes its own lines.
-        check(&copy(), Place::Live).unwrap();
+        check(&[(3, SOURCE), (4, COPY)]).unwrap();
         files.write(&file(4), &marker::content(COPY, 4));
-        check(&copy(), Place::Live).unwrap();
+        check(&[(3, SOURCE), (4, COPY)]).unwrap();
         files.write(&file(4), &marker::content(SOURCE, 4));
-        let violation = check(&copy(), Place::Live).unwrap_err();
+        let violation = check(&[(3, SOURCE), (4, COPY)]).unwrap_err();
         assert!(matches!(violation, Violation::Foreign { .. }), "{violation}");
     }
 

@@ -27,10 +27,10 @@ pub const OPERATIONS: usize = 36;
 pub const POINTS: usize = 40;
 
 /// The histories of every run of the tests. Together they do everything to every kind of volume.
-pub const SEEDS: [u64; 3] = [151_939, 407_917, 152_647];
+pub const SEEDS: [u64; 4] = [23_207, 37_458, 18_557, 11_520];
 
 /// The history that is run on a disk that ignores flushes.
-pub const CONTROL_SEED: u64 = 9;
+pub const CONTROL_SEED: u64 = 6;
 
 /// One point of so many loses nothing that was written.
 const LOSSLESS: usize = 4;
@@ -193,8 +193,9 @@ impl Experiment {
 /// Looks at what a power cut left, as it is.
 pub(crate) fn check_left(root: &Path, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let left = Facts::look(root)?;
-    check::facts(&left, expected)?;
-    data::check(&left, expected)
+    let expected = check::exchanged(&left, expected)?;
+    check::facts(&left, &expected)?;
+    data::check(&left, &expected)
 }
 
 /// Looks at what a power cut left, lets the node start, and looks at what that made of it.

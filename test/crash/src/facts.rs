@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use fsquota::{Limits, ProjectId};
 use units::Bytes;
-use volume::{Record, RecordError, State};
+use volume::{Record, RecordError, Rollback, State};
 
 use crate::model::{Place, Register};
 use crate::violation::Violation;
@@ -123,6 +123,15 @@ impl Found {
     /// Only a pending record exists.
     fn is_begun(&self) -> bool {
         matches!(self.records.as_slice(), [(Register::Pending, _)]) && self.directories.is_empty()
+    }
+
+    /// Whether its directory and that of the other volume of its rollback were exchanged.
+    pub(crate) fn is_exchanged(&self, name: &str) -> Result<bool, Violation> {
+        let Some(record) = self.record(name)? else { return Ok(false) };
+        // A directory keeps its project, and the records may still have the former ones.
+        let is_former =
+            |rollback: &Rollback| self.directories.iter().any(|(_, found)| found.project == Some(rollback.project));
+        Ok(record.rollback().is_none_or(is_former))
     }
 
     pub(crate) fn record(&self, name: &str) -> Result<Option<Record>, Violation> {

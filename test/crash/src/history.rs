@@ -5,7 +5,7 @@ use std::fmt;
 
 use units::Bytes;
 
-use crate::life::{Life, Lives, slots};
+use crate::life::{Life, Lives, after, slots};
 use crate::operation::{Action, Case, Number, Operation, Shape};
 use crate::random::Random;
 
@@ -43,13 +43,14 @@ impl History {
     pub fn cases(&self) -> Vec<Case> {
         let mut shapes = BTreeMap::new();
         let case = |Operation { volume, action }: Operation| {
-            match action {
+            let shape = match action {
                 Action::Provision { shape, .. }
                 | Action::Clone { shape, .. }
-                | Action::RestoreSnapshot { shape, .. } => drop(shapes.insert(volume, shape)),
-                Action::Snapshot { source } => drop(shapes.insert(volume, shapes[&source])),
-                _ => {}
-            }
+                | Action::RestoreSnapshot { shape, .. } => Some(shape),
+                Action::Snapshot { source: of } | Action::RollBack { volume: of, .. } => Some(shapes[&of]),
+                _ => None,
+            };
+            shapes.extend(shape.map(|shape| (volume, shape)));
             (action.name(), shapes[&volume])
         };
         self.operations().map(case).collect()
@@ -77,14 +78,14 @@ impl History {
                 let volume = chosen.unwrap_or(Number(next + 1));
                 let life = before.get(&volume).cloned().unwrap_or_default();
                 let action = match life {
-                    Life::Unborn => first_action(&there, &before, &mut random),
+                    Life::Unborn => first_action(volume, &there, &before, &mut random),
                     _ => next_action(volume, &life, &mut random),
                 };
-                let Some(action) = action else { continue };
-                let Some(life) = life.after(volume, action, &before) else { continue };
+                let Some(operation) = action.map(|action| Operation { volume, action }) else { continue };
+                let Some(changed) = after(operation, &before) else { continue };
                 next = next.max(volume.0);
-                lives.insert(volume, life);
-                round.push(Operation { volume, action });
+                lives.extend(changed);
+                round.push(operation);
             }
             left = left.saturating_sub(round.len().max(1));
             if !round.is_empty() {
@@ -131,9 +132,7 @@ impl History {
             let before = lives.clone();
             let kept = round.into_iter().filter(|(number, operation)| keep(*number, *operation));
             kept.filter_map(|(_, operation)| {
-                let Operation { volume, action } = operation;
-                let life = before.get(&volume).cloned().unwrap_or_default();
-                lives.insert(volume, life.after(volume, action, &before)?);
+                lives.extend(after(operation, &before)?);
                 Some(operation)
             })
             .collect()
@@ -147,8 +146,8 @@ fn mebibytes(random: &mut Random) -> Option<Bytes> {
     random.one_of(&SIZES).map(|size| Bytes::new(size << 20))
 }
 
-/// Of a new volume: half of them are copies of one that is there.
-fn first_action(there: &[Number], lives: &Lives, random: &mut Random) -> Option<Action> {
+/// Of a new volume: half of them are copies of one that is there, or keep the content of one before a rollback.
+fn first_action(new: Number, there: &[Number], lives: &Lives, random: &mut Random) -> Option<Action> {
     let source = |number: &Number| match &lives[number] {
         Life::Announced(body) | Life::Snapshot(body) => Some((*number, body)),
         _ => None,
@@ -157,6 +156,12 @@ fn first_action(there: &[Number], lives: &Lives, random: &mut Random) -> Option<
     let chosen = if random.below(2) == 0 { random.one_of(&sources) } else { None };
     match chosen {
         Some(&(source, body)) => {
+            let back = |volume: &Number| Action::RollBack { volume: *volume, source };
+            let is_possible = |action: &Action| after(Operation { volume: new, action: *action }, lives).is_some();
+            let rollbacks: Vec<Action> = there.iter().map(back).filter(is_possible).collect();
+            if let Some(rollback) = random.one_of(&rollbacks).filter(|_| random.below(2) == 0) {
+                return Some(*rollback);
+            }
             let shape = match body.shape {
                 Shape::Filesystem => Shape::Filesystem,
                 Shape::Thick | Shape::Thin => *random.one_of(&[Shape::Thick, Shape::Thin])?,
@@ -237,12 +242,10 @@ pub(crate) mod tests {
         let mut lives = Lives::new();
         history.rounds.iter().all(|round| {
             let before = lives.clone();
-            let touched = |operation: &Operation| [Some(operation.volume), operation.action.source()];
-            let volumes: Vec<Number> = round.iter().flat_map(touched).flatten().collect();
-            let possible = round.iter().all(|&Operation { volume, action }| {
-                let life = before.get(&volume).cloned().unwrap_or_default().after(volume, action, &before);
-                life.map(|life| lives.insert(volume, life)).is_some()
-            });
+            let touched = |operation: &Operation| operation.action.others().chain([operation.volume]);
+            let volumes: Vec<Number> = round.iter().flat_map(touched).collect();
+            let possible =
+                round.iter().all(|operation| after(*operation, &before).map(|changed| lives.extend(changed)).is_some());
             possible && volumes.iter().collect::<BTreeSet<_>>().len() == volumes.len()
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use units::{Bytes, Inodes};
 
-use crate::operation::{Action, Number, Shape};
+use crate::operation::{Action, Number, Operation, Shape};
 
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
@@ -75,7 +75,7 @@ impl Body {
     }
 
     /// A copy of `source`, which has this body, if that is possible.
-    fn copy(&self, source: Number, shape: Shape, size: Bytes) -> Option<Self> {
+    pub(crate) fn copy(&self, source: Number, shape: Shape, size: Bytes) -> Option<Self> {
         let is_files = |shape| shape == Shape::Filesystem;
         let is_possible = is_files(self.shape) == is_files(shape) && size >= self.size.bytes;
         let origin = Origin { source, headroom: self.size.bytes };
@@ -88,9 +88,38 @@ impl Body {
     }
 }
 
+/// The lives that an operation changes, `None` if it is not possible now.
+pub fn after(operation: Operation, lives: &Lives) -> Option<Vec<(Number, Life)>> {
+    let Operation { volume, action } = operation;
+    let life = lives.get(&volume).cloned().unwrap_or_default();
+    match action {
+        Action::RollBack { volume: rolled, source } if life == Life::Unborn => {
+            let [kept, back] = rolled_back(rolled, source, lives)?;
+            Some(vec![(volume, Life::Snapshot(kept)), (rolled, Life::Announced(back))])
+        }
+        action => Some(vec![(volume, life.after(volume, action, lives)?)]),
+    }
+}
+
+/// The kept snapshot and the volume after a rollback.
+fn rolled_back(volume: Number, source: Number, lives: &Lives) -> Option<[Body; 2]> {
+    let (Life::Announced(body), Life::Snapshot(from)) = (lives.get(&volume)?, lives.get(&source)?) else { return None };
+    // The exchange waits for copies of the volume.
+    let copied = from.copy(source, body.shape, body.size.bytes).filter(|_| !is_shared(volume, lives))?;
+    let kept = Body { is_snapshot: true, origin: None, ..body.clone() };
+    Some([kept, Body { written: copied.written, opened: true, ..body.clone() }])
+}
+
+/// Whether a copy may share blocks with this volume.
+fn is_shared(volume: Number, lives: &Lives) -> bool {
+    let shares =
+        |life: &Life| matches!(life, Life::Copying(body) if body.origin.is_some_and(|origin| origin.source == volume));
+    lives.values().any(shares)
+}
+
 impl Life {
-    /// The life after an action of this volume, `None` if the action is not possible now. `lives` has the source of a copy.
-    pub fn after(self, volume: Number, action: Action, lives: &Lives) -> Option<Self> {
+    /// The life after an action of this volume alone, `None` if the action is not possible now. `lives` has the source of a copy.
+    fn after(self, volume: Number, action: Action, lives: &Lives) -> Option<Self> {
         match (self, action) {
             (Self::Unborn, Action::Provision { shape, size }) => Some(Self::Staged(Body::new(shape, size))),
             (Self::Unborn, Action::Clone { source, shape, size }) => match lives.get(&source)? {
@@ -146,7 +175,6 @@ impl Life {
 impl Life {
     /// Each action of a volume once, but those that begin a copy. Not all of them are possible.
     pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 15] {
-        let shares = |life: &Self| matches!(life, Self::Copying(body) if body.origin.is_some_and(|origin| origin.source == volume));
         let (size, slot, mark) = match self {
             Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, volume),
             Self::Copying(body)
@@ -156,7 +184,7 @@ impl Life {
             | Self::Retired(body)
             | Self::Retained(body) => {
                 let is_free = |slot: &u16| !body.written.contains_key(slot);
-                let shared = body.written.keys().next().copied().filter(|_| lives.values().any(shares));
+                let shared = body.written.keys().next().copied().filter(|_| is_shared(volume, lives));
                 let free = (0..slots(body.size)).rev().find(is_free);
                 let slot = shared.or(free).unwrap_or_default();
                 (body.size.bytes, slot, body.mark(volume, slot))

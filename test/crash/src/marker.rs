@@ -15,15 +15,16 @@ pub fn content(volume: Number, slot: u16) -> Vec<u8> {
     line.repeat((SLOT.get() / LINE as u64) as usize)
 }
 
-/// The first line that is neither empty nor of the volume whose marks a slot may have, and where it is.
-pub fn foreign(content: &[u8], owner: impl Fn(u16) -> Number) -> Option<(usize, String)> {
+/// The first line that is neither empty nor of the volume whose marks a slot may have, if any, and where it is.
+pub fn foreign(content: &[u8], owner: impl Fn(u16) -> Option<Number>) -> Option<(usize, String)> {
     let mut pages = content.chunks(PAGE).enumerate().filter(|(_, page)| *page != &ZEROS[..page.len()]);
     let (at, line) = pages.find_map(|(number, page)| {
         let begin = number * PAGE;
         let slot = u16::try_from(begin as u64 / SLOT.get()).unwrap_or(u16::MAX);
-        let own = prefix(owner(slot)).into_bytes();
+        let own = owner(slot).map(|owner| prefix(owner).into_bytes());
+        let is_own = |line: &[u8]| own.as_ref().is_some_and(|own| line.starts_with(own));
         let mut lines = page.chunks(LINE).enumerate().map(|(line, text)| (begin + line * LINE, text));
-        lines.find(|(_, line)| *line != &ZEROS[..line.len()] && !line.starts_with(&own))
+        lines.find(|(_, line)| *line != &ZEROS[..line.len()] && !is_own(line))
     })?;
     Some((at, String::from_utf8_lossy(line).trim_end().to_owned()))
 }
@@ -45,10 +46,10 @@ mod tests {
         ) {
             let mut image = vec![0; 8 * PAGE];
             image[..SLOT.get() as usize].copy_from_slice(&content(Number(volume), slot));
-            prop_assert_eq!(foreign(&image, |_| Number(volume)), None);
+            prop_assert_eq!(foreign(&image, |_| Some(Number(volume))), None);
             let at = page * PAGE + line * LINE;
             image[at..at + LINE].copy_from_slice(&content(Number(other), slot)[..LINE]);
-            let found = foreign(&image, |_| Number(volume)).map(|(at, _)| at);
+            let found = foreign(&image, |_| Some(Number(volume))).map(|(at, _)| at);
             prop_assert_eq!(found, (other != volume).then_some(at));
         }
     }
@@ -56,15 +57,18 @@ mod tests {
     #[test]
     fn each_slot_has_an_owner() {
         let image = [content(Number(1), 0), content(Number(2), 1)].concat();
-        assert_eq!(foreign(&image, |slot| Number(slot + 1)), None);
-        let found = foreign(&image, |_| Number(1)).map(|(at, _)| at as u64);
-        assert_eq!(found, Some(SLOT.get()));
+        assert_eq!(foreign(&image, |slot| Some(Number(slot + 1))), None);
+        for second in [None, Some(Number(1))] {
+            let found =
+                foreign(&image, |slot| if slot == 0 { Some(Number(1)) } else { second }).map(|(at, _)| at as u64);
+            assert_eq!(found, Some(SLOT.get()));
+        }
     }
 
     #[test]
     fn a_number_does_not_match_a_part_of_another() {
-        assert!(foreign(&content(Number(12), 0), |_| Number(1)).is_some());
-        assert!(foreign(&content(Number(1), 0), |_| Number(12)).is_some());
-        assert!(foreign(b"anything else", |_| Number(1)).is_some());
+        assert!(foreign(&content(Number(12), 0), |_| Some(Number(1))).is_some());
+        assert!(foreign(&content(Number(1), 0), |_| Some(Number(12))).is_some());
+        assert!(foreign(b"anything else", |_| Some(Number(1))).is_some());
     }
 }

@@ -6,7 +6,7 @@ use fsquota::Limits;
 use units::Bytes;
 
 use crate::history::History;
-use crate::life::{Body, Life, Lives, Origin, Size};
+use crate::life::{Body, Life, Lives, Origin, Size, after};
 use crate::operation::{Action, Case, Number, Operation, Shape};
 
 /// How far a history had come when the power failed.
@@ -98,13 +98,27 @@ pub type Spot = Option<(Register, Option<Place>)>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub body: Option<Body>,
+    /// The slot that is being written: it may have its mark.
+    pub writing: Option<u16>,
     pub spots: BTreeSet<Spot>,
     pub sizes: BTreeSet<Size>,
     /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised.
     pub sharing: Option<Origin>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
+    pub rollback: Option<Rollback>,
     pub wants: Wants,
+}
+
+/// A rollback that is under way, of the volume or of the snapshot that keeps the former content. Before the exchange, this is
+/// a copy of the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollback {
+    pub kept: Number,
+    pub volume: Number,
+    pub source: Number,
+    /// Since the exchange.
+    pub exchanged: Box<Expected>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,20 +140,22 @@ pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expe
     let (mut lives, mut under_way) = (Lives::new(), BTreeMap::new());
     for round in history.rounds() {
         let before = lives.clone();
-        for (number, Operation { volume, action }) in round {
-            let life = before.get(&volume).cloned().unwrap_or_default();
+        for (number, operation) in round {
+            let changed = after(operation, &before).unwrap_or_default();
             if progress.ended.contains(&number) {
-                lives.insert(volume, life.after(volume, action, &before).unwrap_or_default());
+                lives.extend(changed);
             } else if progress.begun.contains(&number) {
-                under_way.insert(volume, action);
-                lives.insert(volume, life);
+                for (volume, _) in changed {
+                    under_way.insert(volume, operation);
+                    lives.entry(volume).or_default();
+                }
             }
         }
     }
     let one = |(&volume, life): (&Number, &Life)| {
         let expected = match under_way.get(&volume) {
             None => settled(life)?,
-            Some(&action) => during(volume, life, action, &lives)?,
+            Some(&operation) => during(volume, life, operation, &lives)?,
         };
         Some((volume, expected))
     };
@@ -172,7 +188,7 @@ fn settled(life: &Life) -> Option<Expected> {
     };
     let sizes = [body.size].into_iter().chain(body.grown).collect();
     let sharing = body.origin.filter(|_| matches!(life, Life::Copying(_)));
-    Some(Expected { sizes, body: Some(body.clone()), spots, sharing, fading: false, wants })
+    Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
 /// A call that copies a part of an image forces no log, the first one included. All files are durable when the first call
@@ -193,11 +209,13 @@ fn registers(body: &Body, place: Place) -> BTreeSet<Spot> {
 }
 
 /// A volume in the middle of an operation: as before it, as after it, or at any of its steps.
-fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<Expected> {
+fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> Option<Expected> {
     use Register::{Pending, Records};
 
     let before = settled(life);
-    let after = settled(&life.clone().after(volume, action, lives)?)?;
+    let (_, life) = after(operation, lives)?.into_iter().find(|(number, _)| *number == volume)?;
+    let after = settled(&life)?;
+    let action = operation.action;
     let steps: &[Spot] = match action {
         Action::Provision { .. } | Action::Clone { .. } | Action::Snapshot { .. } | Action::RestoreSnapshot { .. } => {
             &[ABSENT, bare(Pending), at(Pending, Place::Staging)]
@@ -216,12 +234,25 @@ fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<
         | Action::Retire
         | Action::Restore
         | Action::Copy => &[],
+        Action::RollBack { volume, source } => {
+            return rolling_back(
+                Rollback { kept: operation.volume, volume, source, exchanged: after.into() },
+                before,
+                lives,
+            );
+        }
+    };
+    let writing = match action {
+        Action::Write { slot, .. } | Action::ExpandAndWrite { slot, .. } => Some(slot),
+        _ => None,
     };
     let sharing = before.as_ref().and_then(|before| before.sharing).or(after.sharing);
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());
     let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
     Some(Expected {
         body,
+        writing,
+        rollback: None,
         spots: spots.into_iter().chain(after.spots).chain(steps.iter().copied()).collect(),
         sizes: sizes.into_iter().chain(after.sizes).collect(),
         sharing,
@@ -230,13 +261,47 @@ fn during(volume: Number, life: &Life, action: Action, lives: &Lives) -> Option<
     })
 }
 
+/// Without a state before, this is the kept snapshot. The log has the exchange, then the records, then the rest.
+fn rolling_back(mut rollback: Rollback, before: Option<Expected>, lives: &Lives) -> Option<Expected> {
+    use Register::{Pending, Records};
+
+    if let Some(before) = before {
+        return Some(Expected { rollback: Some(rollback), ..before });
+    }
+    let Life::Snapshot(source) = lives.get(&rollback.source)? else { return None };
+    let kept = rollback.exchanged.body.as_ref()?;
+    let copy = source.copy(rollback.source, kept.shape, kept.size.bytes)?;
+    let copy = Body { is_snapshot: true, size: kept.size, ..copy };
+    rollback.exchanged.spots = [at(Pending, Place::Staging), at(Pending, Place::Live), at(Records, Place::Live)].into();
+    Some(Expected {
+        spots: [ABSENT, bare(Pending), at(Pending, Place::Staging)].into(),
+        sizes: rollback.exchanged.sizes.clone(),
+        sharing: copy.origin,
+        body: Some(copy),
+        wants: rollback.exchanged.wants,
+        rollback: Some(rollback),
+        ..Expected::nothing()
+    })
+}
+
 impl Expected {
-    fn nothing() -> Self {
-        let spots = [ABSENT].into();
-        Self { body: None, spots, sizes: BTreeSet::new(), sharing: None, fading: false, wants: Wants::Nothing }
+    pub(crate) fn nothing() -> Self {
+        Self {
+            body: None,
+            writing: None,
+            spots: [ABSENT].into(),
+            sizes: BTreeSet::new(),
+            sharing: None,
+            fading: false,
+            rollback: None,
+            wants: Wants::Nothing,
+        }
     }
 
     pub fn reconciled(&self) -> Self {
+        if let Some(Rollback { exchanged, .. }) = &self.rollback {
+            return exchanged.reconciled();
+        }
         let (size, wants) = match (self.wants, &self.body) {
             (Wants::Claimed, Some(body)) => (body.size, Wants::Bound(body.size)),
             (Wants::Bound(size), Some(_)) => (size, self.wants),
@@ -245,11 +310,11 @@ impl Expected {
         };
         Self {
             body: self.body.clone(),
+            writing: self.writing,
             spots: [at(Register::Records, Place::Live)].into(),
             sizes: [size].into(),
-            sharing: None,
-            fading: false,
             wants,
+            ..Self::nothing()
         }
     }
 
@@ -307,18 +372,21 @@ mod tests {
             before.begun.remove(&number);
             after.ended.insert(number);
             let during = &expected(&history, &progress)[&volume];
+            let later = during.rollback.as_ref().map(|rollback| &*rollback.exchanged);
+            let has = |spot: &Spot| [Some(during), later].into_iter().flatten().any(|during| during.spots.contains(spot));
             prop_assert_eq!(during.wants, expected(&history, &after)[&volume].wants, "the cluster is never behind");
             for settled in [before, after].map(|progress| expected(&history, &progress).remove(&volume)) {
                 match settled {
                     Some(settled) => {
-                        prop_assert!(settled.spots.is_subset(&during.spots));
+                        prop_assert!(settled.spots.iter().all(has));
                         prop_assert!(settled.sizes.is_subset(&during.sizes));
                     }
-                    None => prop_assert!(during.spots.contains(&ABSENT)),
+                    None => prop_assert!(has(&ABSENT)),
                 }
             }
         }
 
+        /// A rollback keeps it in a snapshot.
         #[test]
         fn synced_data_is_never_given_up_but_by_a_removal((history, progress, _) in moment()) {
             let synced = history
@@ -331,8 +399,12 @@ mod tests {
                 });
             let expected = expected(&history, &progress);
             for (volume, slot) in synced {
-                let Expected { body, fading, .. } = &expected[&volume];
-                prop_assert!(*fading || body.as_ref().is_none_or(|body| body.written.contains_key(&slot)));
+                let keeps = |kept: &Operation| matches!(kept.action, Action::RollBack { volume: of, .. } if of == volume);
+                let kept = history.operations().filter(keeps).filter_map(|Operation { volume, .. }| expected.get(&volume));
+                let has = |Expected { body, fading, .. }: &Expected| {
+                    *fading || body.as_ref().is_none_or(|body| body.written.contains_key(&slot))
+                };
+                prop_assert!(kept.chain([&expected[&volume]]).any(has));
             }
         }
 
@@ -341,10 +413,12 @@ mod tests {
             for expected in expected(&history, &progress).values() {
                 let done = expected.reconciled();
                 prop_assert_eq!(&done.reconciled(), &done);
-                prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1 && done.sharing.is_none());
+                prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1);
+                prop_assert!(done.sharing.is_none() && done.rollback.is_none());
                 let data = done.body.map(|body| body.written);
                 let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_) | Wants::Kept | Wants::Taken);
-                prop_assert_eq!(data, expected.body.as_ref().filter(|_| kept).map(|body| body.written.clone()));
+                let last = expected.rollback.as_ref().map_or(expected, |rollback| &rollback.exchanged);
+                prop_assert_eq!(data, last.body.as_ref().filter(|_| kept).map(|body| body.written.clone()));
             }
         }
 

@@ -16,8 +16,8 @@ use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Opened, Owner, PodFreezer, Record, Request, Settings,
-    SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Opened, Owner, PodFreezer, Record, Request,
+    RollbackRequest, Settings, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::data;
@@ -133,6 +133,10 @@ impl Node {
             Action::RemoveSnapshot => {
                 store.remove_snapshot(&id).map(drop).map_err(called("remove the snapshot", volume))
             }
+            Action::RollBack { volume: rolled, source } => {
+                roll_back(store, volume, rolled, source)?;
+                self.check_detached(rolled)
+            }
         }
     }
 
@@ -159,6 +163,10 @@ impl Node {
 
     fn retire(&self, volume: Number) -> Result<(), Violation> {
         self.store.retire(&id(volume)).map_err(called("retire", volume))?;
+        self.check_detached(volume)
+    }
+
+    fn check_detached(&self, volume: Number) -> Result<(), Violation> {
         match lock(&self.attached).remove(&volume) {
             Some(backing) if self.device_of(volume, backing)?.is_some() => Err(Violation::Attached { volume }),
             Some(_) | None => Ok(()),
@@ -302,6 +310,19 @@ pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequ
             return Ok(());
         }
     }
+}
+
+/// All calls until the volume has the content of the source, and the snapshot its former one.
+pub(crate) fn roll_back(store: &Store, kept: Number, volume: Number, source: Number) -> Result<(), Violation> {
+    let Request { claim, .. } = request(kept, Shape::Thin, Bytes::ZERO);
+    let want = RollbackRequest { claim, volume: id(volume), source: id(source) };
+    loop {
+        match store.roll_back(&id(kept), &want) {
+            Err(volume::Error::Copying { .. }) => {}
+            done => break done.map(drop).map_err(called("roll back", volume))?,
+        }
+    }
+    store.end_rollback(&id(kept)).map(drop).map_err(called("end the rollback", volume))
 }
 
 /// For `map_err`: this call of the store failed.

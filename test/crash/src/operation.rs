@@ -88,6 +88,12 @@ pub enum Action {
     Copy,
     /// The content of the snapshot is gone, and its policy says Delete.
     RemoveSnapshot,
+    /// The claim of this volume names a snapshot: all calls until the volume has its content. The former content becomes a
+    /// snapshot, which has the number of the operation.
+    RollBack {
+        volume: Number,
+        source: Number,
+    },
 }
 
 /// One action on one volume.
@@ -102,7 +108,7 @@ pub type Case = (&'static str, Shape);
 
 impl Action {
     /// By their names.
-    const NAMES: [&'static str; 18] = [
+    const NAMES: [&'static str; 19] = [
         "provision",
         "announce",
         "open",
@@ -121,16 +127,19 @@ impl Action {
         "restore snapshot",
         "copy",
         "remove snapshot",
+        "rollback",
     ];
 
-    /// The volume or snapshot whose content a copy begins with.
-    pub(crate) const fn source(self) -> Option<Number> {
-        match self {
+    /// The volumes and snapshots that it reads or changes beside its own.
+    pub(crate) fn others(self) -> impl Iterator<Item = Number> {
+        let others = match self {
             Self::Clone { source, .. } | Self::Snapshot { source } | Self::RestoreSnapshot { source, .. } => {
-                Some(source)
+                [Some(source), None]
             }
-            _ => None,
-        }
+            Self::RollBack { volume, source } => [Some(volume), Some(source)],
+            _ => [None; 2],
+        };
+        others.into_iter().flatten()
     }
 
     pub const fn name(self) -> &'static str {
@@ -153,6 +162,7 @@ impl Action {
             Self::RestoreSnapshot { .. } => "restore snapshot",
             Self::Copy => "copy",
             Self::RemoveSnapshot => "remove snapshot",
+            Self::RollBack { .. } => "rollback",
         }
     }
 }
@@ -164,7 +174,7 @@ pub fn every_case() -> BTreeSet<Case> {
 
 impl Operation {
     pub(crate) fn touches(self, volume: Number) -> bool {
-        self.volume == volume || self.action.source() == Some(volume)
+        self.volume == volume || self.action.others().any(|other| other == volume)
     }
 
     /// The same with other numbers.
@@ -178,6 +188,7 @@ impl Operation {
             Action::RestoreSnapshot { source, shape, size } => {
                 Action::RestoreSnapshot { source: number(source), shape, size }
             }
+            Action::RollBack { volume, source } => Action::RollBack { volume: number(volume), source: number(source) },
             action => action,
         };
         Self { volume: number(self.volume), action }
@@ -214,6 +225,7 @@ impl fmt::Display for Action {
                 write!(f, "restore snapshot {source} into {shape} of {size}")
             }
             Self::Snapshot { source } => write!(f, "snapshot of {source}"),
+            Self::RollBack { volume, source } => write!(f, "keeps {volume}, rollback to {source}"),
             Self::Announce
             | Self::Open
             | Self::Retain

@@ -8,8 +8,8 @@ use units::Bytes;
 use volume::{Access, State, Store, Strays, VolumeId, Volumes as _};
 
 use crate::life::{Body, Origin};
-use crate::model::{Expected, Wants};
-use crate::node::{called, clone_request, finish_clone, finish_snapshot, id, request, snapshot_request};
+use crate::model::{Expected, Rollback, Wants};
+use crate::node::{called, clone_request, finish_clone, finish_snapshot, id, request, roll_back, snapshot_request};
 use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
@@ -35,7 +35,14 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
         store.announce(&id(number)).map_err(called("announce", number))?;
     }
     // A copy that is not on the disk begins again, before its source grows or is removed.
-    for (&number, Expected { wants, body, .. }) in expected {
+    for (&number, Expected { wants, body, rollback, .. }) in expected {
+        if let Some(Rollback { kept, volume, source, .. }) = rollback {
+            let has_ended = record(number).is_some_and(|record| record.rollback().is_none());
+            if *kept == number && !has_ended {
+                roll_back(store, *kept, *volume, *source)?;
+            }
+            continue;
+        }
         let Some((Body { shape, asked, .. }, Origin { source, .. })) =
             body.as_ref().and_then(|body| Some((body, body.origin?)))
         else {

@@ -3,7 +3,7 @@
 use units::Bytes;
 
 use crate::history::History;
-use crate::life::{Life, Lives};
+use crate::life::{Life, Lives, after};
 use crate::operation::{Action, Number, Operation, Shape};
 
 /// Operations of a sequence, sequences of a part, and volumes of a sequence.
@@ -27,17 +27,20 @@ impl History {
 
     /// A part of all sequences, one after the other, each on volumes of its own.
     pub fn of_sequences(part: usize) -> Self {
-        let numbered = (0..).step_by(CAST).zip(Self::sequences()).skip(part * PART).take(PART);
+        Self::part(&Self::sequences(), part)
+    }
+
+    fn part(sequences: &[Vec<Operation>], part: usize) -> Self {
+        let numbered = (0..).step_by(CAST).zip(sequences).skip(part * PART).take(PART);
         Self::sequence(
-            numbered.flat_map(|(last, operations)| {
-                operations.into_iter().map(move |operation| operation.after_number(last))
-            }),
+            numbered
+                .flat_map(|(last, operations)| operations.iter().map(move |operation| operation.after_number(last))),
         )
     }
 }
 
-/// The operations before a sequence, and how many follow: on a new volume, on one that was opened, and on copies of one that
-/// was written, which share its blocks.
+/// The operations before a sequence, and how many follow: on a new volume, on one that was opened, on copies of one that
+/// was written, which share its blocks, and on one that was rolled back.
 fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     let [volume, copy, restored] = [1, 2, 3].map(Number);
     let size = Bytes::MIB;
@@ -51,7 +54,14 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     let clone = (copy, Action::Clone { source: volume, shape, size });
     let snapshot = (copy, Action::Snapshot { source: volume });
     let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
-    let copies: [&[_]; 3] = [&[clone], &[snapshot], &[snapshot, (copy, Action::Copy), restore]];
+    let later = (volume, Action::Write { slot: 1, mark: volume, leave: shape == Shape::Thin });
+    let rollback = (restored, Action::RollBack { volume, source: copy });
+    let copies: [&[_]; 4] = [
+        &[clone],
+        &[snapshot],
+        &[snapshot, (copy, Action::Copy), restore],
+        &[snapshot, (copy, Action::Copy), later, rollback],
+    ];
     // The copy is the first operation of the sequence.
     beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
     beginnings
@@ -59,9 +69,8 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
 
 /// The volumes after these operations, `None` if one is not possible where it stands.
 fn lives_after(operations: &[Operation]) -> Option<Lives> {
-    operations.iter().try_fold(Lives::new(), |mut lives, &Operation { volume, action }| {
-        let life = lives.get(&volume).cloned().unwrap_or_default().after(volume, action, &lives)?;
-        lives.insert(volume, life);
+    operations.iter().try_fold(Lives::new(), |mut lives, operation| {
+        lives.extend(after(*operation, &lives)?);
         Some(lives)
     })
 }
@@ -98,11 +107,12 @@ mod tests {
 
     #[test]
     fn the_parts_have_each_pair_of_operations_that_can_follow_each_other() {
-        let parts: Vec<History> = (0..History::parts()).map(History::of_sequences).collect();
+        let all = History::sequences();
+        let parts: Vec<History> = (0..History::parts()).map(|part| History::part(&all, part)).collect();
         assert!(parts.iter().all(is_possible));
         let cast = |part: &History| part.operations().map(|operation| (operation.volume.0 - 1) / CAST as u16).collect();
         let sequences: BTreeSet<u16> = parts.iter().flat_map(cast as fn(&History) -> BTreeSet<u16>).collect();
-        assert_eq!(sequences.len(), History::sequences().len());
+        assert_eq!(sequences.len(), all.len());
         let pairs = |history: &History| -> BTreeSet<_> {
             let mut last = BTreeMap::new();
             let cases = history.operations().zip(history.cases());

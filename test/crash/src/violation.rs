@@ -55,11 +55,9 @@ pub enum Violation {
     Lost { volume: Number, slot: u16, found: &'static str },
     #[error("{volume} has foreign data in {} at {at}: {line:?}", path.display())]
     Foreign { volume: Number, path: PathBuf, at: u64, line: String },
-    #[error("{volume} has {}, which no pod wrote", path.display())]
+    #[error("{volume} has {}, which no pod wrote before its instant", path.display())]
     Unwritten { volume: Number, path: PathBuf },
-    #[error("{volume} has {}, which its source did not have at the instant", path.display())]
-    Later { volume: Number, path: PathBuf },
-    #[error("the image of {volume} was retired and still has a loop device")]
+    #[error("the image of {volume} was moved and still has a loop device")]
     Attached { volume: Number },
     #[error("{} was left behind", path.display())]
     Leftover { path: PathBuf },

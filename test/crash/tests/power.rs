@@ -7,11 +7,14 @@ use crash::omission::{Omission, every_flush};
 use crash::operation::{Shape, every_case};
 use crash::{CONTROL_SEED, Coverage, Experiment, Flushes, POINTS, Plan, SEEDS};
 
+/// Of each history, 120 together: more than a history has cases.
+const POINTS_OF_EACH: usize = 30;
+
 #[test]
 fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_comparison() {
     let mut all = Coverage::default();
     for seed in SEEDS {
-        let plan = Plan::Random { seed, points: POINTS };
+        let plan = Plan::Random { seed, points: POINTS_OF_EACH };
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: Duration::from_secs(60) };
         let Coverage { points, lossy, shown } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
         all.points += points;
