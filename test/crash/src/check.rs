@@ -1,6 +1,7 @@
 //! Compares what is on the disk with what can be there.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use fsquota::{Limits, ProjectId};
 use units::Bytes;
@@ -80,6 +81,7 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     if let Some((name, _)) = facts.volumes.iter().find(|(_, found)| !is_sharing && shared(found)) {
         return Err(Violation::Shared { name: name.clone() });
     }
+    expected.values().try_for_each(|(number, expected)| of_one_instant(*number, expected, facts))?;
     let nothing = Found::default();
     expected.iter().try_for_each(|(name, (number, of_volume))| {
         let copies = expected.iter().filter_map(|(copy, (_, expected))| Some((copy, expected.sharing?)));
@@ -94,6 +96,21 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
         let limits = project.and_then(|project| facts.limits.get(&project).copied()).unwrap_or_default();
         one(*number, of_volume, facts.volumes.get(name).unwrap_or(&nothing), project, limits, &headrooms)
     })
+}
+
+/// The members of a group have one time.
+fn of_one_instant(volume: Number, expected: &Expected, facts: &Facts) -> Result<(), Violation> {
+    let other = expected.body.as_ref().and_then(|body| body.together).filter(|_| !expected.is_begun);
+    let Some(other) = other else { return Ok(()) };
+    let taken = |number: Number| -> Result<Option<SystemTime>, Violation> {
+        let name = number.to_string();
+        let record = facts.volumes.get(&name).map(|found| found.record(&name)).transpose()?.flatten();
+        Ok(record.and_then(|record| record.mode.taken()))
+    };
+    match (taken(volume)?, taken(other)?) {
+        (Some(one), Some(two)) if one != two => Err(Violation::Times { volume, other }),
+        _ => Ok(()),
+    }
 }
 
 /// By one of `headrooms`, the limit of the volume is higher than that of its size.
@@ -168,7 +185,7 @@ pub(crate) fn ledger(store: &Store, expected: &BTreeMap<Number, Expected>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::Duration;
 
     use units::Inodes;
     use volume::{Owner, Record, State};
@@ -345,6 +362,27 @@ mod tests {
         left.volumes.insert("pvc-3".into(), sharing(false));
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+    }
+
+    #[test]
+    fn members_of_a_group_with_different_times_are_noticed() {
+        let member = |number: u16, seconds| {
+            let (name, mut found) = found(number, Shape::Filesystem, project(number.into()));
+            let record = found.record(&name).unwrap().unwrap();
+            let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            let mode = Mode::SnapshotTree { taken, inodes: Inodes::new(256) };
+            found.records[0].1 = Record { mode, ..record }.to_bytes();
+            (name, found)
+        };
+        let times = |seconds, is_begun| {
+            let left = Facts { volumes: [member(1, 1), member(2, seconds)].into(), ..Facts::default() };
+            let body = Body { together: Some(Number(2)), ..Body::new(Shape::Filesystem, SIZE) };
+            of_one_instant(Number(1), &Expected { body: Some(body), is_begun, ..Expected::nothing() }, &left)
+        };
+        times(1, false).unwrap();
+        times(2, true).unwrap();
+        let violation = times(2, false).unwrap_err();
+        assert!(matches!(violation, Violation::Times { .. }), "{violation}");
     }
 
     /// A rollback of a directory is under way; the third one is its source.

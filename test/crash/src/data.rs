@@ -18,13 +18,16 @@ use crate::violation::Violation;
 
 /// Synced data is there, that of a copy as it was at its instant, and no data of another volume.
 pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
-    for (volume, Expected { body, writing, fading, .. }) in expected {
+    for (volume, Expected { body, writing, fading, is_begun, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());
         let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
             continue;
         };
         let record = found.map(|found| found.record(&volume.to_string())).transpose()?.flatten();
         let is_filled = *place != Place::Staging || record.is_some_and(|record| is_cloned(body, &record, directory));
+        if !is_filled && body.is_complete_at_once() && !is_begun && !fading {
+            return Err(Violation::Incomplete { volume: *volume });
+        }
         let being_written = writing.map(|slot| (slot, body.mark(*volume, slot)));
         let slots: BTreeMap<u16, Number> = body.written.clone().into_iter().chain(being_written).collect();
         match (body.shape, place) {

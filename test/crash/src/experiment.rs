@@ -27,10 +27,10 @@ pub const OPERATIONS: usize = 36;
 pub const POINTS: usize = 40;
 
 /// The histories of every run of the tests. Together they do everything to every kind of volume.
-pub const SEEDS: [u64; 4] = [23_207, 37_458, 18_557, 11_520];
+pub const SEEDS: [u64; 4] = [6_495, 20_404, 13_946, 19_765];
 
 /// The history that is run on a disk that ignores flushes.
-pub const CONTROL_SEED: u64 = 6;
+pub const CONTROL_SEED: u64 = 26;
 
 /// One point of so many loses nothing that was written.
 const LOSSLESS: usize = 4;

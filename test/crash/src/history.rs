@@ -5,7 +5,7 @@ use std::fmt;
 
 use units::Bytes;
 
-use crate::life::{Life, Lives, after, slots};
+use crate::life::{Body, Life, Lives, after, slots};
 use crate::operation::{Action, Case, Number, Operation, Shape};
 use crate::random::Random;
 
@@ -47,9 +47,14 @@ impl History {
                 Action::Provision { shape, .. }
                 | Action::Clone { shape, .. }
                 | Action::RestoreSnapshot { shape, .. } => Some(shape),
-                Action::Snapshot { source: of } | Action::RollBack { volume: of, .. } => Some(shapes[&of]),
+                Action::Snapshot { source: of }
+                | Action::SnapshotGroup { source: of, .. }
+                | Action::RollBack { volume: of, .. } => Some(shapes[&of]),
                 _ => None,
             };
+            if let Action::SnapshotGroup { second, second_source, .. } = action {
+                shapes.insert(second, shapes[&second_source]);
+            }
             shapes.extend(shape.map(|shape| (volume, shape)));
             (action.name(), shapes[&volume])
         };
@@ -83,7 +88,7 @@ impl History {
                 };
                 let Some(operation) = action.map(|action| Operation { volume, action }) else { continue };
                 let Some(changed) = after(operation, &before) else { continue };
-                next = next.max(volume.0);
+                next = changed.iter().fold(next, |next, (number, _)| next.max(number.0));
                 lives.extend(changed);
                 round.push(operation);
             }
@@ -167,10 +172,15 @@ fn first_action(new: Number, there: &[Number], lives: &Lives, random: &mut Rando
                 Shape::Thick | Shape::Thin => *random.one_of(&[Shape::Thick, Shape::Thin])?,
             };
             let size = body.size.bytes.saturating_add(Bytes::new((random.below(2) as u64) << 20));
-            Some(match (body.is_snapshot, random.below(2)) {
-                (true, _) => Action::RestoreSnapshot { source, shape, size },
-                (false, 0) => Action::Clone { source, shape, size },
-                (false, _) => Action::Snapshot { source },
+            let is_other = |(number, body): &&(Number, &Body)| !body.is_snapshot && *number != source;
+            let others: Vec<Number> = sources.iter().filter(is_other).map(|(number, _)| *number).collect();
+            Some(match (body.is_snapshot, random.below(3), random.one_of(&others)) {
+                (true, ..) => Action::RestoreSnapshot { source, shape, size },
+                (false, 0, _) => Action::Clone { source, shape, size },
+                (false, 1, Some(&second_source)) => {
+                    Action::SnapshotGroup { source, second: Number(new.0 + 1), second_source }
+                }
+                (false, ..) => Action::Snapshot { source },
             })
         }
         None => Some(Action::Provision { shape: *random.one_of(&Shape::ALL)?, size: mebibytes(random)? }),
@@ -193,7 +203,7 @@ fn next_action(volume: Number, life: &Life, random: &mut Random) -> Option<Actio
             let is_small = body.size.bytes < Bytes::new(16 << 20);
             let (written, free): (Vec<u16>, Vec<u16>) =
                 (0..slots(body.size)).partition(|slot| body.written.contains_key(slot));
-            // The last one now and then: what an expansion added. What is written is written again, too.
+            // The last one now and then: what an expansion added. Written slots are written again, too.
             let slot = *match random.below(4) {
                 0 => free.last(),
                 1 if !written.is_empty() => random.one_of(&written),

@@ -65,13 +65,25 @@ pub struct Body {
     pub opened: bool,
     pub origin: Option<Origin>,
     pub is_snapshot: bool,
+    /// The other member of its group.
+    pub together: Option<Number>,
 }
 
 impl Body {
     pub(crate) fn new(shape: Shape, size: Bytes) -> Self {
         let (asked, size) = (size, Size::new(shape, size));
         let written = BTreeMap::new();
-        Self { shape, asked, size, grown: None, written, opened: false, origin: None, is_snapshot: false }
+        Self {
+            shape,
+            asked,
+            size,
+            grown: None,
+            written,
+            opened: false,
+            origin: None,
+            is_snapshot: false,
+            together: None,
+        }
     }
 
     /// A copy of `source`, which has this body, if that is possible.
@@ -80,6 +92,11 @@ impl Body {
         let is_possible = is_files(self.shape) == is_files(shape) && size >= self.size.bytes;
         let origin = Origin { source, headroom: self.size.bytes };
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
+    }
+
+    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and in a group.
+    pub(crate) fn is_complete_at_once(&self) -> bool {
+        self.origin.is_some() && (self.shape == Shape::Filesystem || self.together.is_some())
     }
 
     /// The volume that a mark in this slot names.
@@ -96,6 +113,17 @@ pub fn after(operation: Operation, lives: &Lives) -> Option<Vec<(Number, Life)>>
         Action::RollBack { volume: rolled, source } if life == Life::Unborn => {
             let [kept, back] = rolled_back(rolled, source, lives)?;
             Some(vec![(volume, Life::Snapshot(kept)), (rolled, Life::Announced(back))])
+        }
+        Action::SnapshotGroup { source, second, second_source } if source != second_source => {
+            let members = [(volume, source, second), (second, second_source, volume)];
+            let taken = |(number, source, other): (Number, Number, Number)| {
+                let life = lives.get(&number).cloned().unwrap_or_default();
+                match life.after(number, Action::Snapshot { source }, lives)? {
+                    Life::Copying(body) => Some((number, Life::Copying(Body { together: Some(other), ..body }))),
+                    _ => None,
+                }
+            };
+            members.into_iter().map(taken).collect()
         }
         action => Some(vec![(volume, life.after(volume, action, lives)?)]),
     }

@@ -107,6 +107,8 @@ pub struct Expected {
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
     pub rollback: Option<Rollback>,
+    /// Whether the first call of a copy is under way: it has any part of its source, and another time than the rest of its group.
+    pub is_begun: bool,
     pub wants: Wants,
 }
 
@@ -191,12 +193,12 @@ fn settled(life: &Life) -> Option<Expected> {
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
-/// A call that copies a part of an image forces no log, the first one included. All files are durable when the first call
-/// returns. The last call finishes the copy.
+/// A call that copies a part of an image forces no log, the first one included. All files, and the members of a group, are
+/// durable when the first call returns. The last call finishes the copy.
 fn copying(body: &Body) -> BTreeSet<Spot> {
     use Register::{Pending, Records};
 
-    let begun: &[Spot] = if body.shape == Shape::Filesystem { &[] } else { &[ABSENT, bare(Pending)] };
+    let begun: &[Spot] = if body.is_complete_at_once() { &[] } else { &[ABSENT, bare(Pending)] };
     let copied = [at(Pending, Place::Staging), at(Pending, Place::Live)];
     let finished = body.is_snapshot.then_some(at(Records, Place::Live));
     begun.iter().copied().chain(copied).chain(finished).collect()
@@ -217,9 +219,11 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
     let after = settled(&life)?;
     let action = operation.action;
     let steps: &[Spot] = match action {
-        Action::Provision { .. } | Action::Clone { .. } | Action::Snapshot { .. } | Action::RestoreSnapshot { .. } => {
-            &[ABSENT, bare(Pending), at(Pending, Place::Staging)]
-        }
+        Action::Provision { .. }
+        | Action::Clone { .. }
+        | Action::Snapshot { .. }
+        | Action::SnapshotGroup { .. }
+        | Action::RestoreSnapshot { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
         Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
         Action::Discard => &[bare(Pending), bare(Records)],
         Action::RemoveSnapshot => &[at(Pending, Place::Trash), bare(Pending), at(Records, Place::Trash), bare(Records)],
@@ -253,6 +257,13 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
         body,
         writing,
         rollback: None,
+        is_begun: matches!(
+            action,
+            Action::Clone { .. }
+                | Action::Snapshot { .. }
+                | Action::SnapshotGroup { .. }
+                | Action::RestoreSnapshot { .. }
+        ),
         spots: spots.into_iter().chain(after.spots).chain(steps.iter().copied()).collect(),
         sizes: sizes.into_iter().chain(after.sizes).collect(),
         sharing,
@@ -278,6 +289,7 @@ fn rolling_back(mut rollback: Rollback, before: Option<Expected>, lives: &Lives)
         sizes: rollback.exchanged.sizes.clone(),
         sharing: copy.origin,
         body: Some(copy),
+        is_begun: true,
         wants: rollback.exchanged.wants,
         rollback: Some(rollback),
         ..Expected::nothing()
@@ -294,6 +306,7 @@ impl Expected {
             sharing: None,
             fading: false,
             rollback: None,
+            is_begun: false,
             wants: Wants::Nothing,
         }
     }

@@ -16,8 +16,8 @@ use loopdev::{Backing, Control, Detach};
 use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Opened, Owner, PodFreezer, Record, Request,
-    RollbackRequest, Settings, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, GroupRequest, Mode, Opened, Owner, PodFreezer, Record,
+    Request, RollbackRequest, Settings, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::data;
@@ -133,6 +133,10 @@ impl Node {
             Action::RemoveSnapshot => {
                 store.remove_snapshot(&id).map(drop).map_err(called("remove the snapshot", volume))
             }
+            Action::SnapshotGroup { source, second, second_source } => store
+                .take_group(&group_request([(volume, source), (second, second_source)]))
+                .map(drop)
+                .map_err(called("take a snapshot in a group", volume)),
             Action::RollBack { volume: rolled, source } => {
                 roll_back(store, volume, rolled, source)?;
                 self.check_detached(rolled)
@@ -290,6 +294,25 @@ pub(crate) fn clone_request(volume: Number, shape: Shape, size: Bytes, source: N
 pub(crate) fn snapshot_request(volume: Number, source: Number) -> SnapshotRequest {
     let Request { claim, class, .. } = request(volume, Shape::Thin, Bytes::ZERO);
     SnapshotRequest { claim, owner: Owner::Provisioner, class, source: id(source), max_pause: DEFAULT_PAUSE }
+}
+
+/// Of snapshots and their sources.
+fn group_request(members: [(Number, Number); 2]) -> GroupRequest {
+    let [(first, _), _] = members;
+    let members = members.map(|(volume, source)| (id(volume), snapshot_request(volume, source))).into();
+    GroupRequest { id: id(first), members, max_pause: DEFAULT_PAUSE }
+}
+
+/// All calls until both snapshots are ready.
+pub(crate) fn finish_group(store: &Store, members: [(Number, Number); 2]) -> Result<(), Violation> {
+    let [(first, _), _] = members;
+    let want = group_request(members);
+    loop {
+        let taken = store.take_group(&want).map_err(called("finish the group", first))?;
+        if taken.into_inner().values().all(|record| record.state == State::Announced) {
+            return Ok(());
+        }
+    }
 }
 
 /// All calls until the clone shares no block.

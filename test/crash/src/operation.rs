@@ -88,6 +88,12 @@ pub enum Action {
     Copy,
     /// The content of the snapshot is gone, and its policy says Delete.
     RemoveSnapshot,
+    /// There are snapshots of two volumes at one instant: one call. The second one has this number.
+    SnapshotGroup {
+        source: Number,
+        second: Number,
+        second_source: Number,
+    },
     /// The claim of this volume names a snapshot: all calls until the volume has its content. The former content becomes a
     /// snapshot, which has the number of the operation.
     RollBack {
@@ -108,7 +114,7 @@ pub type Case = (&'static str, Shape);
 
 impl Action {
     /// By their names.
-    const NAMES: [&'static str; 19] = [
+    const NAMES: [&'static str; 20] = [
         "provision",
         "announce",
         "open",
@@ -127,6 +133,7 @@ impl Action {
         "restore snapshot",
         "copy",
         "remove snapshot",
+        "snapshot group",
         "rollback",
     ];
 
@@ -134,10 +141,11 @@ impl Action {
     pub(crate) fn others(self) -> impl Iterator<Item = Number> {
         let others = match self {
             Self::Clone { source, .. } | Self::Snapshot { source } | Self::RestoreSnapshot { source, .. } => {
-                [Some(source), None]
+                [Some(source), None, None]
             }
-            Self::RollBack { volume, source } => [Some(volume), Some(source)],
-            _ => [None; 2],
+            Self::RollBack { volume, source } => [Some(volume), Some(source), None],
+            Self::SnapshotGroup { source, second, second_source } => [Some(source), Some(second), Some(second_source)],
+            _ => [None; 3],
         };
         others.into_iter().flatten()
     }
@@ -162,6 +170,7 @@ impl Action {
             Self::RestoreSnapshot { .. } => "restore snapshot",
             Self::Copy => "copy",
             Self::RemoveSnapshot => "remove snapshot",
+            Self::SnapshotGroup { .. } => "snapshot group",
             Self::RollBack { .. } => "rollback",
         }
     }
@@ -189,6 +198,10 @@ impl Operation {
                 Action::RestoreSnapshot { source: number(source), shape, size }
             }
             Action::RollBack { volume, source } => Action::RollBack { volume: number(volume), source: number(source) },
+            Action::SnapshotGroup { source, second, second_source } => {
+                let [source, second, second_source] = [source, second, second_source].map(number);
+                Action::SnapshotGroup { source, second, second_source }
+            }
             action => action,
         };
         Self { volume: number(self.volume), action }
@@ -225,6 +238,9 @@ impl fmt::Display for Action {
                 write!(f, "restore snapshot {source} into {shape} of {size}")
             }
             Self::Snapshot { source } => write!(f, "snapshot of {source}"),
+            Self::SnapshotGroup { source, second, second_source } => {
+                write!(f, "snapshot of {source}, together with {second} of {second_source}")
+            }
             Self::RollBack { volume, source } => write!(f, "keeps {volume}, rollback to {source}"),
             Self::Announce
             | Self::Open

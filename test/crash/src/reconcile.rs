@@ -9,7 +9,9 @@ use volume::{Access, State, Store, Strays, VolumeId, Volumes as _};
 
 use crate::life::{Body, Origin};
 use crate::model::{Expected, Rollback, Wants};
-use crate::node::{called, clone_request, finish_clone, finish_snapshot, id, request, roll_back, snapshot_request};
+use crate::node::{
+    called, clone_request, finish_clone, finish_group, finish_snapshot, id, request, roll_back, snapshot_request,
+};
 use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
@@ -50,7 +52,10 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
         };
         match wants {
             Wants::Claimed => finish_clone(store, number, &clone_request(number, *shape, *asked, source))?,
-            Wants::Taken => finish_snapshot(store, number, &snapshot_request(number, source))?,
+            Wants::Taken => match other_member(number, expected) {
+                Some(other) => finish_group(store, [(number, source), other])?,
+                None => finish_snapshot(store, number, &snapshot_request(number, source))?,
+            },
             Wants::Bound(_) | Wants::Released | Wants::Kept | Wants::Nothing => {}
         }
     }
@@ -87,6 +92,13 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
         }
     }
     Ok(())
+}
+
+/// The other member of a group, if it was not removed, and its source.
+fn other_member(number: Number, expected: &BTreeMap<Number, Expected>) -> Option<(Number, Number)> {
+    let other = expected.get(&number)?.body.as_ref()?.together?;
+    let Expected { wants: Wants::Taken, body: Some(body), .. } = expected.get(&other)? else { return None };
+    Some((other, body.origin?.source))
 }
 
 /// Gives all that is left of the disk to new claims, which must find nothing in it.

@@ -9,7 +9,7 @@ use crate::operation::{Action, Number, Operation, Shape};
 /// Operations of a sequence, sequences of a part, and volumes of a sequence.
 const LENGTH: usize = 3;
 const PART: usize = 8;
-const CAST: usize = 3;
+const CAST: usize = 4;
 
 impl History {
     /// All sequences of [`LENGTH`] operations, for each kind of volume and each beginning. They have the numbers from 1 to
@@ -40,9 +40,9 @@ impl History {
 }
 
 /// The operations before a sequence, and how many follow: on a new volume, on one that was opened, on copies of one that
-/// was written, which share its blocks, and on one that was rolled back.
+/// was written, which share its blocks, on one that was rolled back, and on a group of two.
 fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
-    let [volume, copy, restored] = [1, 2, 3].map(Number);
+    let [volume, copy, restored, other] = [1, 2, 3, 4].map(Number);
     let size = Bytes::MIB;
     let write = Action::Write { slot: 0, mark: volume, leave: false };
     let begin = |operations: &[(Number, Action)]| -> Vec<Operation> {
@@ -64,6 +64,16 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     ];
     // The copy is the first operation of the sequence.
     beginnings.extend(copies.map(|copies| (with(&[&[(volume, write)], copies].concat()), LENGTH - 1)));
+    let group = Action::SnapshotGroup { source: volume, second: restored, second_source: other };
+    let group = [
+        (volume, write),
+        (other, Action::Provision { shape, size }),
+        (other, Action::Announce),
+        (other, Action::Write { slot: 0, mark: other, leave: false }),
+        (copy, group),
+    ];
+    // Four volumes have too many pairs of operations.
+    beginnings.push((with(&group), LENGTH - 2));
     beginnings
 }
 

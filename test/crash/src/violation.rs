@@ -55,6 +55,10 @@ pub enum Violation {
     Lost { volume: Number, slot: u16, found: &'static str },
     #[error("{volume} has foreign data in {} at {at}: {line:?}", path.display())]
     Foreign { volume: Number, path: PathBuf, at: u64, line: String },
+    #[error("the call that has begun the copy {volume} has returned, and the copy is not complete")]
+    Incomplete { volume: Number },
+    #[error("{volume} and {other} are of one group and have different times")]
+    Times { volume: Number, other: Number },
     #[error("{volume} has {}, which no pod wrote before its instant", path.display())]
     Unwritten { volume: Number, path: PathBuf },
     #[error("the image of {volume} was moved and still has a loop device")]
