@@ -255,13 +255,17 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
 /// Removes a volume without a PV, in any state. A directory with its name and another project stays.
 ///
 /// # Errors
-/// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged.
+/// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the directory has
+/// the content that a volume had before its rollback.
 pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
 
     let Some(record) = &seen.record else {
         return if seen.is_anywhere() { Err(VolumeRefusal::Foreign) } else { Ok(vec![]) };
     };
+    if let Some(rollback) = record.rollback().filter(|_| record.is_exchanged()) {
+        return Err(VolumeRefusal::RollingBack(rollback.volume.clone()));
+    }
     let mut steps = Vec::new();
     let is_complete = !record.mode.is_block() && record.cloning.as_ref().is_none_or(|cloning| cloning.complete);
     for (place, remove) in [(seen.staging, RemoveStaging), (seen.trash, RemoveData)] {
@@ -599,9 +603,12 @@ mod tests {
             let mut seen = made_for(&want, NOTHING, usize::MAX);
             assert_eq!((seen.live, seen.staging.image()), (Place::Absent, image));
             assert_eq!(provision(&want, &seen).unwrap(), []);
+            assert!(!undo(&seen).unwrap().is_empty(), "it is a copy of a snapshot");
             seen.record.as_mut().unwrap().project = project;
             seen.staging = Place::Present { project: Some(project), image };
             assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
+            // A disk that is full at this moment would remove the former content of the volume.
+            assert_eq!(undo(&seen), Err(VolumeRefusal::RollingBack(rollback.volume.clone())));
         }
     }
 

@@ -307,6 +307,10 @@ impl Store {
     pub(crate) fn after_failed_provision(&self, mut execution: Execution<'_>, want: &Request, error: Error) -> Error {
         let id = execution.id;
         let Error::Act { step, source, .. } = &error else { return error };
+        // The directory has the content that a volume had before its rollback, and no other copy of it exists.
+        if execution.known.as_ref().is_some_and(|known| known.record.is_exchanged()) {
+            return error;
+        }
         let undone = match step {
             Step::WriteRecord if execution.known.is_none() => {
                 self.index().ledger.release(id);
