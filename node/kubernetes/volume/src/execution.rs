@@ -211,7 +211,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// The record of a snapshot of an earlier run, which has not cloned the image. The source is locked.
+    /// The record of a snapshot of an earlier run that has not cloned the image, or of a member of a group. The source is locked.
     pub(crate) fn renew_instant(&mut self, taken: SystemTime) -> Result<(), Error> {
         let Some(mut known) = self.known.clone().filter(|known| known.record.mode.is_snapshot()) else { return Ok(()) };
         known.record.mode = known.record.mode.taken_at(taken);

@@ -1,8 +1,8 @@
 //! Snapshots of several volumes at one instant.
 //!
 //! Each is a snapshot of its own, and is copied as one. Only the clones of their images and the last passes over their files are
-//! made together, while the pods of all sources are stopped. The records of one instant have the same time: images and files of
-//! a run that ended in between are cloned again.
+//! made together, while the pods of all sources are stopped. The records of one instant have the same time, which is written when
+//! the pods have not run meanwhile: images and files of a run that ended before are cloned again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -169,10 +169,8 @@ impl Store {
         for Request { source, mode, .. } in members.iter().map(|member| member.request) {
             let _ = source.as_ref().and_then(|source| self.flush_source(source, mode.is_block()));
         }
-        let taken = SystemTime::now();
-        each(members, |member| member.execution.renew_instant(taken))?;
         let sources: Vec<_> = want.sources().into_iter().collect();
-        let begin = Instant::now();
+        let (taken, begin) = (SystemTime::now(), Instant::now());
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;
         let deadline = frozen.deadline();
         let cloned = each(members, |member| member.clone_content(deadline));
@@ -232,10 +230,11 @@ impl Member<'_> {
         }
     }
 
-    /// The size of an image says that it is complete, the record says it of files.
+    /// The pods did not run: the record gets the instant of the group. Until then, the times of the members differ. The size of an
+    /// image says that it is complete, the record says it of files.
     fn complete(&mut self, taken: SystemTime) -> Result<(), Error> {
         if self.request.mode.is_block() {
-            return Ok(());
+            return self.execution.renew_instant(taken);
         }
         self.execution.attempt(Step::CloneTree, |execution| execution.complete_tree(taken))
     }

@@ -18,6 +18,8 @@ pub enum Freezing {
     EndsEarly,
     /// The same, before the last pass over files.
     IsLate,
+    /// The process ends before the result of the thaw is there.
+    Dies,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +89,7 @@ impl FrozenPods for Frozen {
     fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
         match *self.0.freezing.lock().unwrap() {
             Freezing::EndsEarly | Freezing::IsLate => Err("the budget is over".into()),
+            Freezing::Dies => panic!("on purpose"),
             Freezing::Works | Freezing::Fails => Ok(()),
         }
     }

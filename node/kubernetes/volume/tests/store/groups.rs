@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -15,7 +16,7 @@ use volume::{
 
 use crate::cloning::shared;
 use crate::node::pods::{Freezing, Pods};
-use crate::node::{Node, disk, files, id, only_byte, sized, snapshot_request};
+use crate::node::{Node, SIZE, disk, files, id, only_byte, sized, snapshot_request};
 
 /// More than two: the time between the first clone and the last one is longer.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
@@ -158,6 +159,31 @@ fn a_group_that_cannot_be_taken_leaves_no_trace() {
     node.store.remove_snapshot(first).unwrap();
     let missing = node.store.take_group(&group_of("group-1", &all)).unwrap_err();
     assert!(matches!(&missing, Error::Unknown { id } if id == first), "{missing:?}");
+}
+
+/// The pods may have run between two clones, and nothing would show it afterwards.
+#[test]
+fn a_group_whose_run_ended_before_the_thaw_is_taken_again() {
+    let node = Node::new();
+    let images = with_sources(&node, Allocation::Thin);
+    let write = |byte: u8| images.iter().for_each(|image| image.write_all_at(&[byte; 1 << 20], 0).unwrap());
+    write(1);
+    let want = group_of("group-1", &SOURCES);
+    let pods = Pods::of(&node.store);
+    pods.set(Freezing::Dies);
+    let ended = catch_unwind(AssertUnwindSafe(|| node.store.take_group(&want)));
+    assert!(ended.is_err(), "{ended:?}");
+    for id in want.members.keys() {
+        assert_eq!(fs::metadata(node.path("staging", id).join("image")).unwrap().len(), SIZE.get(), "cloned");
+    }
+    let node = node.restarted();
+    write(2);
+    let _pods = Pods::of(&node.store);
+    for id in taken(&node, &want).keys() {
+        assert_eq!(only_byte(&fs::read(node.image(id)).unwrap()[..1 << 20]), Some(2), "{id}");
+    }
+    // Before the disk is unmounted.
+    drop(images);
 }
 
 /// A program writes the same number to a disk, a file, another disk and another file. It also replaces files, so that the last
