@@ -163,21 +163,29 @@ impl Provisioner {
     ) -> Result<Ensured<()>, Error> {
         let begun = self.on_volume(&request.id, |store, id| store.record(id)).await?.map_err(Error::Store)?;
         // The source may be deleted as soon as its image is cloned.
-        if let Some(Record { cloning: Some(Cloning { source, .. }), .. }) = begun {
-            request.volume.source = Some(source);
-            return Ok(Ensured::Unchanged(()));
-        }
+        let is_complete = match begun {
+            Some(Record { cloning: Some(Cloning { source, .. }), .. }) => {
+                request.volume.source = Some(source);
+                return Ok(Ensured::Unchanged(()));
+            }
+            begun => begun.is_some(),
+        };
         let found = match source {
             Source::Claim(name) => self.source_claim(claim, name, request).await?,
             Source::Snapshot(name) => self.source_snapshot(claim, name, request).await?,
         };
-        let found = found.map_err(|obstacle| {
-            let Claim { namespace, .. } = &request.volume.claim;
-            let claim = request.volume.claim.to_string();
-            CloneError { claim, source_name: source.name_in(namespace), obstacle }
-        })?;
+        let found = match found {
+            // Nor is it needed when all blocks are copied and the record names it no more. Should the clone be one that was being
+            // undone, the store rejects the volume as its own source.
+            Err(_) if is_complete => request.id.clone(),
+            found => found.map_err(|obstacle| {
+                let Claim { namespace, .. } = &request.volume.claim;
+                let claim = request.volume.claim.to_string();
+                CloneError { claim, source_name: source.name_in(namespace), obstacle }
+            })?,
+        };
         request.volume.source = Some(found);
-        Ok(Ensured::Created(()))
+        Ok(if is_complete { Ensured::Unchanged(()) } else { Ensured::Created(()) })
     }
 
     async fn source_claim(

@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use units::Bytes;
+use volume::{Allocation, Claim, Mode, Owner, Request, Volumes};
 
 use crate::id_of;
 use crate::node::{Node, until};
@@ -54,6 +55,38 @@ pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cl
     node.gone(&source).await?;
     node.volumes.set_passes(0);
     node.bound("copy").await?;
+    node.end().await
+}
+
+/// The process ended after the last pass over the clone, before it created the PV.
+pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::start(&cluster, "unbound-clone").await?;
+    let source = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
+    let source = (id_of(&source.uid().unwrap_or_default())?, node.bound("data").await?);
+    node.settled(&source.0).await?;
+    node.halt().await?;
+    let clone = node.claim_here("copy", clone_of("data")).await?;
+    let uid = clone.uid().unwrap_or_default();
+    let copy = id_of(&uid)?;
+    let want = Request {
+        claim: Claim { uid, namespace: node.namespace.clone(), name: "copy".into() },
+        owner: Owner::Provisioner,
+        class: node.class.clone(),
+        mode: Mode::Block { allocation: Allocation::Thick },
+        size: Bytes::GIB,
+        source: Some(source.0),
+    };
+    let disk: &dyn Volumes = &*node.volumes;
+    disk.provision(&copy, &want)?;
+    node.claims().delete("data", &DeleteParams::default()).await?;
+    let claims = node.claims();
+    until("the end of the source", async || {
+        Ok(claims.get_opt("data").await?.map(|found| format!("{:?}", found.metadata)))
+    })
+    .await?;
+    node.run().await?;
+    node.bound("copy").await?;
+    node.gone(&source.1).await?;
     node.end().await
 }
 
