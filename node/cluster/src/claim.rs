@@ -23,9 +23,35 @@ pub fn status_writer<'a>(uid: &str, pv: Option<&str>, annotations: &'a BTreeMap<
     annotations.get(VOLUME_NODE).or(selected).map(String::as_str)
 }
 
+/// Whether an object can have this name. Users write names of other objects into claims and their annotations, and the client
+/// copies a name into the path of its request: the API server checks neither.
+pub fn is_object_name(text: &str) -> bool {
+    let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    match text.as_bytes() {
+        [only] => alphanumeric(only),
+        [first, middle @ .., last] => {
+            let is_valid = |byte: &u8| alphanumeric(byte) || matches!(byte, b'.' | b'-');
+            text.len() <= 253 && alphanumeric(first) && alphanumeric(last) && middle.iter().all(is_valid)
+        }
+        [] => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path() {
+        for name in ["a", "1", "data", "before-1.two"] {
+            assert!(is_object_name(name), "{name}");
+        }
+        let (long, longer) = ("a".repeat(253), "a".repeat(254));
+        assert!(is_object_name(&long) && !is_object_name(&longer));
+        for other in ["", ".", "..", "a/b", "../b", "a?watch=true", "a#b", "a b", "a%2fb", "-a", "a.", "A", "\u{e4}"] {
+            assert!(!is_object_name(other), "{other}");
+        }
+    }
 
     #[test]
     fn the_selected_node_counts_only_for_the_volume_that_it_created() {

@@ -1,6 +1,7 @@
 //! The source of a claim whose volume is a clone, or is restored from a snapshot. Pure.
 
 use cluster::DRIVER_NAME;
+use cluster::claim::is_object_name;
 use cluster::snapshot::{self, MANAGED_BY};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
@@ -14,9 +15,10 @@ pub(crate) enum Source<'a> {
     Snapshot(&'a str),
 }
 
-/// The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace.
+/// The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace. It does not check the name: no object has
+/// one that is invalid, and the node reports it.
 pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<Source<'_>> {
-    let source = claim.spec.as_ref()?.data_source.as_ref()?;
+    let source = claim.spec.as_ref()?.data_source.as_ref().filter(|source| is_object_name(&source.name))?;
     match (source.api_group.as_deref().unwrap_or_default(), source.kind.as_str()) {
         ("", CLAIM) => Some(Source::Claim(&source.name)),
         (snapshot::GROUP, snapshot::SNAPSHOT) => Some(Source::Snapshot(&source.name)),
@@ -57,6 +59,7 @@ mod tests {
         assert_eq!(source(&snapshot), Some(Source::Snapshot("data")));
         assert_eq!(source(&named("example.com".into(), "VolumeSnapshot")), None);
         assert_eq!(source(&claim(Value::Null)), None);
+        assert_eq!(source(&claim(json!({"kind": CLAIM, "name": "../data"}))), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cluster::claim::{SELECTED_NODE, VOLUME_NODE};
+use cluster::claim::{SELECTED_NODE, VOLUME_NODE, is_object_name};
 use cluster::{DRIVER_NAME, snapshot};
 use futures::TryFutureExt as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -213,7 +213,7 @@ impl Reclaimer {
             Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
         let failed = |error| ReclaimError::Source { claim: source.to_owned(), source: Box::new(error) };
         let Some(source) = claims.get_opt(source).await.map_err(failed)? else { return Ok(None) };
-        let pv = source.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).filter(|pv| !pv.is_empty());
+        let pv = source.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).filter(|pv| is_object_name(pv));
         let Some(pv) = pv else { return Ok(None) };
         let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
         let found = found.map_err(|error| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(error) })?;

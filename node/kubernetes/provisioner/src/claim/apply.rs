@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use apiclient::is_missing;
+use cluster::claim::is_object_name;
 use dir::Ensured;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -194,8 +195,11 @@ impl Provisioner {
         name: &str,
         request: &ProvisionRequest,
     ) -> Result<Result<VolumeId, Obstacle>, ApiError> {
+        if !is_object_name(name) {
+            return Ok(Err(Obstacle::Missing));
+        }
         let found = self.claims_beside(claim).get_opt(name).await.map_err(api("get the claim to clone"))?;
-        let pv = match found.as_ref().and_then(plan::volume_name) {
+        let pv = match found.as_ref().and_then(plan::volume_name).filter(|pv| is_object_name(pv)) {
             Some(pv) => self.pvs.get_opt(pv).await.map_err(api("get the PV of the claim to clone"))?,
             None => None,
         };
@@ -218,6 +222,9 @@ impl Provisioner {
         claim: &PersistentVolumeClaim,
         name: &str,
     ) -> Result<(Option<Snapshot>, Option<Content>), ApiError> {
+        if !is_object_name(name) {
+            return Ok((None, None));
+        }
         let snapshots = Api::<Snapshot>::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
         let found = match snapshots.get_opt(name).await {
             Err(error) if is_missing(&error) => None,

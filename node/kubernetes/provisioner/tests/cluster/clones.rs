@@ -102,6 +102,7 @@ pub async fn what_cannot_be_cloned_is_reported_with_both_claims(cluster: Arc<Clu
     directory["volumeMode"] = "Filesystem".into();
     for (name, source, words, spec) in [
         ("of-none", "none", "does not exist", clone_of("none")),
+        ("of-space", "not a name", "does not exist", clone_of("not a name")),
         ("of-files", "files", "set spec.volumeMode: Filesystem", clone_of("files")),
         ("of-large", "large", "request at least as much", clone_of("large")),
         ("of-unbound", "unbound", "has no volume yet", clone_of("unbound")),

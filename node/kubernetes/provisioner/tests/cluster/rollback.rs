@@ -181,6 +181,9 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
         ("none", "claim unrolled/data cannot be rolled back to snapshot none, which does not exist"),
         ("other", "snapshot other, which is not one of this claim; create a claim from it"),
         ("far", "snapshot far, which is on node another"),
+        // No request can have such a name in its path.
+        ("", "rolled back to snapshot , which does not exist"),
+        ("not a name", "snapshot not a name, which does not exist"),
     ] {
         fixture.annotate(json!({RESTORE_FROM: snapshot})).await?;
         until(&format!("the event about {snapshot}"), async || {
