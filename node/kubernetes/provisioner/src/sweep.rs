@@ -11,7 +11,8 @@
 //! | nothing | PV | lost: reported |
 //! | no record, or an unreadable one | | reported, kept |
 //!
-//! Snapshots are compared with their contents: `snapshot/sweep.rs`.
+//! Snapshots are compared with their contents: `snapshot/sweep.rs`. Those of rollbacks are compared with the annotations of claims:
+//! without the request, a copy is removed, and a former content becomes an ordinary snapshot.
 //! Volumes of another [`Owner`](volume::Owner) are ignored: claims and PVs do not decide about them.
 //!
 //! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may be
@@ -27,7 +28,7 @@ use kube::Api;
 use supervisor::Context;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
-use volume::{Claim, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeId};
+use volume::{Claim, LiveVolumeError, Owner, Record, Records, Rollback, State, Strays, VolumeId};
 
 use crate::backoff::{self, delay, random};
 use crate::claim;
@@ -89,14 +90,14 @@ impl Provisioner {
             |id: &VolumeId| readable.get(id).is_none_or(|record| !matches!(record.owner, Owner::Controller { .. }));
         let retired = retired.into_iter().filter(is_managed);
         // A claim decides about the snapshot of its rollback.
-        let is_of_rollback = |record: &Record| record.rollback().is_some_and(|of| readable.contains_key(&of.volume));
-        let of_rollbacks: BTreeSet<VolumeId> =
-            readable.iter().filter(|(_, record)| is_of_rollback(record)).map(|(id, _)| id.clone()).collect();
+        let rollbacks = readable.iter().filter_map(|(id, record)| Some((id.clone(), record.rollback()?.clone())));
+        let rollbacks: BTreeMap<VolumeId, Rollback> =
+            rollbacks.filter(|(_, rollback)| readable.contains_key(&rollback.volume)).collect();
         let is_snapshot = |id: &VolumeId| readable.get(id).is_some_and(|record| record.mode.is_snapshot());
         let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.partition(is_snapshot);
         let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) = readable
             .into_iter()
-            .filter(|(id, _)| !of_rollbacks.contains(id))
+            .filter(|(id, _)| !rollbacks.contains_key(id))
             .partition(|(_, record)| record.mode.is_snapshot());
         let since = Instant::now();
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
@@ -112,6 +113,7 @@ impl Provisioner {
         } else {
             warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");
         }
+        self.sweep_rollbacks(&rollbacks).await?;
         let found = Findings {
             orphans: orphans(&readable, &retired, &listing),
             snapshots: self.sweep_snapshots(&snapshots, &retired_snapshots).await?,

@@ -3,15 +3,16 @@
 //! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot, the end of
 //! the request on the claim, the end in the record. A pass may end anywhere.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
-use volume::{Claim, Record, RollbackRequest, VolumeId};
+use volume::{Claim, Record, Rollback, RollbackRequest, VolumeId, Volumes};
 
 use crate::claim::apply::NEXT_PASS;
 use crate::context::{OCCUPIED, Provisioner};
@@ -199,6 +200,50 @@ impl Provisioner {
         let patched =
             self.claims_beside(claim).patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
         patched.map(drop).map_err(api("annotate the claim with its rollback"))
+    }
+}
+
+impl Provisioner {
+    /// Whether the claim still has the request of this rollback. Any other claim may name the snapshot, too.
+    pub(crate) async fn has_request(&self, kept: &VolumeId, record: &Record) -> Result<bool, ApiError> {
+        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &record.claim.namespace);
+        let found = claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of the snapshot"))?;
+        Ok(found.iter().any(|claim| {
+            claim.metadata.uid.as_ref() == Some(&record.claim.uid)
+                && claim.annotations().get(ROLLBACK).is_some_and(|id| id == kept.as_str())
+        }))
+    }
+
+    /// Ends rollbacks whose request is gone: a user has removed it together with the note of the node, the claim was deleted, or a
+    /// pass ended before it wrote the end into the record. No pass of a claim would do it.
+    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Rollback>) -> Result<(), Error> {
+        for (kept, Rollback { volume, source, .. }) in rollbacks {
+            // Passes of the claim have the first, those of the content the second. None of them waits for both.
+            let _volume = self.locks.lock(volume).await;
+            let _kept = self.locks.lock(kept).await;
+            let Some(record) = self.kept_record(kept).await? else { continue };
+            if record.rollback().is_none() || self.has_request(kept, &record).await? {
+                continue;
+            }
+            let is_exchanged = record.is_exchanged();
+            let ended = if is_exchanged {
+                let want = RollbackRequest { claim: record.claim, volume: volume.clone(), source: source.clone() };
+                let end = move |store: &dyn Volumes, kept: &VolumeId| {
+                    store.roll_back(kept, &want).and_then(|_| store.end_rollback(kept))
+                };
+                self.on_volume(kept, end).await?
+            } else {
+                self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?
+            };
+            match ended {
+                Ok(_) => info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended"),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(volume = %volume, kept = %kept, error, "rollback without a request not ended, will retry");
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::is_missing;
-use cluster::claim::ROLLBACK;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use dir::Ensured;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
@@ -135,7 +133,7 @@ impl Provisioner {
         if let Some(other) = all.iter().find(is_other) {
             return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
         }
-        self.end_rollback_of(content, id).await?;
+        self.end_rollback_of(id).await?;
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         if removed == Ensured::Created(()) {
@@ -146,16 +144,10 @@ impl Provisioner {
 
     /// A pass that ended the request for a rollback on the claim may not have ended it in the record. As long as the claim has
     /// the request, the snapshot shows that it was served.
-    async fn end_rollback_of(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+    async fn end_rollback_of(&self, id: &VolumeId) -> Result<(), Error> {
         let found = self.on_volume(id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
         let Some(record) = found.await??.filter(|record| record.is_exchanged()) else { return Ok(()) };
-        let namespace = content.spec.volume_snapshot_ref.namespace.as_deref().unwrap_or_default();
-        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
-        let claims =
-            claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of the snapshot"))?;
-        let has_request =
-            claims.iter().any(|claim| claim.annotations().get(ROLLBACK).is_some_and(|kept| kept == id.as_str()));
-        if has_request {
+        if self.has_request(id, &record).await? {
             return Err(Error::Store(volume::Error::Refused {
                 id: id.clone(),
                 source: VolumeRefusal::RollingBack(

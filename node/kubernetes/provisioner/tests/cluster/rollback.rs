@@ -11,7 +11,7 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use units::Bytes;
-use volume::{State, VolumeId};
+use volume::{Record, State, VolumeId};
 
 use crate::id_of;
 use crate::node::{Node, until};
@@ -240,6 +240,47 @@ pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Re
     let found = fixture.node.volumes.record(&fixture.volume).map(|record| record.project);
     assert_eq!(found, project, "exchanged once");
     fixture.name_of_kept().await?;
+    fixture.end().await
+}
+
+/// A user has removed both annotations while the content was copied, and then after it was exchanged.
+pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-left").await?;
+    fixture.node.volumes.set_passes(u32::MAX);
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    until("the annotation of the node", async || {
+        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
+    })
+    .await?;
+    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
+    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
+    fixture.node.halt().await?;
+    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
+    // The request exists.
+    fixture.node.run().await?;
+    assert!(fixture.node.volumes.record(&kept).is_some());
+    fixture.node.halt().await?;
+    fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
+    fixture.node.run().await?;
+    until("the end of the copy", async || {
+        Ok(fixture.node.volumes.record(&kept).map(|record| format!("{record:?}")))
+    })
+    .await?;
+
+    fixture.node.halt().await?;
+    fixture.node.volumes.set_passes(0);
+    let disk: Arc<dyn volume::Volumes> = fixture.node.volumes.clone();
+    let source = fixture.snapshot()?;
+    let want = volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source };
+    disk.roll_back(&kept, &want)?;
+    fixture.node.run().await?;
+    until("the end of the rollback", async || {
+        let record = fixture.node.volumes.record(&kept);
+        let is_ended = |record: &Record| record.rollback().is_none() && record.state == State::Announced;
+        Ok((!record.as_ref().is_some_and(is_ended)).then(|| format!("{record:?}")))
+    })
+    .await?;
+    disk.remove_snapshot(&kept)?;
     fixture.end().await
 }
 
