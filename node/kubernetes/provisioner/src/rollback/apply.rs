@@ -100,6 +100,11 @@ impl Provisioner {
             }
             (None, None, None) => return Ok(None),
         };
+        // A user may have named another snapshot since the exchange, which is the next request.
+        let is_served = match (exchanged, &snapshot) {
+            (Some(rollback), Some(name)) => self.is_served(claim, id, name, rollback).await?,
+            _ => true,
+        };
         let Some(kept) = kept else {
             self.begin(claim, snapshot.as_deref().unwrap_or_default()).await?;
             return Ok(None);
@@ -121,7 +126,7 @@ impl Provisioner {
             }
             Err(error) => return Err(Error::of_claim(error)),
         }
-        self.finish(claim, &kept, snapshot.as_deref()).await?;
+        self.finish(claim, &kept, snapshot.as_deref().filter(|_| is_served), is_served).await?;
         Ok(None)
     }
 }
@@ -146,6 +151,21 @@ impl Provisioner {
             let claim = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
             RollbackRejection { claim, snapshot: name.to_owned(), obstacle }.into()
         })
+    }
+
+    /// Whether the volume has the content of the snapshot that the claim names. The exchanged one may be gone.
+    async fn is_served(
+        &self,
+        claim: &PersistentVolumeClaim,
+        id: &VolumeId,
+        name: &str,
+        rollback: &Rollback,
+    ) -> Result<bool, Error> {
+        match self.rollback_source(claim, id, name).await {
+            Ok(source) => Ok(source == rollback.source),
+            Err(Error::Rollback(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Annotates the claim with the ID of the kept snapshot, which starts the next pass.
@@ -173,12 +193,13 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request.
+    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request. One for another snapshot stays.
     async fn finish(
         &self,
         claim: &PersistentVolumeClaim,
         kept: &VolumeId,
         snapshot: Option<&str>,
+        is_served: bool,
     ) -> Result<(), Error> {
         let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
         create(&contents, plan::content(claim, kept, &self.node), "create the content of the kept snapshot").await?;
@@ -186,7 +207,8 @@ impl Provisioner {
         let resource = ApiResource::erase::<Snapshot>(&());
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
         create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
-        self.annotate(claim, json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
+        let ended = if is_served { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
+        self.annotate(claim, ended).await?;
         self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map_err(Error::Store)?;
         info!(snapshot, kept = %kept, "rollback finished");
         self.events.rolled_back(claim, snapshot, &plan::kept_name(claim, kept));

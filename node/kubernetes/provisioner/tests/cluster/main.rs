@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         rollback::a_rollback_waits_until_no_pod_has_the_volume,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::an_interrupted_rollback_is_served_once,
+        rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,
         rollback::a_node_annotates_only_claims_on_it,
         expansion::a_filesystem_grows_without_the_kubelet,

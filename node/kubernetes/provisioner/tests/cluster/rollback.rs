@@ -243,6 +243,40 @@ pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Re
     fixture.end().await
 }
 
+/// The process ended after the content was exchanged, and a user named another snapshot before the next pass.
+pub async fn a_request_for_another_snapshot_is_served_afterwards(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-other").await?;
+    let handle = json!({"volumeHandle": fixture.volume.as_str()});
+    let other = fixture.api.create("other", Some(&fixture.node.name), handle, json!({})).await?;
+    fixture.api.ready("other", &other.name_any()).await?;
+    let other: VolumeId = format!("snapshot-{}", other.uid().unwrap_or_default()).parse()?;
+    fixture.node.volumes.set_passes(u32::MAX);
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    until("the annotation of the node", async || {
+        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
+    })
+    .await?;
+    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
+    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
+    fixture.node.halt().await?;
+    fixture.node.volumes.set_passes(0);
+    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
+    let disk: Arc<dyn volume::Volumes> = fixture.node.volumes.clone();
+    let source = fixture.snapshot()?;
+    disk.roll_back(
+        &kept,
+        &volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source: source.clone() },
+    )?;
+    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(source));
+    fixture.annotate(json!({RESTORE_FROM: "other"})).await?;
+    fixture.node.run().await?;
+    fixture.ended().await?;
+    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(other));
+    let rollback = fixture.node.volumes.record(&kept).ok_or("the former content")?;
+    assert_eq!(rollback.rollback(), None);
+    fixture.end().await
+}
+
 /// A user has removed both annotations while the content was copied, and then after it was exchanged.
 pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-left").await?;
