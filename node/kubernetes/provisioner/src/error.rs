@@ -33,6 +33,8 @@ pub(crate) enum Error {
     Store(volume::Error),
     #[error("PV {id} exists and is of another volume; delete it")]
     NameTaken { id: VolumeId },
+    #[error("content {id} exists and is not that of the rollback on this node; delete it")]
+    ContentTaken { id: VolumeId },
     #[error("the volume keeps {has}; request less, or free space")]
     Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]
@@ -105,7 +107,7 @@ impl Error {
             Self::Full(_) => "Full",
             Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",
-            Self::NameTaken { .. } => "NameTaken",
+            Self::NameTaken { .. } | Self::ContentTaken { .. } => "NameTaken",
             Self::Infeasible { .. } => "ExpandInfeasible",
             Self::Expand(_) => "ExpandStore",
             Self::Modify(_) => "ModifyStore",

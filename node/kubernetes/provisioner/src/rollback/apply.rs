@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
+use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -201,8 +202,7 @@ impl Provisioner {
         snapshot: Option<&str>,
         is_served: bool,
     ) -> Result<(), Error> {
-        let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
-        create(&contents, plan::content(claim, kept, &self.node), "create the content of the kept snapshot").await?;
+        self.create_content(claim, kept).await?;
         let namespace = claim.namespace().unwrap_or_default();
         let resource = ApiResource::erase::<Snapshot>(&());
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
@@ -212,6 +212,19 @@ impl Provisioner {
         self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map_err(Error::Store)?;
         info!(snapshot, kept = %kept, "rollback finished");
         self.events.rolled_back(claim, snapshot, &plan::kept_name(claim, kept));
+        Ok(())
+    }
+
+    /// Every node can read the ID on the claim, and create a content of that name with its own label.
+    async fn create_content(&self, claim: &PersistentVolumeClaim, kept: &VolumeId) -> Result<(), Error> {
+        let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
+        let content = plan::content(claim, kept, &self.node);
+        if create(&contents, content, "create the content of the kept snapshot").await? == Ensured::Unchanged(()) {
+            let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
+            if !plan::is_content_of(&found, claim, kept, &self.node) {
+                return Err(Error::ContentTaken { id: kept.clone() });
+            }
+        }
         Ok(())
     }
 
@@ -270,11 +283,11 @@ impl Provisioner {
 }
 
 /// An earlier pass may have created it.
-async fn create(api_of: &Api<DynamicObject>, object: Value, what: &'static str) -> Result<(), Error> {
+async fn create(api_of: &Api<DynamicObject>, object: Value, what: &'static str) -> Result<Ensured<()>, Error> {
     let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
     match api_of.create(&PostParams::default(), &object).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Ok(_) => Ok(Ensured::Created(())),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
         Err(error) => Err(api(what)(error).into()),
     }
 }

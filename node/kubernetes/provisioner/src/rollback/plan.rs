@@ -140,6 +140,16 @@ pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str
     })
 }
 
+/// Whether a content that exists is the one of [`content`].
+pub(crate) fn is_content_of(found: &Content, claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str) -> bool {
+    let of = &found.spec.volume_snapshot_ref;
+    found.is_of_driver()
+        && found.node() == Some(node)
+        && found.spec.source.snapshot_handle.as_deref() == Some(kept.as_str())
+        && of.namespace == claim.namespace()
+        && of.name == Some(kept_name(claim, kept))
+}
+
 pub(crate) fn snapshot(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Value {
     json!({
         "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
@@ -183,6 +193,23 @@ mod tests {
         long.metadata.name = Some(format!("{}.b", "a".repeat(233)));
         let name = kept_name(&long, &id("snapshot-u-55"));
         assert!(name.len() <= 253 && name.ends_with("a-before-rollback-55"), "{name}");
+    }
+
+    #[test]
+    fn a_content_of_another_node_is_not_that_of_the_rollback() {
+        let (claim, kept) = (claim(json!({})), id("snapshot-u-5"));
+        let found = |change: fn(&mut Value)| {
+            let mut content = content(&claim, &kept, "one");
+            change(&mut content);
+            is_content_of(&serde_json::from_value(content).unwrap(), &claim, &kept, "one")
+        };
+        // The snapshot controller sets the UID.
+        assert!(found(|content| content["spec"]["volumeSnapshotRef"]["uid"] = "s".into()));
+        assert!(!found(|content| content["metadata"]["labels"] = json!({MANAGED_BY: "two"})));
+        assert!(!found(|content| content["spec"]["source"]["snapshotHandle"] = "snapshot-u-6".into()));
+        assert!(!found(|content| content["spec"]["volumeSnapshotRef"]["namespace"] = "other".into()));
+        assert!(!found(|content| content["spec"]["volumeSnapshotRef"]["name"] = "other".into()));
+        assert!(!found(|content| content["spec"]["driver"] = "example.invalid".into()));
     }
 
     #[test]
