@@ -121,6 +121,7 @@ pub(crate) fn source(
 /// The content of the snapshot that keeps the former content. An admission policy lists its fields
 /// (reconciler/src/admission.rs).
 pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str) -> Value {
+    let mode = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()).unwrap_or("Filesystem");
     json!({
         "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
         "kind": snapshot::CONTENT,
@@ -129,7 +130,8 @@ pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str
             "driver": DRIVER_NAME,
             "deletionPolicy": "Delete",
             "source": {"snapshotHandle": kept.as_str()},
-            "sourceVolumeMode": "Block",
+            // A claim that is restored from it has the same.
+            "sourceVolumeMode": mode,
             "volumeSnapshotRef": {
                 "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
                 "kind": snapshot::SNAPSHOT,
@@ -193,6 +195,15 @@ mod tests {
         long.metadata.name = Some(format!("{}.b", "a".repeat(233)));
         let name = kept_name(&long, &id("snapshot-u-55"));
         assert!(name.len() <= 253 && name.ends_with("a-before-rollback-55"), "{name}");
+    }
+
+    #[test]
+    fn the_content_of_a_kept_snapshot_has_the_mode_of_its_claim() {
+        let mut claim = claim(json!({}));
+        for (mode, found) in [(Some("Block"), "Block"), (Some("Filesystem"), "Filesystem"), (None, "Filesystem")] {
+            claim.spec.get_or_insert_default().volume_mode = mode.map(str::to_owned);
+            assert_eq!(content(&claim, &id("snapshot-u-5"), "one")["spec"]["sourceVolumeMode"], found);
+        }
     }
 
     #[test]

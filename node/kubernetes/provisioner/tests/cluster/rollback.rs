@@ -121,6 +121,8 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
     assert!(name.starts_with("data-before-rollback-"), "{name}");
     let content = fixture.kept(&name).await?;
     assert_eq!(content.labels().get(MANAGED_BY), Some(&node.name));
+    let mode = node.claims().get("data").await?.spec.and_then(|spec| spec.volume_mode);
+    assert_eq!(content.data["spec"]["sourceVolumeMode"].as_str(), mode.as_deref());
     let kept: VolumeId = content.name_any().parse()?;
     let record = node.volumes.record(&kept).ok_or("a record")?;
     assert_eq!((record.project, record.state, record.rollback()), (former, State::Announced, None));
