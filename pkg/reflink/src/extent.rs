@@ -7,6 +7,10 @@ use units::Bytes;
 
 use crate::sys;
 
+/// No file is longer (`MAX_LFS_FILESIZE`). The last block of the longest one ends behind it, and the kernel rejects ranges that
+/// begin or end there (`EFBIG`).
+const LONGEST: Bytes = Bytes::new(i64::MAX.cast_unsigned());
+
 /// A range of a file with blocks. A range between two extents is a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -33,11 +37,14 @@ impl Extent {
 ///
 /// `FS_IOC_FIEMAP`, Documentation/filesystems/fiemap.rst, Linux 2.6.28; `FIEMAP_EXTENT_SHARED`, Linux 2.6.33.
 pub fn extents(file: impl AsFd, from: Bytes) -> Result<Vec<Extent>, Errno> {
+    if from >= LONGEST {
+        return Ok(Vec::new());
+    }
     let found = sys::extents(file.as_fd(), from.get())?;
-    let extent = |found: &sys::KernelExtent| Extent {
-        start: Bytes::new(found.logical),
-        length: Bytes::new(found.length),
-        shared: found.flags & sys::SHARED != 0,
+    let extent = |found: &sys::KernelExtent| {
+        let start = Bytes::new(found.logical);
+        let length = Bytes::new(found.length).min(LONGEST.saturating_sub(start));
+        Extent { start, length, shared: found.flags & sys::SHARED != 0 }
     };
     Ok(found.mapped().map(extent).filter(|extent| extent.length > Bytes::ZERO).collect())
 }

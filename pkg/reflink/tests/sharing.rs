@@ -81,6 +81,24 @@ fn more_extents_than_one_batch_are_listed() {
     assert_eq!(extents(&sparse, Bytes::new(199 * 8192 + 4096)).unwrap(), []);
 }
 
+/// Regression: the kernel rejected the range of the last block, and the sharing never ended.
+#[test]
+fn the_sharing_of_the_longest_file_ends() {
+    const LONGEST: u64 = i64::MAX.cast_unsigned();
+    let disk = XfsDisk::with_project_quota();
+    let (source, clone) = (file(&disk.path().join("source")), file(&disk.path().join("clone")));
+    source.write_all_at(&[1], LONGEST - 1).unwrap();
+    clone_file(&source, &clone).unwrap();
+    assert_eq!(clone.metadata().unwrap().len(), LONGEST);
+    let [last] = map(&clone)[..] else { panic!("{:?}", map(&clone)) };
+    assert!(last.shared && last.end() == Bytes::new(LONGEST), "{last:?}");
+    unshare(&clone, last.start, last.length).unwrap();
+    assert_eq!((shared(&source), shared(&clone)), (0, 0));
+    let mut content = [0];
+    clone.read_exact_at(&mut content, LONGEST - 1).unwrap();
+    assert_eq!(content, [1]);
+}
+
 #[test]
 fn errors_are_those_of_the_kernel() {
     let (disk, other) = (XfsDisk::with_project_quota(), Tmpfs::mount());
