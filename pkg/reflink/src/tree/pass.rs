@@ -211,9 +211,7 @@ impl<'a> Pass<'a> {
             if self.queue.has_failed() {
                 return Ok(());
             }
-            if self.until.is_some_and(|until| Instant::now() >= until) {
-                return Err(TreeError::Late);
-            }
+            self.check_time()?;
             match self.entry(&directory, name) {
                 Ok(None) => {}
                 Ok(Some(below)) => self.share(Work::Directory(below))?,
@@ -302,6 +300,7 @@ impl<'a> Pass<'a> {
                 if !is_entry(name) || self.is_reserved(directory, name) {
                     continue;
                 }
+                self.check_time()?;
                 let exists = match existing(directory.from.as_fd(), name) {
                     Ok(found) => found.is_some(),
                     Err(errno) => {
@@ -324,6 +323,11 @@ impl<'a> Pass<'a> {
                 return Ok(());
             }
         }
+    }
+
+    fn check_time(&self) -> Result<(), TreeError> {
+        let is_late = self.until.is_some_and(|until| Instant::now() >= until);
+        if is_late { Err(TreeError::Late) } else { Ok(()) }
     }
 
     /// While the source changes, entries that cannot be read are left for a later pass.

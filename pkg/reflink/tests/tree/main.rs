@@ -298,6 +298,23 @@ fn a_pass_ends_at_its_deadline() {
     stage.expect_equal();
 }
 
+/// Regression: a pass verified its deadline before entries of the source alone.
+#[test]
+fn a_pass_that_removes_entries_ends_at_its_deadline() {
+    let stage = Stage::new();
+    for number in 0..10 {
+        fs::write(stage.from.join(number.to_string()), "").unwrap();
+    }
+    let mut clone = stage.begin();
+    clone.approach(None).unwrap();
+    for entry in fs::read_dir(&stage.from).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    assert!(matches!(clone.approach(Some(Instant::now())), Err(TreeError::Late)));
+    assert_eq!(stage.complete(clone).removed, 10);
+    stage.expect_equal();
+}
+
 #[test]
 fn a_target_that_cannot_take_the_clone_is_rejected() {
     let (stage, other) = (Stage::populated(), Tmpfs::mount());
