@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use dir::Ensured;
@@ -26,7 +26,13 @@ pub struct FakeVolumes {
     calls: VolumeCalls,
     /// Creates what a volume has outside of memory.
     create: Option<Box<Create>>,
+    /// New clones wait while it is set.
+    held: Mutex<bool>,
+    released: Condvar,
 }
+
+/// Longer than a test waits: its threads end then.
+const HELD: Duration = Duration::from_secs(300);
 
 type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
 
@@ -61,7 +67,13 @@ struct Disk {
 impl FakeVolumes {
     /// A disk with so much space for volumes.
     pub fn with_size(size: Bytes) -> Self {
-        Self { disk: Mutex::new(Disk { size, ..Disk::default() }), calls: VolumeCalls::default(), create: None }
+        Self {
+            disk: Mutex::new(Disk { size, ..Disk::default() }),
+            calls: VolumeCalls::default(),
+            create: None,
+            held: Mutex::default(),
+            released: Condvar::new(),
+        }
     }
 
     /// Calls `create` before a new volume is recorded, for several volumes at once.
@@ -137,6 +149,17 @@ impl FakeVolumes {
 
     pub fn set_faults(&self, faults: Vec<DiskFault>) {
         self.disk().faults = faults;
+    }
+
+    /// Whether new clones of volumes take long, as those of many files do.
+    pub fn hold_clones(&self, held: bool) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+        self.released.notify_all();
+    }
+
+    fn wait_for_clones(&self) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.released.wait_timeout_while(held, HELD, |held| *held).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// So many passes over clones do not end them.
@@ -569,6 +592,9 @@ impl Volumes for FakeVolumes {
             let is_new = self.disk().look(id).is_none();
             if let Some(create) = self.create.as_ref().filter(|_| is_new) {
                 create(id, want.size);
+            }
+            if is_new && want.source.is_some() {
+                self.wait_for_clones();
             }
             let mut disk = self.disk();
             disk.check_volume(id)?;

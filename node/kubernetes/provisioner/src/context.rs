@@ -7,10 +7,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::Span;
 use units::Bytes;
-use volume::{Drifted, VolumeId, VolumeLocks, Volumes};
+use volume::{Drifted, VolumeGuard, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
@@ -27,6 +28,30 @@ use crate::snapshot::object::Content;
 
 /// When to try again while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
+
+/// Clones that get their content at once, of all kinds. That takes as long as their sources have files: a tenant must leave the
+/// other passes ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
+const CLONES: usize = 2;
+
+/// The work of a pass over a clone, a snapshot or a rollback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CloneStage {
+    /// It clones the content. Meanwhile, the store waits with all other operations on the sources.
+    Content,
+    /// It copies blocks for about a second, and changes the source at the end.
+    Blocks,
+}
+
+/// The pass may begin.
+#[must_use = "other passes have the sources when this is dropped"]
+pub(crate) struct CloneTurn<'a> {
+    _place: Option<SemaphorePermit<'a>>,
+    _sources: Vec<VolumeGuard>,
+}
+
+pub(crate) const fn clone_places() -> Semaphore {
+    Semaphore::const_new(CLONES)
+}
 
 /// The provisioner has to be started again.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +78,7 @@ pub(crate) struct Provisioner {
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
+    pub(crate) clones: Semaphore,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
@@ -80,6 +106,19 @@ impl Provisioner {
     pub(crate) fn is_relevant(&self, claim: &PersistentVolumeClaim) -> bool {
         plan::names_node(claim, &self.node)
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
+    }
+
+    /// `None`: try again after [`OCCUPIED`]. A pass that waited would take the place of passes over other volumes.
+    pub(crate) fn clone_turn<'a>(
+        &self,
+        stage: CloneStage,
+        sources: impl IntoIterator<Item = &'a VolumeId>,
+    ) -> Option<CloneTurn<'_>> {
+        let sources = sources.into_iter().map(|id| self.locks.try_lock(id)).collect::<Option<Vec<_>>>()?;
+        Some(match stage {
+            CloneStage::Content => CloneTurn { _place: Some(self.clones.try_acquire().ok()?), _sources: sources },
+            CloneStage::Blocks => CloneTurn { _place: None, _sources: Vec::new() },
+        })
     }
 
     /// Claims of the claim's namespace.

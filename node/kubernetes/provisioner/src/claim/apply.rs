@@ -22,7 +22,7 @@ use crate::claim::bound;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
@@ -75,6 +75,9 @@ pub(crate) async fn reconcile_claim(
         debug!(claim = %assigned.claim, %left, "clone copied in part");
         return Ok(Action::requeue(NEXT_PASS));
     }
+    if let Ok(Some(after)) = provisioned {
+        return Ok(Action::requeue(after));
+    }
     if let Err(error) = &provisioned {
         // The control plane is about to select the node of the source.
         let is_expected = matches!(error, Error::Clone(error) if error.is_elsewhere());
@@ -88,7 +91,7 @@ pub(crate) async fn reconcile_claim(
     } else {
         provisioner.attempts.succeeded(&key);
     }
-    provisioned.map(|()| Action::requeue(UNTIL_BOUND))
+    provisioned.map(|_| Action::requeue(UNTIL_BOUND))
 }
 
 /// Counts the failure. Returns when the next pass is.
@@ -117,13 +120,18 @@ pub(crate) fn backoff_key(claim: &PersistentVolumeClaim) -> String {
 }
 
 impl Provisioner {
-    async fn provision(&self, claim: &PersistentVolumeClaim, assigned: &AssignedClaim) -> Result<(), Error> {
+    /// Returns when the next pass is, if other passes have the source or clone.
+    async fn provision(
+        &self,
+        claim: &PersistentVolumeClaim,
+        assigned: &AssignedClaim,
+    ) -> Result<Option<Duration>, Error> {
         // Other components change the claim until it is bound.
         if self.created.is_recent(&assigned.id) {
-            return Ok(());
+            return Ok(None);
         }
         let class = self.class_of(assigned).await?;
-        let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(()) };
+        let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(None) };
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);
@@ -136,6 +144,11 @@ impl Provisioner {
             Some(source) => Some(self.add_source(claim, &source, &mut request).await?),
             None => None,
         };
+        let stage = match begun {
+            Some(Ensured::Created(())) => CloneStage::Content,
+            Some(Ensured::Unchanged(())) | None => CloneStage::Blocks,
+        };
+        let Some(_turn) = self.clone_turn(stage, &request.volume.source) else { return Ok(Some(OCCUPIED)) };
         if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }
@@ -152,7 +165,7 @@ impl Provisioner {
         if let Ensured::Created(()) = created {
             self.events.provisioned(claim, &request.id, &record, self.free().await);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Finds the volume that the new one is cloned from. `Created` if the clone has not begun.

@@ -17,7 +17,7 @@ use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, Volume
 
 use crate::backoff;
 use crate::claim::apply::NEXT_PASS;
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{Error, api};
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
 use crate::group::plan::{self, GroupPlan};
@@ -35,6 +35,7 @@ pub(crate) async fn reconcile_group(
     let span = info_span!("group", content = content.name_any());
     let served = provisioner.serve_group(&content).instrument(span).await;
     match &served {
+        Ok(action) if *action == Action::requeue(OCCUPIED) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
         // The API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
@@ -142,6 +143,9 @@ impl Provisioner {
             None => DEFAULT_PAUSE,
         };
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
+        let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
+        let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
+        let Some(_turn) = self.clone_turn(stage, &sources) else { return Ok(Action::requeue(OCCUPIED)) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let records = taken.map_err(Error::of_claim)?.into_inner();

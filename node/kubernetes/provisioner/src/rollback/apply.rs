@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackRequest, VolumeId, Volumes};
 
 use crate::claim::apply::NEXT_PASS;
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step};
@@ -46,6 +46,7 @@ pub(crate) async fn roll_back_claim(
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Some(OCCUPIED)) };
     let in_use = format!("{key} in use");
     match provisioner.roll_back(claim, id, step).await {
+        Ok(next) if next == Some(OCCUPIED) => Ok(next),
         Ok(next) => {
             provisioner.attempts.succeeded(&key);
             provisioner.attempts.succeeded(&in_use);
@@ -115,6 +116,8 @@ impl Provisioner {
             self.cancel(claim, &kept, begun.as_ref()).await?;
             return Ok(None);
         }
+        let stage = if begun.is_none() { CloneStage::Content } else { CloneStage::Blocks };
+        let Some(_turn) = self.clone_turn(stage, [&source]) else { return Ok(Some(OCCUPIED)) };
         let name = plan::kept_name(claim, &kept);
         let uid = claim.uid().unwrap_or_default();
         let of = Claim { uid, namespace: claim.namespace().unwrap_or_default(), name };

@@ -16,7 +16,7 @@ use volume::{Record, SnapshotRequest, State, VolumeId, VolumeRefusal};
 
 use crate::backoff;
 use crate::claim::apply::NEXT_PASS;
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{Error, api};
 use crate::metrics::Object;
 use crate::snapshot::object::{Content, SnapshotClass};
@@ -30,6 +30,7 @@ pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Pr
     let span = info_span!("snapshot", content = content.name_any());
     let served = provisioner.serve(&content).instrument(span).await;
     match &served {
+        Ok(action) if *action == Action::requeue(OCCUPIED) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
         // The API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
@@ -91,6 +92,8 @@ impl Provisioner {
         if is_new && !want.class.is_empty() {
             want.max_pause = self.max_pause(&want.class).await?;
         }
+        let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
+        let Some(_turn) = self.clone_turn(stage, [&want.source]) else { return Ok(Action::requeue(OCCUPIED)) };
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let record = taken.map_err(Error::of_claim)?.into_inner();
         self.write_state(content, id, &record).await?;

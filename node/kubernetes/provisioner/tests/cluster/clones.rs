@@ -5,6 +5,7 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
+use provisioner::Settings;
 use serde_json::{Value, json};
 use units::Bytes;
 use volume::{Allocation, Claim, Mode, Owner, Request, Volumes};
@@ -87,6 +88,30 @@ pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cl
     node.run().await?;
     node.bound("copy").await?;
     node.gone(&source.1).await?;
+    node.end().await
+}
+
+/// Regression: clones of a volume with many files, and all that waited for their source, took the passes over all claims.
+pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const SOURCES: u16 = 3;
+    let node = Node::start(&cluster, "slow-clones").await?;
+    for number in 0..SOURCES {
+        let source = node.claim_here(&format!("data-{number}"), json!({"volumeMode": "Block"})).await?;
+        node.bound(&format!("data-{number}")).await?;
+        node.settled(&id_of(&source.uid().unwrap_or_default())?).await?;
+    }
+    node.volumes.hold_clones(true);
+    // More than are served at once.
+    let clones: Vec<String> = (0..Settings::PARALLEL.get() + SOURCES).map(|number| format!("copy-{number}")).collect();
+    for (number, clone) in (0..).zip(&clones) {
+        node.claim_here(clone, clone_of(&format!("data-{}", number % SOURCES))).await?;
+    }
+    node.claim_here("other", json!({})).await?;
+    node.bound("other").await?;
+    node.volumes.hold_clones(false);
+    for clone in &clones {
+        node.bound(clone).await?;
+    }
     node.end().await
 }
 

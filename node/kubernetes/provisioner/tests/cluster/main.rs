@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         clones::a_claim_is_cloned_from_a_claim,
         clones::a_source_may_be_deleted_while_its_blocks_are_copied,
         clones::a_source_may_be_deleted_before_the_clone_has_its_pv,
+        clones::claims_are_served_while_clones_take_long,
         clones::what_cannot_be_cloned_is_reported_with_both_claims,
         // The cases before these have no CRDs of snapshots.
         snapshots::a_snapshot_is_taken_restored_and_deleted,
