@@ -64,8 +64,8 @@ const MAX_THREADS: usize = 8;
 /// files and directories are opened; device nodes that replace a file between two calls are opened too unless the
 /// source is mounted with `nodev`, which callers should do. Nothing but the target is written, which no other process
 /// may change. Memory and descriptors are bounded: 2 descriptors for each of at most 128 levels and of 8 threads, and
-/// records of 450,000 inodes; in larger trees, the other files are cloned again by each pass. A tree with more levels
-/// is an error.
+/// records of 450,000 inodes; in larger trees, the other files are cloned again by each pass. Several clones at once have
+/// less each ([`TreeClone::one_of`]). A tree with more levels is an error.
 ///
 /// # Failures
 /// After an error, or a kill, the target has an incomplete tree and a directory `.reflink-…` at its top: remove both.
@@ -93,6 +93,12 @@ impl TreeClone {
         let scratch = Scratch::create(&to)?;
         let threads = available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_THREADS);
         Ok(Self { from, to, scratch, records: Records::default(), threads })
+    }
+
+    /// For clones that exist at once: together, they have records of 900,000 inodes. Call it before the first pass.
+    #[must_use]
+    pub fn one_of(self, clones: usize) -> Self {
+        Self { records: Records::of_one(clones), ..self }
     }
 
     /// Clones all that differs, while other processes may change the source. Names that appear, disappear or change

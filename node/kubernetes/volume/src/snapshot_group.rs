@@ -163,7 +163,8 @@ impl Store {
         freezer: &dyn PodFreezer,
     ) -> Result<(), (Option<usize>, Error)> {
         let failed = |source| (None, Error::Freeze { id: want.id.clone(), source });
-        each(members, Member::begin)?;
+        let trees = members.iter().filter(|member| !member.request.mode.is_block()).count();
+        each(members, |member| member.begin(trees))?;
         approach_trees(members)?;
         // A clone writes the dirty pages of its source first: the pause is short if they are few.
         for Request { source, mode, .. } in members.iter().map(|member| member.request) {
@@ -208,10 +209,11 @@ struct Member<'a> {
 }
 
 impl Member<'_> {
-    fn begin(&mut self) -> Result<(), Error> {
+    /// A tenant chooses how many trees a group has.
+    fn begin(&mut self, trees: usize) -> Result<(), Error> {
         self.execution.run(&[Step::WriteRecord, Step::MakeStaging, Step::Limit])?;
         if !self.request.mode.is_block() {
-            self.tree = Some(self.execution.attempt(Step::CloneTree, Execution::begin_tree)?);
+            self.tree = Some(self.execution.attempt(Step::CloneTree, Execution::begin_tree)?.one_of(trees));
         }
         Ok(())
     }

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use nix::sys::stat::FileStat;
 
-/// Records, of 32 bytes each: with these, the table takes 17 MB.
+/// Records of a clone, of 32 bytes each: with these, the table takes 17 MB.
 const MAX_RECORDS: usize = 450_000;
+
+/// Records of several clones together.
+const MAX_TOGETHER: usize = 2 * MAX_RECORDS;
 
 /// The kernel updates times of change with the resolution of its timer, at least once in 10 ms: a file that has just
 /// changed may change again without a new time.
@@ -18,8 +21,17 @@ type Time = (i64, i64);
 
 /// By the inode in the target. While a clone exists, no inode of the target is removed and its number used again: what
 /// vanishes is moved to the scratch directory.
-#[derive(Debug, Default)]
-pub(super) struct Records(Mutex<HashMap<u64, Record>>);
+#[derive(Debug)]
+pub(super) struct Records {
+    table: Mutex<HashMap<u64, Record>>,
+    limit: usize,
+}
+
+impl Default for Records {
+    fn default() -> Self {
+        Self { table: Mutex::default(), limit: MAX_RECORDS }
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
@@ -31,6 +43,11 @@ struct Record {
 }
 
 impl Records {
+    /// Of one of several clones that exist at once.
+    pub(super) fn of_one(clones: usize) -> Self {
+        Self { limit: (MAX_TOGETHER / clones.max(1)).min(MAX_RECORDS), ..Self::default() }
+    }
+
     /// Whether `target` is the clone of this inode.
     pub(super) fn is_clone_of(&self, target: u64, source: &FileStat) -> bool {
         self.lock().get(&target).is_some_and(|record| record.source == source.st_ino)
@@ -49,13 +66,13 @@ impl Records {
         let changed = is_settled((source.st_ctime, source.st_ctime_nsec), begin).then(|| time_of_change(source));
         let record = Record { source: source.st_ino, changed };
         let mut records = self.lock();
-        if records.len() < MAX_RECORDS || records.contains_key(&target) {
+        if records.len() < self.limit || records.contains_key(&target) {
             records.insert(target, record);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Record>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -115,6 +132,12 @@ mod tests {
             records.insert(target, &source, (200, 0));
         }
         assert_eq!(records.lock().len(), MAX_RECORDS);
+        let shared = Records::of_one(30);
+        for target in 0..MAX_TOGETHER as u64 / 30 + 10 {
+            shared.insert(target, &source, (200, 0));
+        }
+        assert_eq!(shared.lock().len(), MAX_TOGETHER / 30);
+        assert_eq!([0, 1, 2].map(|clones| Records::of_one(clones).limit), [MAX_RECORDS; 3]);
         // Those that it has are replaced.
         records.insert(3, &stat(8, (100, 0)), (200, 0));
         assert!(records.is_equal(3, &stat(8, (100, 0))));
