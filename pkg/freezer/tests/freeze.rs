@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(60);
 const ROOT: &str = "/tmp/cgroup";
 const TASKS: usize = 40;
+/// A cgroup that a container creates, below that of the pod.
+const THREADS: &str = "container/threads";
 
 /// The guard, if this program was started as one.
 #[test]
@@ -121,7 +123,11 @@ impl Drop for Pod {
         // Ends frozen processes too.
         fs::write(self.path.join("cgroup.kill"), "1").unwrap();
         self.writer.wait().unwrap();
-        eventually("the cgroup is empty", || fs::remove_dir(self.path.join("container")).is_ok());
+        eventually("the cgroup is empty", || {
+            // Of one test.
+            let _ = fs::remove_dir(self.path.join(THREADS));
+            fs::remove_dir(self.path.join("container")).is_ok()
+        });
         fs::remove_dir(&self.path).unwrap();
         fs::remove_dir_all(&self.counters).unwrap();
     }
@@ -300,6 +306,40 @@ fn a_process_that_enters_a_frozen_cgroup_does_not_run_and_is_not_an_error() {
     frozen.thaw().unwrap();
     // It fails at its first counter, but not before the thaw.
     assert!(!late.wait().unwrap().success());
+    pod.expect_thawed();
+}
+
+/// Root in a container can create cgroups below its own one, if it can mount cgroup2.
+#[test]
+fn threads_in_a_cgroup_that_a_container_created_are_frozen_too() {
+    let pod = Pod::start();
+    let threads = pod.path.join(THREADS);
+    fs::create_dir(&threads).unwrap();
+    fs::write(threads.join("cgroup.type"), "threaded").unwrap();
+    let tasks = fs::read_dir(format!("/proc/{}/task", pod.writer.id())).unwrap();
+    let task = tasks.last().unwrap().unwrap().file_name().into_string().unwrap();
+    fs::write(threads.join("cgroup.threads"), task).unwrap();
+    let frozen = pod.freeze(LONG).unwrap();
+    let counts = pod.counts();
+    // The container has no access to the cgroup above its own one.
+    fs::write(threads.join("cgroup.freeze"), "0").unwrap();
+    for _ in 0..1000 {
+        assert_eq!(pod.counts(), counts);
+    }
+    assert!(pod.is_frozen());
+    frozen.thaw().unwrap();
+    pod.expect_thawed();
+}
+
+/// It does not count as the freeze of another process, and stays.
+#[test]
+fn a_cgroup_that_a_container_froze_stays_frozen() {
+    let pod = Pod::start();
+    let container = pod.path.join("container");
+    fs::write(container.join("cgroup.freeze"), "1").unwrap();
+    pod.freeze(LONG).unwrap().thaw().unwrap();
+    assert_eq!(fs::read_to_string(container.join("cgroup.freeze")).unwrap().trim(), "1");
+    fs::write(container.join("cgroup.freeze"), "0").unwrap();
     pod.expect_thawed();
 }
 
