@@ -9,9 +9,11 @@ use ktest_support::{Writer, mount_cgroups, numbers};
 use volume::{ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, VolumeId, Volumes as _};
 
 use crate::kubelet::MANY;
-use crate::machine::{Node, TestDisk};
+use crate::machine::{Node, TestDisk, mounts_at};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than a call takes.
+const WAIT: Duration = Duration::from_millis(500);
 const TARGET: &str = "pods/pod-of-files/volumes/kubernetes.io~csi/pvc-1/mount";
 const POD: &str = "kubepods/besteffort/podpod-of-files";
 const FILES: [&str; 2] = ["one", "two"];
@@ -79,6 +81,34 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     assert_eq!(fs::read_to_string(pod.join("cgroup.freeze")).expect("the state").trim(), "0");
 
     end(&cgroups, &pod, writer);
+    node.stop().await;
+}
+
+/// A pod that starts within the last pass would write to its volume.
+#[tokio::test]
+async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
+    const DEVICE: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-2/late";
+    let node = Node::start().await;
+    let volumes = [node.provision("pvc-1"), node.provision_block("pvc-2")];
+    let targets = [TARGET, DEVICE].map(|target| node.target(target));
+    for target in &targets {
+        fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+    }
+    let freezer = node.freezer.upgrade().expect("the plugin");
+    let stopped = freezer.freeze(&volumes, PATIENCE).expect("no pod has them");
+    let messages = [node.kubelet.publish("pvc-1", TARGET, MANY), node.kubelet.publish_block("pvc-2", DEVICE, MANY)];
+    let calls = messages.map(|message| {
+        let mut client = node.client.clone();
+        tokio::spawn(async move { client.node_publish_volume(message).await.map(drop) })
+    });
+    tokio::time::sleep(WAIT).await;
+    assert!(calls.iter().all(|call| !call.is_finished()) && targets.iter().all(|target| mounts_at(target) == 0));
+    stopped.thaw().expect("nothing ran");
+    for call in calls {
+        call.await.expect("a result").expect("publish");
+    }
+    assert!(targets.iter().all(|target| mounts_at(target) == 1));
+    drop(freezer);
     node.stop().await;
 }
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use csi::{Linux, Plugin, Settings};
@@ -21,7 +21,7 @@ use supervisor::Supervisor;
 use tonic::Code;
 use tonic::transport::Channel;
 use units::{Bytes, Inodes};
-use volume::{Allocation, Claim, Owner, Request, Store, VolumeId, Volumes as _};
+use volume::{Allocation, Claim, Owner, PodFreezer, Request, Store, VolumeId, Volumes as _};
 
 use crate::kubelet::Kubelet;
 
@@ -38,6 +38,7 @@ pub struct Node {
     supervisor: Supervisor,
     pub plugin: Arc<Plugin<Linux>>,
     pub store: Arc<Store>,
+    pub freezer: Weak<dyn PodFreezer>,
     pub kubelet: Kubelet,
     pub client: NodeClient<Channel>,
     // Last: it can only be unmounted when nothing on it is open.
@@ -125,14 +126,15 @@ impl Node {
         change(&mut settings);
         let host = Linux::with_cgroups(kubelet.directory.clone(), Arc::clone(&store), cgroups).with_guard(guard);
         store.throttle_by(host.throttle());
-        store.freeze_by(host.freezer());
+        let freezer = host.freezer();
+        store.freeze_by(Weak::clone(&freezer));
         let plugin = Arc::new(Plugin::new(settings, host, &Registry::new()).expect("metrics"));
         let service = Arc::clone(&plugin);
         let supervisor =
             Supervisor::start("csi", supervisor::Settings::default(), move |cx| Arc::clone(&service).run(cx));
         supervisor.handle().healthy().await.expect("it starts");
         let client = kubelet.client().await;
-        Self { supervisor, plugin, store, kubelet, client, disk }
+        Self { supervisor, plugin, store, freezer, kubelet, client, disk }
     }
 
     /// Ends the plugin. Mounts and devices stay.
