@@ -148,7 +148,9 @@ impl Provisioner {
             Some(Ensured::Created(())) => CloneStage::Content,
             Some(Ensured::Unchanged(())) | None => CloneStage::Blocks,
         };
-        let Some(_turn) = self.clone_turn(stage, &request.volume.source) else { return Ok(Some(OCCUPIED)) };
+        // This pass has the lock of the volume.
+        let source = request.volume.source.as_ref().filter(|source| **source != request.id);
+        let Some(_turn) = self.clone_turn(stage, source) else { return Ok(Some(OCCUPIED)) };
         if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }

@@ -93,9 +93,10 @@ pub(crate) struct MemberInfo {
 
 /// A VolumeGroupSnapshotClass.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(crate) struct GroupClass {
     pub(crate) metadata: ObjectMeta,
+    pub(crate) deletion_policy: String,
     pub(crate) parameters: BTreeMap<String, String>,
 }
 

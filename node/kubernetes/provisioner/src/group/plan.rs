@@ -113,9 +113,12 @@ pub(crate) fn plan(
     source.volume_handles.iter().map(request).collect::<Result<_, _>>().map(GroupPlan::Take)
 }
 
-/// The longest pause of the pods.
+/// The longest pause of the pods. Kubernetes' own end-to-end tests repeat the deletion policy of the class as a parameter, which
+/// changes nothing.
 pub(crate) fn max_pause(class: &GroupClass) -> Result<Duration, GroupRejection> {
-    volume::max_pause(&class.parameters).map_err(|reason| GroupRejection::Class { class: class.name_any(), reason })
+    let mut parameters = class.parameters.clone();
+    parameters.retain(|name, value| name != "deletionPolicy" || *value != class.deletion_policy);
+    volume::max_pause(&parameters).map_err(|reason| GroupRejection::Class { class: class.name_any(), reason })
 }
 
 /// As the sidecar decides: the content of a group that exists, and the content that no group ever had, stay.
@@ -270,7 +273,8 @@ mod tests {
     #[test]
     fn the_class_has_the_longest_pause() {
         let class = |parameters: Value| -> GroupClass {
-            serde_json::from_value(json!({"metadata": {"name": "slow"}, "parameters": parameters})).expect("a class")
+            let class = json!({"metadata": {"name": "slow"}, "deletionPolicy": "Retain", "parameters": parameters});
+            serde_json::from_value(class).expect("a class")
         };
         assert_eq!(max_pause(&class(json!({}))), Ok(DEFAULT_PAUSE));
         for (text, milliseconds) in [("500ms", 500), ("3s", 3000), ("1m", 60_000)] {
@@ -280,7 +284,10 @@ mod tests {
             let rejected = max_pause(&class(json!({"maxPause": text}))).unwrap_err().to_string();
             assert!(rejected.contains("VolumeGroupSnapshotClass slow") && rejected.contains(text), "{rejected}");
         }
-        let text = max_pause(&class(json!({"thin": "true"}))).unwrap_err().to_string();
-        assert!(text.contains("slow") && text.contains("thin"), "{text}");
+        assert_eq!(max_pause(&class(json!({"deletionPolicy": "Retain"}))), Ok(DEFAULT_PAUSE));
+        for (name, value) in [("thin", "true"), ("deletionPolicy", "Delete")] {
+            let text = max_pause(&class(json!({name: value}))).unwrap_err().to_string();
+            assert!(text.contains("slow") && text.contains(name), "{text}");
+        }
     }
 }
