@@ -31,7 +31,7 @@ use proto::csi::{
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use units::Bytes;
-use volume::{Error, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
+use volume::{Error, Owner, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
 
 use crate::condition::{Health, abnormal, health};
 use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
@@ -146,8 +146,8 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
 /// The record of a volume that this service may change.
 fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<Record>, ControllerError> {
     match volumes.record(id).map_err(|source| ControllerError::Volume { change, source })? {
-        Some(record) if record.owner.is_provisioner() => {
-            Err(ControllerError::OfProvisioner { change, id: id.clone(), claim: record.claim })
+        Some(Record { owner: Owner::Provisioner | Owner::Rollback(_), claim, .. }) => {
+            Err(ControllerError::OfProvisioner { change, id: id.clone(), claim })
         }
         record => Ok(record),
     }

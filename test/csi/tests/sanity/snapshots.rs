@@ -14,7 +14,7 @@ use proto::csi::{
 };
 use tonic::Code;
 use tonic::transport::Channel;
-use volume::Volumes as _;
+use volume::{Claim, Error, RollbackRequest, VolumeId, Volumes as _};
 
 use crate::controller::{client, create, delete, record, request};
 
@@ -93,6 +93,7 @@ fn snapshots_and_groups_are_those_of_the_store() {
         }
         a_group_is_of_one_instant_and_deleted_as_a_whole(&node).await;
         a_group_is_taken_as_a_whole_or_not_at_all(&node).await;
+        the_snapshot_of_a_rollback_is_the_provisioners(&node).await;
     });
     assert_eq!(records(&node), before);
     node.end();
@@ -191,4 +192,23 @@ async fn a_group_is_taken_as_a_whole_or_not_at_all(node: &Node) {
     let all: Vec<_> = group.snapshots.iter().map(|snapshot| snapshot.snapshot_id.clone()).collect();
     remove_group(node, &group.group_snapshot_id, &all).await.expect("delete");
     delete(node, "pvc-data").await.expect("delete");
+}
+
+/// Before the exchange of the content, and after it.
+async fn the_snapshot_of_a_rollback_is_the_provisioners(node: &Node) {
+    let source = create(node, request("pvc-rolled", Kind::Block)).await.expect("create").volume_id;
+    take(node, "snapshot-rolled", &source).await.expect("take");
+    let id = |text: &str| text.parse::<VolumeId>().expect("an identifier");
+    let claim = Claim { uid: "uid".to_owned(), namespace: "default".to_owned(), name: "before".to_owned() };
+    let want = RollbackRequest { claim, volume: id(&source), source: id("snapshot-rolled") };
+    let (store, kept) = (node.volumes().store(), id("snapshot-before"));
+    while let Err(error) = store.roll_back(&kept, &want) {
+        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+        assert_eq!(remove(node, "snapshot-before").await.err(), Some(Code::FailedPrecondition));
+    }
+    assert_eq!(remove(node, "snapshot-before").await.err(), Some(Code::FailedPrecondition));
+    store.end_rollback(&kept).expect("end");
+    store.remove_snapshot(&kept).expect("remove");
+    remove(node, "snapshot-rolled").await.expect("delete");
+    delete(node, &source).await.expect("delete");
 }
