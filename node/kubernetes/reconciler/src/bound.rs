@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::claim::status_writer;
+use cluster::claim::{RESTORE_FROM, ROLLBACK, status_writer};
 use cluster::quantity::{self, QuantityError};
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
@@ -12,8 +12,8 @@ use units::Bytes;
 
 use crate::reclaimer::PROVISIONER;
 
-/// The PV of a claim that is being expanded, or gets another VolumeAttributesClass. `None` also for claims that another
-/// provisioner got.
+/// The PV of a claim that is being expanded, gets another VolumeAttributesClass, or returns to a snapshot. `None` also for claims
+/// that another provisioner got.
 pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
     let (spec, status) = (claim.spec.as_ref()?, claim.status.as_ref()?);
     let annotations = claim.annotations();
@@ -28,7 +28,9 @@ pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
     let is_modified = status.modify_volume_status.is_some()
         || named(spec.volume_attributes_class_name.as_ref())
             != named(status.current_volume_attributes_class_name.as_ref());
-    spec.volume_name.as_deref().filter(|name| !name.is_empty() && (is_larger || is_begun || is_modified))
+    let is_rolled_back = [RESTORE_FROM, ROLLBACK].iter().any(|key| annotations.contains_key(*key));
+    let is_changing = is_larger || is_begun || is_modified || is_rolled_back;
+    spec.volume_name.as_deref().filter(|name| !name.is_empty() && is_changing)
 }
 
 pub(crate) fn node_of<'a>(pv: &'a PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'a str> {
@@ -111,6 +113,9 @@ mod tests {
         assert_eq!(changing(&gold), Some("adopted"));
         gold.status.as_mut().unwrap().current_volume_attributes_class_name = Some("gold".into());
         assert_eq!(changing(&gold), None);
+        for key in [RESTORE_FROM, ROLLBACK] {
+            assert_eq!(changing(&claim(json!({"annotations": {key: "before"}}), "2Gi", Value::Null)), Some("adopted"));
+        }
         let mut lost = claim(json!({}), "1Gi", Value::Null);
         lost.status.as_mut().unwrap().phase = Some("Lost".into());
         assert_eq!(changing(&lost), None);
