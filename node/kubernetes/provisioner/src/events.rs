@@ -465,7 +465,8 @@ fn free_space(free: Option<Bytes>) -> String {
     free.map_or_else(String::new, |free| format!("; {free} of the disk are unreserved"))
 }
 
-fn shortened(mut text: String) -> String {
+/// Texts have names of files, which tenants choose: a path can have 32 KiB, more with its escapes.
+pub(crate) fn shortened(mut text: String) -> String {
     if text.len() > NOTE_LEN {
         let end = (0..=NOTE_LEN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
         text.truncate(end);

@@ -19,6 +19,7 @@ use crate::backoff;
 use crate::claim::apply::NEXT_PASS;
 use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{Error, api};
+use crate::events::shortened;
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
 use crate::group::plan::{self, GroupPlan};
 use crate::metrics::Object;
@@ -244,7 +245,7 @@ impl Provisioner {
             return Ok(());
         }
         self.events.group_failed(content, error.kind(), error);
-        let message = causes::line(error);
+        let message = shortened(causes::line(error));
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
         if shown == Some(&message) {
             return Ok(());

@@ -18,6 +18,7 @@ use crate::backoff;
 use crate::claim::apply::NEXT_PASS;
 use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{Error, api};
+use crate::events::shortened;
 use crate::metrics::Object;
 use crate::snapshot::object::{Content, SnapshotClass};
 use crate::snapshot::plan::{self, SnapshotPlan};
@@ -205,7 +206,7 @@ impl Provisioner {
             return Ok(());
         }
         self.events.snapshot_failed(content, error.kind(), error);
-        let message = causes::line(error);
+        let message = shortened(causes::line(error));
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
         if shown == Some(&message) {
             return Ok(());

@@ -158,6 +158,11 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
             api.gone(name, &content.name_any()).await?;
         }
     }
+    // An error can have the path of a file, 32 KiB that a tenant chose.
+    let content = api.create("long", Some(&node.name), json!({"volumeHandle": "x".repeat(5000)}), json!({})).await?;
+    let shortened = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.len() <= 1000);
+    api.status(&content.name_any(), shortened).await?;
+    api.gone("long", &content.name_any()).await?;
     assert_eq!(node.volumes.live(), live);
     node.claim_here("early", restored_from("none")).await?;
     let note = node.event("early", "ProvisioningFailed").await?;
