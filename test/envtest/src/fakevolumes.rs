@@ -26,7 +26,7 @@ pub struct FakeVolumes {
     calls: VolumeCalls,
     /// Creates what a volume has outside of memory.
     create: Option<Box<Create>>,
-    /// New clones wait while it is set.
+    /// New clones, and removals of snapshots, wait while it is set.
     held: Mutex<bool>,
     released: Condvar,
 }
@@ -151,13 +151,13 @@ impl FakeVolumes {
         self.disk().faults = faults;
     }
 
-    /// Whether new clones of volumes take long, as those of many files do.
-    pub fn hold_clones(&self, held: bool) {
+    /// Whether new clones of volumes and removals of snapshots take long, as those of many files do.
+    pub fn hold(&self, held: bool) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
         self.released.notify_all();
     }
 
-    fn wait_for_clones(&self) {
+    fn wait_while_held(&self) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.released.wait_timeout_while(held, HELD, |held| *held).unwrap_or_else(PoisonError::into_inner));
     }
@@ -594,7 +594,7 @@ impl Volumes for FakeVolumes {
                 create(id, want.size);
             }
             if is_new && want.source.is_some() {
-                self.wait_for_clones();
+                self.wait_while_held();
             }
             let mut disk = self.disk();
             disk.check_volume(id)?;
@@ -643,6 +643,7 @@ impl Volumes for FakeVolumes {
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        self.wait_while_held();
         self.calls.observe(Operation::RemoveSnapshot, || self.disk().remove_snapshot(id))
     }
 

@@ -33,6 +33,9 @@ pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
 /// other passes ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
 const CLONES: usize = 2;
 
+/// Removals of snapshots at once, for the same reason. Of a group, one after the other.
+const REMOVALS: usize = 4;
+
 /// The work of a pass over a clone, a snapshot or a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CloneStage {
@@ -49,8 +52,17 @@ pub(crate) struct CloneTurn<'a> {
     _sources: Vec<VolumeGuard>,
 }
 
-pub(crate) const fn clone_places() -> Semaphore {
-    Semaphore::const_new(CLONES)
+/// The passes that may take long.
+#[derive(Debug)]
+pub(crate) struct Places {
+    clones: Semaphore,
+    removals: Semaphore,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { clones: Semaphore::new(CLONES), removals: Semaphore::new(REMOVALS) }
+    }
 }
 
 /// The provisioner has to be started again.
@@ -78,7 +90,7 @@ pub(crate) struct Provisioner {
     pub(crate) attempts: Attempts,
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
-    pub(crate) clones: Semaphore,
+    pub(crate) places: Places,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
@@ -116,9 +128,16 @@ impl Provisioner {
     ) -> Option<CloneTurn<'_>> {
         let sources = sources.into_iter().map(|id| self.locks.try_lock(id)).collect::<Option<Vec<_>>>()?;
         Some(match stage {
-            CloneStage::Content => CloneTurn { _place: Some(self.clones.try_acquire().ok()?), _sources: sources },
+            CloneStage::Content => {
+                CloneTurn { _place: Some(self.places.clones.try_acquire().ok()?), _sources: sources }
+            }
             CloneStage::Blocks => CloneTurn { _place: None, _sources: Vec::new() },
         })
+    }
+
+    /// For the removal of snapshots. `None`: try again after [`OCCUPIED`].
+    pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
+        self.places.removals.try_acquire().ok()
     }
 
     /// Claims of the claim's namespace.

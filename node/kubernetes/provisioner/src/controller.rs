@@ -23,7 +23,7 @@ use volume::{VolumeId, VolumeLocks, Volumes};
 use crate::backoff::Attempts;
 use crate::claim::apply::CreatedPvs;
 use crate::classes::Classes;
-use crate::context::{Provisioner, RunError, clone_places};
+use crate::context::{Places, Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
 use crate::error::Error;
 use crate::events::Events;
@@ -78,7 +78,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         created: CreatedPvs::default(),
         attempts: Attempts::new(metrics.clone()),
         locks: VolumeLocks::default(),
-        clones: clone_places(),
+        places: Places::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
         index: PvIndex::new(node.clone()),

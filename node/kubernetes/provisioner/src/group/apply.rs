@@ -185,6 +185,7 @@ impl Provisioner {
 
     async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Action, Error> {
         let Some(_guards) = self.try_lock_all(ids) else { return Ok(Action::requeue(OCCUPIED)) };
+        let Some(_place) = self.removal_place() else { return Ok(Action::requeue(OCCUPIED)) };
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let handle = content.handle();
         for other in all.iter().filter(|other| other.is_of_driver()) {

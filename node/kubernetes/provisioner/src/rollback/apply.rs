@@ -245,7 +245,8 @@ impl Provisioner {
     /// Whether the claim still has the request of this rollback. Any other claim may name the snapshot, too.
     pub(crate) async fn has_request(&self, kept: &VolumeId, record: &Record) -> Result<bool, ApiError> {
         let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &record.claim.namespace);
-        let found = claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of the snapshot"))?;
+        let found =
+            claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of the snapshot"))?;
         Ok(found.iter().any(|claim| {
             claim.metadata.uid.as_ref() == Some(&record.claim.uid)
                 && claim.annotations().get(ROLLBACK).is_some_and(|id| id == kept.as_str())

@@ -81,7 +81,7 @@ impl Provisioner {
             SnapshotPlan::Adopt => self.adopt(content).await?,
             SnapshotPlan::Take(id, request) => return self.take(content, &id, request).await,
             SnapshotPlan::Find(id) => self.find(content, &id).await?,
-            SnapshotPlan::Delete(id) => self.delete_snapshot(content, &id).await?,
+            SnapshotPlan::Delete(id) => return self.delete_snapshot(content, &id).await,
             SnapshotPlan::Release => self.remove_protection(content).await?,
         }
         Ok(Action::await_change())
@@ -128,7 +128,8 @@ impl Provisioner {
     }
 
     /// With the lock of the snapshot.
-    async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+    async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Action, Error> {
+        let Some(_place) = self.removal_place() else { return Ok(Action::requeue(OCCUPIED)) };
         // An administrator may have created a second content for the snapshot.
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let is_other = |other: &&Content| {
@@ -143,7 +144,8 @@ impl Provisioner {
         if removed == Ensured::Created(()) {
             info!(snapshot = %id, "snapshot removed");
         }
-        self.remove_protection(content).await
+        self.remove_protection(content).await?;
+        Ok(Action::await_change())
     }
 
     /// A pass that ended the request for a rollback on the claim may not have ended it in the record. As long as the claim has

@@ -100,7 +100,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
         node.bound(&format!("data-{number}")).await?;
         node.settled(&id_of(&source.uid().unwrap_or_default())?).await?;
     }
-    node.volumes.hold_clones(true);
+    node.volumes.hold(true);
     // More than are served at once.
     let clones: Vec<String> = (0..Settings::PARALLEL.get() + SOURCES).map(|number| format!("copy-{number}")).collect();
     for (number, clone) in (0..).zip(&clones) {
@@ -108,7 +108,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
     }
     node.claim_here("other", json!({})).await?;
     node.bound("other").await?;
-    node.volumes.hold_clones(false);
+    node.volumes.hold(false);
     for clone in &clones {
         node.bound(clone).await?;
     }

@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         snapshots::a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files,
         snapshots::a_retained_snapshot_is_shown_by_a_content_made_by_hand,
         snapshots::what_cannot_be_taken_is_reported_in_status_and_events,
+        snapshots::snapshots_are_taken_while_removals_take_long,
         snapshots::snapshots_without_a_content_are_removed_or_reported,
         snapshots::a_node_writes_only_contents_that_it_serves,
         groups::a_group_is_taken_at_one_instant_and_deleted,

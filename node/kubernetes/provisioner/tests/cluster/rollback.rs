@@ -298,10 +298,8 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
     fixture.node.halt().await?;
     fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
     fixture.node.run().await?;
-    until("the end of the copy", async || {
-        Ok(fixture.node.volumes.record(&kept).map(|record| format!("{record:?}")))
-    })
-    .await?;
+    until("the end of the copy", async || Ok(fixture.node.volumes.record(&kept).map(|record| format!("{record:?}"))))
+        .await?;
 
     fixture.node.halt().await?;
     fixture.node.volumes.set_passes(0);

@@ -7,6 +7,7 @@ use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi};
 use kube::ResourceExt as _;
 use kube::api::{DynamicObject, Patch, PatchParams};
+use provisioner::Settings;
 use serde_json::{Value, json};
 use volume::{State, VolumeId};
 
@@ -167,6 +168,31 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     node.claim_here("early", restored_from("none")).await?;
     let note = node.event("early", "ProvisioningFailed").await?;
     assert!(note.contains("snapshot untaken/none") && note.contains("does not exist"), "{note}");
+    node.end().await
+}
+
+/// Regression: removals of snapshots with many files took the passes over all contents.
+pub async fn snapshots_are_taken_while_removals_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, source) = with_data(&cluster, "slow-removal").await?;
+    let mut contents = Vec::new();
+    // More than are served at once.
+    for number in 0..=Settings::PARALLEL.get() {
+        let name = format!("former-{number}");
+        let content = api.create(&name, Some(&node.name), source.clone(), json!({})).await?;
+        api.ready(&name, &content.name_any()).await?;
+        contents.push((name, content));
+    }
+    node.volumes.hold(true);
+    for (name, content) in &contents {
+        api.delete(name, &content.name_any()).await?;
+    }
+    let content = api.create("late", Some(&node.name), source, json!({})).await?;
+    api.ready("late", &content.name_any()).await?;
+    node.volumes.hold(false);
+    api.gone("late", &content.name_any()).await?;
+    for (_, content) in &contents {
+        removed(&node, &snapshot_of(content)?).await?;
+    }
     node.end().await
 }
 
