@@ -35,6 +35,8 @@ pub(crate) enum Error {
     NameTaken { id: VolumeId },
     #[error("content {id} exists and is not that of the rollback on this node; delete it")]
     ContentTaken { id: VolumeId },
+    #[error("the volume has the content of the snapshot, but the node cannot {what}: {message}")]
+    KeptDenied { what: &'static str, message: String },
     #[error("the volume keeps {has}; request less, or free space")]
     Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]
@@ -108,6 +110,7 @@ impl Error {
             Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",
             Self::NameTaken { .. } | Self::ContentTaken { .. } => "NameTaken",
+            Self::KeptDenied { .. } => "KeptDenied",
             Self::Infeasible { .. } => "ExpandInfeasible",
             Self::Expand(_) => "ExpandStore",
             Self::Modify(_) => "ModifyStore",

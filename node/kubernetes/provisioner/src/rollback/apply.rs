@@ -292,6 +292,10 @@ async fn create(api_of: &Api<DynamicObject>, object: Value, what: &'static str) 
     match api_of.create(&PostParams::default(), &object).await {
         Ok(_) => Ok(Ensured::Created(())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
+        // Such as a quota of the namespace: its user can help, and no other request fails.
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            Err(Error::KeptDenied { what, message: status.message.clone() })
+        }
         Err(error) => Err(api(what)(error).into()),
     }
 }

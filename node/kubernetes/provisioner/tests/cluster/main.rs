@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_until_no_pod_has_the_volume,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
+        rollback::a_quota_delays_the_end_of_a_rollback_with_an_event,
         rollback::an_interrupted_rollback_is_served_once,
         rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use units::Bytes;
@@ -214,6 +214,33 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
     fixture.annotate(json!({RESTORE_FROM: null})).await?;
     fixture.ended().await?;
     assert_eq!(node.volumes.live(), live);
+    fixture.end().await
+}
+
+/// The namespace may have no other VolumeSnapshot, as by a quota of its administrator.
+pub async fn a_quota_delays_the_end_of_a_rollback_with_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    const COUNT: &str = "count/volumesnapshots.snapshot.storage.k8s.io";
+    let fixture = Fixture::new(&cluster, "rollback-quota").await?;
+    let Fixture { node, api, volume, .. } = &fixture;
+    let quotas = Api::<ResourceQuota>::namespaced(node.admin.clone(), &node.namespace);
+    let quota = json!({"metadata": {"name": "snapshots"}, "spec": {"hard": {COUNT: "1"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    let second: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "second"},
+        "spec": {"source": {"persistentVolumeClaimName": "data"}},
+    }))?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    until("the quota in force", async || match api.snapshots.create(&dry, &second).await {
+        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(None),
+        created => created.map(|found| Some(found.name_any())),
+    })
+    .await?;
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    let note = node.event("data", "RollbackFailed").await?;
+    assert!(note.contains("the volume has the content") && note.contains("create the kept snapshot"), "{note}");
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    quotas.delete("snapshots", &DeleteParams::default()).await?;
+    fixture.ended().await?;
     fixture.end().await
 }
 
