@@ -30,6 +30,9 @@ use crate::violation::Violation;
 /// Kept for what else is on the disk.
 const RESERVE: Bytes = Bytes::new(32 << 20);
 
+/// The longest time for which a list has a device open, on a busy machine.
+const CLOSED: Duration = Duration::from_secs(30);
+
 /// A store, and the pods of its volumes.
 pub(crate) struct Node {
     pub(crate) store: Store,
@@ -264,12 +267,18 @@ impl Node {
     }
 }
 
-/// The device is gone afterwards, and nothing keeps the image open.
+/// The device is gone afterwards, and nothing keeps the image open. A list of the devices, of another history, has each of them
+/// open for a moment: the kernel detaches it when it is closed.
 fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error + Send + Sync>> {
-    match device.detach_from(backing)? {
-        Detach::Detached => Ok(()),
-        Detach::Deferred => Err("another process has the device open".into()),
+    let deferred = device.detach_from(backing)? == Detach::Deferred;
+    let deadline = Instant::now() + CLOSED;
+    while deferred && loopdev::list()?.iter().any(|device| device.status.backing == backing) {
+        if Instant::now() >= deadline {
+            return Err("another process has the device open".into());
+        }
+        thread::sleep(Duration::from_millis(1));
     }
+    Ok(())
 }
 
 /// The volume's name.
