@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Pos
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use units::Bytes;
-use volume::{Record, State, VolumeId};
+use volume::{Claim, Record, RollbackRequest, State, VolumeId, Volumes};
 
 use crate::id_of;
 use crate::node::{Node, until};
@@ -54,6 +54,30 @@ impl Fixture {
 
     async fn annotation(&self, key: &str) -> Result<Option<String>, kube::Error> {
         Ok(self.node.claims().get("data").await?.annotations().get(key).cloned())
+    }
+
+    /// Requests a rollback, and ends the process while the content is copied. Returns the kept snapshot and the claim of its record.
+    async fn end_within_the_copy(&mut self) -> Result<(VolumeId, Claim), Failure> {
+        self.node.volumes.set_passes(u32::MAX);
+        self.annotate(json!({RESTORE_FROM: "before"})).await?;
+        until("the annotation of the node", async || {
+            Ok(self.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
+        })
+        .await?;
+        let kept: VolumeId = self.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
+        until("the copy", async || Ok(self.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
+        self.node.halt().await?;
+        let record = self.node.volumes.record(&kept).ok_or("a record")?;
+        Ok((kept, record.claim))
+    }
+
+    /// Exchanges the content, as a process that ends before its next request to the API server.
+    fn exchange(&self, kept: &VolumeId, claim: Claim) -> Result<(), Failure> {
+        self.node.volumes.set_passes(0);
+        let want = RollbackRequest { claim, volume: self.volume.clone(), source: self.snapshot()? };
+        let disk: &dyn Volumes = &*self.node.volumes;
+        disk.roll_back(kept, &want)?;
+        Ok(())
     }
 
     /// Waits until the request has ended.
@@ -247,21 +271,8 @@ pub async fn a_quota_delays_the_end_of_a_rollback_with_an_event(cluster: Arc<Clu
 /// The process ended after the content was exchanged, before the request on the claim was ended.
 pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;
-    fixture.node.volumes.set_passes(u32::MAX);
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    until("the annotation of the node", async || {
-        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
-    })
-    .await?;
-    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
-    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
-    fixture.node.halt().await?;
-    fixture.node.volumes.set_passes(0);
-    let disk: &dyn volume::Volumes = &*fixture.node.volumes;
-    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
-    let source = fixture.snapshot()?;
-    let want = volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source };
-    disk.roll_back(&kept, &want)?;
+    let (kept, claim) = fixture.end_within_the_copy().await?;
+    fixture.exchange(&kept, claim)?;
     // The snapshot may be deleted meanwhile.
     let project = fixture.node.volumes.record(&fixture.volume).map(|record| record.project);
     fixture.node.run().await?;
@@ -279,24 +290,9 @@ pub async fn a_request_for_another_snapshot_is_served_afterwards(cluster: Arc<Cl
     let other = fixture.api.create("other", Some(&fixture.node.name), handle, json!({})).await?;
     fixture.api.ready("other", &other.name_any()).await?;
     let other: VolumeId = format!("snapshot-{}", other.uid().unwrap_or_default()).parse()?;
-    fixture.node.volumes.set_passes(u32::MAX);
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    until("the annotation of the node", async || {
-        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
-    })
-    .await?;
-    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
-    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
-    fixture.node.halt().await?;
-    fixture.node.volumes.set_passes(0);
-    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
-    let disk: Arc<dyn volume::Volumes> = fixture.node.volumes.clone();
-    let source = fixture.snapshot()?;
-    disk.roll_back(
-        &kept,
-        &volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source: source.clone() },
-    )?;
-    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(source));
+    let (kept, claim) = fixture.end_within_the_copy().await?;
+    fixture.exchange(&kept, claim)?;
+    assert_eq!(fixture.node.volumes.source(&fixture.volume), Some(fixture.snapshot()?));
     fixture.annotate(json!({RESTORE_FROM: "other"})).await?;
     fixture.node.run().await?;
     fixture.ended().await?;
@@ -309,16 +305,7 @@ pub async fn a_request_for_another_snapshot_is_served_afterwards(cluster: Arc<Cl
 /// A user has removed both annotations while the content was copied, and then after it was exchanged.
 pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-left").await?;
-    fixture.node.volumes.set_passes(u32::MAX);
-    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    until("the annotation of the node", async || {
-        Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
-    })
-    .await?;
-    let kept: VolumeId = fixture.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
-    until("the copy", async || Ok(fixture.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
-    fixture.node.halt().await?;
-    let record = fixture.node.volumes.record(&kept).ok_or("a record")?;
+    let (kept, claim) = fixture.end_within_the_copy().await?;
     // The request exists.
     fixture.node.run().await?;
     assert!(fixture.node.volumes.record(&kept).is_some());
@@ -329,11 +316,7 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
         .await?;
 
     fixture.node.halt().await?;
-    fixture.node.volumes.set_passes(0);
-    let disk: Arc<dyn volume::Volumes> = fixture.node.volumes.clone();
-    let source = fixture.snapshot()?;
-    let want = volume::RollbackRequest { claim: record.claim, volume: fixture.volume.clone(), source };
-    disk.roll_back(&kept, &want)?;
+    fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
     until("the end of the rollback", async || {
         let record = fixture.node.volumes.record(&kept);
@@ -341,6 +324,7 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
         Ok((!record.as_ref().is_some_and(is_ended)).then(|| format!("{record:?}")))
     })
     .await?;
+    let disk: &dyn Volumes = &*fixture.node.volumes;
     disk.remove_snapshot(&kept)?;
     fixture.end().await
 }
