@@ -15,8 +15,18 @@ fn slopes_and_limits_of_storage_hold() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
         .args(
-            ["io-guest", "io-program", "soak-guest", "claims-program", "kernel", "initramfs", "system", "cmdline"]
-                .map(|unused| format!("--{unused}=none")),
+            [
+                "io-guest",
+                "io-program",
+                "pause-guest",
+                "soak-guest",
+                "claims-program",
+                "kernel",
+                "initramfs",
+                "system",
+                "cmdline",
+            ]
+            .map(|unused| format!("--{unused}=none")),
         )
         .args(["storage", "--runs=1", "--json=-"])
         .stderr(Stdio::inherit())

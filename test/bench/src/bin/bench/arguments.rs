@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
     /// The program of this guest; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_program: PathBuf,
+    /// The guest that takes snapshots of many files; the build gives it.
+    #[arg(long, hide = true)]
+    pub(crate) pause_guest: PathBuf,
     /// The guest that uses a node for long; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) soak_guest: PathBuf,
@@ -109,6 +112,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
+    /// For how long a snapshot of a volume with many files stops the pods, in a VM.
+    Pause {
+        /// How often each is measured.
+        #[arg(long, default_value = "3")]
+        runs: NonZeroU32,
+        /// How many files a volume has. Those of 1 MiB need as much space in the temporary directory.
+        #[arg(long, default_value = "10000")]
+        files: NonZeroU32,
+        /// As for `storage`.
+        #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
+        json: Json,
+    },
     /// Uses a node for long, in a VM, and compares what is left with what was there before.
     Soak {
         /// How long.
@@ -173,6 +188,7 @@ mod tests {
             "storage-guest",
             "io-guest",
             "io-program",
+            "pause-guest",
             "soak-guest",
             "claims-program",
             "kernel",

@@ -1,4 +1,5 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `soak`, `mesh` or `image`: counts, prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `pause`, `soak`, `mesh` or `image`: counts,
+//! prints figures.
 //!
 //! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
 #![forbid(unsafe_code)]
@@ -14,8 +15,8 @@ use std::io::{self, Write};
 use std::process::{self, ExitCode};
 
 use bench::{
-    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, Progress,
-    Report, ScaleReport, ScaleSample,
+    Burst, BurstSample, ImageReport, IoReport, IoSample, MeshReport, NeighbourReport, NeighbourSample, PauseReport,
+    PauseSample, Progress, Report, ScaleReport, ScaleSample,
 };
 use clap::Parser;
 use serde::Serialize;
@@ -89,6 +90,16 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             progress.show("starting the measurement");
             let show = |sample: &NeighbourSample| progress.show(&format!("run {} of {runs}", sample.run));
             let report = NeighbourReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
+            drop(progress);
+            print(&report, &json)?;
+            Ok(are_within_limits(&report.violations))
+        }
+        Command::Pause { runs, files, json } => {
+            let command = ["pause".to_owned(), format!("--runs={runs}"), format!("--files={files}")];
+            let progress = Progress::new();
+            progress.show("writing the files");
+            let show = |sample: &PauseSample| progress.show(&format!("run {} of {runs}", sample.run));
+            let report = PauseReport::new(&guest::samples(&arguments.pause_guest, &command, show)?);
             drop(progress);
             print(&report, &json)?;
             Ok(are_within_limits(&report.violations))

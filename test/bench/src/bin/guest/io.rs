@@ -13,7 +13,7 @@ use ktest_support::{Disk, XfsDisk};
 use loopdev::{Control, Detach};
 use nix::fcntl::OFlag;
 
-use crate::call::{CallError, arrange};
+use crate::call::{CallError, arrange, print};
 use crate::loops::CONFIG;
 
 const BLOCK: u64 = 4096;
@@ -134,13 +134,6 @@ fn fill(path: &Path) -> Result<(), CallError> {
 
 fn open_direct(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_DIRECT.bits()).open(path)
-}
-
-fn print(sample: &IoSample) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, sample)?;
-    out.write_all(b"\n")?;
-    out.flush()
 }
 
 #[cfg(test)]

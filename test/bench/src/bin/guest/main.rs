@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod cgroup;
 mod control;
 mod files;
 mod io;
@@ -10,6 +11,7 @@ mod loops;
 mod measure;
 mod names;
 mod neighbour;
+mod pause;
 mod publishes;
 mod quota;
 mod region;
@@ -77,6 +79,24 @@ enum Command {
         #[arg(long)]
         device: PathBuf,
     },
+    /// Takes snapshots of volumes with many files.
+    Pause {
+        /// How often each is measured.
+        #[arg(long, default_value_t = 3)]
+        runs: u32,
+        /// Files of a volume.
+        #[arg(long, default_value_t = 10_000)]
+        files: u32,
+    },
+    /// Writes to a file, in this cgroup, until it is killed.
+    Pod {
+        #[arg(long)]
+        cgroup: PathBuf,
+        #[arg(long)]
+        file: PathBuf,
+    },
+    /// Thaws the cgroup of a pod.
+    Guard,
     /// Makes one operation, traced by its parent.
     Call {
         /// Which one.
@@ -102,6 +122,9 @@ fn main() -> ExitCode {
         }
         Command::Neighbour { runs, milliseconds } => neighbour::measure(runs, Duration::from_millis(milliseconds)),
         Command::Tenant { cgroup, device } => neighbour::write(&cgroup, &device),
+        Command::Pause { runs, files } => pause::measure(runs, files),
+        Command::Pod { cgroup, file } => pause::write(&cgroup, &file),
+        Command::Guard => return freezer::guard(),
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),
     };

@@ -1,14 +1,15 @@
 //! The tracing side: all operations, in turn and again.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use bench::{Operation, Sample, Subject, Word};
 use ktest_support::{XfsDisk, block_stats};
 use nix::errno::Errno;
 use nix::sys::utsname::uname;
+use serde::Serialize;
 
-use crate::call::CallError;
+use crate::call::{self, CallError};
 use crate::control::{self, ControlError};
 use crate::loops::Attached;
 use crate::publishes::Mounted;
@@ -112,7 +113,7 @@ pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), MeasureError> {
             things: Subject::Volume.things(),
             source,
         })?;
-        samples.iter().try_for_each(line)?;
+        samples.iter().try_for_each(print)?;
     }
     Ok(())
 }
@@ -129,12 +130,6 @@ fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(
     print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))
 }
 
-fn print(word: &Word) -> Result<(), MeasureError> {
-    line(word)
-}
-
-fn line(word: &impl serde::Serialize) -> Result<(), MeasureError> {
-    let mut out = io::stdout().lock();
-    let written = serde_json::to_writer(&mut out, word).map_err(io::Error::from);
-    written.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).map_err(MeasureError::Print)
+fn print(message: &impl Serialize) -> Result<(), MeasureError> {
+    call::print(message).map_err(MeasureError::Print)
 }

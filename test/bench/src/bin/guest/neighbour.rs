@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use bench::{NeighbourSample, Tenant};
 use ktest_support::XfsDisk;
 use loopdev::{Control, Detach};
-use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 
-use crate::call::{CallError, arrange};
+use crate::call::{CallError, arrange, print};
+use crate::cgroup::{self, Cgroup};
 use crate::loops::CONFIG;
 
 const BLOCK: [u8; 4096] = [0x5a; 4096];
@@ -42,7 +42,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
             cgroup.limit(&format!("{}:{} wbps={wbps}", major(number), minor(number)))?;
             let writer = match tenant {
                 Tenant::Idle => None,
-                Tenant::Limited | Tenant::Unlimited => Some(Writer::start(&cgroup.0, &device.path(), &counts)?),
+                Tenant::Limited | Tenant::Unlimited => Some(Writer::start(cgroup.path(), &device.path(), &counts)?),
             };
             let (begun, before) = (Instant::now(), written(&counts)?);
             let mut times = neighbour(xfs.path(), limit).map_err(arrange("create and sync files in", xfs.path()))?;
@@ -65,7 +65,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
 
 /// The tenant: in the cgroup, writes to the device and syncs it after each MiB.
 pub(crate) fn write(cgroup: &Path, device: &Path) -> Result<(), CallError> {
-    fs::write(cgroup.join("cgroup.procs"), "0").map_err(arrange("enter", cgroup))?;
+    cgroup::enter(cgroup)?;
     let file = OpenOptions::new().write(true).open(device).map_err(arrange("open", device))?;
     let piece = vec![7; MIB];
     for number in 0.. {
@@ -102,25 +102,6 @@ impl Drop for Writer {
     }
 }
 
-/// Of the tenant. With the controller memory, its writeback has an owner.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn make() -> Result<Self, CallError> {
-        let root = Path::new("/tmp/cgroup");
-        fs::create_dir_all(root)?;
-        mount(Some("cgroup2"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
-        fs::write(root.join("cgroup.subtree_control"), "+io +memory")?;
-        let tenant = root.join("tenant");
-        fs::create_dir(&tenant)?;
-        Ok(Self(tenant))
-    }
-
-    fn limit(&self, line: &str) -> Result<(), CallError> {
-        fs::write(self.0.join("io.max"), line).map_err(arrange("limit", &self.0))
-    }
-}
-
 /// Nanoseconds of each operation.
 fn neighbour(directory: &Path, limit: Duration) -> io::Result<Vec<u64>> {
     let (path, begun, mut times) = (directory.join("neighbour"), Instant::now(), Vec::new());
@@ -149,11 +130,4 @@ fn written(counts: &Path) -> Result<u64, CallError> {
     let text = fs::read_to_string(counts).map_err(arrange("read", counts))?;
     let sectors: u64 = text.split_whitespace().nth(6).ok_or("no number of sectors")?.parse()?;
     Ok(sectors * 512)
-}
-
-fn print(sample: &NeighbourSample) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, sample)?;
-    out.write_all(b"\n")?;
-    out.flush()
 }

@@ -1,0 +1,224 @@
+//! [`PauseReport`]: for how long a snapshot of a filesystem volume with many files stops the pods.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::statistics::Spread;
+use crate::table::{Table, number, spread, verdict};
+
+/// Files that pods have changed between the last pass while they run and the pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Changed {
+    /// One, which the pod writes all the time.
+    One,
+    /// All of them; the new data are on the disk.
+    All,
+}
+
+/// One snapshot of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PauseSample {
+    pub changed: Changed,
+    /// The round of measurements, from 1 on.
+    pub run: u32,
+    pub files: u32,
+    /// Bytes of each file.
+    pub size: u64,
+    /// Passes while the pod runs.
+    pub passes_us: u64,
+    /// From the request to freeze until no process runs.
+    pub freeze_us: u64,
+    /// The last pass.
+    pub clone_us: u64,
+    pub thaw_us: u64,
+    /// A recursive copy of the same files by `read` and `write`, with `syncfs`.
+    pub copy_us: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PauseReport {
+    pub runs: u32,
+    pub files: u32,
+    pub figures: Vec<PauseFigure>,
+    /// Ratios above the limit.
+    pub violations: Vec<String>,
+}
+
+/// Milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PauseFigure {
+    pub changed: Changed,
+    pub size: u64,
+    pub passes: Spread,
+    pub freeze: Spread,
+    pub clone: Spread,
+    pub thaw: Spread,
+    pub pause: Spread,
+    /// Pause, compared with a copy of the files in the same run.
+    pub to_copy: Option<Spread>,
+    /// Pause, compared with that of the smallest files in the same run.
+    pub to_small: Option<Spread>,
+}
+
+/// Of a copy. The aim is a tenth.
+const COPY: f64 = 0.333;
+/// Of the pause with small files.
+const SMALL: f64 = 1.2;
+
+impl Changed {
+    pub const ALL: [Self; 2] = [Self::One, Self::All];
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::All => "all",
+        }
+    }
+}
+
+impl PauseSample {
+    const fn pause(&self) -> u64 {
+        self.freeze_us + self.clone_us + self.thaw_us
+    }
+}
+
+impl PauseReport {
+    pub fn new(samples: &[PauseSample]) -> Self {
+        let mut sizes: Vec<_> = samples.iter().map(|sample| sample.size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let kinds = sizes.iter().flat_map(|size| Changed::ALL.map(|changed| (*size, changed)));
+        let figures: Vec<_> =
+            kinds.filter_map(|(size, changed)| PauseFigure::of(samples, changed, size, sizes[0])).collect();
+        Self {
+            runs: samples.iter().map(|sample| sample.run).max().unwrap_or_default(),
+            files: samples.iter().map(|sample| sample.files).max().unwrap_or_default(),
+            violations: figures.iter().flat_map(PauseFigure::violations).collect(),
+            figures,
+        }
+    }
+}
+
+impl PauseFigure {
+    fn of(samples: &[PauseSample], changed: Changed, size: u64, smallest: u64) -> Option<Self> {
+        let of = |size| samples.iter().filter(move |sample| (sample.changed, sample.size) == (changed, size));
+        let milliseconds = |value: fn(&PauseSample) -> u64| Spread::of(of(size).map(value), 1000);
+        let per_mille = |part: u64, whole: u64| part * 1000 / whole.max(1);
+        let to_copy = of(size).filter_map(|sample| Some(per_mille(sample.pause(), sample.copy_us?)));
+        let to_small = of(size).filter(|sample| sample.size != smallest).filter_map(|sample| {
+            let small = of(smallest).find(|small| small.run == sample.run)?;
+            Some(per_mille(sample.pause(), small.pause()))
+        });
+        Some(Self {
+            changed,
+            size,
+            passes: milliseconds(|sample| sample.passes_us)?,
+            freeze: milliseconds(|sample| sample.freeze_us)?,
+            clone: milliseconds(|sample| sample.clone_us)?,
+            thaw: milliseconds(|sample| sample.thaw_us)?,
+            pause: milliseconds(PauseSample::pause)?,
+            to_copy: Spread::of(to_copy, 1000),
+            to_small: Spread::of(to_small, 1000),
+        })
+    }
+
+    fn violations(&self) -> impl Iterator<Item = String> {
+        let limits = [(self.to_copy, COPY, "a copy of the files"), (self.to_small, SMALL, "that with small files")];
+        let (kib, changed) = (self.size >> 10, self.changed.title());
+        limits.into_iter().filter_map(move |(found, limit, other)| {
+            let found = found?.median;
+            (found > limit).then(|| {
+                format!(
+                    "files of {kib} KiB, {changed} changed: the pause is {found:.2} of {other}, the limit is {limit}"
+                )
+            })
+        })
+    }
+}
+
+impl fmt::Display for PauseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "Snapshots of {} files in milliseconds; medians of {} interleaved runs (min–max where they differ)\n",
+            self.files, self.runs
+        )?;
+        let heads = ["files, changed", "passes before", "freeze", "clone", "thaw", "pause"].map(String::from);
+        let title = |figure: &PauseFigure| format!("{} KiB, {}", figure.size >> 10, figure.changed.title());
+        let rows = self.figures.iter().map(|figure| {
+            let phases = [figure.passes, figure.freeze, figure.clone, figure.thaw, figure.pause];
+            [vec![title(figure)], phases.map(|phase| spread(&phase)).into()].concat()
+        });
+        writeln!(f, "{}", Table::new(heads.into(), rows.collect()))?;
+        let heads = ["the pause, compared with", "a copy", "limit", "small files", "limit"].map(String::from);
+        let rows = self.figures.iter().map(|figure| {
+            let cells = [(figure.to_copy, COPY), (figure.to_small, SMALL)].map(|(found, limit)| {
+                found.map_or_else(
+                    || vec!["–".to_owned(); 2],
+                    |found| vec![spread(&found), format!("≤ {}", number(limit))],
+                )
+            });
+            [vec![title(figure)], cells.concat()].concat()
+        });
+        writeln!(f, "\n{}", Table::new(heads.into(), rows.collect()))?;
+        verdict(f, "limits", self.violations.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(small: u64, large: u64) -> Vec<PauseSample> {
+        let sample = |run: u32, changed, (size, clone): (u64, u64)| PauseSample {
+            changed,
+            run,
+            files: 10_000,
+            size,
+            passes_us: 9_000_000,
+            freeze_us: 10_000 * u64::from(run),
+            clone_us: clone * 1000 * u64::from(run),
+            thaw_us: 0,
+            copy_us: (size == 8192).then_some(1_000_000 * u64::from(run)),
+        };
+        let sizes = [(8192, small), (1 << 20, large)];
+        let kinds = Changed::ALL.into_iter().flat_map(move |changed| sizes.map(|size| (changed, size)));
+        kinds.flat_map(|(changed, size)| (1..=3).map(move |run| sample(run, changed, size))).collect()
+    }
+
+    #[test]
+    fn the_pause_is_the_sum_of_its_phases() {
+        let report = PauseReport::new(&samples(190, 190));
+        assert_eq!((report.figures.len(), report.violations.len()), (4, 0));
+        let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("8 KiB, one 9000 20 (10–30) 380 (190–570) 0 400 (200–600)"), "{words}");
+        assert!(words.contains("8 KiB, all 0.2 ≤ 0.333 – –"), "{words}");
+        assert!(words.contains("1024 KiB, all – – 1 ≤ 1.2"), "{words}");
+    }
+
+    #[test]
+    fn limits_are_those_of_a_copy_and_of_small_files() {
+        let report = PauseReport::new(&samples(340, 990));
+        let missed = |changed: &str| {
+            [
+                format!(
+                    "files of 8 KiB, {changed} changed: the pause is 0.35 of a copy of the files, the limit is 0.333"
+                ),
+                format!(
+                    "files of 1024 KiB, {changed} changed: the pause is 2.86 of that with small files, the limit is 1.2"
+                ),
+            ]
+        };
+        let [small, large] = [missed("one"), missed("all")];
+        assert_eq!(report.violations, [&small[0], &large[0], &small[1], &large[1]].map(String::clone));
+    }
+
+    #[test]
+    fn a_report_without_samples_is_empty() {
+        let report = PauseReport::new(&[]);
+        assert!(report.figures.is_empty() && report.violations.is_empty());
+    }
+}
