@@ -1,4 +1,53 @@
-"""The rule that builds programs of a vendored Go module, offline and static."""
+"""Rules that build programs of vendored Go modules, offline and static, and the standard library that these share."""
+
+# Without debug information, which the linker would remove (-s -w). `go build` uses an archive of the standard library only if it
+# was compiled by the same compiler, with the same flags, from the same files.
+_COMPILER_FLAGS = "-gcflags=all=-dwarf=false"
+
+def _start(ctx):
+    """First lines of a script: a toolchain in $work/go, and a directory for a module, $work/src."""
+    return [
+        "set -eu",
+        "root=$PWD",
+        "work=$(mktemp -d); trap 'rm -rf $work' EXIT; mkdir $work/go $work/src",
+        "tar -xf {} -C $work/go".format(ctx.file._sdk.path),
+        "export GOROOT=$work/go GOPATH=$work/path GOCACHE=$work/cache GOTOOLCHAIN=local GOPROXY=off HOME=$work",
+        "export GOFLAGS='-mod=vendor -trimpath -buildvcs=false' PATH=$GOROOT/bin:/usr/bin:/bin",
+        # The compiler's own garbage collection takes a sixth of its CPU time. It starts where memory would become scarce.
+        "export GOGC=off GOMEMLIMIT=3GiB",
+        # `go install` writes archives of the standard library to $GOROOT/pkg, and `go build` looks for them there.
+        "export GODEBUG=installgoroot=all",
+    ]
+
+def _go_standard_library_impl(ctx):
+    archive = ctx.actions.declare_file(ctx.label.name + ".tar")
+    ctx.actions.run_shell(
+        inputs = [ctx.file._sdk],
+        outputs = [archive],
+        command = "\n".join(_start(ctx) + [
+            "export CGO_ENABLED=0",
+            # A module of its own, so that `go` does not find one in a parent directory.
+            "cd $work/src && echo 'module none' > go.mod",
+            # The packages that a program can import, and their dependencies, which `go install` does not install.
+            "public=$(go list std | grep -vE '(^|/)(internal|vendor)(/|$)')",
+            "packages=$(go list -deps $public)",
+            "go install {} $packages".format(_COMPILER_FLAGS),
+            "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w -C $GOROOT -cf $root/{} pkg/$(go env GOOS)_$(go env GOARCH)".format(archive.path),
+        ]),
+        mnemonic = "GoStandardLibrary",
+        progress_message = "Building Go's standard library (a minute, once)",
+        execution_requirements = {"cpu:2": ""},
+        use_default_shell_env = False,
+    )
+    return [DefaultInfo(files = depset([archive]))]
+
+go_standard_library = rule(
+    implementation = _go_standard_library_impl,
+    doc = "Go's standard library, compiled for programs without C, as one archive with the paths that it has in $GOROOT.",
+    attrs = {
+        "_sdk": attr.label(default = "@go_sdk//:sdk.tar", allow_single_file = True),
+    },
+)
 
 # Fails before the compiler starts.
 _GUARD = """\
@@ -13,16 +62,9 @@ fi"""
 
 def _go_programs_impl(ctx):
     outputs = {name: ctx.actions.declare_file(name) for name in ctx.attr.programs}
-    lines = [
-        "set -eu",
-        "root=$PWD",
-        "work=$(mktemp -d); trap 'rm -rf $work' EXIT; mkdir $work/go $work/src",
-        "tar -xf {} -C $work/go".format(ctx.file._sdk.path),
+    lines = _start(ctx) + [
+        "tar -xf {} -C $work/go".format(ctx.file._standard_library.path),
         "tar -xf {} -C $work/src".format(ctx.file.src.path),
-        "export GOROOT=$work/go GOPATH=$work/path GOCACHE=$work/cache GOTOOLCHAIN=local GOPROXY=off HOME=$work",
-        "export GOFLAGS='-mod=vendor -trimpath -buildvcs=false' PATH=$GOROOT/bin:/usr/bin:/bin",
-        # The compiler's own garbage collection takes a sixth of its CPU time. It starts where memory would become scarce.
-        "export GOGC=off GOMEMLIMIT=3GiB",
         "cd $work/src",
     ]
     sysroot = []
@@ -52,10 +94,9 @@ def _go_programs_impl(ctx):
     for name, package in ctx.attr.programs.items():
         cgo = name in ctx.attr.cgo
         tags = ["seccomp", "netgo", "osusergo"] if cgo else ctx.attr.build_tags
-
-        # The linker would remove the debug information (-s -w).
-        lines.append("CGO_ENABLED={} go build -gcflags=all=-dwarf=false {} {} -ldflags '-s -w -buildid= {}' -o $root/{} {}".format(
+        lines.append("CGO_ENABLED={} go build {} {} {} -ldflags '-s -w -buildid= {}' -o $root/{} {}".format(
             1 if cgo else 0,
+            _COMPILER_FLAGS,
             "-tags '{}'".format(" ".join(tags)) if tags else "",
             "-overlay $work/overlay.json" if overlay else "",
             ("-linkmode external -extldflags -static " if cgo else "") + " ".join(["-X " + x for x in ctx.attr.stamps]),
@@ -63,7 +104,7 @@ def _go_programs_impl(ctx):
             package,
         ))
     ctx.actions.run_shell(
-        inputs = [ctx.file.src, ctx.file._sdk] + overlay.values() + sysroot,
+        inputs = [ctx.file.src, ctx.file._sdk, ctx.file._standard_library] + overlay.values() + sysroot,
         outputs = outputs.values(),
         command = "\n".join(lines),
         mnemonic = "GoPrograms",
@@ -90,6 +131,7 @@ go_programs = rule(
         "stamps": attr.string_list(doc = "Values for the linker's -X."),
         "_cc": attr.label(default = "@sysroot//:cc", allow_single_file = True),
         "_sdk": attr.label(default = "@go_sdk//:sdk.tar", allow_single_file = True),
+        "_standard_library": attr.label(default = "//third_party/go:standard_library", allow_single_file = [".tar"]),
         "_sysroot": attr.label(default = "@sysroot//:all", allow_files = True),
     },
 )
