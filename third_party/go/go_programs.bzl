@@ -126,7 +126,7 @@ go_programs = rule(
         "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
         "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
         "programs": attr.string_dict(mandatory = True, doc = "Name -> Go package."),
-        "removed": attr.string_list(doc = "Vendored files to leave out; a missing one fails the build."),
+        "removed": attr.string_list(doc = "Vendored files to leave out, by name or pattern. One without a file fails the build."),
         "src": attr.label(mandatory = True, allow_single_file = [".tar"], doc = "The vendored module, an archive."),
         "stamps": attr.string_list(doc = "Values for the linker's -X."),
         "_cc": attr.label(default = "@sysroot//:cc", allow_single_file = True),
