@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::claim::{RESTORE_FROM, ROLLBACK, status_writer};
+use cluster::claim::{RESTORE_FROM, ROLLBACK, is_object_name, status_writer};
 use cluster::quantity::{self, QuantityError};
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim};
@@ -30,7 +30,7 @@ pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
             != named(status.current_volume_attributes_class_name.as_ref());
     let is_rolled_back = [RESTORE_FROM, ROLLBACK].iter().any(|key| annotations.contains_key(*key));
     let is_changing = is_larger || is_begun || is_modified || is_rolled_back;
-    spec.volume_name.as_deref().filter(|name| !name.is_empty() && is_changing)
+    spec.volume_name.as_deref().filter(|name| is_object_name(name) && is_changing)
 }
 
 pub(crate) fn node_of<'a>(pv: &'a PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'a str> {
@@ -115,6 +115,11 @@ mod tests {
         assert_eq!(changing(&gold), None);
         for key in [RESTORE_FROM, ROLLBACK] {
             assert_eq!(changing(&claim(json!({"annotations": {key: "before"}}), "2Gi", Value::Null)), Some("adopted"));
+        }
+        for other in ["", "adopted?watch=true"] {
+            let mut unnamed = claim(json!({}), "1Gi", Value::Null);
+            unnamed.spec.as_mut().unwrap().volume_name = Some(other.into());
+            assert_eq!(changing(&unnamed), None, "{other}");
         }
         let mut lost = claim(json!({}), "1Gi", Value::Null);
         lost.status.as_mut().unwrap().phase = Some("Lost".into());

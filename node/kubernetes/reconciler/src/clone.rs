@@ -29,7 +29,8 @@ pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<Source<'_>> {
 pub(crate) const CLAIM: &str = "PersistentVolumeClaim";
 
 pub(crate) fn content_of(snapshot: &DynamicObject) -> Option<&str> {
-    snapshot.data.pointer("/status/boundVolumeSnapshotContentName").and_then(Value::as_str)
+    let name = snapshot.data.pointer("/status/boundVolumeSnapshotContentName").and_then(Value::as_str);
+    name.filter(|name| is_object_name(name))
 }
 
 /// The node that serves a content, if it is of our driver and of this snapshot.
@@ -69,6 +70,8 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(content_of(&snapshot), Some("content"));
+        let path = json!({"metadata": {}, "status": {"boundVolumeSnapshotContentName": "../content"}});
+        assert_eq!(content_of(&serde_json::from_value(path).unwrap()), None);
         let content = |driver: &str, uid: &str, labels: Value| -> DynamicObject {
             let spec = json!({"driver": driver, "volumeSnapshotRef": {"uid": uid}});
             serde_json::from_value(json!({"metadata": {"labels": labels}, "spec": spec})).unwrap()

@@ -362,7 +362,11 @@ impl Reclaimer {
         }
     }
 
+    /// Users write the annotation with the node.
     async fn exists(&self, node: &str) -> Result<bool, ReclaimError> {
+        if !is_object_name(node) {
+            return Ok(false);
+        }
         let existing = || self.existing.lock().unwrap_or_else(PoisonError::into_inner);
         if existing().get(node).is_some_and(|read| read.elapsed() < INTERVAL) {
             return Ok(true);

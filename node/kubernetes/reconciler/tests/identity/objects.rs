@@ -322,17 +322,24 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
         }))
     };
     claims.create(&PostParams::default(), &claim("stays", "leaving")?).await?;
-    claims.create(&PostParams::default(), &claim("goes", "never-was")?).await?;
+    // Users write the annotation. No Node can have the last two names: the client rejects an empty one, and requests the Node
+    // `leaving` with the other one.
+    let gone = [("goes", "never-was"), ("empty", ""), ("query", "leaving?resourceVersion=0")];
+    for (name, node) in gone {
+        claims.create(&PostParams::default(), &claim(name, node)?).await?;
+    }
     let returned = async |name: &str| {
         until("a claim without a node", async || Ok(claims.get(name).await?.annotations().get(SELECTED_NODE).cloned()))
             .await
     };
-    returned("goes").await?;
+    for (name, _) in gone {
+        returned(name).await?;
+    }
     // Created first, and therefore checked before.
     assert_eq!(claims.get("stays").await?.annotations()[SELECTED_NODE], "leaving");
     nodes.delete("leaving", &DeleteParams::default()).await?;
     returned("stays").await?;
-    for name in ["stays", "goes"] {
+    for name in ["stays"].into_iter().chain(gone.map(|(name, _)| name)) {
         claims.delete(name, &DeleteParams::default()).await?;
     }
     Ok(reclaimer.stop(Duration::from_secs(10)).await?)
