@@ -155,8 +155,7 @@ fn start_administrators(cx: &Context, admin: &Client, services: &programs::Confi
 }
 
 fn start_approver(cx: &Context, admin: &Client, services: &programs::Config) -> Handle {
-    let client = admin.clone();
-    let reserved = vec![services.services, services.cluster_pods];
+    let (client, reserved) = (admin.clone(), services.not_for_workers());
     cx.start("approver", move |cx| reconciler::approve(cx, client.clone(), reserved.clone()))
 }
 

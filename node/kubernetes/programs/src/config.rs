@@ -60,6 +60,11 @@ impl Config {
         self.services.hosts().next()
     }
 
+    /// Networks with addresses that no worker has: of Services, of pods, and of the API server.
+    pub fn not_for_workers(&self) -> Vec<Ipv4Net> {
+        vec![self.services, self.cluster_pods, (*self.api_server.ip()).into()]
+    }
+
     /// The Service `kube-system/kube-dns`: the tenth address of its network, at which each node answers its own pods.
     pub fn dns_service(&self) -> Ipv4Addr {
         // The network has a prefix of at most 27 bits.

@@ -41,8 +41,8 @@ struct Decision {
 }
 
 /// Decides on requests for kubelet certificates, storage and DNS identities until it is cancelled, and ignores all others.
-/// Denies serving certificates with addresses of the `reserved` networks (Services and pods). Healthy when it has listed
-/// the requests. Waits for an API server that is not reachable.
+/// Denies serving certificates with addresses of the `reserved` networks ([`programs::Config::not_for_workers`]). Healthy when
+/// it has listed the requests. Waits for an API server that is not reachable.
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let controller = Controller::new(requests.clone(), watcher::Config::default());

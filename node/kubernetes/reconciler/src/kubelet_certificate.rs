@@ -112,8 +112,8 @@ fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
     }
 }
 
-/// A node reports its addresses itself. Therefore only those of other nodes, of the cluster's networks, and addresses that
-/// are not of one machine are denied.
+/// A node reports its addresses itself. Therefore only those of other nodes, of the cluster's networks, of the API server, and
+/// addresses that are not of one machine are denied.
 fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Ipv4Net]) -> Result<(), Denial> {
     let denial = |name: &dyn ToString| Denial::ServerName { node: node.to_owned(), name: name.to_string() };
     match name {

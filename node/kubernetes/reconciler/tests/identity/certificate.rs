@@ -27,8 +27,7 @@ pub(crate) struct Approver(Supervisor);
 
 impl Approver {
     pub(crate) async fn start(cluster: &Cluster) -> Result<Self, Failure> {
-        let client = cluster.admin();
-        let reserved = vec![cluster.config().services, cluster.config().cluster_pods];
+        let (client, reserved) = (cluster.admin(), cluster.config().not_for_workers());
         let tree = Supervisor::start("approver", Settings::default(), move |cx| {
             reconciler::approve(cx, client.clone(), reserved.clone())
         });
@@ -189,6 +188,8 @@ pub(crate) async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Res
 
 /// With such a certificate, an attacker on a node could impersonate the API server or another node.
 pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    // No Node has it.
+    let server = cluster.config().api_server.ip().to_string();
     let ask = async |address| {
         let asked = CertificateRequest {
             common_name: "system:node:two",
@@ -215,7 +216,7 @@ pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cl
     assert_eq!(names, [GeneralName::IPAddress(&[10, 96, 0, 1])]);
 
     let approver = Approver::start(&cluster).await?;
-    for address in ["10.96.0.1", "::ffff:10.96.0.1", "::ffff:10.244.0.7", "::ffff:127.0.0.1"] {
+    for address in ["10.96.0.1", "::ffff:10.96.0.1", "::ffff:10.244.0.7", "::ffff:127.0.0.1", server.as_str()] {
         let decision = decision(&cluster, &ask(address).await?).await?;
         assert!(decision.starts_with("Denied OtherServerName"), "{address}: {decision}");
     }
