@@ -52,6 +52,10 @@ const REQUEST: u8 = 3;
 const ACK: u8 = 5;
 const NAK: u8 = 6;
 
+/// Servers of each kind that a lease has, the preferred ones: CoreDNS does not start with more than 15 name servers, and each
+/// time server that does not answer delays the next one by seconds.
+const SERVERS: usize = 8;
+
 /// Maximum size of a message; every host must accept 576 bytes.
 pub(crate) const LARGEST: usize = 1472;
 
@@ -231,13 +235,14 @@ fn lease(yours: Ipv4Addr, server: Ipv4Addr, options: &Options) -> Result<Lease, 
     }
     let interface = address::interface(&format!("{yours}/{prefix}"));
     let interface = interface.map_err(|_| ReplyError::Unusable("address for the node"))?;
+    let servers = |code| addresses(options, code).into_iter().take(SERVERS).collect();
     let time = number(options, option::LEASE_TIME).map(u32::from_be_bytes).ok_or(ReplyError::Unusable("lease time"))?;
     Ok(Lease {
         interface,
         server,
         gateway: addresses(options, option::ROUTER).into_iter().find(|router| reaches(interface, *router)),
-        name_servers: addresses(options, option::NAME_SERVERS),
-        time_servers: addresses(options, option::TIME_SERVERS),
+        name_servers: servers(option::NAME_SERVERS),
+        time_servers: servers(option::TIME_SERVERS),
         // The minimum MTU of IP is 68; some servers send 0.
         mtu: number(options, option::MTU).map(u16::from_be_bytes).filter(|mtu| *mtu >= 576),
         // All ones means infinite.
@@ -316,6 +321,15 @@ pub(crate) mod tests {
         let mut bytes = offer(&[(option::OVERLOAD, &[1]), (option::NAME_SERVERS, &[10, 0])]);
         bytes[FILE][..5].copy_from_slice(&[option::NAME_SERVERS, 2, 2, 3, option::END]);
         assert_eq!(offered(&bytes).unwrap().name_servers, [Ipv4Addr::new(10, 0, 2, 3)]);
+    }
+
+    /// Regression: CoreDNS did not start with 16 name servers.
+    #[test]
+    fn the_first_servers_of_many_are_used() {
+        let all: Vec<u8> = (1..=40).flat_map(|last| [10, 0, 2, last]).collect();
+        let lease = offered(&offer(&[(option::NAME_SERVERS, &all), (option::TIME_SERVERS, &all)])).unwrap();
+        let first: Vec<Ipv4Addr> = (1..=8).map(|last| Ipv4Addr::new(10, 0, 2, last)).collect();
+        assert_eq!((lease.name_servers, lease.time_servers), (first.clone(), first));
     }
 
     #[test]
