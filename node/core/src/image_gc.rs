@@ -42,6 +42,8 @@ pub enum GcError {
     Socket(#[source] tonic::transport::Error),
     #[error("containerd does not {call}")]
     Call { call: &'static str, source: Box<tonic::Status> },
+    #[error("containerd does not remove the image {image}, will try the others first")]
+    Remove { image: String, source: Box<tonic::Status> },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,13 +137,17 @@ impl ImageGc {
         let step = {
             let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
             history.record(&images, now);
-            plan(fill, phase, &images, &history, now)
+            let step = plan(fill, phase, &images, &history, now);
+            if let Step::Remove(image) = step {
+                history.tried(image, now);
+            }
+            step
         };
         Ok(match step {
             Step::Enough => Phase::Idle,
             Step::Wait => Phase::Removing,
             Step::Remove(image) => {
-                runtime.remove(&image.id).await?;
+                runtime.remove(image).await?;
                 self.metrics.removed();
                 info!(image = image.name, %fill, "unused image removed");
                 Phase::Removing
@@ -162,6 +168,8 @@ impl ImageGc {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proto::cri::image_service_server::{ImageService, ImageServiceServer};
     use proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
     use proto::cri::{
@@ -194,6 +202,9 @@ mod tests {
             request: Request<RemoveImageRequest>,
         ) -> Result<Response<RemoveImageResponse>, Status> {
             let id = request.into_inner().image.unwrap().image;
+            if id == "held" {
+                return Err(Status::internal("cannot be removed"));
+            }
             self.0.lock().unwrap().retain(|image| *image != id);
             Ok(Response::new(RemoveImageResponse {}))
         }
@@ -210,17 +221,23 @@ mod tests {
         }
     }
 
+    /// Ends when the set is dropped.
+    fn serve(fake: &Fake, socket: &Path) -> JoinSet<Result<(), tonic::transport::Error>> {
+        let server = Server::builder()
+            .add_service(ImageServiceServer::new(fake.clone()))
+            .add_service(RuntimeServiceServer::new(fake.clone()))
+            .serve_with_incoming(UnixListenerStream::new(UnixListener::bind(socket).unwrap()));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(server);
+        tasks
+    }
+
     #[tokio::test]
     async fn unused_images_are_removed_until_the_part_has_space() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("containerd.sock");
         let fake = Fake(Arc::new(Mutex::new(vec!["a", "b", "pinned", "used"])));
-        let server = Server::builder()
-            .add_service(ImageServiceServer::new(fake.clone()))
-            .add_service(RuntimeServiceServer::new(fake.clone()))
-            .serve_with_incoming(UnixListenerStream::new(UnixListener::bind(&socket).unwrap()));
-        let mut tasks = JoinSet::new();
-        tasks.spawn(server);
+        let _tasks = serve(&fake, &socket);
         let mut runtime = Runtime::at(&socket).unwrap();
         let gc = ImageGc::new(PathBuf::new(), socket, Metrics::new().unwrap());
         let start = Instant::now();
@@ -237,6 +254,24 @@ mod tests {
             assert_eq!((phase, &**fake.0.lock().unwrap()), (next, left), "{fill} % full");
         }
         assert_eq!(gc.metrics.total(), 2);
+    }
+
+    /// Regression: no other image was tried.
+    #[tokio::test]
+    async fn an_image_that_cannot_be_removed_does_not_keep_the_others() {
+        let scratch = tempfile::tempdir().unwrap();
+        let socket = scratch.path().join("containerd.sock");
+        let fake = Fake(Arc::new(Mutex::new(vec!["held", "other"])));
+        let _tasks = serve(&fake, &socket);
+        let mut runtime = Runtime::at(&socket).unwrap();
+        let gc = ImageGc::new(PathBuf::new(), socket, Metrics::new().unwrap());
+        let start = Instant::now();
+        gc.pass(&mut runtime, Fill(99), Phase::Idle, start).await.unwrap();
+        let later = start + LEAST_AGE;
+        let error = gc.pass(&mut runtime, Fill(99), Phase::Idle, later).await.unwrap_err();
+        assert_eq!(error.to_string(), "containerd does not remove the image held, will try the others first");
+        gc.pass(&mut runtime, Fill(99), Phase::Idle, later).await.unwrap();
+        assert_eq!(**fake.0.lock().unwrap(), ["held"]);
     }
 
     #[tokio::test]

@@ -76,6 +76,13 @@ impl History {
         }
     }
 
+    /// Counts as a use, so that an image that cannot be removed does not keep the others from being removed.
+    pub(crate) fn tried(&mut self, image: &Image, now: Instant) {
+        if let Some(seen) = self.0.get_mut(&image.id) {
+            seen.used = Some(now);
+        }
+    }
+
     fn of(&self, image: &Image, now: Instant) -> Seen {
         self.0.get(&image.id).copied().unwrap_or(Seen { used: None, first: now })
     }

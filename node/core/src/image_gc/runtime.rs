@@ -56,9 +56,10 @@ impl Runtime {
     }
 
     /// With all its names. Done if it does not exist.
-    pub(crate) async fn remove(&mut self, ImageId(id): &ImageId) -> Result<(), GcError> {
-        let image = Some(ImageSpec { image: id.clone() });
-        self.images.remove_image(RemoveImageRequest { image }).await.map(drop).map_err(failed("remove an image"))
+    pub(crate) async fn remove(&mut self, Image { id, name, .. }: &Image) -> Result<(), GcError> {
+        let image = Some(ImageSpec { image: id.0.clone() });
+        let failed = |status| GcError::Remove { image: name.clone(), source: Box::new(status) };
+        self.images.remove_image(RemoveImageRequest { image }).await.map(drop).map_err(failed)
     }
 }
 
