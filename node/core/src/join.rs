@@ -22,7 +22,7 @@ pub enum OtherCluster {
     Disk(#[from] PkiError),
     #[error(
         "the node on the data disk has joined the cluster of the CA {joined}, and the configuration says {asked}: \
-         write {joined} into worker.ca, or use an empty data disk for another cluster"
+         write {joined} into worker.authority, or use an empty data disk for another cluster"
     )]
     Joined { joined: CaDigest, asked: CaDigest },
 }
@@ -161,7 +161,7 @@ mod tests {
     use std::time::Duration;
     use std::{fs, io};
 
-    use ::config::Networks;
+    use ::config::{Networks, Role};
     use cluster::Token;
     use envtest::{Seen, eventually};
     use futures::FutureExt as _;
@@ -260,7 +260,12 @@ mod tests {
         }
         assert!(check_disk(&worker, joined).is_ok());
         let refusal = check_disk(&worker, asked).unwrap_err().to_string();
-        assert!(refusal.contains(&format!("write {joined} into worker.ca, or use an empty data disk")), "{refusal}");
+        let remedy = format!("write {joined} into worker.authority, or use an empty data disk");
+        assert!(refusal.contains(&remedy), "{refusal}");
+        let followed = format!(r#"{{"worker": {{"server": "192.0.2.1", "authority": "{joined}"}}}}"#);
+        assert!(
+            matches!(::config::Config::parse(&followed).unwrap().role, Role::Worker(worker) if worker.ca == joined)
+        );
 
         let refusal = check_disk(&config(&control_plane), joined).unwrap_err().to_string();
         assert!(refusal.contains("the data disk is that of a control plane"), "{refusal}");
