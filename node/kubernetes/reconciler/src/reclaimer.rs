@@ -137,13 +137,14 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
         return Ok(action);
     }
     let Some(node) = waits_for(&claim) else { return reclaimer.place(&claim).await };
-    let left = reclaimer.selections().assigned(&claim, node, Instant::now());
     if !reclaimer.exists(node).await? {
         if reclaimer.annotate(&claim, SELECTED_NODE, Value::Null).await? {
             info!(claim = %Named(&claim), node, "claim returned to the scheduler, its node was deleted");
         }
         return Ok(Action::await_change());
     }
+    // Only nodes that exist: users write the annotation, and the names are stored.
+    let left = reclaimer.selections().assigned(&claim, node, Instant::now());
     if !left.is_zero() {
         return Ok(Action::requeue(left.min(INTERVAL)));
     }
