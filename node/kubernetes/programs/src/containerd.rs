@@ -5,11 +5,15 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use supervisor::Context;
 use tokio::task::spawn_blocking;
-use tracing::{info, warn};
+use tokio::time::sleep;
+use tracing::{error, info, warn};
 
 use crate::cgroup::Cgroup;
+use crate::headroom::NO_SPACE;
 use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Paths, cni, ready, registries};
 
@@ -26,6 +30,9 @@ pub fn service(config: &Config) -> Service {
     })
 }
 
+/// Between two attempts to import images that did not fit.
+const RETRY: Duration = Duration::from_mins(1);
+
 /// An archive of images that the machine's owner has given to the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Archive {
@@ -36,45 +43,95 @@ pub struct Archive {
 }
 
 /// Imports every archive of the node image and then those of the machine's owner, each once however often this is restarted,
-/// and is done. containerd has to be healthy. Its content store skips what an earlier boot has imported.
+/// and is done. If containerd's part of the disk is full, it is healthy before, and tries again. containerd has to be healthy. Its content store keeps
+/// what an earlier boot has imported.
 pub fn images(config: &Config, given: Vec<Archive>) -> Service {
-    let (paths, given) = (Arc::new(config.paths.clone()), Arc::new(given));
-    let imported = Arc::new(Mutex::new(BTreeSet::new()));
+    let import = Arc::new(Import { paths: config.paths.clone(), given, imported: Mutex::default() });
     Box::new(move |cx| {
-        let (paths, given, imported) = (Arc::clone(&paths), Arc::clone(&given), Arc::clone(&imported));
-        Box::pin(async move {
-            let is_done = |path: &Path| imported.lock().unwrap_or_else(PoisonError::into_inner).contains(path);
-            let done = |path: PathBuf| imported.lock().unwrap_or_else(PoisonError::into_inner).insert(path);
-            for archive in archives(&paths.images).await? {
-                if is_done(&archive) {
+        let import = Arc::clone(&import);
+        Box::pin(async move { import.run(cx).await })
+    })
+}
+
+struct Import {
+    paths: Paths,
+    given: Vec<Archive>,
+    imported: Mutex<BTreeSet<PathBuf>>,
+}
+
+impl Import {
+    async fn run(&self, cx: Context) -> Result<(), ProgramError> {
+        loop {
+            let is_complete = self.pass(&cx).await?;
+            if cx.is_cancelled() {
+                return Ok(());
+            }
+            if is_complete {
+                cx.done();
+                return Ok(());
+            }
+            // An earlier boot has imported most images, and only the kubelet, which waits for this service, removes pods.
+            cx.healthy();
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = sleep(RETRY) => {}
+            }
+        }
+    }
+
+    /// Returns whether no archive has to be tried again.
+    async fn pass(&self, cx: &Context) -> Result<bool, ProgramError> {
+        let mut is_complete = true;
+        for archive in archives(&self.paths.images).await? {
+            if self.is_done(&archive) {
+                continue;
+            }
+            match import(&self.paths, &archive).complete(&self.paths, cx).await {
+                _ if cx.is_cancelled() => return Ok(false),
+                Ok(()) => {
+                    info!(archive = %archive.display(), "image imported");
+                    self.done(archive);
+                }
+                Err(error) if error.says(NO_SPACE) => {
+                    is_complete = false;
+                    let error: &dyn Error = &error;
+                    error!(
+                        archive = %archive.display(),
+                        error,
+                        "image not imported, containerd's part of the data disk is full, will retry; remove pods, or enlarge \
+                         the disk"
+                    );
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for Archive { name, path } in self.given.iter().filter(|archive| !self.is_done(&archive.path)) {
+            match import(&self.paths, path).complete(&self.paths, cx).await {
+                _ if cx.is_cancelled() => return Ok(false),
+                Ok(()) => info!(archive = name, "image imported"),
+                Err(error) if error.says(NO_SPACE) && !is_complete => {
+                    let error: &dyn Error = &error;
+                    warn!(archive = name, path = %path.display(), error, "archive of images not imported, will retry");
                     continue;
                 }
-                import(&paths, &archive).complete(&paths, &cx).await?;
-                if cx.is_cancelled() {
-                    return Ok(());
+                // The node starts without it: another attempt would fail like this one.
+                Err(error) => {
+                    let error: &dyn Error = &error;
+                    warn!(archive = name, path = %path.display(), error, "archive of images not imported");
                 }
-                info!(archive = %archive.display(), "image imported");
-                done(archive);
             }
-            for Archive { name, path } in given.iter().filter(|archive| !is_done(&archive.path)) {
-                let result = import(&paths, path).complete(&paths, &cx).await;
-                if cx.is_cancelled() {
-                    return Ok(());
-                }
-                match result {
-                    Ok(()) => info!(archive = name, "image imported"),
-                    // The node starts without it: another attempt would fail like this one.
-                    Err(error) => {
-                        let error: &dyn Error = &error;
-                        warn!(archive = name, path = %path.display(), error, "archive of images not imported");
-                    }
-                }
-                done(path.clone());
-            }
-            cx.done();
-            Ok(())
-        })
-    })
+            self.done(path.clone());
+        }
+        Ok(is_complete)
+    }
+
+    fn is_done(&self, archive: &Path) -> bool {
+        self.imported.lock().unwrap_or_else(PoisonError::into_inner).contains(archive)
+    }
+
+    fn done(&self, archive: PathBuf) {
+        self.imported.lock().unwrap_or_else(PoisonError::into_inner).insert(archive);
+    }
 }
 
 async fn archives(directory: &Path) -> Result<BTreeSet<PathBuf>, ProgramError> {
@@ -194,9 +251,15 @@ disabled_plugins = [
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use cluster::{Networking, ServiceProxy};
+    use supervisor::{State, Supervisor};
+    use tokio::time::timeout;
 
     use super::*;
+    use crate::program::tests::{error_of, start_once};
 
     #[test]
     fn data_is_on_the_disk_and_state_is_not() {
@@ -235,6 +298,42 @@ mod tests {
         }
         let found: Vec<PathBuf> = archives(scratch.path()).await.unwrap().into_iter().collect();
         assert_eq!(found, [scratch.path().join("pause.tar"), scratch.path().join("workload.tar")]);
+    }
+
+    /// The service with an archive of the node image, and a `ctr` that fails with this text.
+    fn failing_import(root: &Path, text: &str) -> Supervisor {
+        let [programs, images] = ["bin", "images"].map(|name| root.join(name));
+        for directory in [&programs, &images] {
+            std::fs::create_dir(directory).unwrap();
+        }
+        std::fs::write(images.join("pause.tar"), "").unwrap();
+        let (script, ctr) = (format!("#!/bin/sh\necho '{text}' >&2\nexit 1\n"), programs.join("ctr"));
+        // By another process: a program that a thread forks meanwhile would keep the file open for writing.
+        let written = std::process::Command::new("/bin/sh")
+            .args(["-c", r#"printf %s "$1" >"$2""#, "sh", &script])
+            .arg(&ctr)
+            .status();
+        assert!(written.unwrap().success());
+        std::fs::set_permissions(&ctr, Permissions::from_mode(0o755)).unwrap();
+        let paths = Paths { programs, images, ephemeral: root.join("ephemeral"), cgroups: None, ..Paths::default() };
+        start_once(super::images(&Config { paths, ..Config::default() }, Vec::new()))
+    }
+
+    /// Regression: the kubelet, which alone removes pods, was not started.
+    #[tokio::test]
+    async fn a_full_disk_does_not_keep_the_node_from_starting() {
+        let scratch = tempfile::tempdir().unwrap();
+        let tree = failing_import(scratch.path(), "ctr: failed to copy: write data: no space left on device");
+        timeout(Duration::from_secs(30), tree.handle().healthy()).await.unwrap().unwrap();
+        assert_eq!(tree.status().state, State::Healthy, "it tries again");
+    }
+
+    #[tokio::test]
+    async fn an_image_that_cannot_be_imported_is_an_error() {
+        let scratch = tempfile::tempdir().unwrap();
+        let tree = failing_import(scratch.path(), "ctr: unrecognized image format");
+        let error = error_of(&tree).await;
+        assert!(error.contains("unrecognized image format"), "{error}");
     }
 
     #[tokio::test]

@@ -25,7 +25,7 @@ pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The text that programs print for `ENOSPC`.
-const NO_SPACE: &str = "no space left on device";
+pub(crate) const NO_SPACE: &str = "no space left on device";
 
 /// The file in the directory of a program, and in its project.
 #[derive(Debug)]
