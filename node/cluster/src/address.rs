@@ -24,6 +24,8 @@ pub enum AddressError {
     HostBits(Ipv4Net),
     #[error("network {0} needs a prefix from 1 to 30")]
     Prefix(Ipv4Net),
+    #[error("network {0} has loopback, multicast or unspecified addresses; choose a private one, such as 10.96.0.0/16")]
+    Reserved(Ipv4Net),
 }
 
 pub fn host(text: &str) -> Result<Ipv4Addr, AddressError> {
@@ -71,6 +73,11 @@ pub fn network(text: &str) -> Result<Ipv4Net, AddressError> {
     }
     if network != network.trunc() {
         return Err(AddressError::HostBits(network));
+    }
+    let is_reserved = |end: Ipv4Addr| end.octets()[0] == 0 || end.is_loopback() || end.is_multicast();
+    let has_multicast = network.contains(&Ipv4Addr::new(224, 0, 0, 0));
+    if has_multicast || [network.network(), network.broadcast()].into_iter().any(is_reserved) {
+        return Err(AddressError::Reserved(network));
     }
     Ok(network)
 }
@@ -129,6 +136,9 @@ mod tests {
         let error = |text: &str| network(text).unwrap_err().to_string();
         assert_eq!(error("10.96.0.1/16"), "network 10.96.0.1/16 has host bits; write 10.96.0.0/16");
         assert_eq!(error("10.96.0.0/31"), "network 10.96.0.0/31 needs a prefix from 1 to 30");
+        for text in ["0.0.0.0/8", "127.0.0.0/16", "64.0.0.0/2", "192.0.0.0/2", "224.0.0.0/8"] {
+            assert_eq!(network(text), Err(AddressError::Reserved(text.parse().unwrap())));
+        }
         for text in ["10.96.0.0", "::/64"] {
             assert_eq!(error(text), format!("{text:?} is not a network, such as 10.96.0.0/16"));
         }

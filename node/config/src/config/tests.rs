@@ -120,6 +120,7 @@ fn invalid_values_and_conflicts_are_rejected() {
         (r#"{"controlPlane": {"podNetwork": "10.96.0.0/20"}}"#, "controlPlane.serviceNetwork"),
         (r#"{"controlPlane": {"podNetwork": "10.244.0.0/25"}}"#, "controlPlane.podNetwork"),
         (r#"{"controlPlane": {"serviceNetwork": "10.0.0.0/8"}}"#, "controlPlane.serviceNetwork"),
+        (r#"{"controlPlane": {"podNetwork": "127.0.0.0/16"}}"#, "controlPlane.podNetwork"),
         (r#"{"network": {"static": {"address": "10.244.1.1/24"}}}"#, "network.static.address"),
         (r#"{"network": {"static": {"address": "10.96.3.4/24"}}}"#, "network.static.address"),
         (r#"{"network": {"static": {"address": "192.0.2.0/24"}}}"#, "network.static.address"),
