@@ -245,7 +245,7 @@ impl Provisioner {
             Err(error) if is_missing(&error) => None,
             found => found.map_err(api("get the snapshot to restore"))?,
         };
-        let content = match found.as_ref().and_then(Snapshot::content) {
+        let content = match found.as_ref().and_then(Snapshot::content).filter(|name| is_object_name(name)) {
             Some(content) => {
                 self.contents.get_opt(content).await.map_err(api("get the content of the snapshot to restore"))?
             }
@@ -259,6 +259,10 @@ impl Provisioner {
         let class = assigned.class.as_ref().ok_or(Error::NoClass)?;
         if let Some(class) = self.classes.get(class) {
             return Ok(class);
+        }
+        // The API server does not check the annotation that may name the class.
+        if !is_object_name(class) {
+            return Err(Error::UnknownClass { class: class.clone() });
         }
         let classes = Api::<StorageClass>::all(self.client.clone());
         let found = classes.get_opt(class).await.map_err(api("get the storage class"))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PostParams};
 use provisioner::Notice;
 use serde_json::json;
 use units::Bytes;
@@ -73,6 +73,20 @@ pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> R
         let note = node.event(name, "ProvisioningFailed").await?;
         assert!(note.contains(word), "{name}: {note}");
     }
+    // No request can have such a name in its path. kube-controller-manager also reports it.
+    let class = json!({
+        "metadata": {"name": "class", "annotations": {"volume.beta.kubernetes.io/storage-class": "not a name"}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    node.claims().create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    node.schedule("class", &node.name).await?;
+    until("the event about the class", async || {
+        let events = node.events("class").await?;
+        let notes: Vec<_> = events.iter().filter_map(|event| event.note.as_deref()).collect();
+        let is_reported = notes.iter().any(|note| note.contains("the storage class not a name does not exist"));
+        Ok((!is_reported).then(|| format!("{notes:?}")))
+    })
+    .await?;
     assert_eq!(node.volumes.live(), []);
     node.end().await
 }
