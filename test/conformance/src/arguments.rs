@@ -32,9 +32,12 @@ pub(crate) struct Arguments {
     /// The description of the storage driver; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) driver: PathBuf,
-    /// Images for the nodes; the build gives them.
+    /// Images of all suites; the build gives them.
     #[arg(long, hide = true)]
-    pub(crate) archive: Vec<Archive>,
+    archive: Vec<Archive>,
+    /// Images of the conformance suite alone; the build gives them.
+    #[arg(long, hide = true)]
+    conformance_archive: Vec<Archive>,
     #[command(flatten)]
     pub(crate) image: Image,
 }
@@ -65,6 +68,16 @@ impl Arguments {
         let directory = env::var_os("BUILD_WORKING_DIRECTORY").unwrap_or_default();
         self.output.as_ref().map(|output| Path::new(&directory).join(output))
     }
+
+    pub(crate) fn all_archives(&self) -> impl Iterator<Item = &Archive> {
+        self.archive.iter().chain(&self.conformance_archive)
+    }
+
+    /// Those of the suite: in emulation, a node imports an image in half a minute.
+    pub(crate) fn archives(&self) -> impl Iterator<Item = &Archive> {
+        let count = if self.suite == Suite::Conformance { usize::MAX } else { self.archive.len() };
+        self.all_archives().take(count)
+    }
 }
 
 #[cfg(test)]
@@ -78,14 +91,29 @@ mod tests {
         assert!("a/b.tar".parse::<Archive>().is_err());
     }
 
-    #[test]
-    fn the_default_is_the_conformance_suite() {
+    fn parsed(last: &[&str]) -> Arguments {
         let files = ["e2e", "kubectl", "driver", "kernel", "initramfs", "system", "cmdline"];
         let files = files.map(|name| format!("--{name}=file"));
-        let all = ["conformance"].into_iter().chain(files.iter().map(String::as_str));
-        let arguments = Arguments::try_parse_from(all.clone()).unwrap();
+        let all = ["conformance"].into_iter().chain(files.iter().map(String::as_str)).chain(last.iter().copied());
+        Arguments::try_parse_from(all).unwrap()
+    }
+
+    #[test]
+    fn the_default_is_the_conformance_suite() {
+        let arguments = parsed(&[]);
         assert_eq!((arguments.suite, arguments.focus), (Suite::Conformance, None));
-        let arguments = Arguments::try_parse_from(all.chain(["--suite=external-storage", "--focus=data"])).unwrap();
+        let arguments = parsed(&["--suite=external-storage", "--focus=data"]);
         assert_eq!((arguments.suite, arguments.focus.as_deref()), (Suite::ExternalStorage, Some("data")));
+    }
+
+    #[test]
+    fn nodes_import_the_images_of_their_suite() {
+        let archives = ["--archive=agnhost:2=a", "--conformance-archive=nonroot:1=n"];
+        let images = |suite: &[&str]| {
+            let arguments = parsed(&[&archives[..], suite].concat());
+            arguments.archives().map(|archive| archive.image.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(images(&[]), ["agnhost:2", "nonroot:1"]);
+        assert_eq!(images(&["--suite=external-storage"]), ["agnhost:2"]);
     }
 }

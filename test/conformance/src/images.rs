@@ -20,8 +20,8 @@ fn or_none(tests: &[String]) -> String {
 
 /// Compares the archives with the output of `--list-images`, so that a new version of Kubernetes with other tags is noticed
 /// before a boot.
-pub(crate) fn check(archives: &[Archive], list: &str) -> Result<(), UnusedImage> {
-    let unused = archives.iter().find(|archive| !list.lines().any(|line| line == archive.image));
+pub(crate) fn check<'a>(archives: impl IntoIterator<Item = &'a Archive>, list: &str) -> Result<(), UnusedImage> {
+    let unused = archives.into_iter().find(|archive| !list.lines().any(|line| line == archive.image));
     let Some(Archive { image, .. }) = unused else { return Ok(()) };
     let name = |image: &str| image.rsplit_once(':').map(|(name, _)| name.to_owned());
     let tests = list.lines().filter(|line| name(line) == name(image)).map(str::to_owned).collect();

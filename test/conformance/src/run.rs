@@ -72,7 +72,7 @@ impl Interrupts {
 
 pub(crate) async fn run(arguments: &Arguments) -> Result<Outcome, RunError> {
     let mut interrupts = Interrupts::watch()?;
-    images::check(&arguments.archive, &list_images(&arguments.e2e).await?)?;
+    images::check(arguments.all_archives(), &list_images(&arguments.e2e).await?)?;
     let output = create_output(arguments.output())?;
     println!("e2e.log, junit.xml and the consoles of the nodes: {}", output.display());
     let outcome = if arguments.dry_run {
@@ -92,7 +92,7 @@ async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Int
     options.logs = output.to_owned();
     options.memory = CONTROL_PLANE_MEMORY;
     options.data_size = Some(DATA_SIZE);
-    options.images = arguments.archive.iter().map(|archive| archive.file.clone()).collect();
+    options.images = arguments.archives().map(|archive| archive.file.clone()).collect();
     let two = const { Nodes::new(2).unwrap() };
     let options = ClusterOptions { worker_memory: WORKER_MEMORY, ..ClusterOptions::new(options, two) };
     let mut cluster = tokio::select! {
