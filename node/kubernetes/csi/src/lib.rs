@@ -38,7 +38,7 @@ pub use host::{
     PathContents, RevokedDetach, WatchReport, guard,
 };
 pub use node::{Operation, call};
-pub use plan::{Device, Elsewhere, Io, PlanError, Shape, Step, Target, Volume, VolumeView};
+pub use plan::{Device, Elsewhere, PlanError, Shape, Step, Target, Volume, VolumeView};
 pub use plugin::{Plugin, RunError, Settings, Start};
 pub use request::{
     LookRequest, Mode, PathError, Publish, Purpose, Range, RequestError, Sharing, Stats, TargetPath, Unpublish,

@@ -17,7 +17,6 @@ pub struct VolumeView {
     /// The loop device of a block volume: for a publish, the one with the requested access; for an unpublish, one without
     /// other targets, if any.
     pub device: Device,
-    pub io: Io,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,13 +89,6 @@ pub enum Device {
     Shared,
 }
 
-/// Limits of the I/O of the pods that have the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Io {
-    Unlimited,
-    Limited,
-}
-
 /// An idempotent change at a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -104,7 +96,8 @@ pub enum Step {
     Attach {
         read_only: bool,
     },
-    /// Limits the I/O on the device, before a pod has it. The limits end with the device.
+    /// Limits the I/O on the device, before a pod has it. The limits end with the device. Always planned: the record may get
+    /// limits after the look, and that change reaches only devices that exist.
     Limit,
     /// The mount has these attributes from the start.
     Bind(Attributes),
@@ -166,10 +159,10 @@ pub(crate) fn publish(want: &Publish, seen: &VolumeView) -> Result<Vec<Step>, Pl
         Target::Foreign | Target::Stale => return Err(PlanError::Foreign),
         Target::Bare(_) | Target::Obstructed => return Err(PlanError::Obstructed { wanted: shape }),
     };
-    if want.mode == Mode::Block && seen.device == Device::Absent {
-        steps.push(Step::Attach { read_only: want.attributes.read_only });
-    }
-    if seen.io == Io::Limited {
+    if want.mode == Mode::Block {
+        if seen.device == Device::Absent {
+            steps.push(Step::Attach { read_only: want.attributes.read_only });
+        }
         steps.push(Step::Limit);
     }
     steps.push(Step::Bind(want.attributes));

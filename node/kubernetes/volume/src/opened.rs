@@ -73,10 +73,6 @@ impl Opened {
         self.record.size
     }
 
-    pub const fn io(&self) -> IoLimits {
-        self.record.io
-    }
-
     pub const fn project(&self) -> ProjectId {
         self.record.project
     }

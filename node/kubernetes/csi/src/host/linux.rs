@@ -27,7 +27,7 @@ use super::filesystem::PublishedDirectories;
 use super::freezing::{PublishedPods, this_program};
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
-use crate::plan::{Device, Elsewhere, Io, Shape, Step, Target, Volume, VolumeView};
+use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
 use crate::request::{LookRequest, Mode, Purpose, Sharing, TargetPath};
 
 #[derive(Clone, Debug)]
@@ -395,10 +395,8 @@ impl Host for Linux {
             }
             _ => there,
         };
-        let is_limited = opened.as_ref().is_some_and(|volume| !volume.io().is_none());
-        let io = if is_limited { Io::Limited } else { Io::Unlimited };
         let (elsewhere, device) = (Elsewhere::Nowhere, Device::Absent);
-        let mut seen = VolumeView { volume, target: there, elsewhere, device, io };
+        let mut seen = VolumeView { volume, target: there, elsewhere, device };
         let mut at = Opened {
             id: id.clone(),
             volume: opened,
@@ -436,7 +434,11 @@ impl Host for Linux {
                 Ok(())
             }
             Step::Limit => {
+                // First: a change of the limits finds the device from now on.
                 self.hold(at)?;
+                if self.io(&at.id).is_none() {
+                    return Ok(());
+                }
                 Ok(self.devices.limit(&at.id, || self.io(&at.id))?)
             }
             Step::Bind(attributes) => {

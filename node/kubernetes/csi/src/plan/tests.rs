@@ -7,7 +7,7 @@ use crate::request::TargetPath;
 
 impl VolumeView {
     fn after(self, step: &Step) -> Self {
-        let VolumeView { volume, target, elsewhere, device, io } = self;
+        let VolumeView { volume, target, elsewhere, device } = self;
         let shape = match (target, volume) {
             (Target::Stale, _) | (_, Volume::Known(Mode::Block)) => Shape::File,
             _ => Shape::Directory,
@@ -21,7 +21,7 @@ impl VolumeView {
             Step::Detach => (target, Device::Absent),
             Step::Limit => (target, device),
         };
-        Self { volume, target, elsewhere, device, io }
+        Self { volume, target, elsewhere, device }
     }
 }
 
@@ -59,12 +59,10 @@ prop_compose! {
         ],
         elsewhere in prop_oneof![Just(Elsewhere::Nowhere), Just(Elsewhere::Published)],
         device in prop_oneof![Just(Device::Absent), Just(Device::Idle), Just(Device::Shared)],
-        io in prop_oneof![Just(Io::Unlimited), Just(Io::Limited)],
     ) -> VolumeView {
-        // Only block volumes have devices, and limits.
-        let is_block = volume == Volume::Known(Mode::Block);
-        let (device, io) = if is_block { (device, io) } else { (Device::Absent, Io::Unlimited) };
-        VolumeView { volume, target, elsewhere, device, io }
+        // Only block volumes have devices.
+        let device = if volume == Volume::Known(Mode::Block) { device } else { Device::Absent };
+        VolumeView { volume, target, elsewhere, device }
     }
 }
 
@@ -157,7 +155,6 @@ const SEEN: VolumeView = VolumeView {
     target: Target::Bare(Shape::Directory),
     elsewhere: Elsewhere::Nowhere,
     device: Device::Absent,
-    io: Io::Unlimited,
 };
 
 const BLOCK: VolumeView = VolumeView { volume: Volume::Known(Mode::Block), target: Target::Absent, ..SEEN };
@@ -201,18 +198,18 @@ fn a_second_target_is_refused_to_a_single_writer_only() {
 fn a_second_target_shares_the_device_of_the_first() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
     let (make, bind) = (Step::CreateTarget(Shape::File), Step::Bind(Attributes::INERT));
-    assert_eq!(publish(&want, &BLOCK), Ok(vec![make, Step::Attach { read_only: false }, bind]));
+    assert_eq!(publish(&want, &BLOCK), Ok(vec![make, Step::Attach { read_only: false }, Step::Limit, bind]));
     let seen = VolumeView { device: Device::Shared, elsewhere: Elsewhere::Published, ..BLOCK };
-    assert_eq!(publish(&want, &seen), Ok(vec![make, bind]));
+    assert_eq!(publish(&want, &seen), Ok(vec![make, Step::Limit, bind]));
 }
 
+/// A volume that got its first limits between the look and the attach was published without them.
 #[test]
-fn a_pod_gets_a_limited_device_with_its_limits() {
+fn limits_are_read_when_the_device_exists() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
-    let seen = VolumeView { io: Io::Limited, ..BLOCK };
     let make = Step::CreateTarget(Shape::File);
     let steps = [make, Step::Attach { read_only: false }, Step::Limit, Step::Bind(Attributes::INERT)];
-    assert_eq!(publish(&want, &seen).as_deref(), Ok(&steps[..]));
+    assert_eq!(publish(&want, &BLOCK).as_deref(), Ok(&steps[..]));
     assert_eq!(undo(&steps[..3]), [Step::Detach, Step::RemoveTarget]);
 }
 
@@ -244,7 +241,7 @@ fn a_deleted_volume_is_unpublished_another_volume_is_not() {
 fn a_node_without_its_device_is_replaced_and_removed() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };
     let stale = VolumeView { target: Target::Stale, ..BLOCK };
-    let steps = [Step::Unmount, Step::Attach { read_only: false }, Step::Bind(Attributes::INERT)];
+    let steps = [Step::Unmount, Step::Attach { read_only: false }, Step::Limit, Step::Bind(Attributes::INERT)];
     assert_eq!(publish(&want, &stale).as_deref(), Ok(&steps[..]));
     assert_eq!(unpublish(&stale), Ok(vec![Step::Unmount, Step::RemoveTarget]));
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use csi::{
-    ActError, Device, Elsewhere, Host, Inspection, Io, LookError, LookRequest, LoopDevice, Mode, PathContents, Purpose,
+    ActError, Device, Elsewhere, Host, Inspection, LookError, LookRequest, LoopDevice, Mode, PathContents, Purpose,
     RevokedDetach, Sharing, Step, Target, TargetPath, Volume, VolumeView, WatchReport,
 };
 use fsquota::{Limits, ProjectId, Quota, Usage};
@@ -223,7 +223,6 @@ impl Host for FakeHost {
                 Elsewhere::Nowhere
             },
             device: state.device(volume, target, purpose),
-            io: Io::Unlimited,
         };
         Ok(((volume.clone(), target.clone()), seen))
     }
