@@ -19,6 +19,7 @@ use units::Bytes;
 
 use crate::error::{ActError, Error, SourceError};
 use crate::execution::{Execution, is_confined};
+use crate::flush::Flush;
 use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
@@ -173,16 +174,19 @@ impl Store {
     ///
     /// # Errors
     /// [`ActError::Busy`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
-    /// source needs no new blocks.
+    /// source needs no new blocks. A source of files is flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
         let Cloning { source, headroom, .. } = cloning;
-        let (record, limits) = {
+        let (record, limits, former) = {
             let index = self.index();
             // It was deleted meanwhile.
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
-            (record.clone(), index.limits(source, record))
+            (record.clone(), index.limits(source, record), index.flushes.get(source).copied())
         };
-        let Some(dir) = self.flush_source(source, record.mode.is_block()) else { return Ok(()) };
+        let is_block = record.mode.is_block();
+        let flushes = is_block || Flush::is_due(former, Instant::now());
+        let dir = if flushes { self.flush_source(source, is_block) } else { self.live.open_dir(source.name()).ok() };
+        let Some(dir) = dir else { return Ok(()) };
         reflink::free_unused(&dir, record.project.get()).map_err(failed("free unused"))?;
         let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
@@ -193,6 +197,9 @@ impl Store {
             Mode::Block { allocation: Allocation::Thick } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => used,
         };
         if used > allowed {
+            if flushes && !is_block {
+                self.index().flushes.insert(source.clone(), Flush::after(former, Instant::now()));
+            }
             sleep(PAUSE);
             return Err(ActError::Busy { volume: source.clone() });
         }

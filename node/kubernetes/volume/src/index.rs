@@ -6,6 +6,7 @@ use fsquota::{Limits, ProjectId};
 use units::{Bytes, Inodes};
 
 use crate::VolumeId;
+use crate::flush::Flush;
 use crate::ledger::Ledger;
 use crate::record::{Cloning, Record, RecordError, State};
 
@@ -18,6 +19,8 @@ pub(crate) struct Index {
     pub(crate) foreign: BTreeSet<VolumeId>,
     /// Volumes that share blocks with their sources.
     pub(crate) clones: BTreeMap<VolumeId, Cloning>,
+    /// Sources of files that exceeded their sizes after a flush. Another clone that ends changes nothing about that.
+    pub(crate) flushes: BTreeMap<VolumeId, Flush>,
     /// How many announcements there were, and how many of them are on the disk.
     pub(crate) announced: u64,
     pub(crate) durable: u64,
@@ -86,6 +89,7 @@ impl Index {
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
         self.clones.remove(id);
+        self.flushes.remove(id);
         self.ledger.release(id);
     }
 }

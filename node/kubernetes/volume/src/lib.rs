@@ -27,6 +27,7 @@ mod error;
 mod execution;
 mod fault;
 mod files;
+mod flush;
 mod freezing;
 mod group;
 mod id;

@@ -1,0 +1,51 @@
+//! Pauses between the flushes of a source of files that exceeds its size. Pure.
+//!
+//! A flush (`syncfs`) writes the data of all volumes, and the tenant of the source decides for how long it exceeds its size.
+
+use std::time::{Duration, Instant};
+
+/// Doubled from the first to the last. They begin again with the first a minute after the end of a pause.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
+
+/// The last flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flush {
+    next: Instant,
+    pause: Duration,
+}
+
+impl Flush {
+    pub(crate) fn after(former: Option<Self>, now: Instant) -> Self {
+        let recent = former.filter(|former| now < former.next + PAUSES[1]);
+        let pause = recent.map_or(PAUSES[0], |former| PAUSES[1].min(former.pause * 2));
+        Self { next: now + pause, pause }
+    }
+
+    pub(crate) fn is_due(former: Option<Self>, now: Instant) -> bool {
+        former.is_none_or(|former| former.next <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While a tenant exceeded its size, the data of all volumes was written twice a second.
+    #[test]
+    fn flushes_of_a_source_that_exceeds_its_size_become_rare() {
+        let begin = Instant::now();
+        let (mut flush, mut now, mut count) = (None, begin, 0);
+        while now < begin + 60 * PAUSES[1] {
+            if Flush::is_due(flush, now) {
+                flush = Some(Flush::after(flush, now));
+                count += 1;
+            }
+            now += Duration::from_millis(500);
+        }
+        assert!((60..=70).contains(&count), "{count}");
+        let [first, rare] = [None, flush].map(|former| Flush::after(former, now));
+        assert_eq!((first.pause, rare.pause), (PAUSES[0], PAUSES[1]));
+        assert!(!Flush::is_due(Some(first), now));
+        assert_eq!(Flush::after(Some(rare), now + 3 * PAUSES[1]).pause, PAUSES[0]);
+    }
+}
