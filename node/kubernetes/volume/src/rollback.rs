@@ -163,9 +163,8 @@ impl Store {
     /// First the limits, then the record of the volume: that of the snapshot has both projects until it is written. With the
     /// locks of both.
     fn write_exchanged(&self, id: &VolumeId, volume: &VolumeId) -> Result<(), Error> {
-        let (Some(kept), Some(former)) = (self.known(id)?, self.known(volume)?) else {
-            return Err(Error::Rollback { id: volume.clone(), source: RollbackError::Unknown });
-        };
+        let Some(kept) = self.known(id)? else { return Ok(()) };
+        let Some(former) = self.known(volume)? else { return self.write_kept(id, kept) };
         let Some([kept_record, record]) = exchanged(&kept.record, &former.record) else { return Ok(()) };
         for (id, record) in [(volume, &record), (id, &kept_record)] {
             let set = self.quotas.set_limits(record.project, self.limits(id, record));
@@ -176,6 +175,19 @@ impl Store {
             self.files.replace(id, &known.record).map_err(act)?;
             self.index().put(id, known);
         }
+        Ok(())
+    }
+
+    /// The volume was deleted, with the directory that had the project of this record.
+    fn write_kept(&self, id: &VolumeId, kept: Known) -> Result<(), Error> {
+        let Some(record) = after_exchange(&kept.record) else { return Ok(()) };
+        let failed = |step, source| Error::Act { id: id.clone(), step, source };
+        self.quotas.clear(kept.record.project).map_err(|source| failed(Step::ClearLimits, source.into()))?;
+        let set = self.quotas.set_limits(record.project, self.limits(id, &record));
+        set.map_err(|source| failed(Step::Limit, source.into()))?;
+        self.files.replace(id, &record).map_err(|source| failed(Step::WriteRecord, source))?;
+        self.index().put(id, Known { record, ..kept });
+        info!(volume = %id, "snapshot has the former content of a volume that was deleted");
         Ok(())
     }
 
@@ -229,8 +241,11 @@ impl Store {
 
 /// The records of the snapshot and of the volume after the exchange of their directories.
 fn exchanged(kept: &Record, former: &Record) -> Option<[Record; 2]> {
-    let rollback = kept.rollback()?;
     let record = Record { project: kept.project, ..former.clone() };
-    let kept = Record { project: rollback.project, mode: kept.mode.at_present(), ..kept.clone() };
-    Some([kept, record])
+    Some([after_exchange(kept)?, record])
+}
+
+fn after_exchange(kept: &Record) -> Option<Record> {
+    let project = kept.rollback()?.project;
+    Some(Record { project, mode: kept.mode.at_present(), ..kept.clone() })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use dir::Ensured;
+use dir::{Dir, Ensured, Name};
 use ktest_support::unmount;
 use loopdev::{Config, Control};
 use nix::mount::{MsFlags, mount};
@@ -220,6 +220,42 @@ fn a_canceled_rollback_leaves_no_trace() {
     assert_eq!(node.store.remove_snapshot(&id("snapshot-kept")).unwrap(), Ensured::Created(()));
     assert_eq!(node.traces(&id("snapshot-kept")), [""; 0]);
     assert_eq!(node.store.space().unwrap(), space);
+}
+
+/// No record could be written after the exchange, and the volume was deleted: the snapshot stayed for ever.
+#[test]
+fn a_snapshot_ends_after_its_volume_if_no_record_has_the_exchange() {
+    for restarts in [false, true] {
+        let node = Node::new();
+        let (volume, _) = node.made(&disk("pvc-1", Allocation::Thin));
+        write(&node, &volume, 1);
+        taken(&node, &volume, "snapshot-1");
+        let (kept, want) = (id("snapshot-kept"), back_to(&volume, "snapshot-1", "snapshot-kept"));
+        let opened = node.store.open_volume(&volume).unwrap();
+        let error = loop {
+            match node.store.roll_back(&kept, &want).unwrap_err() {
+                Error::Copying { .. } => {}
+                error => break error,
+            }
+        };
+        assert!(matches!(error, Error::Rollback { source: RollbackError::Opened, .. }), "{error:?}");
+        drop(opened);
+        let [staging, live] = [node.path("staging", &kept), node.path("live", &volume)]
+            .map(|path| Dir::open(path.parent().unwrap()).unwrap());
+        let [one, other] = ["snapshot-kept", "pvc-1"].map(|name| Name::try_from(name).unwrap());
+        staging.exchange(&one, &live, &other).unwrap();
+        drop((staging, live));
+
+        node.store.retire(&volume).unwrap();
+        node.store.discard(&volume).unwrap();
+        let node = if restarts { node.restarted() } else { node };
+        assert_eq!(node.store.remove_snapshot(&kept).unwrap(), Ensured::Created(()));
+        assert_eq!(node.traces(&kept), [""; 0]);
+        node.store.remove_snapshot(&id("snapshot-1")).unwrap();
+        assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
+        let strays = node.store.strays().unwrap();
+        assert!(strays.directories.is_empty() && strays.projects.is_empty(), "{strays:?}");
+    }
 }
 
 /// A publish either keeps the content from being exchanged, or gets the new one.
