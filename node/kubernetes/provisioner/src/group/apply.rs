@@ -103,7 +103,11 @@ impl Provisioner {
     /// not on this node.
     async fn places(&self, content: &GroupContent) -> Result<BTreeMap<VolumeId, String>, Error> {
         let source = &content.spec.source;
-        if content.is_ready() || content.metadata.deletion_timestamp.is_some() {
+        let is_needed = match content.metadata.deletion_timestamp {
+            None => !content.is_ready(),
+            Some(_) => content.node().is_none() && source.group_snapshot_handles.is_some(),
+        };
+        if !is_needed {
             return Ok(BTreeMap::new());
         }
         let snapshots = source.group_snapshot_handles.iter().flat_map(|handles| &handles.volume_snapshot_handles);
@@ -112,7 +116,7 @@ impl Provisioner {
         let records = self.on_disk(|store| store.records()).await??.readable;
         let here = |id: &&VolumeId| records.contains_key(*id);
         let mut places: BTreeMap<_, _> = wanted.iter().filter(here).map(|id| (id.clone(), self.node.clone())).collect();
-        if places.len() < wanted.len() {
+        if source.group_snapshot_handles.is_none() && places.len() < wanted.len() {
             let pvs = self.pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
             for pv in &pvs {
                 let (Some(id), Some(node)) = (object::handle(pv), object::node_of(pv)) else { continue };

@@ -11,6 +11,9 @@ use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, S
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
 use crate::snapshot::plan as snapshot;
 
+/// The deletion policy that ends the snapshots with their content.
+const DELETE: &str = "Delete";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GroupPlan {
     /// The content is of another node, or complete.
@@ -57,8 +60,13 @@ pub(crate) fn plan(
         _ if !content.is_of_driver() => return Ok(GroupPlan::Ignore),
         Some(other) if other != node => return Ok(GroupPlan::Ignore),
         Some(_) => {}
-        // Without a label it never had snapshots.
-        None if is_deleted(content) => return Ok(GroupPlan::Adopt),
+        // Without a label it never had snapshots. The snapshots of its handles may be on a node that is down: that node deletes
+        // them later.
+        None if is_deleted(content)
+            && !(handles.is_some() && !ids.is_empty() && content.spec.deletion_policy == DELETE) =>
+        {
+            return Ok(GroupPlan::Adopt);
+        }
         // One node reports claims on several nodes: that of the first.
         None if ids.iter().find_map(|id| places.get(id)).is_some_and(|first| first == node) => {
             return Ok(GroupPlan::Adopt);
@@ -69,7 +77,7 @@ pub(crate) fn plan(
         let is_protected = content.finalizers().iter().any(|name| name == PROTECTION);
         return Ok(match (is_protected, content.spec.deletion_policy.as_str()) {
             (false, _) => GroupPlan::Ignore,
-            (true, "Delete") => GroupPlan::Delete(content.members()),
+            (true, DELETE) => GroupPlan::Delete(content.members()),
             (true, _) => GroupPlan::Release,
         });
     }
@@ -238,6 +246,24 @@ mod tests {
             content["metadata"]["labels"] = json!({});
         });
         assert_eq!(plan(&unserved, NODE, &places(&[])), Ok(GroupPlan::Adopt));
+    }
+
+    /// Another node removed the finalizer, and the snapshots of the node that was down became orphans.
+    #[test]
+    fn the_node_of_the_snapshots_deletes_a_content_that_names_them() {
+        let gone = |policy: &str| {
+            content(|content| {
+                deleted(content);
+                existing(content);
+                content["metadata"]["labels"] = json!({});
+                content["spec"]["deletionPolicy"] = policy.into();
+            })
+        };
+        let has = places(&[("group-old-pvc-1", NODE)]);
+        assert_eq!(plan(&gone("Delete"), NODE, &places(&[])), Ok(GroupPlan::Ignore));
+        assert_eq!(plan(&gone("Delete"), NODE, &has), Ok(GroupPlan::Adopt));
+        // Nothing is removed.
+        assert_eq!(plan(&gone("Retain"), NODE, &places(&[])), Ok(GroupPlan::Adopt));
     }
 
     #[test]
