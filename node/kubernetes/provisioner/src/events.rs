@@ -82,6 +82,13 @@ reasons! {
     DiskFault: Warning "DataDiskFault",
 }
 
+/// Users of a volume that delay its rollback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RollbackWait {
+    Pods,
+    Clones,
+}
+
 /// The API server rejects notes above 1 KiB.
 const NOTE_LEN: usize = 1000;
 
@@ -192,10 +199,15 @@ impl Events {
         &self,
         claim: &PersistentVolumeClaim,
         snapshot: &str,
+        wait: RollbackWait,
         error: &(dyn std::error::Error + Sync),
     ) {
-        let note = format!("the rollback waits until no pod has the volume: {}", causes::line(error));
-        self.publish_named(Reason::RollbackWaits, "RollBackWait", snapshot, note, claim);
+        let (action, until) = match wait {
+            RollbackWait::Pods => ("RollBackWait", "no pod has the volume"),
+            RollbackWait::Clones => ("RollBackWaitClones", "no clone or snapshot of the volume is being created"),
+        };
+        let note = format!("the rollback waits until {until}: {}", causes::line(error));
+        self.publish_named(Reason::RollbackWaits, action, snapshot, note, claim);
     }
 
     pub(crate) fn rolled_back(&self, claim: &PersistentVolumeClaim, snapshot: Option<&str>, kept: &str) {

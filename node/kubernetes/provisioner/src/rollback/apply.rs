@@ -13,11 +13,12 @@ use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, Post
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
-use volume::{Claim, Record, Rollback, RollbackRequest, VolumeId, Volumes};
+use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId, Volumes};
 
 use crate::claim::apply::NEXT_PASS;
 use crate::context::{CloneStage, OCCUPIED, Provisioner};
 use crate::error::{ApiError, Error, api};
+use crate::events::RollbackWait;
 use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step};
 use crate::snapshot::object::{Content, Snapshot};
@@ -44,21 +45,31 @@ pub(crate) async fn roll_back_claim(
         return Ok(Some(left));
     }
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Some(OCCUPIED)) };
-    let in_use = format!("{key} in use");
+    let waits = |wait: RollbackWait| format!("{key} waits for {wait:?}");
+    let report = |wait: RollbackWait, error: &volume::Error| {
+        if !provisioner.attempts.is_failing(&waits(wait)) {
+            provisioner.events.rollback_waits(claim, &snapshot, wait, error);
+            provisioner.attempts.failed(&waits(wait));
+        }
+    };
     match provisioner.roll_back(claim, id, step).await {
         Ok(next) if next == Some(OCCUPIED) => Ok(next),
         Ok(next) => {
             provisioner.attempts.succeeded(&key);
-            provisioner.attempts.succeeded(&in_use);
+            for wait in [RollbackWait::Pods, RollbackWait::Clones] {
+                provisioner.attempts.succeeded(&waits(wait));
+            }
             Ok(next)
         }
         Err(error @ (Error::Api(_) | Error::Panicked(_))) => Err(error),
         Err(Error::Store(error)) if error.is_in_use() => {
-            if !provisioner.attempts.is_failing(&in_use) {
-                provisioner.events.rollback_waits(claim, &snapshot, &error);
-                provisioner.attempts.failed(&in_use);
-            }
+            report(RollbackWait::Pods, &error);
             Ok(Some(IN_USE))
+        }
+        // A tenant that exceeds the size of the source delays its end.
+        Err(Error::Store(error @ volume::Error::Rollback { source: RollbackError::Shared, .. })) => {
+            report(RollbackWait::Clones, &error);
+            Ok(Some(OCCUPIED))
         }
         Err(Error::Store(volume::Error::Rollback { source, .. })) if source.is_temporary() => {
             debug!(volume = %id, reason = %source, "rollback waits");

@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
         rollback::a_rollback_waits_until_no_pod_has_the_volume,
+        rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::a_quota_delays_the_end_of_a_rollback_with_an_event,
         rollback::an_interrupted_rollback_is_served_once,

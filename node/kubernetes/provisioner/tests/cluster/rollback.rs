@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Pos
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use units::Bytes;
-use volume::{Claim, Record, RollbackRequest, State, VolumeId, Volumes};
+use volume::{Claim, Cloning, Owner, Record, RollbackRequest, State, VolumeId, Volumes};
 
 use crate::id_of;
 use crate::node::{Node, until};
@@ -192,6 +192,25 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
     })
     .await?;
     node.volumes.set_published(volume, None);
+    fixture.ended().await?;
+    assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
+    fixture.end().await
+}
+
+pub async fn a_rollback_waits_for_the_end_of_a_clone_with_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "rollback-shared").await?;
+    let Fixture { node, volume, .. } = &fixture;
+    let record = node.volumes.record(volume).ok_or("a record")?;
+    let clone: VolumeId = "pvc-clone".parse()?;
+    let cloning = Some(Cloning::new(volume.clone(), record.size));
+    // Of a client that has ended.
+    let owner = Owner::Controller { source: Some(volume.clone()) };
+    node.volumes.put(&clone, Record { owner, cloning, state: State::Staged, ..record });
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    let note = node.event("data", "RollbackWaiting").await?;
+    assert!(note.contains("no clone or snapshot of the volume is being created"), "{note}");
+    assert_eq!(node.volumes.source(volume), None);
+    node.volumes.lose(&clone);
     fixture.ended().await?;
     assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
     fixture.end().await
