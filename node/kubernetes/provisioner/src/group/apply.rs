@@ -249,10 +249,14 @@ impl Provisioner {
             self.events.group_delete_failed(content, error.kind(), error);
             return Ok(());
         }
-        self.events.group_failed(content, error.kind(), error);
         let message = shortened(causes::line(error));
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
-        if shown == Some(&message) {
+        let is_shown = shown == Some(&message);
+        // The status of a rejected content starts another pass at once, before the event of this one exists.
+        if !(is_shown && matches!(error, Error::GroupRejected(_))) {
+            self.events.group_failed(content, error.kind(), error);
+        }
+        if is_shown {
             return Ok(());
         }
         let error = json!({"time": Timestamp::now().to_string(), "message": message});
