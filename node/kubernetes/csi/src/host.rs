@@ -11,7 +11,7 @@ mod targets;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use fsquota::{Limits, Quota};
+use fsquota::{FsError, Limits, Quota};
 use mount::{CloneError, SetError, TableError, UnmountError};
 use nix::errno::Errno;
 use units::Bytes;
@@ -44,6 +44,9 @@ pub trait Host: Send + Sync + 'static {
 
     /// Faults of the disk that the volumes are on, as they were read last.
     fn disk_faults(&self) -> Vec<DiskFault>;
+
+    /// Reads the faults of the disk.
+    fn read_faults(&self) -> Result<(), FsError>;
 
     /// Whether another program changed the limits of the volume to these.
     fn limits_changed(&self, volume: &VolumeId, limits: Limits) -> bool;

@@ -87,6 +87,9 @@ enum Adoption {
     Incomplete,
 }
 
+/// Interval of reads of the disk's faults.
+const FAULTS: Duration = Duration::from_mins(1);
+
 /// Longest pause between attempts to open the devices of all targets, in intervals of [`Settings::watch`]: 5 minutes.
 const LONGEST_PAUSE: u32 = 60;
 
@@ -155,6 +158,8 @@ impl<H: Host> Plugin<H> {
         self.release_idle().await?;
         let plugin = Arc::clone(&self);
         cx.start("devices", move |cx| Arc::clone(&plugin).watch(cx, adoption));
+        let plugin = Arc::clone(&self);
+        cx.start("faults", move |cx| Arc::clone(&plugin).read_faults(cx));
         let plugin = Arc::clone(&self);
         cx.start("server", move |cx| Arc::clone(&plugin).serve(cx)).healthy().await?;
         let plugin = Arc::clone(&self);
@@ -258,6 +263,24 @@ impl<H: Host> Plugin<H> {
             released??;
         }
         Ok(())
+    }
+
+    /// Reads the faults of the disk, which conditions report. The provisioner reads them too, but needs the API server, and does
+    /// not run beside external-provisioner.
+    async fn read_faults(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
+        let mut looks = interval(FAULTS);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        cx.healthy();
+        loop {
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                _ = looks.tick() => {}
+            }
+            let host = Arc::clone(&self.host);
+            if let Err(reason) = spawn_blocking(move || host.read_faults()).await? {
+                warn!(error = &reason as &dyn std::error::Error, "cannot read the faults of the disk");
+            }
+        }
     }
 
     fn count(&self, revoked: &[RevokedDetach], held: &BTreeSet<VolumeId>) {

@@ -295,6 +295,14 @@ async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
     eventually("it succeeds", || host.adoptions() > failed).await;
 }
 
+/// Without the provisioner, which external-provisioner replaces, no condition had a fault of the disk.
+#[tokio::test]
+async fn the_plugin_reads_the_faults_of_the_disk_itself() {
+    let host = FakeHost::default();
+    let _node = Node::start(&host).await;
+    eventually("the faults are read", || host.fault_reads() > 0).await;
+}
+
 #[tokio::test]
 async fn a_device_has_a_size_and_grows_with_its_image() {
     let host = FakeHost::default();

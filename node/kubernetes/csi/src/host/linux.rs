@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Name};
-use fsquota::Limits;
+use fsquota::{FsError, Limits};
 use loopdev::{Attached, Backing, DeviceNumber, FileId, Number};
 use mount::{Attributes, Kind, UnmountError};
 use nix::errno::Errno;
@@ -499,6 +499,10 @@ impl Host for Linux {
 
     fn disk_faults(&self) -> Vec<DiskFault> {
         self.volumes.last_faults()
+    }
+
+    fn read_faults(&self) -> Result<(), FsError> {
+        self.volumes.faults().map(drop)
     }
 
     fn limits_changed(&self, id: &VolumeId, limits: Limits) -> bool {

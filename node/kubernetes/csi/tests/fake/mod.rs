@@ -8,7 +8,7 @@ use csi::{
     ActError, Device, Elsewhere, Host, Inspection, LookError, LookRequest, LoopDevice, Mode, PathContents, Purpose,
     RevokedDetach, Sharing, Step, Target, TargetPath, Volume, VolumeView, WatchReport,
 };
-use fsquota::{Limits, ProjectId, Quota, Usage};
+use fsquota::{FsError, Limits, ProjectId, Quota, Usage};
 use mount::Attributes;
 use units::{Bytes, Inodes};
 use volume::{DiskFault, VolumeId};
@@ -38,6 +38,7 @@ struct State {
     idle: Vec<VolumeId>,
     adoptions: usize,
     adoptions_fail: bool,
+    fault_reads: usize,
 }
 
 impl State {
@@ -141,6 +142,11 @@ impl FakeHost {
     /// How often the devices of all targets were to be held.
     pub fn adoptions(&self) -> usize {
         self.state().adoptions
+    }
+
+    /// How often the faults of the disk were read.
+    pub fn fault_reads(&self) -> usize {
+        self.state().fault_reads
     }
 
     /// A pod tries to detach the device of this volume.
@@ -278,6 +284,11 @@ impl Host for FakeHost {
 
     fn disk_faults(&self) -> Vec<DiskFault> {
         Vec::new()
+    }
+
+    fn read_faults(&self) -> Result<(), FsError> {
+        self.state().fault_reads += 1;
+        Ok(())
     }
 
     fn limits_changed(&self, _: &VolumeId, _: Limits) -> bool {
