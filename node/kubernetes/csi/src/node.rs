@@ -12,6 +12,7 @@ use proto::csi::{
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse,
     NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
@@ -65,24 +66,29 @@ fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, Cal
     })
 }
 
+/// Threads that read the state of volumes. A disk that hangs keeps them, also after the kubelet has canceled its calls.
+pub(crate) const LOOKS: usize = 16;
+
 pub(crate) struct NodeService<H> {
     pub(crate) node: String,
     pub(crate) kubelet: PathBuf,
     pub(crate) host: Arc<H>,
     pub(crate) locks: VolumeLocks,
+    /// [`LOOKS`].
+    pub(crate) looks: Arc<Semaphore>,
 }
 
 impl<H: Host> NodeService<H> {
     async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
         let operation: O = parse(message, &self.kubelet)?;
-        let guard = match O::CALL {
+        let guards = match O::CALL {
             // Statistics change nothing, and the kubelet asks often.
-            Call::Stats | Call::Health => None,
-            Call::Publish | Call::Unpublish | Call::Expand => Some(self.locks.lock(operation.place().0).await),
+            Call::Stats | Call::Health => (None, Arc::clone(&self.looks).acquire_owned().await.ok()),
+            Call::Publish | Call::Unpublish | Call::Expand => (Some(self.locks.lock(operation.place().0).await), None),
         };
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _guard = guard; // the thread has it: the kubelet may cancel the call, the system calls go on
+            let _guards = guards; // the thread has them: the kubelet may cancel the call, the system calls go on
             run(&*host, &operation)
         });
         match work.await {

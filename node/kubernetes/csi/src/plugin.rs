@@ -15,7 +15,7 @@ use proto::csi::node_server::NodeServer;
 use proto::csi::plugin_capability::service;
 use proto::registration::registration_server::RegistrationServer;
 use supervisor::Context;
-use tokio::sync::{Notify, OnceCell, watch};
+use tokio::sync::{Notify, OnceCell, Semaphore, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::service::Routes;
@@ -27,7 +27,7 @@ use crate::host::{Host, RevokedDetach, WatchReport};
 use crate::identity::IdentityService;
 use crate::leftovers::remove_empty_volume_data;
 use crate::metrics::{LoopDevices, Metrics};
-use crate::node::NodeService;
+use crate::node::{LOOKS, NodeService};
 use crate::observed::Observed;
 use crate::registration::{RegistrationService, RegistrationState, unregistered_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
@@ -109,6 +109,7 @@ pub struct Plugin<H> {
     settings: Settings,
     host: Arc<H>,
     locks: VolumeLocks,
+    looks: Arc<Semaphore>,
     metrics: Metrics,
     again: Notify,
     swept: OnceCell<()>,
@@ -131,9 +132,9 @@ impl<H: Host> Plugin<H> {
         let (metrics, host) = (Metrics::register(registry)?, Arc::new(host));
         let counting = Arc::clone(&host);
         registry.register(Box::new(LoopDevices::new(move || counting.attached().ok())?))?;
-        let (locks, again, swept, revoked) =
-            (VolumeLocks::default(), Notify::new(), OnceCell::new(), watch::Sender::default());
-        Ok(Self { settings, host, locks, metrics, again, swept, revoked, controller: None })
+        let (locks, looks) = (VolumeLocks::default(), Arc::new(Semaphore::new(LOOKS)));
+        let (again, swept, revoked) = (Notify::new(), OnceCell::new(), watch::Sender::default());
+        Ok(Self { settings, host, locks, looks, metrics, again, swept, revoked, controller: None })
     }
 
     /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and the
@@ -330,6 +331,7 @@ impl<H: Host> Plugin<H> {
             kubelet: kubelet.clone(),
             host: Arc::clone(&self.host),
             locks: self.locks.clone(),
+            looks: Arc::clone(&self.looks),
         };
         let identity = IdentityServer::new(identity).max_decoding_message_size(MAX_MESSAGE);
         let node = NodeServer::new(node).max_decoding_message_size(MAX_MESSAGE);

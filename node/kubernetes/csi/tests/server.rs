@@ -31,6 +31,7 @@ use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
@@ -293,6 +294,29 @@ async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
     host.fail_adoptions(false);
     let failed = host.adoptions();
     eventually("it succeeds", || host.adoptions() > failed).await;
+}
+
+/// Each one kept a thread, also after the kubelet had canceled the call, until the process had no thread left for the disk.
+#[tokio::test]
+async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
+    let host = FakeHost::with_volumes(&["pvc-1"]);
+    let node = Node::start(&host).await;
+    let mut client = node.kubelet.client().await;
+    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
+    host.hang_looks(true);
+    let mut calls = JoinSet::new();
+    for _ in 0..40 {
+        let (mut client, request) = (client.clone(), node.kubelet.stats("pvc-1", "a"));
+        let call = async move { client.node_get_volume_stats(request).await.map(drop) };
+        calls.spawn(tokio::time::timeout(Duration::from_secs(2), call));
+    }
+    while let Some(call) = calls.join_next().await {
+        call.expect("no panic").expect_err("canceled");
+    }
+    eventually("the other calls have not begun", || host.looks() == 16).await;
+    host.hang_looks(false);
+    client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats");
+    eventually("all looks end", || host.looks() == 0).await;
 }
 
 /// Without the provisioner, which external-provisioner replaces, no condition had a fault of the disk.

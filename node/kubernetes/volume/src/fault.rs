@@ -72,7 +72,8 @@ impl Store {
         Ok(found)
     }
 
-    /// The faults that [`Volumes::faults`](crate::Volumes::faults) found last, which the CSI plugin and the provisioner call once a minute.
+    /// The faults that [`Volumes::faults`](crate::Volumes::faults) found last, which the CSI plugin and the provisioner call once
+    /// a minute.
     pub fn last_faults(&self) -> Vec<DiskFault> {
         self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

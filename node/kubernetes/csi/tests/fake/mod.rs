@@ -39,6 +39,8 @@ struct State {
     adoptions: usize,
     adoptions_fail: bool,
     fault_reads: usize,
+    looks: usize,
+    looks_hang: bool,
 }
 
 impl State {
@@ -142,6 +144,17 @@ impl FakeHost {
     /// How often the devices of all targets were to be held.
     pub fn adoptions(&self) -> usize {
         self.state().adoptions
+    }
+
+    /// Whether looks at volumes do not end.
+    pub fn hang_looks(&self, hang: bool) {
+        self.state().looks_hang = hang;
+        self.0.1.notify_all();
+    }
+
+    /// Looks at volumes that have begun and not ended.
+    pub fn looks(&self) -> usize {
+        self.state().looks
     }
 
     /// How often the faults of the disk were read.
@@ -264,7 +277,10 @@ impl Host for FakeHost {
     }
 
     fn inspect(&self, volume: &VolumeId, path: &TargetPath) -> Result<Inspection, LookError> {
-        let state = self.state();
+        let mut state = self.state();
+        state.looks += 1;
+        let mut state = self.0.1.wait_while(state, |state| state.looks_hang).expect("nothing panicked");
+        state.looks -= 1;
         let known = state.mode(volume).map_or(Volume::Unknown, Volume::Known);
         let there = state.targets.get(path).and_then(Option::as_ref).filter(|(found, _)| found == volume);
         let found = match (state.volumes.get(volume), there) {
