@@ -70,7 +70,8 @@ pub trait Host: Send + Sync + 'static {
     /// Revokes detaches of published devices by other processes, and removes unused devices.
     fn watch(&self) -> Result<WatchReport, LookError>;
 
-    /// Closes the descriptors of all loop devices, so that they can be detached when the node ends.
+    /// Closes the descriptors of all loop devices, and removes their limits of I/O, so that they can be detached when the node
+    /// ends.
     fn close(&self);
 }
 

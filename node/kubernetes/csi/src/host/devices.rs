@@ -412,10 +412,16 @@ impl PublishedDevices {
         }
     }
 
-    /// Closes all descriptors. Devices stay attached, and targets stay as they are.
+    /// Closes all descriptors. Devices stay attached, and targets stay as they are. The limits of I/O end first: the process that
+    /// closes a device last waits until its dirty pages are written.
     pub(super) fn close(&self) {
-        for entry in std::mem::take(&mut *lock(&self.open)).into_values() {
-            drop(lock(&entry.inner).device.take());
+        let open = std::mem::take(&mut *lock(&self.open));
+        for entry in open.into_values() {
+            let mut inner = lock(&entry.inner);
+            if inner.limited {
+                self.clear_limits(&entry);
+            }
+            drop(inner.device.take());
         }
         *lock(&self.unheld) = None;
     }

@@ -145,6 +145,10 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.store.limit_io(&volume, LIMITED).expect("limits");
     assert_eq!(cgroups.limits(), line(&target, LIMITED));
 
+    // The end of the node does not wait until a tenant's dirty pages are written as slowly as its class allows.
+    node.plugin.close();
+    assert_eq!(cgroups.limits(), "");
+
     // A volume without limits has none on the device that follows.
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
     node.store.limit_io(&volume, IoLimits::NONE).expect("no limits");
