@@ -15,6 +15,7 @@ use units::{Bytes, Inodes};
 
 use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error};
+use crate::flush::Flush;
 use crate::index::Known;
 use crate::plan::Step;
 use crate::record::Cloning;
@@ -108,8 +109,13 @@ impl<'a> Execution<'a> {
                     let allocation = self.allocation()?;
                     clone::end_sharing(self.staged()?, size, allocation, pass)?;
                 } else {
-                    // Its top has the mode of the source's.
-                    tree::end_sharing(&staging.open_dir(name)?, self.record()?.project, size, pass)?;
+                    let former = self.store.index().flushes.get(id).copied();
+                    // Later passes only wait until the source fits its size.
+                    if Flush::is_due(former, Instant::now()) {
+                        // Its top has the mode of the source's.
+                        tree::end_sharing(&staging.open_dir(name)?, self.record()?.project, size, pass)?;
+                        self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
+                    }
                 }
             }
             Step::EndSharing => {

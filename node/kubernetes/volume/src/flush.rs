@@ -1,4 +1,5 @@
-//! Pauses between the flushes of a source of files that exceeds its size. Pure.
+//! Pauses while a copy of files waits until its source fits its size: between the flushes of the source, and between the passes
+//! over the copy, which flush too. Pure.
 //!
 //! A flush (`syncfs`) writes the data of all volumes, and the tenant of the source decides for how long it exceeds its size.
 

@@ -19,7 +19,8 @@ pub(crate) struct Index {
     pub(crate) foreign: BTreeSet<VolumeId>,
     /// Volumes that share blocks with their sources.
     pub(crate) clones: BTreeMap<VolumeId, Cloning>,
-    /// Sources of files that exceeded their sizes after a flush. Another clone that ends changes nothing about that.
+    /// The last flush of each source of files that exceeds its size, and the last pass over each copy of files that shares
+    /// nothing any more, until its source fits.
     pub(crate) flushes: BTreeMap<VolumeId, Flush>,
     /// How many announcements there were, and how many of them are on the disk.
     pub(crate) announced: u64,
@@ -61,7 +62,10 @@ impl Index {
         self.ledger.note(id.clone(), known.record.reserved());
         match &known.record.cloning {
             Some(cloning) => drop(self.clones.insert(id.clone(), cloning.clone())),
-            None => drop(self.clones.remove(id)),
+            None => {
+                self.clones.remove(id);
+                self.flushes.remove(id);
+            }
         }
         self.volumes.insert(id.clone(), Entry::Known(known));
     }
