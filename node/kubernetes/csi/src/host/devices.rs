@@ -311,7 +311,7 @@ impl PublishedDevices {
         let held = entry.and_then(|entry| {
             let mut inner = lock(&entry.inner);
             if inner.limited {
-                self.clear_limits(&entry);
+                self.clear_limits(entry.dev, volume);
             }
             inner.device.take().map(|device| (device, std::mem::take(&mut inner.pods)))
         });
@@ -319,7 +319,11 @@ impl PublishedDevices {
             Some(held) => held,
             // An earlier process attached it, and no target had it when this one started.
             None => match block::reopen(number, backing) {
-                Ok(device) => (device, BTreeSet::new()),
+                Ok(device) => {
+                    // That process may have limited it, and its dirty pages would be written as slowly.
+                    self.clear_limits(device.dev(), volume);
+                    (device, BTreeSet::new())
+                }
                 Err(ActError::DeviceGone) => return Ok(()),
                 Err(error) => return Err(error),
             },
@@ -419,7 +423,7 @@ impl PublishedDevices {
         for entry in open.into_values() {
             let mut inner = lock(&entry.inner);
             if inner.limited {
-                self.clear_limits(&entry);
+                self.clear_limits(entry.dev, &entry.volume);
             }
             drop(inner.device.take());
         }

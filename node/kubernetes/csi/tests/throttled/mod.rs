@@ -7,17 +7,19 @@ mod tenant;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use csi::{Host as _, Linux, Step};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 use tonic::Code;
 use units::Bytes;
 use volume::{IoLimits, Volumes as _};
 
-use crate::PUBLISH;
 use crate::machine::{Node, TestDisk};
 use crate::throttled::tenant::{Work, work_if_started_so};
+use crate::{PUBLISH, look};
 
 const BYTES: Bytes = Bytes::new(2 << 20);
 const LIMITED: IoLimits = IoLimits { write_bytes: Some(BYTES), read_bytes: Some(BYTES), ..IoLimits::NONE };
@@ -155,5 +157,31 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.publish_block("pvc-1", SECOND).await.expect("publish");
     assert_eq!(cgroups.limits(), "");
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
+    node.stop().await;
+}
+
+/// The next plugin wrote its dirty pages as slowly, before it served a call.
+#[tokio::test]
+async fn the_limited_device_of_a_killed_plugin_is_detached_without_limits() {
+    let cgroups = PathBuf::from("/tmp/files");
+    let file = cgroups.join("kubepods/io.max");
+    fs::create_dir_all(cgroups.join("kubepods")).expect("directories");
+    fs::write(cgroups.join("cgroup.controllers"), "io").expect("write");
+    fs::write(&file, "").expect("write");
+    let limits = || fs::read_to_string(&file).expect("limits");
+    let node = Node::on_cgroups(TestDisk::new(), &cgroups).await;
+    let volume = node.provision_block("pvc-1");
+    node.store.limit_io(&volume, LIMITED).expect("limits");
+    let plugin = || Linux::with_cgroups(node.kubelet.directory.clone(), Arc::clone(&node.store), &cgroups);
+    let killed = plugin();
+    let mut at = look(&killed, &volume, &node.target("device"), &node.kubelet.directory);
+    for step in [Step::Attach { read_only: false }, Step::Limit] {
+        killed.act(&mut at, step).expect("act");
+    }
+    drop((at, killed));
+    assert!(limits().contains(&format!("wbps={}", BYTES.get())), "{}", limits());
+    plugin().release(&volume).expect("release");
+    assert!(limits().contains("wbps=max"), "{}", limits());
+    assert!(node.devices().is_empty());
     node.stop().await;
 }

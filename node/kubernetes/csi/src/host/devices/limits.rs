@@ -5,6 +5,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use loopdev::DeviceNumber;
 use tracing::warn;
 use volume::{IoLimits, IoThrottle, VolumeId};
 
@@ -31,9 +32,9 @@ impl PublishedDevices {
     }
 
     /// Before the device is detached.
-    pub(super) fn clear_limits(&self, entry: &Entry) {
-        if let Err(reason) = self.cgroups.limit(entry.dev, IoLimits::NONE) {
-            warn!(volume = %entry.volume, error = &reason as &dyn Error, "cannot remove the I/O limits of a loop device");
+    pub(super) fn clear_limits(&self, device: DeviceNumber, volume: &VolumeId) {
+        if let Err(reason) = self.cgroups.limit(device, IoLimits::NONE) {
+            warn!(%volume, error = &reason as &dyn Error, "cannot remove the I/O limits of a loop device");
         }
     }
 }
