@@ -114,9 +114,9 @@ impl Provisioner {
             (None, None, None) => return Ok(None),
         };
         // A user may have named another snapshot since the exchange, which is the next request.
-        let is_served = match (exchanged, &snapshot) {
-            (Some(rollback), Some(name)) => self.is_served(claim, id, name, rollback).await?,
-            _ => true,
+        let served = match (exchanged, &snapshot) {
+            (Some(rollback), Some(name)) => self.is_served(claim, id, name, rollback).await?.then_some(name.as_str()),
+            _ => snapshot.as_deref(),
         };
         let Some(kept) = kept else {
             self.begin(claim, snapshot.as_deref().unwrap_or_default()).await?;
@@ -141,7 +141,7 @@ impl Provisioner {
             }
             Err(error) => return Err(Error::of_claim(error)),
         }
-        self.finish(claim, &kept, snapshot.as_deref().filter(|_| is_served), is_served).await?;
+        self.finish(claim, &kept, served).await?;
         Ok(None)
     }
 }
@@ -208,24 +208,20 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request. One for another snapshot stays.
-    async fn finish(
-        &self,
-        claim: &PersistentVolumeClaim,
-        kept: &VolumeId,
-        snapshot: Option<&str>,
-        is_served: bool,
-    ) -> Result<(), Error> {
+    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request for the `served` snapshot. A request
+    /// for another snapshot stays.
+    async fn finish(&self, claim: &PersistentVolumeClaim, kept: &VolumeId, served: Option<&str>) -> Result<(), Error> {
         self.create_content(claim, kept).await?;
         let namespace = claim.namespace().unwrap_or_default();
         let resource = ApiResource::erase::<Snapshot>(&());
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
         create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
-        let ended = if is_served { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
+        let ended =
+            if served.is_some() { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
         self.annotate(claim, ended).await?;
         self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map_err(Error::Store)?;
-        info!(snapshot, kept = %kept, "rollback finished");
-        self.events.rolled_back(claim, snapshot, &plan::kept_name(claim, kept));
+        info!(snapshot = served, kept = %kept, "rollback finished");
+        self.events.rolled_back(claim, served, &plan::kept_name(claim, kept));
         Ok(())
     }
 
