@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::runtime::controller::Action;
 use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -29,12 +30,41 @@ use crate::snapshot::object::Content;
 /// When to try again while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
 
+/// Between two passes of a clone or a snapshot: other claims get their turn.
+const NEXT_PASS: Duration = Duration::from_millis(10);
+
 /// Clones that get their content at once, of all kinds. That takes as long as their sources have files: a tenant must leave the
 /// other passes ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
 const CLONES: usize = 2;
 
 /// Removals of snapshots at once, for the same reason. Of a group, one after the other.
 const REMOVALS: usize = 4;
+
+/// How a pass ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The next pass is when the object changes.
+    Complete,
+    /// A part of the content is copied.
+    InPart,
+    /// Other passes have the volume or its source.
+    Occupied,
+}
+
+impl Outcome {
+    /// When the next pass is, if the object does not change until then.
+    pub(crate) const fn next(self) -> Option<Duration> {
+        match self {
+            Self::Complete => None,
+            Self::InPart => Some(NEXT_PASS),
+            Self::Occupied => Some(OCCUPIED),
+        }
+    }
+
+    pub(crate) fn action(self) -> Action {
+        self.next().map_or_else(Action::await_change, Action::requeue)
+    }
+}
 
 /// The work of a pass over a clone, a snapshot or a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +150,7 @@ impl Provisioner {
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
-    /// `None`: try again after [`OCCUPIED`]. A pass that waited would take the place of passes over other volumes.
+    /// `None`: [`Outcome::Occupied`]. A pass that waited would take the place of passes over other volumes.
     pub(crate) fn clone_turn<'a>(
         &self,
         stage: CloneStage,
@@ -135,7 +165,7 @@ impl Provisioner {
         })
     }
 
-    /// For the removal of snapshots. `None`: try again after [`OCCUPIED`].
+    /// For the removal of snapshots. `None`: [`Outcome::Occupied`].
     pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
         self.places.removals.try_acquire().ok()
     }

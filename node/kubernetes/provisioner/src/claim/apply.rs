@@ -22,7 +22,7 @@ use crate::claim::bound;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
-use crate::context::{CloneStage, OCCUPIED, Provisioner};
+use crate::context::{CloneStage, Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
@@ -32,9 +32,6 @@ use crate::topology::Topologies;
 
 /// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
 const UNTIL_BOUND: Duration = Duration::from_secs(30);
-
-/// Between two passes of a clone or a snapshot: other claims get their turn.
-pub(crate) const NEXT_PASS: Duration = Duration::from_millis(10);
 
 /// Work that takes longer is announced by an event.
 const SLOW: Duration = Duration::from_secs(5);
@@ -68,15 +65,15 @@ pub(crate) async fn reconcile_claim(
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Action::requeue(left));
     }
-    let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Action::requeue(OCCUPIED)) };
+    let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Outcome::Occupied.action()) };
     let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
     if let Err(Error::Store(volume::Error::Copying { left, .. })) = &provisioned {
         debug!(claim = %assigned.claim, %left, "clone copied in part");
-        return Ok(Action::requeue(NEXT_PASS));
+        return Ok(Outcome::InPart.action());
     }
-    if let Ok(Some(after)) = provisioned {
-        return Ok(Action::requeue(after));
+    if let Ok(Outcome::Occupied) = provisioned {
+        return Ok(Outcome::Occupied.action());
     }
     if let Err(error) = &provisioned {
         // The control plane is about to select the node of the source.
@@ -120,18 +117,13 @@ pub(crate) fn backoff_key(claim: &PersistentVolumeClaim) -> String {
 }
 
 impl Provisioner {
-    /// Returns when the next pass is, if other passes have the source or clone.
-    async fn provision(
-        &self,
-        claim: &PersistentVolumeClaim,
-        assigned: &AssignedClaim,
-    ) -> Result<Option<Duration>, Error> {
+    async fn provision(&self, claim: &PersistentVolumeClaim, assigned: &AssignedClaim) -> Result<Outcome, Error> {
         // Other components change the claim until it is bound.
         if self.created.is_recent(&assigned.id) {
-            return Ok(None);
+            return Ok(Outcome::Complete);
         }
         let class = self.class_of(assigned).await?;
-        let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(None) };
+        let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(Outcome::Complete) };
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);
@@ -150,7 +142,7 @@ impl Provisioner {
         };
         // This pass has the lock of the volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
-        let Some(_turn) = self.clone_turn(stage, source) else { return Ok(Some(OCCUPIED)) };
+        let Some(_turn) = self.clone_turn(stage, source) else { return Ok(Outcome::Occupied) };
         if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }
@@ -167,7 +159,7 @@ impl Provisioner {
         if let Ensured::Created(()) = created {
             self.events.provisioned(claim, &request.id, &record, self.free().await);
         }
-        Ok(None)
+        Ok(Outcome::Complete)
     }
 
     /// Finds the volume that the new one is cloned from. `Created` if the clone has not begun.

@@ -11,7 +11,7 @@ use tracing::{Instrument as _, info, info_span, warn};
 
 use crate::claim::apply::backoff_key;
 use crate::claim::plan::volume_name;
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::Error;
 use crate::metrics::Object;
 use crate::modify::plan::{self, Step};
@@ -56,7 +56,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
     };
     let left = key.as_deref().and_then(|key| provisioner.attempts.wait(key));
     if modification != Step::Done && left.is_none() {
-        let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
+        let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Outcome::Occupied.action()) };
         let span = info_span!("modify", volume = %id, claim = %format_args!(
             "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
         ));

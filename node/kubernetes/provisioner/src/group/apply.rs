@@ -16,8 +16,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId};
 
 use crate::backoff;
-use crate::claim::apply::NEXT_PASS;
-use crate::context::{CloneStage, OCCUPIED, Provisioner};
+use crate::context::{CloneStage, Outcome, Provisioner};
 use crate::error::{Error, api};
 use crate::events::shortened;
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
@@ -36,13 +35,13 @@ pub(crate) async fn reconcile_group(
     let span = info_span!("group", content = content.name_any());
     let served = provisioner.serve_group(&content).instrument(span).await;
     match &served {
-        Ok(action) if *action == Action::requeue(OCCUPIED) => {}
+        Ok(Outcome::Occupied) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
         // The API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
         Err(error) => provisioner.report_group_failure(&content, error).await?,
     }
-    served
+    served.map(Outcome::action)
 }
 
 /// Counts the failure. Returns when the next pass is.
@@ -87,7 +86,7 @@ impl Provisioner {
         Ok(Vec::new())
     }
 
-    async fn serve_group(&self, content: &GroupContent) -> Result<Action, Error> {
+    async fn serve_group(&self, content: &GroupContent) -> Result<Outcome, Error> {
         match plan::plan(content, &self.node, &self.places(content).await?)? {
             GroupPlan::Ignore => {}
             GroupPlan::Adopt => self.adopt_group(content).await?,
@@ -96,7 +95,7 @@ impl Provisioner {
             GroupPlan::Delete(ids) => return self.delete_group(content, &ids).await,
             GroupPlan::Release => self.release_group(content).await?,
         }
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     /// The nodes of the volumes of the content, and of its snapshots that are on this node. PVs are read only if a volume is
@@ -138,8 +137,8 @@ impl Provisioner {
         &self,
         content: &GroupContent,
         members: BTreeMap<VolumeId, SnapshotRequest>,
-    ) -> Result<Action, Error> {
-        let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Action::requeue(OCCUPIED)) };
+    ) -> Result<Outcome, Error> {
+        let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
         let is_new = content.status.as_ref().is_none_or(|status| status.creation_time.is_none());
         let class =
             content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| is_new && !class.is_empty());
@@ -150,7 +149,7 @@ impl Provisioner {
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, &sources) else { return Ok(Action::requeue(OCCUPIED)) };
+        let Some(_turn) = self.clone_turn(stage, &sources) else { return Ok(Outcome::Occupied) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let records = taken.map_err(Error::of_claim)?.into_inner();
@@ -161,10 +160,10 @@ impl Provisioner {
         }
         if records.values().any(|record| record.state == State::Staged) {
             debug!("snapshots of a group share blocks with their sources");
-            return Ok(Action::requeue(NEXT_PASS));
+            return Ok(Outcome::InPart);
         }
         info!(snapshots = records.len(), "snapshots of a group ready");
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     /// A content does not have the parameters of its class.
@@ -187,9 +186,9 @@ impl Provisioner {
         self.write_group_status(content, &plan::status(content, &records)).await
     }
 
-    async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Action, Error> {
-        let Some(_guards) = self.try_lock_all(ids) else { return Ok(Action::requeue(OCCUPIED)) };
-        let Some(_place) = self.removal_place() else { return Ok(Action::requeue(OCCUPIED)) };
+    async fn delete_group(&self, content: &GroupContent, ids: &BTreeSet<VolumeId>) -> Result<Outcome, Error> {
+        let Some(_guards) = self.try_lock_all(ids) else { return Ok(Outcome::Occupied) };
+        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let handle = content.handle();
         for other in all.iter().filter(|other| other.is_of_driver()) {
@@ -209,7 +208,7 @@ impl Provisioner {
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
         self.release_group(content).await?;
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     async fn adopt_group(&self, content: &GroupContent) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, info, info_span, warn};
 use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, VolumeId};
 
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::discard::queue::EndOfPv;
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
@@ -43,7 +43,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
     if let Some(left) = provisioner.attempts.wait(&uid) {
         return Ok(Action::requeue(left));
     }
-    let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Action::requeue(OCCUPIED)) };
+    let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Outcome::Occupied.action()) };
     let span = info_span!("volume", volume = %id);
     match plan::plan(&pv) {
         PvPlan::Ignore => {}

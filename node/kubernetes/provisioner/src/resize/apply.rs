@@ -12,7 +12,7 @@ use tracing::{Instrument as _, info, info_span};
 use units::Bytes;
 use volume::{LiveVolume, VolumeId};
 
-use crate::context::{OCCUPIED, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::pv::object;
 use crate::quantity;
@@ -37,7 +37,7 @@ pub(crate) async fn resize_claim(
     if let Some(left) = provisioner.attempts.wait(backoff_key) {
         return Ok(Some(left));
     }
-    let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Some(OCCUPIED)) };
+    let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
     let span = info_span!("expand", volume = %id, claim = %format_args!(
         "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
     ));

@@ -15,8 +15,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId, Volumes};
 
-use crate::claim::apply::NEXT_PASS;
-use crate::context::{CloneStage, OCCUPIED, Provisioner};
+use crate::context::{CloneStage, Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
@@ -44,7 +43,7 @@ pub(crate) async fn roll_back_claim(
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Some(left));
     }
-    let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Some(OCCUPIED)) };
+    let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
     let waits = |wait: RollbackWait| format!("{key} waits for {wait:?}");
     let report = |wait: RollbackWait, error: &volume::Error| {
         if !provisioner.attempts.is_failing(&waits(wait)) {
@@ -53,13 +52,14 @@ pub(crate) async fn roll_back_claim(
         }
     };
     match provisioner.roll_back(claim, id, step).await {
-        Ok(next) if next == Some(OCCUPIED) => Ok(next),
-        Ok(next) => {
-            provisioner.attempts.succeeded(&key);
-            for wait in [RollbackWait::Pods, RollbackWait::Clones] {
-                provisioner.attempts.succeeded(&waits(wait));
+        Ok(outcome) => {
+            if outcome != Outcome::Occupied {
+                provisioner.attempts.succeeded(&key);
+                for wait in [RollbackWait::Pods, RollbackWait::Clones] {
+                    provisioner.attempts.succeeded(&waits(wait));
+                }
             }
-            Ok(next)
+            Ok(outcome.next())
         }
         Err(error @ (Error::Api(_) | Error::Panicked(_))) => Err(error),
         Err(Error::Store(error)) if error.is_in_use() => {
@@ -69,11 +69,11 @@ pub(crate) async fn roll_back_claim(
         // A tenant that exceeds the size of the source delays its end.
         Err(Error::Store(error @ volume::Error::Rollback { source: RollbackError::Shared, .. })) => {
             report(RollbackWait::Clones, &error);
-            Ok(Some(OCCUPIED))
+            Ok(Outcome::Occupied.next())
         }
         Err(Error::Store(volume::Error::Rollback { source, .. })) if source.is_temporary() => {
             debug!(volume = %id, reason = %source, "rollback waits");
-            Ok(Some(OCCUPIED))
+            Ok(Outcome::Occupied.next())
         }
         Err(error) => {
             provisioner.metrics.failed(Object::Claim, error.kind());
@@ -87,14 +87,9 @@ pub(crate) async fn roll_back_claim(
 }
 
 impl Provisioner {
-    async fn roll_back(
-        &self,
-        claim: &PersistentVolumeClaim,
-        id: &VolumeId,
-        step: Step,
-    ) -> Result<Option<Duration>, Error> {
+    async fn roll_back(&self, claim: &PersistentVolumeClaim, id: &VolumeId, step: Step) -> Result<Outcome, Error> {
         let (snapshot, kept) = match step {
-            Step::Done => return Ok(None),
+            Step::Done => return Ok(Outcome::Complete),
             Step::Cancel(kept) => (None, Some(kept)),
             Step::RollBack { snapshot, kept } => (Some(snapshot), kept),
         };
@@ -109,9 +104,9 @@ impl Provisioner {
             (None, Some(name), _) => self.rollback_source(claim, id, name).await?,
             (None, None, Some(kept)) => {
                 self.cancel(claim, kept, begun.as_ref()).await?;
-                return Ok(None);
+                return Ok(Outcome::Complete);
             }
-            (None, None, None) => return Ok(None),
+            (None, None, None) => return Ok(Outcome::Complete),
         };
         // A user may have named another snapshot since the exchange, which is the next request.
         let served = match (exchanged, &snapshot) {
@@ -120,15 +115,15 @@ impl Provisioner {
         };
         let Some(kept) = kept else {
             self.begin(claim, snapshot.as_deref().unwrap_or_default()).await?;
-            return Ok(None);
+            return Ok(Outcome::Complete);
         };
         // The claim names another snapshot now.
         if begun.as_ref().and_then(Record::rollback).is_some_and(|rollback| rollback.source != source) {
             self.cancel(claim, &kept, begun.as_ref()).await?;
-            return Ok(None);
+            return Ok(Outcome::Complete);
         }
         let stage = if begun.is_none() { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, [&source]) else { return Ok(Some(OCCUPIED)) };
+        let Some(_turn) = self.clone_turn(stage, [&source]) else { return Ok(Outcome::Occupied) };
         let name = plan::kept_name(claim, &kept);
         let uid = claim.uid().unwrap_or_default();
         let of = Claim { uid, namespace: claim.namespace().unwrap_or_default(), name };
@@ -137,12 +132,12 @@ impl Provisioner {
             Ok(_) => {}
             Err(volume::Error::Copying { left, .. }) => {
                 debug!(volume = %id, %left, "content of the snapshot copied in part");
-                return Ok(Some(NEXT_PASS));
+                return Ok(Outcome::InPart);
             }
             Err(error) => return Err(Error::of_claim(error)),
         }
         self.finish(claim, &kept, served).await?;
-        Ok(None)
+        Ok(Outcome::Complete)
     }
 }
 

@@ -15,8 +15,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotRequest, State, VolumeId, VolumeRefusal};
 
 use crate::backoff;
-use crate::claim::apply::NEXT_PASS;
-use crate::context::{CloneStage, OCCUPIED, Provisioner};
+use crate::context::{CloneStage, Outcome, Provisioner};
 use crate::error::{Error, api};
 use crate::events::shortened;
 use crate::metrics::Object;
@@ -31,13 +30,13 @@ pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Pr
     let span = info_span!("snapshot", content = content.name_any());
     let served = provisioner.serve(&content).instrument(span).await;
     match &served {
-        Ok(action) if *action == Action::requeue(OCCUPIED) => {}
+        Ok(Outcome::Occupied) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
         // The API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
         Err(error) => provisioner.report_failure(&content, error).await?,
     }
-    served
+    served.map(Outcome::action)
 }
 
 /// Counts the failure. Returns when the next pass is.
@@ -61,7 +60,7 @@ fn backoff_key(content: &Content) -> String {
 }
 
 impl Provisioner {
-    async fn serve(&self, content: &Content) -> Result<Action, Error> {
+    async fn serve(&self, content: &Content) -> Result<Outcome, Error> {
         let records = match content.node() {
             Some(_) => None,
             None => Some(self.on_disk(|store| store.records()).await??.readable),
@@ -73,7 +72,7 @@ impl Provisioner {
             SnapshotPlan::Ignore | SnapshotPlan::Adopt | SnapshotPlan::Release => None,
         };
         let _guard = match id.map(|id| self.locks.try_lock(id)) {
-            Some(None) => return Ok(Action::requeue(OCCUPIED)),
+            Some(None) => return Ok(Outcome::Occupied),
             guard => guard,
         };
         match plan {
@@ -84,17 +83,17 @@ impl Provisioner {
             SnapshotPlan::Delete(id) => return self.delete_snapshot(content, &id).await,
             SnapshotPlan::Release => self.remove_protection(content).await?,
         }
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     /// One pass. The handle and the instant are written after the first one.
-    async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Action, Error> {
+    async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Outcome, Error> {
         let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
         if is_new && !want.class.is_empty() {
             want.max_pause = self.max_pause(&want.class).await?;
         }
         let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, [&want.source]) else { return Ok(Action::requeue(OCCUPIED)) };
+        let Some(_turn) = self.clone_turn(stage, [&want.source]) else { return Ok(Outcome::Occupied) };
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let record = taken.map_err(Error::of_claim)?.into_inner();
         self.write_state(content, id, &record).await?;
@@ -104,10 +103,10 @@ impl Provisioner {
         }
         if record.state == State::Staged {
             debug!(snapshot = %id, "snapshot shares blocks with its source");
-            return Ok(Action::requeue(NEXT_PASS));
+            return Ok(Outcome::InPart);
         }
         info!(snapshot = %id, size = %record.size, "snapshot ready");
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     /// A content does not have the parameters of its class.
@@ -128,8 +127,8 @@ impl Provisioner {
     }
 
     /// With the lock of the snapshot.
-    async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Action, Error> {
-        let Some(_place) = self.removal_place() else { return Ok(Action::requeue(OCCUPIED)) };
+    async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
+        let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         // An administrator may have created a second content for the snapshot.
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
         let is_other = |other: &&Content| {
@@ -145,7 +144,7 @@ impl Provisioner {
             info!(snapshot = %id, "snapshot removed");
         }
         self.remove_protection(content).await?;
-        Ok(Action::await_change())
+        Ok(Outcome::Complete)
     }
 
     /// A pass that ended the request for a rollback on the claim may not have ended it in the record. As long as the claim has
