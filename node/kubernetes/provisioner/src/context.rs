@@ -66,20 +66,10 @@ impl Outcome {
     }
 }
 
-/// The work of a pass over a clone, a snapshot or a rollback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CloneStage {
-    /// It clones the content. Meanwhile, the store waits with all other operations on the sources.
-    Content,
-    /// It copies blocks for about a second, and changes the source at the end.
-    Blocks,
-}
-
-/// The pass may begin.
+/// The pass may begin. With the sources, if it clones their content.
 #[must_use = "other passes have the sources when this is dropped"]
 pub(crate) struct CloneTurn<'a> {
-    _place: Option<SemaphorePermit<'a>>,
-    _sources: Vec<VolumeGuard>,
+    _content: Option<(SemaphorePermit<'a>, Vec<VolumeGuard>)>,
 }
 
 /// The passes that may take long.
@@ -150,19 +140,19 @@ impl Provisioner {
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
-    /// `None`: [`Outcome::Occupied`]. A pass that waited would take the place of passes over other volumes.
+    /// For a pass over a clone, a snapshot or a rollback. The pass over a new one clones the content: meanwhile, the store waits
+    /// with all other operations on the sources. Later passes copy blocks for about a second, and change the source at the end.
+    ///
+    /// `None` if other passes have a source or all places: the pass ends with [`Outcome::Occupied`]. A pass that waited would
+    /// take the place of passes over other volumes.
     pub(crate) fn clone_turn<'a>(
         &self,
-        stage: CloneStage,
+        is_new: bool,
         sources: impl IntoIterator<Item = &'a VolumeId>,
     ) -> Option<CloneTurn<'_>> {
         let sources = sources.into_iter().map(|id| self.locks.try_lock(id)).collect::<Option<Vec<_>>>()?;
-        Some(match stage {
-            CloneStage::Content => {
-                CloneTurn { _place: Some(self.places.clones.try_acquire().ok()?), _sources: sources }
-            }
-            CloneStage::Blocks => CloneTurn { _place: None, _sources: Vec::new() },
-        })
+        let content = if is_new { Some((self.places.clones.try_acquire().ok()?, sources)) } else { None };
+        Some(CloneTurn { _content: content })
     }
 
     /// For the removal of snapshots. `None`: [`Outcome::Occupied`].

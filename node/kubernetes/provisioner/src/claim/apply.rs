@@ -22,7 +22,7 @@ use crate::claim::bound;
 use crate::claim::plan::{self, AssignedClaim, ProvisionRequest, Rejection, Source};
 use crate::claim::source::{self, CloneError, Obstacle};
 use crate::class;
-use crate::context::{CloneStage, Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::metrics::Object;
 use crate::pv::object;
@@ -132,18 +132,14 @@ impl Provisioner {
         if let Some(name) = &request.attributes_class {
             request.io = self.io_of_class(name, request.volume.mode.into()).await?;
         }
-        let begun = match request.source.clone() {
-            Some(source) => Some(self.add_source(claim, &source, &mut request).await?),
-            None => None,
-        };
-        let stage = match begun {
-            Some(Ensured::Created(())) => CloneStage::Content,
-            Some(Ensured::Unchanged(())) | None => CloneStage::Blocks,
+        let is_new = match request.source.clone() {
+            Some(source) => self.add_source(claim, &source, &mut request).await? == Ensured::Created(()),
+            None => false,
         };
         // This pass has the lock of the volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
-        let Some(_turn) = self.clone_turn(stage, source) else { return Ok(Outcome::Occupied) };
-        if begun == Some(Ensured::Created(())) && !self.attempts.is_failing(&backoff_key(claim)) {
+        let Some(_turn) = self.clone_turn(is_new, source) else { return Ok(Outcome::Occupied) };
+        if is_new && !self.attempts.is_failing(&backoff_key(claim)) {
             self.events.provisioning(claim, &self.node);
         }
         let mut work = pin!(self.create_volume(&request));

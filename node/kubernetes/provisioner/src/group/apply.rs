@@ -16,7 +16,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId};
 
 use crate::backoff;
-use crate::context::{CloneStage, Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
 use crate::events::shortened;
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
@@ -148,8 +148,7 @@ impl Provisioner {
         };
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
-        let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, &sources) else { return Ok(Outcome::Occupied) };
+        let Some(_turn) = self.clone_turn(is_new, &sources) else { return Ok(Outcome::Occupied) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let records = taken.map_err(Error::of_claim)?.into_inner();

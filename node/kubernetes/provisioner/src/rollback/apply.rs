@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId, Volumes};
 
-use crate::context::{CloneStage, Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
@@ -122,8 +122,7 @@ impl Provisioner {
             self.cancel(claim, &kept, begun.as_ref()).await?;
             return Ok(Outcome::Complete);
         }
-        let stage = if begun.is_none() { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, [&source]) else { return Ok(Outcome::Occupied) };
+        let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let name = plan::kept_name(claim, &kept);
         let uid = claim.uid().unwrap_or_default();
         let of = Claim { uid, namespace: claim.namespace().unwrap_or_default(), name };

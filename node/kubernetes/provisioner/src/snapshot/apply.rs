@@ -15,7 +15,7 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotRequest, State, VolumeId, VolumeRefusal};
 
 use crate::backoff;
-use crate::context::{CloneStage, Outcome, Provisioner};
+use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
 use crate::events::shortened;
 use crate::metrics::Object;
@@ -92,8 +92,7 @@ impl Provisioner {
         if is_new && !want.class.is_empty() {
             want.max_pause = self.max_pause(&want.class).await?;
         }
-        let stage = if is_new { CloneStage::Content } else { CloneStage::Blocks };
-        let Some(_turn) = self.clone_turn(stage, [&want.source]) else { return Ok(Outcome::Occupied) };
+        let Some(_turn) = self.clone_turn(is_new, [&want.source]) else { return Ok(Outcome::Occupied) };
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let record = taken.map_err(Error::of_claim)?.into_inner();
         self.write_state(content, id, &record).await?;
