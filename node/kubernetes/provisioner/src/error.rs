@@ -185,6 +185,15 @@ pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ApiError {
     }
 }
 
+/// Of a request about an object: `None` if there is no such object any more.
+pub(crate) fn unless_gone<T>(answer: kube::Result<T>, what: &'static str) -> Result<Option<T>, ApiError> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        Err(error) => Err(api(what)(error)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

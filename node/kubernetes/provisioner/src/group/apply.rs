@@ -7,28 +7,25 @@ use std::time::Duration;
 use apiclient::is_missing;
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
-use serde_json::{Value, json};
-use tracing::{Instrument as _, debug, info, info_span, warn};
+use serde_json::json;
+use tracing::{Instrument as _, debug, info, info_span};
 use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId};
 
-use crate::backoff;
 use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
-use crate::events::shortened;
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
 use crate::group::plan::{self, GroupPlan};
-use crate::metrics::Object;
 use crate::pv::object;
+use crate::snapshot::apply::{backoff_key, patch, patch_status, release, show_failure};
 
 pub(crate) async fn reconcile_group(
     content: Arc<GroupContent>,
     provisioner: Arc<Provisioner>,
 ) -> Result<Action, Error> {
-    let key = backoff_key(&content);
+    let key = backoff_key(&*content);
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Action::requeue(left));
     }
@@ -44,34 +41,18 @@ pub(crate) async fn reconcile_group(
     served.map(Outcome::action)
 }
 
-/// Counts the failure. Returns when the next pass is.
-pub(crate) fn failed(content: Arc<GroupContent>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
-    provisioner.metrics.failed(Object::Snapshot, error.kind());
-    let (content_name, cause): (_, &dyn std::error::Error) = (content.name_any(), error);
-    // Only another content can help.
-    if matches!(error, Error::GroupRejected(_)) {
-        warn!(content = content_name, error = cause, "content of a group rejected");
-        return Action::requeue(backoff::MOST);
-    }
-    let retry = provisioner.attempts.failed(&backoff_key(&content));
-    warn!(content = content_name, error = cause, attempt = retry.attempt, "pass over a group failed, will retry");
-    Action::requeue(retry.after)
-}
-
-/// The deletion does not wait for the back-off of snapshots that cannot be taken.
-fn backoff_key(content: &GroupContent) -> String {
-    let uid = content.uid().unwrap_or_default();
-    if content.metadata.deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
-}
-
 impl Provisioner {
     pub(crate) fn groups(&self, version: GroupVersion) -> Api<GroupContent> {
         Api::all_with(self.client.clone(), &version)
     }
 
     /// The version that the watch has found.
-    pub(crate) fn group_version(&self) -> GroupVersion {
+    fn group_version(&self) -> GroupVersion {
         *self.group_version.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn served_groups(&self) -> Api<GroupContent> {
+        self.groups(self.group_version())
     }
 
     /// All contents of groups. None in a cluster without the kind.
@@ -93,7 +74,7 @@ impl Provisioner {
             GroupPlan::Take(members) => return self.take_group(content, members).await,
             GroupPlan::Find(ids) => self.find_group(content, &ids).await?,
             GroupPlan::Delete(ids) => return self.delete_group(content, &ids).await,
-            GroupPlan::Release => self.release_group(content).await?,
+            GroupPlan::Release => release(&self.served_groups(), content, PROTECTION).await?,
         }
         Ok(Outcome::Complete)
     }
@@ -206,7 +187,7 @@ impl Provisioner {
             info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
-        self.release_group(content).await?;
+        release(&self.served_groups(), content, PROTECTION).await?;
         Ok(Outcome::Complete)
     }
 
@@ -214,31 +195,16 @@ impl Provisioner {
         // Of several nodes, one succeeds.
         let version = content.resource_version();
         let label = json!({"uid": content.uid(), "resourceVersion": version, "labels": {MANAGED_BY: self.node}});
-        self.patch_group(content, label).await?;
+        patch(&self.served_groups(), content, label).await?;
         info!("content of a group is served by this node");
         Ok(())
-    }
-
-    async fn release_group(&self, content: &GroupContent) -> Result<(), Error> {
-        let others: Vec<_> = content.finalizers().iter().filter(|name| *name != PROTECTION).collect();
-        let version = content.resource_version();
-        self.patch_group(content, json!({"uid": content.uid(), "resourceVersion": version, "finalizers": others})).await
-    }
-
-    async fn patch_group(&self, content: &GroupContent, metadata: Value) -> Result<(), Error> {
-        let (groups, patch) = (self.groups(self.group_version()), Patch::Merge(json!({ "metadata": metadata })));
-        match groups.patch(&content.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api("write the content of the group")(error).into()),
-        }
     }
 
     async fn write_group_status(&self, content: &GroupContent, wanted: &GroupContentStatus) -> Result<(), Error> {
         if content.status.as_ref() == Some(wanted) {
             return Ok(());
         }
-        self.patch_group_status(content, json!(wanted)).await
+        patch_status(&self.served_groups(), content, json!(wanted)).await
     }
 
     /// Shows a failure in the status and in an event.
@@ -247,27 +213,8 @@ impl Provisioner {
             self.events.group_delete_failed(content, error.kind(), error);
             return Ok(());
         }
-        let message = shortened(causes::line(error));
-        let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
-        let is_shown = shown == Some(&message);
-        // The status of a rejected content starts another pass at once, before the event of this one exists.
-        if !(is_shown && matches!(error, Error::GroupRejected(_))) {
-            self.events.group_failed(content, error.kind(), error);
-        }
-        if is_shown {
-            return Ok(());
-        }
-        let error = json!({"time": Timestamp::now().to_string(), "message": message});
-        self.patch_group_status(content, json!({"readyToUse": false, "error": error})).await
-    }
-
-    async fn patch_group_status(&self, content: &GroupContent, status: Value) -> Result<(), Error> {
-        let patch = Patch::Merge(json!({"metadata": {"uid": content.uid()}, "status": status}));
-        let groups = self.groups(self.group_version());
-        match groups.patch_status(&content.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api("write the status of the content of the group")(error).into()),
-        }
+        let shown = content.status.as_ref().and_then(|status| status.error.as_ref());
+        let report = || self.events.group_failed(content, error.kind(), error);
+        show_failure(&self.served_groups(), content, shown, error, report).await
     }
 }

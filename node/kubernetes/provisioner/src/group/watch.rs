@@ -15,8 +15,9 @@ use supervisor::Context;
 use crate::arrival;
 use crate::context::{Provisioner, RunError};
 use crate::controller::{Watched, control};
-use crate::group::apply::{failed, reconcile_group};
+use crate::group::apply::reconcile_group;
 use crate::group::object::{GroupContent, GroupVersion};
+use crate::snapshot::apply::failed;
 use crate::snapshot::watch::{ends, served};
 
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: NonZeroU16) -> Result<(), RunError> {
@@ -33,7 +34,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
     let keeper = Arc::clone(&provisioner);
     let is_kept =
         move |content: &GroupContent| content.is_of_driver() && content.node().is_none_or(|node| node == keeper.node);
-    let changes = watcher(provisioner.groups(provisioner.group_version()), watcher::Config::default())
+    let changes = watcher(provisioner.served_groups(), watcher::Config::default())
         // The CRDs were removed: the service starts again and waits for them.
         .take_while(|item| future::ready(!item.as_ref().is_err_and(ends)))
         .modify(|content: &mut GroupContent| content.metadata.managed_fields = None)

@@ -14,7 +14,7 @@ use volume::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, VolumeId};
 
 use crate::context::{Outcome, Provisioner};
 use crate::discard::queue::EndOfPv;
-use crate::error::{ApiError, Error, api};
+use crate::error::{ApiError, Error, api, unless_gone};
 use crate::metrics::Object;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
@@ -190,11 +190,8 @@ impl Provisioner {
     async fn delete_pv(&self, pv: &PersistentVolume) -> Result<Option<PersistentVolume>, ApiError> {
         let preconditions = Some(Preconditions { uid: pv.uid(), resource_version: pv.resource_version() });
         let params = DeleteParams { preconditions, ..DeleteParams::default() };
-        match self.pvs.delete(&pv.name_any(), &params).await {
-            Ok(answer) => Ok(answer.left()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-            Err(error) => Err(api("delete the PV")(error)),
-        }
+        let deleted = unless_gone(self.pvs.delete(&pv.name_any(), &params).await, "delete the PV")?;
+        Ok(deleted.and_then(|answer| answer.left()))
     }
 
     /// Of a PV whose deletion is confirmed. Without its version, because Kubernetes removes `pv-protection` at the same
@@ -218,10 +215,7 @@ impl Provisioner {
     }
 
     async fn patch_finalizers(&self, pv: &PersistentVolume, patch: &Patch<Value>) -> Result<bool, ApiError> {
-        match self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), patch).await {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
-            Err(error) => Err(api("set the PV's finalizers")(error)),
-        }
+        let patched = self.pvs.patch_metadata(&pv.name_any(), &PatchParams::default(), patch).await;
+        Ok(unless_gone(patched, "set the PV's finalizers")?.is_some())
     }
 }

@@ -1,5 +1,6 @@
 //! Takes, shows and removes the snapshots of contents.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,21 +10,22 @@ use dir::Ensured;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::controller::Action;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::{Instrument as _, debug, info, info_span, warn};
 use volume::{Record, SnapshotRequest, State, VolumeId, VolumeRefusal};
 
 use crate::backoff;
 use crate::context::{Outcome, Provisioner};
-use crate::error::{Error, api};
+use crate::error::{Error, api, unless_gone};
 use crate::events::shortened;
 use crate::metrics::Object;
-use crate::snapshot::object::{Content, SnapshotClass};
+use crate::snapshot::object::{Content, SnapshotClass, SnapshotError};
 use crate::snapshot::plan::{self, SnapshotPlan};
 
 pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Provisioner>) -> Result<Action, Error> {
-    let key = backoff_key(&content);
+    let key = backoff_key(&*content);
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Action::requeue(left));
     }
@@ -39,24 +41,78 @@ pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Pr
     served.map(Outcome::action)
 }
 
-/// Counts the failure. Returns when the next pass is.
-pub(crate) fn failed(content: Arc<Content>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
+/// Counts the failure, also of the content of a group. Returns when the next pass is.
+pub(crate) fn failed<K: Resource>(content: Arc<K>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     provisioner.metrics.failed(Object::Snapshot, error.kind());
     let (content_name, cause): (_, &dyn std::error::Error) = (content.name_any(), error);
     // Only another content can help.
-    if matches!(error, Error::SnapshotRejected(_)) {
+    if matches!(error, Error::SnapshotRejected(_) | Error::GroupRejected(_)) {
         warn!(content = content_name, error = cause, "content rejected");
         return Action::requeue(backoff::MOST);
     }
-    let retry = provisioner.attempts.failed(&backoff_key(&content));
+    let retry = provisioner.attempts.failed(&backoff_key(&*content));
     warn!(content = content_name, error = cause, attempt = retry.attempt, "pass over content failed, will retry");
     Action::requeue(retry.after)
 }
 
 /// The deletion does not wait for the back-off of a snapshot that cannot be taken.
-fn backoff_key(content: &Content) -> String {
+pub(crate) fn backoff_key<K: Resource>(content: &K) -> String {
     let uid = content.uid().unwrap_or_default();
-    if content.metadata.deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
+    if content.meta().deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
+}
+
+/// Removes the finalizer, which ends the deletion.
+pub(crate) async fn release<K>(contents: &Api<K>, content: &K, protection: &str) -> Result<(), Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let others: Vec<_> = content.finalizers().iter().filter(|name| *name != protection).collect();
+    let version = content.resource_version();
+    patch(contents, content, json!({"uid": content.uid(), "resourceVersion": version, "finalizers": others})).await
+}
+
+pub(crate) async fn patch<K>(contents: &Api<K>, content: &K, metadata: Value) -> Result<(), Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let patch = Patch::Merge(json!({ "metadata": metadata }));
+    let patched = contents.patch(&content.name_any(), &PatchParams::default(), &patch).await;
+    unless_gone(patched, "write the content")?;
+    Ok(())
+}
+
+pub(crate) async fn patch_status<K>(contents: &Api<K>, content: &K, status: Value) -> Result<(), Error>
+where
+    K: Resource + DeserializeOwned,
+{
+    let patch = Patch::Merge(json!({"metadata": {"uid": content.uid()}, "status": status}));
+    let patched = contents.patch_status(&content.name_any(), &PatchParams::default(), &patch).await;
+    unless_gone(patched, "write the status of the content")?;
+    Ok(())
+}
+
+/// Shows the failure in the status, if that does not have it.
+pub(crate) async fn show_failure<K>(
+    contents: &Api<K>,
+    content: &K,
+    shown: Option<&SnapshotError>,
+    error: &Error,
+    report: impl FnOnce(),
+) -> Result<(), Error>
+where
+    K: Resource + DeserializeOwned,
+{
+    let message = shortened(causes::line(error));
+    let is_shown = shown.is_some_and(|shown| shown.message.as_ref() == Some(&message));
+    // The status of a rejected content starts another pass at once, before the event of this one exists.
+    if !(is_shown && matches!(error, Error::SnapshotRejected(_) | Error::GroupRejected(_))) {
+        report();
+    }
+    if is_shown {
+        return Ok(());
+    }
+    let error = json!({"time": Timestamp::now().to_string(), "message": message});
+    patch_status(contents, content, json!({"readyToUse": false, "error": error})).await
 }
 
 impl Provisioner {
@@ -81,7 +137,7 @@ impl Provisioner {
             SnapshotPlan::Take(id, request) => return self.take(content, &id, request).await,
             SnapshotPlan::Find(id) => self.find(content, &id).await?,
             SnapshotPlan::Delete(id) => return self.delete_snapshot(content, &id).await,
-            SnapshotPlan::Release => self.remove_protection(content).await?,
+            SnapshotPlan::Release => release(&self.contents, content, PROTECTION).await?,
         }
         Ok(Outcome::Complete)
     }
@@ -142,7 +198,7 @@ impl Provisioner {
         if removed == Ensured::Created(()) {
             info!(snapshot = %id, "snapshot removed");
         }
-        self.remove_protection(content).await?;
+        release(&self.contents, content, PROTECTION).await?;
         Ok(Outcome::Complete)
     }
 
@@ -165,25 +221,9 @@ impl Provisioner {
 
     pub(crate) async fn adopt(&self, content: &Content) -> Result<(), Error> {
         let label = json!({"uid": content.uid(), "labels": {MANAGED_BY: self.node}});
-        self.patch_content(content, label).await?;
+        patch(&self.contents, content, label).await?;
         info!("content without a node is served by this node");
         Ok(())
-    }
-
-    async fn remove_protection(&self, content: &Content) -> Result<(), Error> {
-        let others: Vec<_> = content.finalizers().iter().filter(|name| *name != PROTECTION).collect();
-        let version = content.resource_version();
-        self.patch_content(content, json!({"uid": content.uid(), "resourceVersion": version, "finalizers": others}))
-            .await
-    }
-
-    async fn patch_content(&self, content: &Content, metadata: Value) -> Result<(), Error> {
-        let patch = Patch::Merge(json!({ "metadata": metadata }));
-        match self.contents.patch(&content.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api("write the content")(error).into()),
-        }
     }
 
     /// Writes the state of the snapshot into the status, if it differs.
@@ -196,7 +236,7 @@ impl Provisioner {
             "snapshotHandle": wanted.snapshot_handle, "creationTime": wanted.creation_time,
             "restoreSize": wanted.restore_size, "readyToUse": wanted.ready_to_use, "error": null,
         });
-        self.patch_content_status(content, status).await
+        patch_status(&self.contents, content, status).await
     }
 
     /// Shows a failure in the status and in an event.
@@ -205,26 +245,8 @@ impl Provisioner {
             self.events.snapshot_delete_failed(content, error.kind(), error);
             return Ok(());
         }
-        let message = shortened(causes::line(error));
-        let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_ref());
-        let is_shown = shown == Some(&message);
-        // The status of a rejected content starts another pass at once, before the event of this one exists.
-        if !(is_shown && matches!(error, Error::SnapshotRejected(_))) {
-            self.events.snapshot_failed(content, error.kind(), error);
-        }
-        if is_shown {
-            return Ok(());
-        }
-        let error = json!({"time": Timestamp::now().to_string(), "message": message});
-        self.patch_content_status(content, json!({"readyToUse": false, "error": error})).await
-    }
-
-    async fn patch_content_status(&self, content: &Content, status: Value) -> Result<(), Error> {
-        let patch = Patch::Merge(json!({"metadata": {"uid": content.uid()}, "status": status}));
-        match self.contents.patch_status(&content.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(api("write the status of the content")(error).into()),
-        }
+        let shown = content.status.as_ref().and_then(|status| status.error.as_ref());
+        let report = || self.events.snapshot_failed(content, error.kind(), error);
+        show_failure(&self.contents, content, shown, error, report).await
     }
 }
