@@ -12,7 +12,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 use volume::{DRIVER_NAME, VolumeId};
 
-use crate::snapshot::object::SnapshotError;
+use crate::snapshot::object::{SnapshotError, resource};
 
 /// A version of the API, with the same fields. A cluster may serve only the earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -100,41 +100,8 @@ pub(crate) struct GroupClass {
     pub(crate) parameters: BTreeMap<String, String>,
 }
 
-macro_rules! resource {
-    ($type:ident: $kind:ident, $plural:ident) => {
-        impl Resource for $type {
-            type DynamicType = GroupVersion;
-            type Scope = ClusterResourceScope;
-
-            fn kind(_: &GroupVersion) -> Cow<'_, str> {
-                $kind.into()
-            }
-
-            fn group(_: &GroupVersion) -> Cow<'_, str> {
-                GROUP.into()
-            }
-
-            fn version(version: &GroupVersion) -> Cow<'_, str> {
-                version.name().into()
-            }
-
-            fn plural(_: &GroupVersion) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-resource!(GroupClass: CLASS, CLASSES);
-resource!(GroupContent: CONTENT, CONTENTS);
+resource!(GroupClass: CLASS, CLASSES, GROUP, GroupVersion, |version| version.name(), ClusterResourceScope);
+resource!(GroupContent: CONTENT, CONTENTS, GROUP, GroupVersion, |version| version.name(), ClusterResourceScope);
 
 /// The ID of the snapshot of a volume in a group.
 pub(crate) fn member(group: &str, volume: &str) -> Option<VolumeId> {

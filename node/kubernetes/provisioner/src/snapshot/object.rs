@@ -85,25 +85,27 @@ pub(crate) struct SnapshotClass {
     pub(crate) parameters: BTreeMap<String, String>,
 }
 
+/// The kind, its plural, its group, the type of which its version is a function, and its scope.
 macro_rules! resource {
-    ($type:ident: $kind:ident, $plural:ident, $scope:ident) => {
+    ($type:ident: $kind:ident, $plural:ident, $group:ident, $dynamic:ty, $version:expr, $scope:ident) => {
         impl Resource for $type {
-            type DynamicType = ();
+            type DynamicType = $dynamic;
             type Scope = $scope;
 
-            fn kind((): &()) -> Cow<'_, str> {
+            fn kind(_: &$dynamic) -> Cow<'_, str> {
                 $kind.into()
             }
 
-            fn group((): &()) -> Cow<'_, str> {
-                GROUP.into()
+            fn group(_: &$dynamic) -> Cow<'_, str> {
+                $group.into()
             }
 
-            fn version((): &()) -> Cow<'_, str> {
-                VERSION.into()
+            fn version(dynamic: &$dynamic) -> Cow<'_, str> {
+                let version: fn(&$dynamic) -> &'static str = $version;
+                version(dynamic).into()
             }
 
-            fn plural((): &()) -> Cow<'_, str> {
+            fn plural(_: &$dynamic) -> Cow<'_, str> {
                 $plural.into()
             }
 
@@ -117,10 +119,11 @@ macro_rules! resource {
         }
     };
 }
+pub(crate) use resource;
 
-resource!(SnapshotClass: CLASS, CLASSES, ClusterResourceScope);
-resource!(Content: CONTENT, CONTENTS, ClusterResourceScope);
-resource!(Snapshot: SNAPSHOT, SNAPSHOTS, NamespaceResourceScope);
+resource!(SnapshotClass: CLASS, CLASSES, GROUP, (), |_| VERSION, ClusterResourceScope);
+resource!(Content: CONTENT, CONTENTS, GROUP, (), |_| VERSION, ClusterResourceScope);
+resource!(Snapshot: SNAPSHOT, SNAPSHOTS, GROUP, (), |_| VERSION, NamespaceResourceScope);
 
 impl Snapshot {
     /// The name of its content.
