@@ -28,7 +28,7 @@ use kube::Api;
 use supervisor::Context;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
-use volume::{Claim, LiveVolumeError, Owner, Record, Records, Rollback, State, Strays, VolumeId};
+use volume::{Claim, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeId};
 
 use crate::backoff::{self, delay, random};
 use crate::claim;
@@ -90,9 +90,10 @@ impl Provisioner {
             |id: &VolumeId| readable.get(id).is_none_or(|record| !matches!(record.owner, Owner::Controller { .. }));
         let retired = retired.into_iter().filter(is_managed);
         // A claim decides about the snapshot of its rollback.
-        let rollbacks = readable.iter().filter_map(|(id, record)| Some((id.clone(), record.rollback()?.clone())));
-        let rollbacks: BTreeMap<VolumeId, Rollback> =
-            rollbacks.filter(|(_, rollback)| readable.contains_key(&rollback.volume)).collect();
+        let is_rollback =
+            |record: &Record| record.rollback().is_some_and(|rollback| readable.contains_key(&rollback.volume));
+        let rollbacks = readable.iter().filter(|(_, record)| is_rollback(record));
+        let rollbacks: BTreeMap<_, _> = rollbacks.map(|(id, record)| (id.clone(), record.clone())).collect();
         let is_snapshot = |id: &VolumeId| readable.get(id).is_some_and(|record| record.mode.is_snapshot());
         let (retired_snapshots, retired): (BTreeSet<_>, BTreeSet<_>) = retired.partition(is_snapshot);
         let (snapshots, readable): (BTreeMap<_, _>, BTreeMap<_, _>) = readable

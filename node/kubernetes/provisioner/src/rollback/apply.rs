@@ -3,7 +3,7 @@
 //! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot, the end of
 //! the request on the claim, the end in the record. A pass may end anywhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
@@ -245,23 +245,31 @@ impl Provisioner {
 impl Provisioner {
     /// Whether the claim still has the request of this rollback. Any other claim may name the snapshot, too.
     pub(crate) async fn has_request(&self, kept: &VolumeId, record: &Record) -> Result<bool, ApiError> {
-        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &record.claim.namespace);
-        let found =
-            claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of the snapshot"))?;
-        Ok(found.iter().any(|claim| {
-            claim.metadata.uid.as_ref() == Some(&record.claim.uid)
-                && claim.annotations().get(ROLLBACK).is_some_and(|id| id == kept.as_str())
-        }))
+        Ok(self.requests(&record.claim.namespace).await?.contains(&request(kept, record)))
+    }
+
+    /// The requests for rollbacks in a namespace.
+    async fn requests(&self, namespace: &str) -> Result<BTreeSet<(String, String)>, ApiError> {
+        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), namespace);
+        let found = claims.list_metadata(&ListParams::default()).await.map_err(api("list the claims of a snapshot"))?;
+        Ok(found.iter().filter_map(|claim| Some((claim.uid()?, claim.annotations().get(ROLLBACK)?.clone()))).collect())
     }
 
     /// Ends rollbacks whose request is gone: a user has removed it together with the note of the node, the claim was deleted, or a
     /// pass ended before it wrote the end into the record. No pass of a claim would do it.
-    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Rollback>) -> Result<(), Error> {
-        for (kept, Rollback { volume, source, .. }) in rollbacks {
+    pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Record>) -> Result<(), Error> {
+        // Most rollbacks have one, and wait for the pods of their volumes.
+        let mut requests = BTreeSet::new();
+        for namespace in rollbacks.values().map(|record| &record.claim.namespace).collect::<BTreeSet<_>>() {
+            requests.extend(self.requests(namespace).await?);
+        }
+        for (kept, record) in rollbacks.iter().filter(|(kept, record)| !requests.contains(&request(kept, record))) {
+            let Some(Rollback { volume, source, .. }) = record.rollback() else { continue };
             // Passes of the claim have the first, those of the content the second. None of them waits for both.
             let _volume = self.locks.lock(volume).await;
             let _kept = self.locks.lock(kept).await;
             let Some(record) = self.kept_record(kept).await? else { continue };
+            // Again: a pass may have run since then.
             if record.rollback().is_none() || self.has_request(kept, &record).await? {
                 continue;
             }
@@ -285,6 +293,11 @@ impl Provisioner {
         }
         Ok(())
     }
+}
+
+/// The UID of the claim, and its annotation.
+fn request(kept: &VolumeId, record: &Record) -> (String, String) {
+    (record.claim.uid.clone(), kept.to_string())
 }
 
 /// An earlier pass may have created it.
