@@ -318,7 +318,8 @@ impl Events {
     pub(crate) fn limits_changed(&self, node: &str, id: &VolumeId, found: Limits, record: &Record) {
         let or_none = |limit: Option<String>| limit.unwrap_or_else(|| "none".to_owned());
         let note = format!(
-            "the limits of volume {id} (claim {}) were changed: its space is {}, its limit of space {}, of files {}; restart              the node, which sets them again, and find the program that changed them",
+            "the limits of volume {id} (claim {}) were changed: its space is {}, its limit of space {}, of files {}; restart \
+             the node, which sets them again, and find the program that changed them",
             record.claim,
             record.size,
             or_none(found.bytes.map(|bytes| bytes.to_string())),
