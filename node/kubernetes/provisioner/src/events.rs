@@ -13,6 +13,7 @@ use units::Bytes;
 use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
+use crate::error::Error;
 use crate::event_queue::{EventQueue, QueuedEvent};
 use crate::group::object::{GroupContent, GroupVersion};
 use crate::notice::Pod;
@@ -125,14 +126,9 @@ impl Events {
         self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&()));
     }
 
-    /// Failures of a claim with the same `kind` are one series, with the text of the first.
-    pub(crate) fn provisioning_failed(
-        &self,
-        claim: &PersistentVolumeClaim,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
-        let action = format!("Provision{kind}");
+    /// Failures of a claim of the same kind are one series, with the text of the first.
+    pub(crate) fn provisioning_failed(&self, claim: &PersistentVolumeClaim, error: &Error) {
+        let action = format!("Provision{}", error.kind());
         self.publish(Reason::ProvisioningFailed, &action, causes::line(error), claim.object_ref(&()));
     }
 
@@ -152,14 +148,8 @@ impl Events {
         self.publish_size(Reason::Resized, "Expand", size, note, claim);
     }
 
-    pub(crate) fn resize_failed(
-        &self,
-        claim: &PersistentVolumeClaim,
-        wanted: Bytes,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
-        self.publish_size(Reason::ResizeFailed, kind, wanted, causes::line(error), claim);
+    pub(crate) fn resize_failed(&self, claim: &PersistentVolumeClaim, wanted: Bytes, error: &Error) {
+        self.publish_size(Reason::ResizeFailed, error.kind(), wanted, causes::line(error), claim);
     }
 
     pub(crate) fn modifying(&self, claim: &PersistentVolumeClaim, class: &str) {
@@ -177,14 +167,8 @@ impl Events {
         self.publish(Reason::ModifyCanceled, "Modify", note, claim.object_ref(&()));
     }
 
-    pub(crate) fn modify_failed(
-        &self,
-        claim: &PersistentVolumeClaim,
-        class: &str,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
-        self.publish_class(Reason::ModifyFailed, kind, class, causes::line(error), claim);
+    pub(crate) fn modify_failed(&self, claim: &PersistentVolumeClaim, class: &str, error: &Error) {
+        self.publish_class(Reason::ModifyFailed, error.kind(), class, causes::line(error), claim);
     }
 
     pub(crate) fn rollback_started(&self, claim: &PersistentVolumeClaim, node: &str, snapshot: &str) {
@@ -200,7 +184,7 @@ impl Events {
         claim: &PersistentVolumeClaim,
         snapshot: &str,
         wait: RollbackWait,
-        error: &(dyn std::error::Error + Sync),
+        error: &volume::Error,
     ) {
         let (action, until) = match wait {
             RollbackWait::Pods => ("RollBackWait", "no pod has the volume"),
@@ -219,14 +203,9 @@ impl Events {
         self.publish_named(Reason::RolledBack, "RolledBack", kept, note, claim);
     }
 
-    pub(crate) fn rollback_failed(
-        &self,
-        claim: &PersistentVolumeClaim,
-        snapshot: &str,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
-        self.publish_named(Reason::RollbackFailed, &format!("RollBack{kind}"), snapshot, causes::line(error), claim);
+    pub(crate) fn rollback_failed(&self, claim: &PersistentVolumeClaim, snapshot: &str, error: &Error) {
+        let action = format!("RollBack{}", error.kind());
+        self.publish_named(Reason::RollbackFailed, &action, snapshot, causes::line(error), claim);
     }
 
     fn publish_class(&self, reason: Reason, action: &str, class: &str, note: String, claim: &PersistentVolumeClaim) {
@@ -342,8 +321,8 @@ impl Events {
         self.publish(Reason::Lost, "Compare", note, pv.object_ref(&()));
     }
 
-    pub(crate) fn delete_failed(&self, pv: &PersistentVolume, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        let action = format!("Delete{kind}");
+    pub(crate) fn delete_failed(&self, pv: &PersistentVolume, error: &Error) {
+        let action = format!("Delete{}", error.kind());
         self.publish(Reason::DeleteFailed, &action, causes::line(error), pv.object_ref(&()));
     }
 
@@ -358,17 +337,14 @@ impl Events {
         self.publish_snapshot(Reason::SnapshotTaken, "TakeSnapshot", &note, content);
     }
 
-    pub(crate) fn snapshot_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        self.publish_snapshot(Reason::SnapshotFailed, &format!("TakeSnapshot{kind}"), &causes::line(error), content);
+    pub(crate) fn snapshot_failed(&self, content: &Content, error: &Error) {
+        let action = format!("TakeSnapshot{}", error.kind());
+        self.publish_snapshot(Reason::SnapshotFailed, &action, &causes::line(error), content);
     }
 
-    pub(crate) fn snapshot_delete_failed(&self, content: &Content, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        self.publish_snapshot(
-            Reason::SnapshotDeleteFailed,
-            &format!("DeleteSnapshot{kind}"),
-            &causes::line(error),
-            content,
-        );
+    pub(crate) fn snapshot_delete_failed(&self, content: &Content, error: &Error) {
+        let action = format!("DeleteSnapshot{}", error.kind());
+        self.publish_snapshot(Reason::SnapshotDeleteFailed, &action, &causes::line(error), content);
     }
 
     /// The owner of the snapshot does not see its content.
@@ -395,17 +371,14 @@ impl Events {
         self.publish_group(Reason::GroupTaken, "TakeGroup", &note, content);
     }
 
-    pub(crate) fn group_failed(&self, content: &GroupContent, kind: &str, error: &(dyn std::error::Error + Sync)) {
-        self.publish_group(Reason::GroupFailed, &format!("TakeGroup{kind}"), &causes::line(error), content);
+    pub(crate) fn group_failed(&self, content: &GroupContent, error: &Error) {
+        let action = format!("TakeGroup{}", error.kind());
+        self.publish_group(Reason::GroupFailed, &action, &causes::line(error), content);
     }
 
-    pub(crate) fn group_delete_failed(
-        &self,
-        content: &GroupContent,
-        kind: &str,
-        error: &(dyn std::error::Error + Sync),
-    ) {
-        self.publish_group(Reason::GroupDeleteFailed, &format!("DeleteGroup{kind}"), &causes::line(error), content);
+    pub(crate) fn group_delete_failed(&self, content: &GroupContent, error: &Error) {
+        let action = format!("DeleteGroup{}", error.kind());
+        self.publish_group(Reason::GroupDeleteFailed, &action, &causes::line(error), content);
     }
 
     /// The owner of the group does not see its content.

@@ -79,7 +79,7 @@ pub(crate) async fn reconcile_claim(
         // The control plane is about to select the node of the source.
         let is_expected = matches!(error, Error::Clone(error) if error.is_elsewhere());
         if !is_expected || provisioner.attempts.is_failing(&key) {
-            provisioner.events.provisioning_failed(&claim, error.kind(), error);
+            provisioner.events.provisioning_failed(&claim, error);
         }
         if provisioner.may_fit_elsewhere(error) && !plan::is_clone(&claim) {
             provisioner.release(&claim).await?;

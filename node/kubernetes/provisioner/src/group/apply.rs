@@ -210,11 +210,11 @@ impl Provisioner {
     /// Shows a failure in the status and in an event.
     async fn report_group_failure(&self, content: &GroupContent, error: &Error) -> Result<(), Error> {
         if content.metadata.deletion_timestamp.is_some() {
-            self.events.group_delete_failed(content, error.kind(), error);
+            self.events.group_delete_failed(content, error);
             return Ok(());
         }
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref());
-        let report = || self.events.group_failed(content, error.kind(), error);
+        let report = || self.events.group_failed(content, error);
         show_failure(&self.served_groups(), content, shown, error, report).await
     }
 }

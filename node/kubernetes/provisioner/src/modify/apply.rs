@@ -39,7 +39,7 @@ impl Provisioner {
         if let Err(error) = &modified
             && !error.is_race()
         {
-            self.events.modify_failed(claim, &class, error.kind(), error);
+            self.events.modify_failed(claim, &class, error);
         }
         modified
     }

@@ -54,7 +54,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
         }
         PvPlan::Delete => {
             if let Err(error) = provisioner.delete(&pv, &id).instrument(span).await {
-                provisioner.events.delete_failed(&pv, error.kind(), &error);
+                provisioner.events.delete_failed(&pv, &error);
                 return Err(error);
             }
         }

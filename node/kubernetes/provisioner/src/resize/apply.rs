@@ -45,7 +45,7 @@ pub(crate) async fn resize_claim(
     match &expanded {
         Ok(_) => provisioner.attempts.succeeded(backoff_key),
         Err(error) if error.is_race() => {}
-        Err(error) => provisioner.events.resize_failed(claim, size.requested, error.kind(), error),
+        Err(error) => provisioner.events.resize_failed(claim, size.requested, error),
     }
     expanded
 }

@@ -77,7 +77,7 @@ pub(crate) async fn roll_back_claim(
         }
         Err(error) => {
             provisioner.metrics.failed(Object::Claim, error.kind());
-            provisioner.events.rollback_failed(claim, &snapshot, error.kind(), &error);
+            provisioner.events.rollback_failed(claim, &snapshot, &error);
             let retry = provisioner.attempts.failed(&key);
             let cause: &dyn std::error::Error = &error;
             warn!(volume = %id, error = cause, attempt = retry.attempt, "rollback failed, will retry");

@@ -242,11 +242,11 @@ impl Provisioner {
     /// Shows a failure in the status and in an event.
     async fn report_failure(&self, content: &Content, error: &Error) -> Result<(), Error> {
         if content.metadata.deletion_timestamp.is_some() {
-            self.events.snapshot_delete_failed(content, error.kind(), error);
+            self.events.snapshot_delete_failed(content, error);
             return Ok(());
         }
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref());
-        let report = || self.events.snapshot_failed(content, error.kind(), error);
+        let report = || self.events.snapshot_failed(content, error);
         show_failure(&self.contents, content, shown, error, report).await
     }
 }
