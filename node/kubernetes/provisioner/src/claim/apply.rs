@@ -93,8 +93,7 @@ pub(crate) async fn reconcile_claim(
 
 /// Counts the failure. Returns when the next pass is.
 pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
-    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
-    let claim_name = format_args!("{namespace}/{name}");
+    let claim_name = plan::full_name(&claim);
     let cause: &dyn std::error::Error = error;
     provisioner.metrics.failed(Object::Claim, error.kind());
     // A rejected claim is checked again, because its class may have been created again with other parameters.

@@ -10,7 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 use tracing::{Instrument as _, info, info_span, warn};
 
 use crate::claim::apply::backoff_key;
-use crate::claim::plan::volume_name;
+use crate::claim::plan::{full_name, volume_name};
 use crate::context::{Outcome, Provisioner};
 use crate::error::Error;
 use crate::metrics::Object;
@@ -45,7 +45,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
     // An admission policy rejects other writes of the status.
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     if status_writer(uid, Some(name), claim.annotations()) != Some(&*provisioner.node) {
-        let claim = format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        let claim = full_name(claim);
         info!(%claim, volume = %id, "claim waits until the control plane has annotated it with its node");
         return Ok(Action::requeue(UNTIL_ANNOTATED));
     }
@@ -57,9 +57,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
     let left = key.as_deref().and_then(|key| provisioner.attempts.wait(key));
     if modification != Step::Done && left.is_none() {
         let Some(_guard) = provisioner.locks.try_lock(&id) else { return Ok(Outcome::Occupied.action()) };
-        let span = info_span!("modify", volume = %id, claim = %format_args!(
-            "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
-        ));
+        let span = info_span!("modify", volume = %id, claim = %full_name(claim));
         match (provisioner.modify(claim, &pv, &id, modification).instrument(span).await, key) {
             // The status has changed, which starts the next pass.
             (Ok(()), key) => {
@@ -77,9 +75,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
         // With the claim as it is then.
         return Ok(Action::requeue(UNTIL_WATCHED));
     }
-    let span = info_span!("rollback", volume = %id, claim = %format_args!(
-        "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
-    ));
+    let span = info_span!("rollback", volume = %id, claim = %full_name(claim));
     let rolled_back = roll_back_claim(claim, &id, rollback, provisioner).instrument(span).await?;
     let resized =
         if is_expanding { resize_claim(claim, &pv, &id, &backoff_key(claim), provisioner).await? } else { None };

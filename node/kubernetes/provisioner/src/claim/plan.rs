@@ -5,6 +5,7 @@ use cluster::claim::{RESTORE_FROM, ROLLBACK, status_writer};
 use cluster::snapshot;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt as _;
 use units::Bytes;
 use volume::{BLOCK, Claim, DRIVER_NAME, IoLimits, IoRejection, Owner, Request, VolumeId, VolumeMode};
 
@@ -195,6 +196,11 @@ pub(crate) fn names_node(claim: &PersistentVolumeClaim, node: &str) -> bool {
 
 pub(crate) fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Option<&'a str> {
     claim.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Namespace and name.
+pub(crate) fn full_name(claim: &PersistentVolumeClaim) -> String {
+    format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any())
 }
 
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {

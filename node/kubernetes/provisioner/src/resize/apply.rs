@@ -12,6 +12,7 @@ use tracing::{Instrument as _, info, info_span};
 use units::Bytes;
 use volume::{LiveVolume, VolumeId};
 
+use crate::claim::plan::full_name;
 use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::pv::object;
@@ -38,9 +39,7 @@ pub(crate) async fn resize_claim(
         return Ok(Some(left));
     }
     let Some(_guard) = provisioner.locks.try_lock(id) else { return Ok(Outcome::Occupied.next()) };
-    let span = info_span!("expand", volume = %id, claim = %format_args!(
-        "{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()
-    ));
+    let span = info_span!("expand", volume = %id, claim = %full_name(claim));
     let expanded = provisioner.expand(claim.clone(), pv.clone(), id).instrument(span).await;
     match &expanded {
         Ok(_) => provisioner.attempts.succeeded(backoff_key),

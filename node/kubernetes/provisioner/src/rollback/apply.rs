@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId, Volumes};
 
+use crate::claim::plan::full_name;
 use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
@@ -157,8 +158,7 @@ impl Provisioner {
         let (found, content) = self.snapshot_beside(claim, name).await?;
         let source = plan::source(claim, id, found.as_ref(), content.as_ref(), &self.node);
         source.map_err(|obstacle| {
-            let claim = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
-            RollbackRejection { claim, snapshot: name.to_owned(), obstacle }.into()
+            RollbackRejection { claim: full_name(claim), snapshot: name.to_owned(), obstacle }.into()
         })
     }
 
