@@ -42,6 +42,11 @@ pub fn line<'a>(error: &'a (dyn Error + 'a)) -> String {
     line
 }
 
+/// The error as the value of a log field, which contains its causes.
+pub const fn of<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    error
+}
+
 /// The exit code of a program's `main`. Prints an error with its causes to standard error.
 pub fn exit_code(result: Result<(), Box<dyn Error>>) -> ExitCode {
     match result {

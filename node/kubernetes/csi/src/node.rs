@@ -134,8 +134,7 @@ impl Operation for Publish {
 fn undo<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
     for step in plan::undo(done) {
         if let Err(error) = host.act(at, step) {
-            let error: &dyn std::error::Error = &error;
-            warn!(%volume, %target, ?step, error, "cannot undo a failed publish");
+            warn!(%volume, %target, ?step, error = causes::of(&error), "cannot undo a failed publish");
             return;
         }
     }

@@ -48,8 +48,7 @@ where
                 Ok(Event::Init | Event::InitApply(_)) => None,
                 Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
                 Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(what = K::plural(&()).as_ref(), error, "watch failed, will continue");
+                    warn!(what = K::plural(&()).as_ref(), error = causes::of(&error), "watch failed, will continue");
                     None
                 }
             })

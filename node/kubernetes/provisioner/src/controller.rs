@@ -208,8 +208,7 @@ fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pa
         Err(controller::Error::ObjectNotFound(object)) => debug!(%object, "object not found"),
         Err(error @ (controller::Error::QueueError(_) | controller::Error::RunnerError(_))) => {
             cx.report(false);
-            let error: &dyn std::error::Error = &error;
-            warn!(what, error, "watch failed, will continue");
+            warn!(what, error = causes::of(&error), "watch failed, will continue");
         }
     }
 }

@@ -45,8 +45,7 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
                 }
                 Some(Err(error)) => {
                     cx.report(false);
-                    let error: &dyn std::error::Error = &error;
-                    warn!(error, "watch of the CSINode object failed, will continue");
+                    warn!(error = causes::of(&error), "watch of the CSINode object failed, will continue");
                     false
                 }
                 None => return Err(WatchEnded),

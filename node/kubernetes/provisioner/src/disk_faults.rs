@@ -30,8 +30,7 @@ impl<L: Fn() -> Result<Vec<DiskFault>, FsError> + Send + Sync> Collector for Dis
         let faults = match (self.read)() {
             Ok(faults) => faults,
             Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "reading the disk's faults failed, their metric is missing");
+                warn!(error = causes::of(&error), "reading the disk's faults failed, their metric is missing");
                 return Vec::new();
             }
         };

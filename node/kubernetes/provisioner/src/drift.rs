@@ -43,8 +43,7 @@ impl Provisioner {
         let records = match self.on_disk(|store| store.records()).await? {
             Ok(records) => records.readable,
             Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "volumes not listed");
+                warn!(error = causes::of(&error), "volumes not listed");
                 return Ok(None);
             }
         };
@@ -59,8 +58,7 @@ impl Provisioner {
         let found = match self.on_volume(id, |store, id| store.drifted(id)).await? {
             Ok(found) => found,
             Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(volume = %id, error, "projects of the volume's inodes not checked");
+                warn!(volume = %id, error = causes::of(&error), "projects of the volume's inodes not checked");
                 return Ok(());
             }
         };

@@ -430,8 +430,7 @@ impl Events {
     /// A failure is logged: the operation does not depend on its event.
     pub(crate) async fn send(&self, QueuedEvent { event, regarding }: QueuedEvent) {
         if let Err(error) = self.recorder.publish(&event, &regarding).await {
-            let error: &dyn std::error::Error = &error;
-            warn!(reason = event.reason, name = regarding.name, error, "event not published");
+            warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
         }
     }
 }

@@ -77,8 +77,7 @@ impl Provisioner {
                 }
             }
             Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "faults of the disk not read, will retry");
+                warn!(error = causes::of(&error), "faults of the disk not read, will retry");
             }
         }
         match volumes {
@@ -88,8 +87,7 @@ impl Provisioner {
                 }
             }
             Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "usage of volumes not read, will retry");
+                warn!(error = causes::of(&error), "usage of volumes not read, will retry");
             }
         }
         Ok(())

@@ -80,8 +80,7 @@ impl<L: Fn() -> Result<Snapshot, Error> + Send + Sync> Collector for Inventory<L
             }
             Err(error) => {
                 gauges.errors.inc();
-                let error: &dyn std::error::Error = &error;
-                warn!(error, "reading the disk failed, its metrics are missing");
+                warn!(error = causes::of(&error), "reading the disk failed, its metrics are missing");
                 gauges.errors.collect()
             }
         }

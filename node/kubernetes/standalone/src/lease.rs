@@ -95,8 +95,7 @@ impl Candidate {
                 Ok(Ok(false)) if acting.is_some() => return Err(LeaseError::Lost(self.name.clone())),
                 Ok(Ok(false)) => confirmed = sent,
                 Ok(Err(error)) => {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(lease = self.name, error, "cannot read or renew the Lease, will retry");
+                    warn!(lease = self.name, error = causes::of(&error), "cannot read or renew the Lease, will retry");
                 }
                 Err(_) => return Err(LeaseError::Expired(self.name.clone())),
             }

@@ -80,8 +80,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                     Err(error) => {
                         failures += 1;
                         provisioner.metrics.published(Publication::Failed);
-                        let error: &dyn std::error::Error = &error;
-                        warn!(error, attempt = failures, "capacity not published, will retry");
+                        warn!(error = causes::of(&error), attempt = failures, "capacity not published, will retry");
                         delay(failures, random())
                     }
                 };

@@ -68,8 +68,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
             (Err(error), key) => {
                 provisioner.metrics.failed(Object::Claim, error.kind());
                 let attempt = key.map(|key| provisioner.attempts.failed(&key).attempt);
-                let cause: &dyn std::error::Error = &error;
-                warn!(volume = %id, error = cause, attempt, "change of the class failed, will retry");
+                warn!(volume = %id, error = causes::of(&error), attempt, "change of the class failed, will retry");
             }
         }
         // With the claim as it is then.

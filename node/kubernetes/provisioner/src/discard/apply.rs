@@ -138,14 +138,12 @@ impl Provisioner {
             Err(Error::Store(error)) if error.is_shrinking() => {
                 self.attempts.succeeded(&backoff_key(id));
                 self.discards.requeue(id);
-                let error: &dyn std::error::Error = &error;
-                info!(volume = %id, error, "deleted volume removed in part");
+                info!(volume = %id, error = causes::of(&error), "deleted volume removed in part");
             }
             Err(error) => {
                 self.discards.requeue(id);
                 let Retry { attempt, .. } = self.attempts.failed(&backoff_key(id));
-                let error: &dyn std::error::Error = &error;
-                warn!(volume = %id, error, attempt, "deleted volume not removed, will retry");
+                warn!(volume = %id, error = causes::of(&error), attempt, "deleted volume not removed, will retry");
             }
         }
     }

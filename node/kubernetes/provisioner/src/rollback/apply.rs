@@ -80,8 +80,7 @@ pub(crate) async fn roll_back_claim(
             provisioner.metrics.failed(Object::Claim, error.kind());
             provisioner.events.rollback_failed(claim, &snapshot, &error);
             let retry = provisioner.attempts.failed(&key);
-            let cause: &dyn std::error::Error = &error;
-            warn!(volume = %id, error = cause, attempt = retry.attempt, "rollback failed, will retry");
+            warn!(volume = %id, error = causes::of(&error), attempt = retry.attempt, "rollback failed, will retry");
             Ok(Some(retry.after))
         }
     }

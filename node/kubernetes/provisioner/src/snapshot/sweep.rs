@@ -49,8 +49,7 @@ impl Provisioner {
             match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
                 Ok(_) => info!(snapshot = %id, "unfinished snapshot without a content removed"),
                 Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(snapshot = %id, error, "unfinished snapshot not removed, will retry");
+                    warn!(snapshot = %id, error = causes::of(&error), "unfinished snapshot not removed, will retry");
                 }
             }
         }

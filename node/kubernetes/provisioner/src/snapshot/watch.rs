@@ -38,8 +38,7 @@ where
         };
         let Err(error) = found else { return true };
         if !is_missing(&error) {
-            let error: &dyn std::error::Error = &error;
-            warn!(kind, error, "objects of snapshots cannot be read, will retry");
+            warn!(kind, error = causes::of(&error), "objects of snapshots cannot be read, will retry");
         } else if !is_reported {
             is_reported = true;
             info!(kind, "the cluster does not have the kind; its snapshots are available when the CRDs are installed");
