@@ -217,22 +217,17 @@ fn int(count: u64) -> i64 {
 /// A disk of 100 GiB with a filesystem volume, and a block volume that has no PV yet.
 #[cfg(test)]
 pub(crate) fn example() -> Snapshot {
-    use fsquota::{ProjectId, Usage};
+    use fsquota::Usage;
     use units::Inodes;
-    use volume::{Allocation, Claim, Overcommit, Owner, Record};
+    use volume::{Allocation, Claim, Overcommit, Record};
+
+    use crate::fixture::{self, id};
 
     let volume = |name: &str, mode, state, used| VolumeUsage {
-        id: format!("pvc-{name}").parse().expect("an identifier"),
+        id: id(&format!("pvc-{name}")),
         record: Record {
             claim: Claim { uid: name.into(), namespace: "shop".into(), name: name.into() },
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode,
-            size: Bytes::GIB,
-            project: ProjectId::new(7).expect("an ID"),
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state,
+            ..fixture::record(mode, state)
         },
         used,
         changed: None,

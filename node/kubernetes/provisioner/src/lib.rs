@@ -36,6 +36,8 @@ mod drift;
 mod error;
 mod event_queue;
 mod events;
+#[cfg(test)]
+mod fixture;
 mod group {
     pub(crate) mod apply;
     pub(crate) mod object;

@@ -268,32 +268,18 @@ fn orphans(
 
 #[cfg(test)]
 mod tests {
-    use fsquota::ProjectId;
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use units::{Bytes, Inodes};
+    use units::Inodes;
     use volume::Mode;
 
     use super::*;
+    use crate::fixture::{self, id};
     use crate::listing;
 
     const NODE: &str = "granary";
 
-    fn id(text: &str) -> VolumeId {
-        text.parse().expect("an identifier")
-    }
-
     fn record(state: State) -> Record {
-        Record {
-            claim: Claim { uid: "u".into(), namespace: "n".into(), name: "c".into() },
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode: Mode::Filesystem { inodes: Inodes::new(64) },
-            size: Bytes::GIB,
-            project: ProjectId::new(7).expect("an ID"),
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state,
-        }
+        fixture::record(Mode::Filesystem { inodes: Inodes::new(64) }, state)
     }
 
     /// Of CSI's Controller service.

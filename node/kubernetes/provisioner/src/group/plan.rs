@@ -170,6 +170,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::fixture::id;
 
     const NODE: &str = "one";
     const LABEL: &str = cluster::snapshot::MANAGED_BY;
@@ -185,10 +186,6 @@ mod tests {
         });
         change(&mut content);
         serde_json::from_value(content).expect("a content")
-    }
-
-    fn id(text: &str) -> VolumeId {
-        text.parse().expect("an identifier")
     }
 
     fn places(of: &[(&str, &str)]) -> BTreeMap<VolumeId, String> {

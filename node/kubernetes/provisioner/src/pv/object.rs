@@ -140,39 +140,23 @@ fn hostnames(affinity: &VolumeNodeAffinity) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use fsquota::ProjectId;
     use serde_json::{Value, json};
     use units::Inodes;
     use volume::{Allocation, Claim, Mode, Owner, Request, State};
 
     use super::*;
     use crate::claim::plan::AccessMode;
+    use crate::fixture;
 
     const NODE: &str = "granary";
 
     fn request(reclaim: ReclaimPolicy) -> (ProvisionRequest, Record) {
         let claim = Claim { uid: "u1".into(), namespace: "default".into(), name: "data".into() };
-        let (size, mode) = (Bytes::GIB, Mode::Filesystem { inodes: Inodes::new(64) });
-        let volume = Request {
-            claim: claim.clone(),
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode,
-            size,
-            source: None,
-        };
+        let mode = Mode::Filesystem { inodes: Inodes::new(64) };
+        let (owner, class) = (Owner::Provisioner, "local".into());
+        let volume = Request { claim: claim.clone(), owner, class, mode, size: Bytes::GIB, source: None };
         let id = "pvc-u1".parse().expect("an identifier");
-        let record = Record {
-            claim,
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode,
-            size,
-            project: ProjectId::new(7).expect("an ID"),
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state: State::Staged,
-        };
+        let record = Record { claim, ..fixture::record(mode, State::Staged) };
         let (source, attributes_class, io) = (None, None, volume::IoLimits::NONE);
         let access_modes = vec![AccessMode::ReadWriteOnce];
         (ProvisionRequest { id, volume, source, attributes_class, io, access_modes, reclaim }, record)

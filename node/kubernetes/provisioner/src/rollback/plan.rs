@@ -164,16 +164,13 @@ pub(crate) fn snapshot(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Value 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::id;
 
     fn claim(annotations: Value) -> PersistentVolumeClaim {
         let metadata = json!({
             "name": "data", "namespace": "shop", "uid": "u", "resourceVersion": "7", "annotations": annotations,
         });
         serde_json::from_value(json!({"metadata": metadata, "spec": {"volumeMode": "Block"}})).expect("a claim")
-    }
-
-    fn id(text: &str) -> VolumeId {
-        text.parse().expect("an identifier")
     }
 
     #[test]

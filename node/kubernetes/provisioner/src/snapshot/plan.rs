@@ -116,12 +116,11 @@ mod tests {
     use std::time::SystemTime;
 
     use cluster::snapshot::MANAGED_BY;
-    use fsquota::ProjectId;
     use serde_json::{Value, json};
-    use units::Bytes;
     use volume::Mode;
 
     use super::*;
+    use crate::fixture::{self, id};
 
     const NODE: &str = "one";
 
@@ -143,10 +142,6 @@ mod tests {
 
     fn planned(content: &Content) -> Result<SnapshotPlan, SnapshotRejection> {
         plan(content, NODE, |_| false)
-    }
-
-    fn id(text: &str) -> VolumeId {
-        text.parse().expect("an identifier")
     }
 
     type Change = fn(&mut Value);
@@ -269,17 +264,8 @@ mod tests {
 
     #[test]
     fn the_status_has_the_instant_and_the_size() {
-        let record = Record {
-            claim: Claim { uid: "u".into(), namespace: "shop".into(), name: "before".into() },
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::new(1, 2) },
-            size: Bytes::GIB,
-            project: ProjectId::new(7).expect("an ID"),
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state: State::Announced,
-        };
+        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::new(1, 2) };
+        let record = fixture::record(mode, State::Announced);
         let found = status(&id("snapshot-u"), &record);
         assert_eq!((found.creation_time, found.restore_size), (Some(1_000_000_002), Some(1 << 30)));
         assert_eq!((found.snapshot_handle.as_deref(), found.ready_to_use), (Some("snapshot-u"), Some(true)));

@@ -87,29 +87,14 @@ fn findings(
 mod tests {
     use std::time::SystemTime;
 
-    use fsquota::ProjectId;
     use serde_json::json;
-    use units::Bytes;
-    use volume::{Claim, Mode};
+    use volume::Mode;
 
     use super::*;
-
-    fn id(text: &str) -> VolumeId {
-        text.parse().expect("an identifier")
-    }
+    use crate::fixture::{self, id};
 
     fn record(state: State) -> Record {
-        Record {
-            claim: Claim { uid: "u".into(), namespace: "n".into(), name: "s".into() },
-            owner: Owner::Provisioner,
-            class: "local".into(),
-            mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH },
-            size: Bytes::GIB,
-            project: ProjectId::new(7).expect("an ID"),
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state,
-        }
+        fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, state)
     }
 
     fn content(uid: &str, driver: &str) -> Content {
