@@ -316,10 +316,7 @@ impl Disk {
             Err(error) => return Err(error),
         };
         let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
-        Ok(match done {
-            Ensured::Created(()) => Ensured::Created(record),
-            Ensured::Unchanged(()) => Ensured::Unchanged(record),
-        })
+        Ok(done.map(|()| record))
     }
 
     /// Whether there is a freezer, and pods, makes no difference.
@@ -441,10 +438,7 @@ impl Disk {
         }
         let announced = self.announce(id)?;
         let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
-        Ok(match announced {
-            Ensured::Created(()) => Ensured::Created(record),
-            Ensured::Unchanged(()) => Ensured::Unchanged(record),
-        })
+        Ok(announced.map(|()| record))
     }
 
     fn end_rollback(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -69,10 +69,7 @@ impl Store {
         }
         let announced = self.announce_durably(id)?;
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
-        Ok(match announced {
-            Ensured::Created(()) => Ensured::Created(record),
-            Ensured::Unchanged(()) => Ensured::Unchanged(record),
-        })
+        Ok(announced.map(|()| record))
     }
 
     /// A new rollback of the volume, and the mode and size of the volume.

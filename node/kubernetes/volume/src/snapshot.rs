@@ -48,10 +48,7 @@ impl Store {
             Err(error) => return Err(error),
         };
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
-        Ok(match done {
-            Ensured::Created(()) => Ensured::Created(record),
-            Ensured::Unchanged(()) => Ensured::Unchanged(record),
-        })
+        Ok(done.map(|()| record))
     }
 
     /// Of a volume. A snapshot of a snapshot would be the same.

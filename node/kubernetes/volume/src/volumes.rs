@@ -160,7 +160,7 @@ pub trait Volumes: Send + Sync + 'static {
 }
 
 impl Store {
-    fn change<T>(
+    fn locked<T>(
         &self,
         operation: Operation,
         id: &VolumeId,
@@ -168,6 +168,18 @@ impl Store {
     ) -> Result<Ensured<T>, Error> {
         self.calls.observe(operation, || {
             let _guard = self.locks.blocking_lock(id);
+            change()
+        })
+    }
+
+    /// Of a volume, and not of a snapshot.
+    fn change<T>(
+        &self,
+        operation: Operation,
+        id: &VolumeId,
+        change: impl FnOnce() -> Result<Ensured<T>, Error>,
+    ) -> Result<Ensured<T>, Error> {
+        self.locked(operation, id, || {
             if self.is_snapshot(id) {
                 return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Snapshot });
             }
@@ -210,10 +222,7 @@ impl Volumes for Store {
     }
 
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        self.calls.observe(Operation::TakeSnapshot, || {
-            let _guard = self.locks.blocking_lock(id);
-            self.take_snapshot(id, want)
-        })
+        self.locked(Operation::TakeSnapshot, id, || self.take_snapshot(id, want))
     }
 
     fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
@@ -225,24 +234,15 @@ impl Volumes for Store {
     }
 
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.calls.observe(Operation::RemoveSnapshot, || {
-            let _guard = self.locks.blocking_lock(id);
-            self.remove_snapshot(id)
-        })
+        self.locked(Operation::RemoveSnapshot, id, || self.remove_snapshot(id))
     }
 
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
-        self.calls.observe(Operation::RollBack, || {
-            let _guard = self.locks.blocking_lock(id);
-            self.roll_back(id, want)
-        })
+        self.locked(Operation::RollBack, id, || self.roll_back(id, want))
     }
 
     fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.calls.observe(Operation::RollBack, || {
-            let _guard = self.locks.blocking_lock(id);
-            self.end_rollback(id)
-        })
+        self.locked(Operation::RollBack, id, || self.end_rollback(id))
     }
 
     fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
