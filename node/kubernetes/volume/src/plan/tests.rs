@@ -1,0 +1,413 @@
+use std::time::SystemTime;
+
+use fsquota::ProjectId;
+use proptest::prelude::*;
+use units::Inodes;
+
+use super::*;
+use crate::record::{Allocation, Cloning, Mode, Rollback};
+
+const PROJECT: ProjectId = ProjectId::new(7).unwrap();
+const NOTHING: DiskState = DiskState::NOTHING;
+const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
+const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
+const SNAPSHOT: Mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
+const TREE: Mode = Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(524_288) };
+/// The size of the source of a clone.
+const HALF: Bytes = Bytes::new(1 << 29);
+const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
+
+fn want(mode: Mode) -> Request {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "data".into() };
+    Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size: Bytes::GIB, source: None }
+}
+
+fn clone_of(source: &str) -> Request {
+    Request { source: Some(source.parse().expect("an identifier")), ..want(DISK) }
+}
+
+fn modes() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(FILES), Just(DISK)]
+}
+
+impl Place {
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Absent)
+    }
+
+    fn set_image(&mut self, size: Bytes) {
+        let Self::Present { image, .. } = self else { panic!("no directory") };
+        *image = Some(size);
+    }
+}
+
+impl DiskState {
+    fn after(mut self, step: &Step) -> Self {
+        self.do_step(*step);
+        self
+    }
+
+    fn do_step(&mut self, step: Step) {
+        let size = self.record.as_ref().map(|record| record.size);
+        match step {
+            Step::WriteRecord => panic!("needs the mode"),
+            Step::MakeStaging => {
+                assert_eq!(self.staging, Place::Absent);
+                self.staging = Place::Present { project: None, image: None };
+            }
+            Step::Limit => self.staging = Place::Present { project: Some(PROJECT), image: None },
+            Step::CloneImage => self.staging.set_image(HALF),
+            Step::MakeImage => self.staging.set_image(size.expect("a record")),
+            Step::CloneTree => {
+                assert!(self.staging.is_present());
+                self.record.as_mut().and_then(|record| record.cloning.as_mut()).expect("a clone").complete = true;
+            }
+            Step::EndSharing => self.record.as_mut().expect("a record").cloning = None,
+            Step::Publish => self.live = self.staging.take(),
+            Step::GrowImage(to) => {
+                assert!(self.live.image().is_some_and(|image| image < to), "never cut");
+                self.live.set_image(to);
+            }
+            Step::RaiseRecord(to) => self.record = self.record.take().map(|record| record.grown(to)),
+            Step::Trash(from) => {
+                assert_eq!(self.trash, Place::Absent);
+                self.trash = if from == Where::Staging { self.staging.take() } else { self.live.take() };
+            }
+            Step::Restore => self.live = self.trash.take(),
+            Step::RemoveStaging => self.staging = Place::Absent,
+            Step::RemoveData => self.trash = Place::Absent,
+            Step::RemoveRecord => self.record = None,
+            Step::RaiseLimits(_)
+            | Step::CopyBlocks
+            | Step::ClearLimits
+            | Step::DetachLoops(_)
+            | Step::SyncLive
+            | Step::SyncTrash => {}
+        }
+    }
+
+    fn announced(mut self) -> Self {
+        self.record = self.record.map(|record| Record { state: State::Announced, ..record });
+        self
+    }
+}
+
+/// The first `cut` steps of provisioning.
+fn made(mode: Mode, seen: DiskState, cut: usize) -> DiskState {
+    made_for(&want(mode), seen, cut)
+}
+
+fn made_for(want: &Request, seen: DiskState, cut: usize) -> DiskState {
+    let steps = provision(want, &seen).expect("it can be created");
+    let cloning = want.source.clone().map(|source| Cloning::new(source, HALF));
+    steps.iter().take(cut).fold(seen, |mut seen, step| {
+        match step {
+            Step::WriteRecord => seen.record = Some(want.record(PROJECT, cloning.clone())),
+            step => seen.do_step(*step),
+        }
+        seen
+    })
+}
+
+fn done(mode: Mode) -> DiskState {
+    made(mode, NOTHING, usize::MAX)
+}
+
+fn cut(seen: DiskState, steps: &[Step], cut: usize) -> DiskState {
+    steps.iter().take(cut).fold(seen, DiskState::after)
+}
+
+fn changes(steps: &[Step]) -> bool {
+    steps.iter().any(|step| !matches!(step, Step::SyncLive | Step::SyncTrash))
+}
+
+/// Retire, then discard, stopping before step number `left`.
+fn delete(mut seen: DiskState, mut left: usize) -> Result<DiskState, VolumeRefusal> {
+    for plan in [retire, discard] {
+        let steps = plan(&seen)?;
+        seen = cut(seen, &steps, left);
+        if steps.len() > left {
+            break;
+        }
+        left -= steps.len();
+    }
+    Ok(seen)
+}
+
+proptest! {
+    #[test]
+    fn wherever_provisioning_is_cut_the_next_call_finishes_and_one_more_changes_nothing(
+        mode in modes(), cuts in prop::collection::vec(0usize..8, 0..4),
+    ) {
+        let seen = cuts.into_iter().fold(NOTHING, |seen, cut| made(mode, seen, cut));
+        let seen = made(mode, seen, usize::MAX);
+        prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+        prop_assert_eq!(seen.live.image(), mode.is_block().then_some(Bytes::GIB));
+        prop_assert!(!changes(&provision(&want(mode), &seen)?));
+        prop_assert_eq!(provision(&want(mode), &seen.announced())?, vec![]);
+    }
+
+    #[test]
+    fn wherever_expansion_is_cut_the_next_call_finishes_and_one_more_does_nothing(
+        mode in modes(), cuts in prop::collection::vec((0usize..6, 0usize..3), 0..6), last in 0usize..3,
+    ) {
+        let mut seen = done(mode).announced();
+        for (after, to) in cuts {
+            let before = seen.clone();
+            let steps = expand(SIZES[to], &seen)?;
+            seen = cut(seen, &steps, after);
+            prop_assert!(seen.live.image() >= before.live.image());
+            prop_assert!(seen.record.as_ref().unwrap().size >= before.record.unwrap().size);
+        }
+        let image = seen.live.image();
+        let steps = expand(SIZES[last], &seen)?;
+        let seen = cut(seen, &steps, usize::MAX);
+        let record = seen.record.as_ref().unwrap();
+        prop_assert!(record.size >= SIZES[last] && Some(record.size) >= image);
+        prop_assert_eq!(seen.live.image(), mode.is_block().then_some(record.size));
+        prop_assert_eq!(expand(SIZES[last], &seen)?, vec![]);
+    }
+
+    #[test]
+    fn wherever_deletion_is_cut_the_next_call_finishes_and_one_more_does_nothing(
+        mode in modes(), steps in 0usize..8, announced: bool, cuts in prop::collection::vec(0usize..9, 0..4),
+    ) {
+        let mut seen = made(mode, NOTHING, steps);
+        if announced {
+            seen = seen.announced();
+        }
+        for cut in cuts {
+            seen = delete(seen, cut)?;
+        }
+        let seen = delete(seen, usize::MAX)?;
+        prop_assert_eq!(&seen, &NOTHING);
+        prop_assert_eq!(retire(&seen)?, vec![]);
+        prop_assert_eq!(discard(&seen)?, vec![]);
+    }
+
+    #[test]
+    fn wherever_undoing_is_cut_the_next_call_finishes_and_one_more_does_nothing(
+        mode in modes(), steps in 0usize..8, cuts in prop::collection::vec(0usize..6, 0..4), half_deleted in 0usize..9,
+    ) {
+        let mut seen = delete(made(mode, NOTHING, steps), half_deleted)?;
+        for after in cuts {
+            let steps = undo(&seen)?;
+            seen = cut(seen, &steps, after);
+        }
+        let steps = undo(&seen)?;
+        let seen = cut(seen, &steps, usize::MAX);
+        prop_assert_eq!(&seen, &NOTHING);
+        prop_assert_eq!(undo(&seen)?, vec![]);
+    }
+
+    #[test]
+    fn a_clone_is_live_only_with_its_content_and_when_it_shares_nothing(
+        mode in prop_oneof![Just(DISK), Just(SNAPSHOT)],
+        cuts in prop::collection::vec((0usize..10, any::<bool>()), 0..5),
+    ) {
+        let want = Request { mode, ..clone_of("pvc-source") };
+        // The image of each step that creates one from nothing begins with the source's content.
+        let mut seen = NOTHING;
+        for (after, undone) in cuts {
+            if undone {
+                let steps = undo(&seen)?;
+                seen = cut(seen, &steps, after);
+            }
+            let steps = provision(&want, &seen)?;
+            let made = steps.iter().position(|step| *step == Step::MakeImage);
+            let cloned = steps.iter().position(|step| *step == Step::CloneImage);
+            prop_assert!(made.is_none() || cloned < made && cloned.is_some() || seen.staging.image() == Some(HALF));
+            seen = made_for(&want, seen, after);
+            let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
+            prop_assert!(!seen.live.is_present() || !shares);
+        }
+        let seen = made_for(&want, seen, usize::MAX);
+        prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+        prop_assert_eq!(seen.live.image(), Some(Bytes::GIB));
+        prop_assert!(!changes(&provision(&want, &seen)?));
+        prop_assert_eq!(provision(&want, &seen.announced())?, vec![]);
+    }
+
+    /// A directory with files is never taken for a complete one after a run that wrote or removed some of them.
+    #[test]
+    fn files_are_live_only_when_all_are_of_one_instant(
+        mode in prop_oneof![Just(FILES), Just(TREE)],
+        cuts in prop::collection::vec((0usize..12, any::<bool>()), 0..6),
+    ) {
+        let want = Request { source: Some("pvc-source".parse().unwrap()), ..want(mode) };
+        // Content of the staged directory: nothing, some files, or all.
+        let (mut seen, mut whole) = (NOTHING, false);
+        for (after, undone) in cuts.into_iter().chain([(usize::MAX, false)]) {
+            let steps = if undone { undo(&seen)? } else { provision(&want, &seen)? };
+            for (number, step) in steps.iter().enumerate() {
+                match step {
+                    Step::CloneTree => whole = number < after,
+                    // Cut within, it removes some.
+                    Step::RemoveStaging => whole = false,
+                    Step::Publish if number < after => prop_assert!(whole, "{:?}", steps),
+                    _ => {}
+                }
+                if number >= after {
+                    break;
+                }
+                match step {
+                    Step::WriteRecord => {
+                        let cloning = Cloning::new("pvc-source".parse().unwrap(), HALF);
+                        seen.record = Some(want.record(PROJECT, Some(cloning)));
+                    }
+                    Step::Trash(Where::Staging) => {
+                        whole = false;
+                        seen.do_step(*step);
+                    }
+                    step => seen.do_step(*step),
+                }
+            }
+            let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
+            prop_assert!(!seen.live.is_present() || !shares);
+        }
+        prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
+        prop_assert!(!changes(&provision(&want, &seen)?));
+    }
+
+    #[test]
+    fn a_volume_that_is_half_undone_is_created_again(mode in modes(), steps in 0usize..8, cut in 0usize..9) {
+        let seen = delete(made(mode, NOTHING, steps), cut)?;
+        prop_assert_eq!(made(mode, seen, usize::MAX), done(mode));
+    }
+
+    #[test]
+    fn what_was_retired_can_be_restored_wherever_either_is_cut(
+        mode in modes(), retired in 0usize..4, restored in 0usize..3,
+    ) {
+        let whole = done(mode).announced();
+        let steps = retire(&whole)?;
+        let seen = cut(whole.clone(), &steps, retired);
+        let steps = restore(&seen)?;
+        let seen = cut(seen, &steps, restored);
+        let steps = restore(&seen)?;
+        let seen = cut(seen, &steps, usize::MAX);
+        prop_assert_eq!(&seen, &whole);
+        prop_assert_eq!(restore(&seen)?, vec![]);
+    }
+
+    #[test]
+    fn a_directory_is_live_only_when_it_is_whole_and_while_there_is_a_record(mode in modes(), cut in 0usize..8) {
+        let seen = made(mode, NOTHING, cut);
+        prop_assert!(!seen.live.is_present() || seen.live == done(mode).live);
+        prop_assert!(seen.record.is_some() || seen == NOTHING);
+    }
+}
+
+#[test]
+fn the_snapshot_of_a_rollback_is_published_after_the_exchange() {
+    use Step::{Publish, SyncLive};
+    let project = ProjectId::new(8).unwrap();
+    let [volume, source] = ["pvc-1", "snapshot-1"].map(|text| text.parse().unwrap());
+    let rollback = Rollback { volume, source, project, allocation: Allocation::Thick };
+    for (mode, image) in [(SNAPSHOT, Some(Bytes::GIB)), (TREE, None)] {
+        let want = Request { mode, owner: Owner::Rollback(rollback.clone()), ..clone_of("snapshot-1") };
+        let mut seen = made_for(&want, NOTHING, usize::MAX);
+        assert_eq!((seen.live, seen.staging.image()), (Place::Absent, image));
+        assert_eq!(provision(&want, &seen).unwrap(), []);
+        assert!(!undo(&seen).unwrap().is_empty(), "it is a copy of a snapshot");
+        seen.record.as_mut().unwrap().project = project;
+        seen.staging = Place::Present { project: Some(project), image };
+        assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
+        // A disk that is full at this moment would remove the former content of the volume.
+        assert_eq!(undo(&seen), Err(VolumeRefusal::RollingBack(rollback.volume.clone())));
+    }
+}
+
+#[test]
+fn limits_go_before_data_and_the_record_before_all() {
+    use Step::{Limit, MakeImage, MakeStaging, Publish, SyncLive, WriteRecord};
+    let steps = provision(&want(FILES), &NOTHING).unwrap();
+    assert_eq!(steps, [WriteRecord, MakeStaging, Limit, Publish, SyncLive]);
+    let steps = provision(&want(DISK), &NOTHING).unwrap();
+    assert_eq!(steps, [WriteRecord, MakeStaging, Limit, MakeImage, Publish, SyncLive]);
+}
+
+#[test]
+fn data_goes_before_its_limits_and_the_record_last() {
+    use Step::{ClearLimits, DetachLoops, RemoveData, RemoveRecord, SyncTrash, Trash};
+    let steps = retire(&done(DISK)).unwrap();
+    assert_eq!(steps, [DetachLoops(Where::Live), Trash(Where::Live), SyncTrash]);
+    let seen = cut(done(DISK), &steps, usize::MAX);
+    assert_eq!(discard(&seen).unwrap(), [DetachLoops(Where::Trash), RemoveData, ClearLimits, RemoveRecord]);
+}
+
+#[test]
+fn the_record_follows_the_image() {
+    use Step::{GrowImage, RaiseLimits, RaiseRecord};
+    let to = Bytes::TIB;
+    let steps = expand(to, &done(DISK).announced()).unwrap();
+    assert_eq!(steps, [RaiseLimits(to), GrowImage(to), RaiseRecord(to)]);
+    let steps = expand(to, &done(FILES).announced()).unwrap();
+    assert_eq!(steps, [RaiseLimits(to), RaiseRecord(to)]);
+}
+
+#[test]
+fn what_has_no_record_is_neither_adopted_nor_deleted() {
+    let (bare, limited) = (Place::Present { project: None, image: None }, done(DISK).live);
+    for seen in [
+        DiskState { live: bare, ..NOTHING },
+        DiskState { live: limited, ..NOTHING },
+        DiskState { staging: bare, ..NOTHING },
+        DiskState { trash: bare, ..NOTHING },
+    ] {
+        assert_eq!(provision(&want(FILES), &seen), Err(VolumeRefusal::Foreign));
+        assert_eq!(expand(Bytes::TIB, &seen), Err(VolumeRefusal::Foreign));
+        assert_eq!(retire(&seen), Err(VolumeRefusal::Foreign));
+        assert_eq!(restore(&seen), Err(VolumeRefusal::Foreign));
+        assert_eq!(undo(&seen), Err(VolumeRefusal::Foreign));
+        assert!(matches!(discard(&seen), Err(VolumeRefusal::NotRetired | VolumeRefusal::Foreign)));
+    }
+}
+
+#[test]
+fn a_directory_with_another_project_is_neither_adopted_nor_undone() {
+    let other = Place::Present { project: ProjectId::new(9), image: None };
+    let bare = Place::Present { project: None, image: None };
+    assert_eq!(provision(&want(FILES), &DiskState { live: other, ..done(FILES) }), Err(VolumeRefusal::Foreign));
+    assert_eq!(provision(&want(FILES), &DiskState { live: bare, ..done(FILES) }), Err(VolumeRefusal::Foreign));
+    let staging = DiskState { live: Place::Absent, staging: other, ..done(FILES) };
+    assert_eq!(provision(&want(FILES), &staging), Err(VolumeRefusal::Foreign));
+    assert_eq!(undo(&staging), Err(VolumeRefusal::Foreign));
+    let undone = undo(&DiskState { live: other, ..done(FILES) }).unwrap();
+    assert_eq!(undone, [Step::ClearLimits, Step::RemoveRecord]); // only what is ours
+}
+
+#[test]
+fn a_volume_of_another_claim_size_or_kind_is_not_adopted() {
+    let mut other = want(FILES);
+    other.claim.uid = "another".into();
+    assert!(matches!(provision(&other, &done(FILES)), Err(VolumeRefusal::Differs { uid, .. }) if uid == "uid"));
+    let larger = Request { size: Bytes::TIB, ..want(FILES) };
+    assert!(matches!(provision(&larger, &done(FILES)), Err(VolumeRefusal::Differs { size: Bytes::GIB, .. })));
+    assert!(matches!(provision(&want(DISK), &done(FILES)), Err(VolumeRefusal::Differs { .. })));
+    assert!(matches!(provision(&want(SNAPSHOT), &done(DISK)), Err(VolumeRefusal::Differs { .. })));
+}
+
+#[test]
+fn a_clone_of_another_source_is_not_adopted() {
+    let half = made_for(&clone_of("pvc-source"), NOTHING, 4);
+    assert!(matches!(provision(&clone_of("pvc-other"), &half), Err(VolumeRefusal::Differs { .. })));
+    assert!(matches!(provision(&want(DISK), &half), Err(VolumeRefusal::Differs { .. })));
+}
+
+#[test]
+fn a_lost_volume_is_not_replaced_by_an_empty_one_and_can_be_deleted() {
+    let lost = DiskState { live: Place::Absent, ..done(FILES).announced() };
+    assert_eq!(provision(&want(FILES), &lost), Err(VolumeRefusal::Lost));
+    assert_eq!(expand(Bytes::TIB, &lost), Err(VolumeRefusal::Lost));
+    assert_eq!(restore(&lost), Err(VolumeRefusal::Lost));
+    assert_eq!(retire(&lost), Ok(vec![]));
+    assert_eq!(discard(&lost), Ok(vec![Step::ClearLimits, Step::RemoveRecord]));
+}
+
+#[test]
+fn data_in_use_is_not_discarded_and_what_has_no_pv_does_not_grow() {
+    assert_eq!(discard(&done(FILES)), Err(VolumeRefusal::NotRetired));
+    assert_eq!(discard(&done(DISK).announced()), Err(VolumeRefusal::NotRetired));
+    assert_eq!(expand(Bytes::TIB, &done(DISK)), Err(VolumeRefusal::NotAnnounced));
+}

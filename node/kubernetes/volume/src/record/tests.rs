@@ -1,0 +1,196 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![
+        any::<u64>().prop_map(|inodes| Mode::Filesystem { inodes: Inodes::new(inodes) }),
+        prop_oneof![Just(Allocation::Thick), Just(Allocation::Thin)].prop_map(|allocation| Mode::Block { allocation }),
+        any::<u32>()
+            .prop_map(|seconds| Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into()) }),
+        any::<u64>()
+            .prop_map(|inodes| Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(inodes) }),
+    ]
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    let claim =
+        ("[ -~]{0,9}", "[a-z]{1,9}", ".{0,9}").prop_map(|(uid, namespace, name)| Claim { uid, namespace, name });
+    let state = prop_oneof![Just(State::Staged), Just(State::Announced)];
+    let cloning = ("[a-z][a-z0-9]{1,9}", any::<u64>(), any::<bool>()).prop_map(|(source, headroom, complete)| {
+        Cloning { source: source.parse().expect("an identifier"), headroom: Bytes::new(headroom), complete }
+    });
+    let cloning = prop::option::of(cloning);
+    let volume = || "[a-z][a-z0-9]{1,9}".prop_map(|text| text.parse::<VolumeId>().expect("an identifier"));
+    let owner = prop_oneof![
+        Just(Owner::Provisioner),
+        prop::option::of(volume()).prop_map(|source| Owner::Controller { source }),
+        (volume(), 1..u32::MAX).prop_map(|(volume, project)| {
+            let project = ProjectId::new(project).expect("in range");
+            let source = volume.clone();
+            Owner::Rollback(Rollback { volume, source, project, allocation: Allocation::Thin })
+        }),
+    ];
+    let io = prop::option::of(any::<u32>()).prop_map(|read_operations| IoLimits { read_operations, ..IoLimits::NONE });
+    (claim, owner, ".{0,9}", mode(), any::<u64>(), 1..u32::MAX, cloning, io, state).prop_map(
+        |(claim, owner, class, mode, size, project, cloning, io, state)| Record {
+            claim,
+            owner,
+            class,
+            mode,
+            size: Bytes::new(size),
+            project: ProjectId::new(project).expect("in range"),
+            cloning,
+            io,
+            state,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn what_was_written_is_read(record in record()) {
+        prop_assert_eq!(Record::parse(&record.to_bytes(), record.state).unwrap(), record);
+    }
+
+    #[test]
+    fn damaged_records_are_errors_and_no_panic(record in record(), cut in 0usize..400, flip in 0usize..400) {
+        let whole = record.to_bytes();
+        let cut = cut.min(whole.len().saturating_sub(2)); // less than the closing brace
+        prop_assert!(Record::parse(&whole[..cut], State::Staged).is_err());
+        let mut damaged = whole.clone();
+        let at = flip % whole.len();
+        damaged[at] ^= 0x80;
+        let _ = Record::parse(&damaged, State::Staged);
+    }
+
+    #[test]
+    fn what_grows_never_gets_less(mode in mode(), from: u64, to: u64) {
+        let (from, to) = (Bytes::new(from.min(to)), Bytes::new(from.max(to)));
+        let grown = mode.grown(from, to);
+        prop_assert!(grown.reserved(to) >= mode.reserved(from));
+        prop_assert_eq!(mode.grown(from, from), mode);
+    }
+}
+
+#[test]
+fn a_record_of_version_1_is_rejected_with_the_remedy() {
+    let content = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+        "mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"staged"}"#;
+    let error = Record::parse(content, State::Announced).unwrap_err();
+    assert!(matches!(error, RecordError::Version1), "{error:?}");
+    assert!(error.to_string().contains("start the previous release and expand"), "{error}");
+}
+
+#[test]
+fn the_file_of_version_2_stays_readable() {
+    let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+        "mode":{"block":{"allocation":"thin"}},"size_bytes":4096,"project":7}"#;
+    let record = Record::parse(content, State::Announced).unwrap();
+    assert_eq!((record.state, record.mode), (State::Announced, Mode::Block { allocation: Allocation::Thin }));
+    let written = String::from_utf8(record.to_bytes()).expect("UTF-8");
+    assert!(written.starts_with(r#"{"version":2,"#) && !written.contains("cloning"), "{written}");
+}
+
+#[test]
+fn a_clone_that_shares_blocks_is_read_by_no_earlier_release() {
+    let content = br#"{"version":3,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+        "mode":{"block":{"allocation":"thick"}},"size_bytes":4096,"project":7,
+        "cloning":{"source":"pvc-1","headroom":4096}}"#;
+    let record = Record::parse(content, State::Staged).unwrap();
+    assert!(record.to_bytes().starts_with(br#"{"version":3,"#));
+    assert_eq!(record.reserved().saturating_sub(record.mode.reserved(record.size)), Bytes::new(4096));
+}
+
+#[test]
+fn a_snapshot_is_read_by_no_earlier_release() {
+    let content = br#"{"version":4,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local",
+        "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":7}"#;
+    let record = Record::parse(content, State::Announced).unwrap();
+    let taken = SystemTime::UNIX_EPOCH + Duration::new(1, 2);
+    assert_eq!(record.mode, Mode::Snapshot { taken });
+    assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+    let disk = Mode::Block { allocation: Allocation::Thin };
+    assert_eq!(record.reserved(), disk.reserved(record.size), "the whole size is reserved");
+}
+
+#[test]
+fn a_volume_of_the_controller_service_is_read_by_no_earlier_release() {
+    let content = br#"{"version":4,"claim":{"uid":"u","namespace":"","name":"c"},
+        "owner":{"controller":{"source":"pvc-1"}},"class":"","mode":{"block":{"allocation":"thick"}},
+        "size_bytes":4096,"project":7}"#;
+    let record = Record::parse(content, State::Staged).unwrap();
+    assert_eq!(record.owner, Owner::Controller { source: Some("pvc-1".parse().unwrap()) });
+    assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+    assert_eq!(record.claim.to_string(), "c");
+}
+
+#[test]
+fn a_volume_with_io_limits_is_read_by_no_earlier_release() {
+    let content = br#"{"version":5,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+        "mode":{"block":{"allocation":"thick"}},"size_bytes":4096,"project":7,
+        "io":{"read_operations":100,"write_bytes":65536}}"#;
+    let record = Record::parse(content, State::Announced).unwrap();
+    let io = IoLimits { read_operations: Some(100), write_bytes: Some(Bytes::new(65536)), ..IoLimits::NONE };
+    assert_eq!(record.io, io);
+    assert!(record.to_bytes().starts_with(br#"{"version":5,"#));
+    let unlimited = Record { io: IoLimits::NONE, ..record };
+    assert!(unlimited.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+}
+
+#[test]
+fn files_of_a_source_are_read_by_no_earlier_release() {
+    let content =
+        br#"{"version":6,"claim":{"uid":"u","namespace":"n","name":"s"},"class":"local","mode":{"snapshot_tree":
+        {"taken":{"secs_since_epoch":1,"nanos_since_epoch":2},"inodes":64}},"size_bytes":4096,"project":7,
+        "cloning":{"source":"pvc-1","headroom":4096,"complete":true}}"#;
+    let record = Record::parse(content, State::Staged).unwrap();
+    assert!(record.mode.is_snapshot() && !record.mode.is_block());
+    assert_eq!(record.mode.taken(), Some(SystemTime::UNIX_EPOCH + Duration::new(1, 2)));
+    assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+    let restored = Record { mode: Mode::Filesystem { inodes: Inodes::new(64) }, ..record };
+    assert!(restored.to_bytes().starts_with(br#"{"version":6,"#));
+    let unfinished =
+        Record { cloning: Some(Cloning::new("pvc-1".parse().unwrap(), Bytes::new(4096))), ..restored.clone() };
+    assert!(unfinished.reserved() >= restored.reserved().saturating_add(Bytes::new(4096)), "former versions of files");
+    let finished = Record { cloning: None, ..restored };
+    assert!(finished.to_bytes().starts_with(br#"{"version":2,"#), "earlier releases read it again");
+}
+
+#[test]
+fn a_snapshot_of_a_rollback_is_read_by_no_earlier_release() {
+    let content = br#"{"version":6,"claim":{"uid":"u","namespace":"n","name":"s"},
+        "owner":{"rollback":{"volume":"pvc-1","source":"snapshot-1","project":7,"allocation":"thick"}},"class":"",
+        "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":8}"#;
+    let record = Record::parse(content, State::Staged).unwrap();
+    assert_eq!((record.is_exchanged(), record.allocation()), (false, Allocation::Thick));
+    assert!(record.to_bytes().starts_with(br#"{"version":6,"#));
+    let exchanged = Record { project: ProjectId::new(7).unwrap(), ..record };
+    assert!(exchanged.is_exchanged());
+    let ended = Record { owner: Owner::Provisioner, ..exchanged };
+    assert!(ended.to_bytes().starts_with(br#"{"version":4,"#) && !ended.is_exchanged());
+}
+
+#[test]
+fn another_version_is_named_whatever_else_it_holds() {
+    let error = Record::parse(br#"{"version":7,"new":true}"#, State::Staged).unwrap_err();
+    assert!(matches!(error, RecordError::Version(7)));
+    assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
+}
+
+#[test]
+fn project_zero_is_rejected() {
+    let content = br#"{"version":2,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local",
+        "mode":{"filesystem":{"inodes":64}},"size_bytes":4096,"project":0}"#;
+    assert!(matches!(Record::parse(content, State::Staged).unwrap_err(), RecordError::Syntax(_)));
+}
+
+#[test]
+fn files_grow_with_the_size() {
+    let mode = Mode::Filesystem { inodes: Inodes::new(100) };
+    let grown = |to| mode.grown(Bytes::GIB, to);
+    assert_eq!(grown(Bytes::new(3 << 29)), Mode::Filesystem { inodes: Inodes::new(150) });
+    assert_eq!(grown(Bytes::new((1 << 30) + 1)), Mode::Filesystem { inodes: Inodes::new(101) });
+}
