@@ -49,6 +49,7 @@ mod rollback;
 mod settings;
 mod snapshot;
 mod snapshot_group;
+mod start;
 mod store;
 mod survey;
 mod throttle;

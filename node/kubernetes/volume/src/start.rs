@@ -1,0 +1,102 @@
+//! Volumes of an earlier process, when the store is opened.
+
+use std::sync::Arc;
+
+use fsquota::ProjectId;
+use tracing::warn;
+use units::Bytes;
+
+use crate::disk_state::Place;
+use crate::error::LookError;
+use crate::execution::is_confined;
+use crate::index::{Entry, Index, Known};
+use crate::record::{Record, RecordError, State};
+use crate::store::{Store, place};
+use crate::{VolumeId, image};
+
+impl Store {
+    /// A first record that was cut while it was written is none, since nothing came after it. Whether that is what it
+    /// was.
+    pub(crate) fn drop_unwritten(&self, id: &VolumeId) -> bool {
+        let places = [&self.staging, &*self.live, &*self.trash];
+        let nowhere = places.into_iter().all(|dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent));
+        nowhere && self.files.discard_unwritten(id).is_ok()
+    }
+
+    /// A volume that an earlier process made.
+    pub(crate) fn take_over(
+        &self,
+        index: &mut Index,
+        id: &VolumeId,
+        state: State,
+        record: Result<Record, RecordError>,
+    ) {
+        let taken = record.and_then(|record| {
+            let record = self.finish_growth(id, record);
+            // The limits stay as they are: they mark for a restoration that the removal has begun.
+            if self.removal_has_begun(id, &record) {
+                return Ok(record);
+            }
+            match self.quotas.set_limits(record.project, index.limits(id, &record)) {
+                Ok(()) => Ok(record),
+                Err(error) => {
+                    index.ledger.note(id.clone(), record.reserved());
+                    Err(RecordError::Limits(Arc::new(error)))
+                }
+            }
+        });
+        match taken {
+            Ok(record) => {
+                index.put(id, Known { record, announcement: None, scanned: None });
+            }
+            Err(error) => {
+                let (project, reservation) = self.closed(id);
+                if !matches!(error, RecordError::Limits(_)) {
+                    index.ledger.note(id.clone(), reservation);
+                }
+                let reason: &dyn std::error::Error = &error;
+                tracing::error!(volume = %id, error = reason, reservation = %reservation, "volume is closed and kept");
+                index.volumes.insert(id.clone(), Entry::Closed { state, error, project });
+            }
+        }
+    }
+
+    /// Whether [`Store::discard`] has begun, and the volume was not restored since.
+    fn removal_has_begun(&self, id: &VolumeId, record: &Record) -> bool {
+        let confined = || self.quotas.quota(record.project).is_ok_and(is_confined);
+        let absent = |dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent);
+        confined() && absent(&self.staging) && absent(&self.live)
+    }
+
+    /// An image that is larger than its record says grew before the record was written: that follows.
+    fn finish_growth(&self, id: &VolumeId, record: Record) -> Record {
+        if !record.mode.is_block() || record.state == State::Staged {
+            return record;
+        }
+        let image = self.live.open_dir(id.name()).map_err(LookError::from).and_then(|dir| image::size_in(&dir));
+        let Ok(Some(size)) = image else { return record };
+        if size <= record.size {
+            return record;
+        }
+        let grown = record.grown(size);
+        if let Err(error) = self.files.replace(id, &grown) {
+            // The next start tries again; until then the record is in memory.
+            let reason: &dyn std::error::Error = &error;
+            warn!(volume = %id, error = reason, "record of a grown image cannot be written");
+        }
+        grown
+    }
+
+    /// Project and reservation of an unreadable volume, by its quota.
+    fn closed(&self, id: &VolumeId) -> (Option<ProjectId>, Bytes) {
+        let places = [&*self.live, &self.staging, &*self.trash];
+        let found = places.into_iter().find_map(|place| fsquota::project(place.open_dir(id.name()).ok()?).ok()?);
+        let quota = found.and_then(|project| self.quotas.quota(project).ok());
+        let reservation = quota.map_or(Bytes::ZERO, |quota| {
+            let bytes = quota.limits.bytes.unwrap_or(quota.used.bytes);
+            let inodes = quota.limits.inodes.unwrap_or(quota.used.inodes);
+            bytes.saturating_add(crate::record::inodes(inodes))
+        });
+        (found, reservation)
+    }
+}
