@@ -6,6 +6,7 @@ mod devices;
 mod filesystem;
 mod freezing;
 mod linux;
+mod path;
 mod targets;
 
 use std::collections::BTreeSet;

@@ -20,7 +20,7 @@ use units::Bytes;
 use volume::VolumeId;
 
 use super::devices::DeviceId;
-use super::linux::{DIRECTORY, HANDLE, open};
+use super::path::{DIRECTORY, HANDLE, open};
 use super::{ActError, LookError, LoopDevice};
 use crate::layout::{MAPS, matches};
 use crate::request::TargetPath;

@@ -14,7 +14,7 @@ use nix::fcntl::OFlag;
 use volume::{Announced, Opened, Store, VolumeGuard, VolumeId, VolumeLocks};
 
 use super::devices::lock;
-use super::linux::{DIRECTORY, open};
+use super::path::{DIRECTORY, open};
 use super::targets::Targets;
 use super::{ActError, LookError, PathContents};
 use crate::plan::Elsewhere;

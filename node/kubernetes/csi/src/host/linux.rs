@@ -3,20 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Weak};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use dir::{Dir, Name};
 use fsquota::{FsError, Limits};
 use loopdev::{Attached, Backing, DeviceNumber, FileId, Number};
-use mount::{Attributes, Kind, UnmountError};
+use mount::{Attributes, Kind};
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
-use nix::sys::stat::{Mode as Permissions, fstat, mkdirat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::fstat;
 use tracing::{error, warn};
 use units::Bytes;
 use volume::{Access, DiskFault, IoLimits, IoThrottle, OpenError, PodFreezer, Store, VolumeId, Volumes as _};
@@ -25,6 +23,7 @@ use super::cgroup::Cgroups;
 use super::devices::{DeviceId, DeviceObserver, NoObserver, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use super::freezing::{PublishedPods, this_program};
+use super::path::{self, HANDLE, create, remove, resolve, unmount};
 use super::{ActError, Host, Inspection, LookError, PathContents, WatchReport, block, filesystem};
 use crate::layout::{DEVICES, matches};
 use crate::plan::{Device, Elsewhere, Shape, Step, Target, Volume, VolumeView};
@@ -68,18 +67,10 @@ struct Image {
     backing: Backing,
 }
 
-pub(super) const HANDLE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
-/// Without `O_NOFOLLOW`, so that links (`ELOOP`) differ from files (`ENOTDIR`).
-pub(super) const DIRECTORY: OFlag = OFlag::O_PATH.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 /// For reading the project.
 const READABLE: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
-const TARGET_DIRECTORY: Permissions = Permissions::S_IRWXU.union(Permissions::S_IRGRP).union(Permissions::S_IXGRP);
-const TARGET_FILE: Permissions = Permissions::S_IRUSR.union(Permissions::S_IWUSR);
 /// The mount point of cgroup2.
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// Time for other processes to close their files at the target, and the interval of attempts.
-const BUSY: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(5);
 
 impl Linux {
     /// `kubelet` is kubelet's root directory, on the volumes' file system or on another one.
@@ -150,18 +141,6 @@ impl Linux {
         };
         let image = Image { backing: Backing::of(&file)?, file };
         Ok((Volume::Known(Mode::Block), Some(opened), Some(image)))
-    }
-
-    /// Resolves the whole path for each call: the kubelet may mount its directory on itself when it starts, which hides mounts
-    /// below an older descriptor.
-    fn parent(target: &TargetPath) -> Result<Option<OwnedFd>, LookError> {
-        let Some(parent) = target.full().parent() else { return Ok(None) };
-        match open(parent, DIRECTORY) {
-            Ok(parent) => Ok(Some(parent)),
-            Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(None),
-            Err(Errno::ELOOP) => Err(LookError::Link { parent: parent.to_owned() }),
-            Err(errno) => Err(LookError::Parent(errno)),
-        }
     }
 
     /// Whether the mount at a target belongs to another volume that has a record. Without one, its volume was deleted.
@@ -382,7 +361,7 @@ impl Host for Linux {
             Purpose::Publish { read_only: true, .. } | Purpose::Unpublish => Access::ReadOnly,
         };
         let (volume, opened, image) = self.open(id, access)?;
-        let parent = Self::parent(target)?;
+        let parent = path::parent(target)?;
         let there = match &parent {
             Some(parent) => self.at_target(parent, target.name(), opened.as_ref(), image.as_ref())?,
             None => Target::NoParent,
@@ -481,7 +460,7 @@ impl Host for Linux {
             return Ok(Inspection { volume: Volume::Known(Mode::Filesystem), found });
         }
         let (volume, opened, image) = self.open(id, Access::ReadOnly)?;
-        let Some(parent) = Self::parent(path)? else { return Ok(Inspection { volume, found: PathContents::Nothing }) };
+        let Some(parent) = path::parent(path)? else { return Ok(Inspection { volume, found: PathContents::Nothing }) };
         let there = self.at_target(&parent, path.name(), opened.as_ref(), image.as_ref())?;
         let found = match (volume, there, &image) {
             (Volume::Damaged, Target::OtherVolume | Target::Stale, _) => PathContents::Unusable,
@@ -611,18 +590,6 @@ fn damaged(reason: &OpenError) -> (Volume, Option<volume::Opened>, Option<Image>
     (Volume::Damaged, None, None)
 }
 
-/// Opens a path, through mounts but never through a symbolic link. As [`HANDLE`] a link is opened itself.
-pub(super) fn open(path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
-    let scope = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-    openat2(AT_FDCWD, path, OpenHow::new().flags(flags).resolve(scope))
-}
-
-/// The same, never outside a directory.
-pub(super) fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
-    let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-    openat2(beneath, path, OpenHow::new().flags(flags).resolve(scope))
-}
-
 /// The image and the device of a block volume whose node is at this place, or was.
 fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<PathContents, LookError> {
     let stat = fstat(&image.file).map_err(LookError::Size)?;
@@ -633,55 +600,4 @@ fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<PathConten
         _ => None,
     };
     Ok(PathContents::Block { image: size, device })
-}
-
-fn create(parent: &Dir, name: &Name, shape: Shape) -> Result<(), ActError> {
-    let made = match shape {
-        Shape::Directory => mkdirat(parent, name.as_os_str(), TARGET_DIRECTORY),
-        Shape::File => {
-            let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-            parent.open_file(name, flags, TARGET_FILE).map(drop).map_err(|error| error.errno())
-        }
-    };
-    match made {
-        Ok(()) | Err(Errno::EEXIST) => Ok(()),
-        Err(Errno::ENOENT) => Err(ActError::ParentGone),
-        Err(errno) => Err(ActError::Create(errno)),
-    }
-}
-
-/// Retries: reading the statistics of a target keeps it busy for a moment.
-fn unmount(parent: &Dir, name: &Name) -> Result<(), ActError> {
-    let begin = Instant::now();
-    loop {
-        match mount::unmount_beneath(parent, name.as_os_str()) {
-            Ok(()) | Err(UnmountError::NotMounted | UnmountError::Absent) => return Ok(()),
-            Err(UnmountError::Busy) if begin.elapsed() < BUSY => sleep(PAUSE),
-            Err(UnmountError::Busy) => return Err(ActError::Busy),
-            Err(error @ (UnmountError::Name | UnmountError::Kernel(_))) => return Err(ActError::Unmount(error)),
-        }
-    }
-}
-
-/// Removes a directory or file that is empty.
-fn remove(parent: &Dir, name: &Name) -> Result<(), ActError> {
-    let removed = match parent.remove_dir(name) {
-        Err(error) if error.errno() == Errno::ENOTDIR => {
-            let empty = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(ActError::Open)?;
-            let place = mount::at(&empty)?;
-            drop(empty);
-            match place {
-                mount::Place { mounted: Some(_), .. } => return Err(ActError::Busy),
-                mount::Place { kind: Kind::File, size: 0, .. } => parent.remove_file(name),
-                _ => return Err(ActError::NotEmpty),
-            }
-        }
-        other => other,
-    };
-    removed.or_else(|error| match error.errno() {
-        Errno::ENOENT => Ok(()),
-        Errno::ENOTEMPTY | Errno::EEXIST => Err(ActError::NotEmpty),
-        Errno::EBUSY => Err(ActError::Busy),
-        _ => Err(ActError::Remove(error)),
-    })
 }
