@@ -112,10 +112,8 @@ pub async fn a_pv_with_missing_fields_is_ignored(cluster: Arc<Cluster>) -> Resul
     }
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
     // Another claim is created and deleted after it.
-    node.claim_here("other", json!({})).await?;
-    let other = node.bound("other").await?;
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    let other = node.provisioned("other", json!({})).await?;
+    node.delete("other", &other).await?;
     let found = node.pvs().get(&pv.name_any()).await?;
     assert!(!found.finalizers().iter().any(|name| name == provisioner::FINALIZER), "{:?}", found.metadata);
     assert_eq!(node.volumes.live(), [id]);

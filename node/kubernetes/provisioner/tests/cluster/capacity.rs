@@ -135,12 +135,10 @@ pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Resul
     assert_eq!(few.maximum_volume_size, Some(Quantity("104806424Ki".into())));
     publishes(&node, "odd", "100Gi").await?;
     assert_eq!(published(&node, "foreign").await?, []);
-    node.claim_here("few", json!({"storageClassName": "few-files"})).await?;
-    let pv = node.bound("few").await?;
+    let pv = node.provisioned("few", json!({"storageClassName": "few-files"})).await?;
     let record = node.volumes.record(&pv.name_any().parse()?).ok_or("no record")?;
     assert_eq!(record.mode, Mode::Filesystem { inodes: Inodes::new((1 << 30) >> 20) });
-    node.claims().delete("few", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.delete("few", &pv).await?;
     for name in ["few-files", "odd", "foreign"] {
         delete_class(&node, name).await?;
         unpublished(&node, name).await?;
@@ -154,15 +152,13 @@ pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: A
     register(&node).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     publishes(&node, &node.class, "100Gi").await?;
-    node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     // 8 GiB, and 2 GiB for the files.
     publishes(&node, &node.class, "90Gi").await?;
     let more = json!({"spec": {"resources": {"requests": {"storage": "16Gi"}}}});
     node.claims().patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
     publishes(&node, &node.class, "80Gi").await?;
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.delete("data", &pv).await?;
     publishes(&node, &node.class, "100Gi").await?;
     node.end().await
 }
@@ -255,8 +251,7 @@ pub(crate) async fn capacity_is_published_after_the_api_server_was_down(cluster:
     publishes(&node, &node.class, "100Gi").await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
-    node.claim_here("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
-    node.bound("data").await?;
+    node.provisioned("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     publishes(&node, &node.class, "90Gi").await?;
     assert_eq!(node.attempts(), 1, "the provisioner is not started again");
     node.end().await
@@ -293,8 +288,7 @@ pub(crate) async fn metrics_count_operations(cluster: Arc<Cluster>) -> Result<()
         })
         .await?;
     }
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.delete("data", &pv).await?;
     assert_eq!(metric(&node, &format!("granary_volume_limit_bytes{of}"))?, None);
     let discarded = r#"granary_volume_operations_total{operation="discard",result="changed"}"#;
     assert_eq!(metric(&node, discarded)?, Some(1.0));

@@ -42,8 +42,7 @@ pub async fn a_claim_of_another_node_is_ignored(cluster: Arc<Cluster>) -> Result
     node.schedule("elsewhere", "another").await?;
     node.claim("nowhere", json!({})).await?;
     // The watch has seen both before this claim.
-    node.claim_here("here", json!({})).await?;
-    let pv = node.bound("here").await?;
+    let pv = node.provisioned("here", json!({})).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
     node.end().await
 }
@@ -96,8 +95,7 @@ pub async fn a_claim_with_a_foreign_data_source_is_left_to_its_populator(cluster
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
     node.claim_here("populated", json!({"dataSourceRef": source})).await?;
     // The watch has seen it before this claim.
-    node.claim_here("empty", json!({})).await?;
-    let pv = node.bound("empty").await?;
+    let pv = node.provisioned("empty", json!({})).await?;
     node.event("empty", "ProvisioningSucceeded").await?;
     let mut events = node.events("populated").await?;
     events.retain(|event| event.reporting_controller.as_deref() == Some("local.granary.dev"));
@@ -118,8 +116,7 @@ pub async fn a_claim_that_does_not_fit_goes_back_to_the_scheduler(cluster: Arc<C
     })
     .await?;
     assert_eq!(node.volumes.live(), []);
-    node.claim_here("small", json!({"resources": {"requests": {"storage": "512Mi"}}})).await?;
-    node.bound("small").await?;
+    node.provisioned("small", json!({"resources": {"requests": {"storage": "512Mi"}}})).await?;
     node.end().await
 }
 
@@ -203,8 +200,7 @@ pub async fn a_denied_call_is_an_event_on_its_pod(cluster: Arc<Cluster>) -> Resu
 
 pub async fn a_revoked_detach_of_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "revoked").await?;
-    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({"volumeMode": "Block"})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     let note = eventually(PATIENCE, "event VolumeDetachRevoked", async || {
         // Repeated until the provisioner's watch has seen the PV.

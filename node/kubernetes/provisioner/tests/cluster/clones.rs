@@ -41,8 +41,7 @@ pub async fn a_claim_is_cloned_from_a_claim(cluster: Arc<Cluster>) -> Result<(),
 
 pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "outlived").await?;
-    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
-    let source = node.bound("data").await?;
+    let source = node.provisioned("data", json!({"volumeMode": "Block"})).await?;
     node.volumes.set_passes(u32::MAX);
     let clone = node.claim_here("copy", clone_of("data")).await?;
     let copy = id_of(&clone.uid().unwrap_or_default())?;
@@ -52,8 +51,7 @@ pub async fn a_source_may_be_deleted_while_its_blocks_are_copied(cluster: Arc<Cl
         Ok((!has_begun).then(|| format!("{record:?}")))
     })
     .await?;
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&source).await?;
+    node.delete("data", &source).await?;
     node.volumes.set_passes(0);
     node.bound("copy").await?;
     node.end().await
@@ -106,8 +104,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
     for (number, clone) in (0..).zip(&clones) {
         node.claim_here(clone, clone_of(&format!("data-{}", number % SOURCES))).await?;
     }
-    node.claim_here("other", json!({})).await?;
-    node.bound("other").await?;
+    node.provisioned("other", json!({})).await?;
     node.volumes.hold(false);
     for clone in &clones {
         node.bound(clone).await?;

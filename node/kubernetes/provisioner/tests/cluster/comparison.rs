@@ -5,7 +5,7 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure};
 use fsquota::Drift;
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::ListParams;
 use serde_json::json;
 use units::{Bytes, Inodes};
 use volume::{Claim, Drifted, Owner, Record, State, VolumeId};
@@ -49,10 +49,8 @@ pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<
     let note = node.orphan_event(&id).await?;
     assert!(note.contains("1 GiB") && note.contains("orphan/gone"), "{note}");
     // Another claim is created and deleted after it.
-    node.claim_here("other", json!({})).await?;
-    let other = node.bound("other").await?;
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    let other = node.provisioned("other", json!({})).await?;
+    node.delete("other", &other).await?;
     node.halt().await?;
     node.run().await?;
     assert_eq!(node.volumes.live(), [id]);
@@ -61,22 +59,18 @@ pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<
 
 pub async fn the_provisioner_survives_an_unreachable_api_server(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "away").await?;
-    node.claim_here("before", json!({})).await?;
-    let pv = node.bound("before").await?;
+    let pv = node.provisioned("before", json!({})).await?;
     cluster.stop_api_server().await;
     cluster.start_api_server().await?;
-    node.claim_here("after", json!({})).await?;
-    node.bound("after").await?;
-    node.claims().delete("before", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.provisioned("after", json!({})).await?;
+    node.delete("before", &pv).await?;
     assert_eq!(node.attempts(), 1, "the provisioner is not started again");
     node.end().await
 }
 
 pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "lost").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.settled(&id).await?;
     node.halt().await?;
@@ -85,8 +79,7 @@ pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<
     let note = node.event(&pv.name_any(), "VolumeLost").await?;
     assert!(note.contains("does not exist on this node"), "{note}");
     // The PV can be deleted nevertheless.
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.delete("data", &pv).await?;
     node.end().await
 }
 
@@ -122,8 +115,7 @@ pub async fn volumes_of_the_controller_service_are_kept(cluster: Arc<Cluster>) -
     }
     assert!(external.iter().all(|id| node.volumes.record(id).is_some()), "{:?}", node.volumes.live());
     assert_eq!(node.volumes.retired(), external[2..]);
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    node.delete("other", &other).await?;
     node.end().await
 }
 

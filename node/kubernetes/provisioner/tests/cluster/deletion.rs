@@ -14,20 +14,17 @@ use crate::node::{Node, until};
 
 pub async fn a_pv_deleted_before_its_claim_leaks_no_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "delete-pv").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     node.pvs().delete(&pv.name_any(), &DeleteParams::default()).await?;
     assert!(node.pvs().get(&pv.name_any()).await?.metadata.deletion_timestamp.is_some());
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
-    node.claims().delete("data", &DeleteParams::default()).await?;
-    node.gone(&pv).await?;
+    node.delete("data", &pv).await?;
     node.end().await
 }
 
 pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "retain").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
     node.pvs().patch(&pv.name_any(), &PatchParams::default(), &retain).await?;
     until("the PV without the driver's finalizer", async || {
@@ -38,10 +35,8 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.phase(&pv.name_any(), "Released").await?;
     // Another claim is created and deleted: the first PV was processed before.
-    node.claim_here("other", json!({})).await?;
-    let other = node.bound("other").await?;
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    let other = node.provisioned("other", json!({})).await?;
+    node.delete("other", &other).await?;
     let id: VolumeId = pv.name_any().parse()?;
     assert_eq!(node.volumes.live(), std::slice::from_ref(&id));
     let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
@@ -69,8 +64,7 @@ pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> 
 
 pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "second").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let mut second = serde_json::to_value(&pv)?;
     second["metadata"] = json!({"name": "by-hand", "annotations": pv.annotations()});
     second["spec"]["claimRef"] = Value::Null;
@@ -87,8 +81,7 @@ pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>
 
 async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, VolumeId), Failure> {
     let mut node = Node::start(cluster, namespace).await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.settled(&id).await?;
     node.halt().await?;
@@ -145,8 +138,7 @@ pub async fn a_volume_that_cannot_be_removed_delays_no_other(cluster: Arc<Cluste
         Ok((retired != ids[..1]).then(|| format!("{retired:?}")))
     })
     .await?;
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    node.delete("other", &other).await?;
     assert_eq!(node.volumes.retired(), ids[..1]);
     node.volumes.set_stuck(&ids[0], false);
     node.gone(&stuck).await?;
@@ -156,8 +148,7 @@ pub async fn a_volume_that_cannot_be_removed_delays_no_other(cluster: Arc<Cluste
 /// As if the claim's finalizer was removed, or its pod force-deleted.
 pub async fn a_published_volume_is_kept_until_it_is_unpublished(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "published").await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.volumes.set_published(&id, Some(Path::new("/data/kubelet/pods/0b5e/volumes/mount")));
     node.claims().delete("data", &DeleteParams::default()).await?;

@@ -12,7 +12,6 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use volume::{State, VolumeId};
 
-use crate::id_of;
 use crate::node::{Node, until};
 
 /// With their modes.
@@ -24,9 +23,7 @@ async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, Snapsh
     let node = Node::start(cluster, namespace).await?;
     let mut ids = Vec::new();
     for (name, mode) in CLAIMS {
-        let claim = node.claim_here(name, json!({"volumeMode": mode})).await?;
-        node.bound(name).await?;
-        let id = id_of(&claim.uid().unwrap_or_default())?;
+        let id: VolumeId = node.provisioned(name, json!({"volumeMode": mode})).await?.name_any().parse()?;
         node.settled(&id).await?;
         ids.push(id);
     }
@@ -90,9 +87,8 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     api.contents.patch_status(&member, &PatchParams::default(), &Patch::Merge(shown)).await?;
     api.ready("member", &member).await?;
     let from = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "member"});
-    let claim = node.claim_here("restored", json!({"volumeMode": "Block", "dataSource": from})).await?;
-    node.bound("restored").await?;
-    let restored = id_of(&claim.uid().unwrap_or_default())?;
+    let restored: VolumeId =
+        node.provisioned("restored", json!({"volumeMode": "Block", "dataSource": from})).await?.name_any().parse()?;
     assert_eq!(node.volumes.source(&restored), Some(members[0].clone()));
     assert_eq!(node.volumes.live().len(), live + 1, "only the restored volume");
 

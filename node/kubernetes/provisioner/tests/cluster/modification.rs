@@ -166,8 +166,7 @@ pub async fn an_interrupted_change_is_finished_and_a_filesystem_is_not_changed(
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.removed(id.as_str(), &id).await?;
 
-    node.claim_here("data", json!({})).await?;
-    node.bound("data").await?;
+    node.provisioned("data", json!({})).await?;
     node.request_class(Some("interrupted")).await?;
     node.progress("Infeasible").await?;
     let note = node.event("data", "VolumeModifyFailed").await?;

@@ -241,6 +241,18 @@ impl Node {
         Ok(self.pvs().get(&name).await?)
     }
 
+    /// Creates a claim for this node, and waits for its PV.
+    pub async fn provisioned(&self, name: &str, more: Value) -> Result<PersistentVolume, Failure> {
+        self.claim_here(name, more).await?;
+        self.bound(name).await
+    }
+
+    /// Deletes a claim, and waits until its PV and the data are deleted.
+    pub async fn delete(&self, claim: &str, pv: &PersistentVolume) -> Result<(), Failure> {
+        self.claims().delete(claim, &DeleteParams::default()).await?;
+        self.gone(pv).await
+    }
+
     /// Waits for an event of this reason about the object; its note.
     pub async fn event(&self, name: &str, reason: &str) -> Result<String, Failure> {
         let what = format!("event {reason} about {name}");

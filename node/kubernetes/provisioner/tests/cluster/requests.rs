@@ -81,14 +81,12 @@ pub async fn a_deletion_lists_no_pvs(cluster: Arc<Cluster>) -> Result<(), Failur
     node.run().await?;
     let mut sent = Vec::new();
     for name in ["one", "two", "three"] {
-        node.claim_here(name, json!({})).await?;
-        let pv = node.bound(name).await?;
+        let pv = node.provisioned(name, json!({})).await?;
         node.settled(&pv.name_any().parse()?).await?;
         // The last request of a provision.
         node.event(name, "ProvisioningSucceeded").await?;
         requests.take();
-        node.claims().delete(name, &DeleteParams::default()).await?;
-        node.gone(&pv).await?;
+        node.delete(name, &pv).await?;
         sent.push(requests.take());
     }
     // The median: another write of the PV costs two more. Kubernetes removes `pv-protection` at the same time.
@@ -105,8 +103,7 @@ pub async fn a_claim_costs_two_requests(cluster: Arc<Cluster>) -> Result<(), Fai
     let mut sent = Vec::new();
     for name in ["one", "two", "three"] {
         requests.take();
-        node.claim_here(name, json!({})).await?;
-        let pv = node.bound(name).await?;
+        let pv = node.provisioned(name, json!({})).await?;
         node.settled(&pv.name_any().parse()?).await?;
         node.event(name, "ProvisioningSucceeded").await?;
         sent.push(requests.take());
@@ -123,8 +120,7 @@ pub async fn a_claim_does_not_wait_for_its_events(cluster: Arc<Cluster>) -> Resu
     node.storage = held(node.storage.clone(), Arc::clone(&hold));
     node.run().await?;
     for name in ["one", "two"] {
-        node.claim_here(name, json!({})).await?;
-        let pv = node.bound(name).await?;
+        let pv = node.provisioned(name, json!({})).await?;
         node.settled(&pv.name_any().parse()?).await?;
     }
     timeout(PATIENCE, hold.reached.notified()).await?;
@@ -158,8 +154,7 @@ pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: A
     let hold = Arc::new(Hold { request: "PATCH persistentvolumes", reached: Notify::new(), go: Notify::new() });
     node.storage = held(node.storage.clone(), Arc::clone(&hold));
     node.run().await?;
-    node.claim_here("data", json!({})).await?;
-    let pv = node.bound("data").await?;
+    let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.settled(&id).await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
@@ -176,10 +171,8 @@ pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: A
     })
     .await?;
     // Another volume is removed after it.
-    node.claim_here("other", json!({})).await?;
-    let other = node.bound("other").await?;
-    node.claims().delete("other", &DeleteParams::default()).await?;
-    node.gone(&other).await?;
+    let other = node.provisioned("other", json!({})).await?;
+    node.delete("other", &other).await?;
     // The volume of the second PV, without a comparison.
     node.live(&id).await?;
     node.pvs().delete("in-between", &DeleteParams::default()).await?;

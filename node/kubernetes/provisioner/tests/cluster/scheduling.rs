@@ -197,8 +197,7 @@ pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Ar
     .await?;
 
     node.make_class(allow(["a", "b"])).await?;
-    node.claim_here("here", json!({})).await?;
-    node.bound("here").await?;
+    node.provisioned("here", json!({})).await?;
     nodes.patch(&node.name, &PatchParams::default(), &zone(Value::Null)).await?;
     node.end().await
 }

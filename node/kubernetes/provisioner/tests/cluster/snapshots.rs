@@ -18,9 +18,7 @@ use crate::node::{Node, until};
 async fn with_data(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Value), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
     let node = Node::start(cluster, namespace).await?;
-    let claim = node.claim_here("data", json!({"volumeMode": "Block"})).await?;
-    node.bound("data").await?;
-    let id = id_of(&claim.uid().unwrap_or_default())?;
+    let id: VolumeId = node.provisioned("data", json!({"volumeMode": "Block"})).await?.name_any().parse()?;
     node.settled(&id).await?;
     Ok((node, api, json!({"volumeHandle": id.as_str()})))
 }
