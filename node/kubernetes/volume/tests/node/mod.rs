@@ -78,6 +78,19 @@ impl Node {
         (id, record)
     }
 
+    /// With this volume.
+    pub fn with_volume(request: &Request) -> (Self, VolumeId, Record) {
+        let node = Self::new();
+        let (id, record) = node.made(request);
+        (node, id, record)
+    }
+
+    /// Deletes an announced volume.
+    pub fn remove(&self, id: &VolumeId) {
+        self.store.retire(id).expect("it can be retired");
+        self.store.discard(id).expect("it can be removed");
+    }
+
     /// A file beside the volumes that leaves this much of the disk.
     pub fn hog(&self, left: Bytes) -> PathBuf {
         let path = self.disk.path().join("hog");

@@ -51,8 +51,7 @@ fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
 
 #[test]
 fn opening_takes_one_call_and_looking_at_the_quota_one_more_whatever_is_there() {
-    let node = Node::new();
-    let (first, _) = node.made(&files("pvc-0"));
+    let (node, first, _) = Node::with_volume(&files("pvc-0"));
     let open = |store: &Store| calls(|| drop(store.open_volume(&first).unwrap()));
     let stats = |store: &Store| calls(|| assert!(store.open_volume(&first).unwrap().quota().is_ok()));
     // The announcement is not on the disk yet.
@@ -94,8 +93,7 @@ fn what_is_not_there_costs_nothing() {
 /// Each attempt looked at all inodes of the disk, and waited for a second.
 #[test]
 fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let held = File::create(node.path("live", &id).join("held")).unwrap();
     node.store.retire(&id).unwrap();
     let discard = || assert!(node.store.discard(&id).is_err());

@@ -280,8 +280,7 @@ fn a_removal_ends_or_yields_while_root_changes_the_volume() {
 
 #[test]
 fn a_volume_larger_than_one_pass_is_removed_in_some() {
-    let node = Node::new();
-    let (id, _) = node.made(&request("pvc-1"));
+    let (node, id, _) = Node::with_volume(&request("pvc-1"));
     let path = node.path("live", &id);
     (0..2500).for_each(|file| drop(File::create(path.join(file.to_string())).unwrap()));
     node.store.retire(&id).unwrap();
@@ -302,8 +301,7 @@ fn owner_and_mode(node: &Node, place: &str, id: &VolumeId) -> (u32, u32, u32) {
 
 #[test]
 fn a_volume_whose_removal_has_begun_is_restored_with_its_limits_and_usable() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let whole = node.limits(record.project);
     // The removal cannot end.
     let point = node.path("live", &id).join("point");
@@ -325,14 +323,12 @@ fn a_volume_whose_removal_has_begun_is_restored_with_its_limits_and_usable() {
     let made = openat(opened.dir().as_fd(), "file", OFlag::O_CREAT | OFlag::O_WRONLY, FileMode::S_IRWXU);
     drop(made.unwrap());
     drop(opened);
-    node.store.retire(&id).unwrap();
-    node.store.discard(&id).unwrap();
+    node.remove(&id);
 }
 
 #[test]
 fn a_volume_whose_removal_has_not_begun_is_restored_with_its_owner_and_mode() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let whole = node.limits(record.project);
     for (owner, mode) in [(1000, 0o2750), (0, 0o700)] {
         chown(node.path("live", &id), Some(owner), Some(owner)).unwrap();

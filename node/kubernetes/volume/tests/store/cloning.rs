@@ -93,16 +93,14 @@ fn a_clone_has_the_content_of_its_source_and_shares_nothing() {
         node.store.expand(&id, Bytes::new(48 << 20)).unwrap();
         drop(image);
         for id in [source, id] {
-            node.store.retire(&id).unwrap();
-            node.store.discard(&id).unwrap();
+            node.remove(&id);
         }
     }
 }
 
 #[test]
 fn what_cannot_be_cloned_is_refused_and_leaves_no_trace() {
-    let node = Node::new();
-    let (directory, _) = node.made(&files("pvc-files"));
+    let (node, directory, _) = Node::with_volume(&files("pvc-files"));
     let (large, _) = node.made(&sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, LARGER));
     let staged = id("pvc-staged");
     node.store.provision(&staged, &disk("pvc-staged", Allocation::Thin)).unwrap();
@@ -142,8 +140,8 @@ fn a_clone_needs_the_space_of_the_clone_and_of_its_source() {
 #[test]
 fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
     for direct_io in [false, true] {
-        let node = Node::new();
-        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation: Allocation::Thick }, LARGE));
+        let (node, source, from) =
+            Node::with_volume(&sized("pvc-source", Mode::Block { allocation: Allocation::Thick }, LARGE));
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let (path, end) = (device.path(), AtomicBool::new(false));
@@ -176,8 +174,7 @@ fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
         drop(image);
         for record in &records[1..] {
             let id = id(&record.claim.name);
-            node.store.retire(&id).unwrap();
-            node.store.discard(&id).unwrap();
+            node.remove(&id);
         }
         is_settled(&node, [&from, &records[0]]);
     }
@@ -186,8 +183,8 @@ fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
 /// One chunk after the other is on the disk when the next one is written.
 #[test]
 fn a_clone_is_the_source_at_one_instant() {
-    let node = Node::new();
-    let (source, _) = node.made(&sized("pvc-source", Mode::Block { allocation: Allocation::Thick }, SIZE));
+    let (node, source, _) =
+        Node::with_volume(&sized("pvc-source", Mode::Block { allocation: Allocation::Thick }, SIZE));
     let (path, end) = (node.image(&source), AtomicBool::new(false));
     thread::scope(|scope| {
         let tenant = scope.spawn(|| {
@@ -211,8 +208,7 @@ fn a_clone_is_the_source_at_one_instant() {
             let newer = rounds.iter().take_while(|round| **round == rounds[0]).count();
             let (first, rest) = (rounds[0], &rounds[newer..]);
             assert!(rest.iter().all(|round| *round == first.wrapping_sub(1)), "{rounds:?}");
-            node.store.retire(&id).unwrap();
-            node.store.discard(&id).unwrap();
+            node.remove(&id);
         }
         end.store(true, Ordering::Relaxed);
         tenant.join().unwrap();

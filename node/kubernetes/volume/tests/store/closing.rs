@@ -16,8 +16,7 @@ const NEWER: &[u8] = br#"{"version":7,"secret":"of the next release"}"#;
 #[test]
 fn a_volume_with_an_unreadable_record_is_closed_and_kept() {
     for content in [&b"{"[..], FORMER, NEWER, b"", b"\0\0", br#"{"version":2}"#] {
-        let node = Node::new();
-        let (damaged, record) = node.made(&disk("pvc-1", Allocation::Thick));
+        let (node, damaged, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
         fs::write(node.path("records", &damaged), content).unwrap();
         let node = node.restarted();
         let closed = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Closed { .. })), "{result:?}");
@@ -45,8 +44,7 @@ fn a_volume_with_an_unreadable_record_is_closed_and_kept() {
 
 #[test]
 fn a_record_that_is_a_directory_is_unreadable() {
-    let node = Node::new();
-    let (damaged, _) = node.made(&files("pvc-1"));
+    let (node, damaged, _) = Node::with_volume(&files("pvc-1"));
     fs::remove_file(node.path("records", &damaged)).unwrap();
     fs::create_dir(node.path("records", &damaged)).unwrap();
     let node = node.restarted();
@@ -56,8 +54,7 @@ fn a_record_that_is_a_directory_is_unreadable() {
 
 #[test]
 fn a_volume_whose_limits_cannot_be_set_is_closed_alone() {
-    let node = Node::new();
-    let (bad, _) = node.made(&files("pvc-1"));
+    let (node, bad, _) = Node::with_volume(&files("pvc-1"));
     let (well, _) = node.made(&files("pvc-2"));
     let text = fs::read_to_string(node.path("records", &bad)).unwrap();
     let text = text.replace(&format!("\"size_bytes\":{}", SIZE.get()), "\"size_bytes\":0");
@@ -139,8 +136,7 @@ fn announcing_a_volume_that_is_gone_does_not_bring_its_record_back() {
 /// The process died while it replaced a record.
 #[test]
 fn the_half_of_a_new_record_goes_at_the_start_and_the_former_one_counts() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let half = node.path("records", &id).with_file_name(".pvc-1.new");
     fs::write(&half, b"{").unwrap();
     let node = node.restarted();

@@ -18,8 +18,7 @@ use crate::sys;
 
 #[test]
 fn a_deleted_volume_leaves_nothing_behind() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     fs::create_dir_all(node.path("live", &id).join("a/b/c")).unwrap();
     fs::write(node.path("live", &id).join("a/b/secret"), b"x").unwrap();
     symlink("/", node.path("live", &id).join("a/link")).unwrap();
@@ -42,8 +41,7 @@ fn a_deleted_volume_leaves_nothing_behind() {
 
 #[test]
 fn whatever_a_tenant_builds_can_be_removed() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let mut dir = node.store.open_volume(&id).unwrap().into_dir();
     let name = dir::Name::try_from("d").unwrap();
     for _ in 0..100 {
@@ -55,8 +53,7 @@ fn whatever_a_tenant_builds_can_be_removed() {
     drop(dir);
     chproj(&stray, other);
     drop(stray);
-    node.store.retire(&id).unwrap();
-    node.store.discard(&id).unwrap();
+    node.remove(&id);
     assert_eq!(node.traces(&id), [""; 0]);
     assert!(fs::read_dir(node.path("trash", &id).parent().unwrap()).unwrap().next().is_none());
 }
@@ -72,8 +69,7 @@ fn chproj(top: &File, project: ProjectId) {
 
 #[test]
 fn data_of_a_mount_in_the_volume_is_not_removed() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let point = node.path("live", &id).join("point");
     fs::create_dir(&point).unwrap();
     mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
@@ -91,8 +87,7 @@ fn data_of_a_mount_in_the_volume_is_not_removed() {
 
 #[test]
 fn limits_stay_as_long_as_a_deleted_file_is_open() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let open = File::create(node.path("live", &id).join("open")).unwrap();
     node.store.retire(&id).unwrap();
     let refused = node.store.discard(&id).unwrap_err();
@@ -107,8 +102,7 @@ fn limits_stay_as_long_as_a_deleted_file_is_open() {
 /// The node went down while limits could not be cleared: nothing in the trash named the volume any more.
 #[test]
 fn a_removal_that_stopped_after_the_data_is_found_again_and_finished() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let (other, _) = node.made(&files("pvc-2"));
     let held = File::create(node.path("live", &id).join("held")).unwrap();
     held.set_len(1 << 20).unwrap();
@@ -179,8 +173,7 @@ fn what_lies_in_the_way_is_kept_and_what_was_begun_is_undone() {
 
 #[test]
 fn a_retired_volume_can_be_taken_back_with_its_data() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     fs::write(node.path("live", &id).join("kept"), b"x").unwrap();
     assert_eq!(node.store.restore(&id).unwrap(), Ensured::Unchanged(()));
     node.store.retire(&id).unwrap();
@@ -190,15 +183,13 @@ fn a_retired_volume_can_be_taken_back_with_its_data() {
     assert_eq!(node.traces(&id), ["records", "live"]);
     assert_eq!(fs::read(node.path("live", &id).join("kept")).unwrap(), b"x");
     assert_eq!(fsquota::get(node.store.open_volume(&id).unwrap().dir()).unwrap().id, record.project);
-    node.store.retire(&id).unwrap();
-    node.store.discard(&id).unwrap();
+    node.remove(&id);
     assert_eq!(node.store.restore(&id).unwrap(), Ensured::Unchanged(()));
 }
 
 #[test]
 fn loop_devices_of_an_image_go_before_it_does() {
-    let node = Node::new();
-    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let (other, _) = node.made(&disk("pvc-2", Allocation::Thick));
     let attach = |id| {
         let image = node.store.open_volume(id).unwrap().image(Access::ReadWrite).unwrap();
@@ -229,8 +220,7 @@ fn loop_devices_of_an_image_go_before_it_does() {
 
 #[test]
 fn a_volume_whose_device_a_process_has_open_stays() {
-    let node = Node::new();
-    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
     let number = device.number();
@@ -248,8 +238,7 @@ fn a_volume_whose_device_a_process_has_open_stays() {
 
 #[test]
 fn a_volume_is_neither_retired_nor_removed_while_a_mount_shows_it() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let target = node.path("live", &id).parent().unwrap().parent().unwrap().parent().unwrap().join("target");
     fs::create_dir(&target).unwrap();
     let bind = |place| {
@@ -273,8 +262,7 @@ fn a_volume_is_neither_retired_nor_removed_while_a_mount_shows_it() {
 /// An administrator set the flag, or moved the store below a project for a while.
 #[test]
 fn a_trash_that_inherits_is_put_right() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let trash = File::open(node.path("trash", &id).parent().unwrap()).unwrap();
     fsquota::assign(&trash, ProjectId::new(9000).unwrap(), Limits { bytes: None, inodes: Some(Inodes::new(9)) })
         .unwrap();
@@ -289,8 +277,7 @@ fn a_trash_that_inherits_is_put_right() {
 
 #[test]
 fn strays_are_reported_and_stay() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let (retired, _) = node.made(&disk("pvc-2", Allocation::Thick));
     node.store.retire(&retired).unwrap();
     node.store.provision(&crate::node::id("pvc-3"), &files("pvc-3")).unwrap();
@@ -315,13 +302,11 @@ fn strays_are_reported_and_stay() {
 /// An administrator gave the volume's project to another directory.
 #[test]
 fn a_project_that_something_else_carries_does_not_keep_the_record() {
-    let node = Node::new();
-    let (id, record) = node.made(&files("pvc-1"));
+    let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let borrowed = node.disk.path().join("borrowed");
     fs::create_dir(&borrowed).unwrap();
     sys::set_project(File::open(&borrowed).unwrap(), record.project.get()).unwrap();
-    node.store.retire(&id).unwrap();
-    node.store.discard(&id).unwrap();
+    node.remove(&id);
     assert_eq!(node.traces(&id), [""; 0]);
     assert_eq!(node.limits(record.project).bytes, Some(SIZE));
     assert_eq!(node.store.strays().unwrap().projects, [record.project]);
@@ -334,8 +319,7 @@ fn a_project_that_something_else_carries_does_not_keep_the_record() {
 fn what_a_tenant_made_immutable_can_be_removed() {
     const PROTECTED: [u32; 2] = [0x8, 0x10]; // FS_XFLAG_IMMUTABLE, FS_XFLAG_APPEND
     for flag in PROTECTED {
-        let node = Node::new();
-        let (id, _) = node.made(&files("pvc-1"));
+        let (node, id, _) = Node::with_volume(&files("pvc-1"));
         let root = node.path("live", &id);
         fs::create_dir_all(root.join("dir/sub")).unwrap();
         for file in ["file", "dir/file", "dir/sub/file"] {
@@ -347,16 +331,14 @@ fn what_a_tenant_made_immutable_can_be_removed() {
             sys::add_flag(&inode, flag).unwrap();
         }
         assert_eq!(fs::remove_file(root.join("file")).unwrap_err().raw_os_error(), Some(Errno::EPERM as i32));
-        node.store.retire(&id).unwrap();
-        node.store.discard(&id).unwrap();
+        node.remove(&id);
         assert_eq!(node.traces(&id), [""; 0]);
     }
 }
 
 #[test]
 fn inodes_that_do_not_count_to_the_volumes_project_are_found_in_use_and_in_the_trash() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let root = node.path("live", &id);
     fs::create_dir(root.join("dir")).unwrap();
     fs::write(root.join("dir/file"), b"x").unwrap();

@@ -19,8 +19,7 @@ const LARGER: Bytes = Bytes::new(40 << 20);
 
 #[test]
 fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     fs::write(node.path("live", &id).join("kept"), b"x").unwrap();
     let asked = Bytes::new(LARGER.get() - 100); // rounded up
     let Ensured::Created(record) = node.store.expand(&id, asked).unwrap() else { panic!("unchanged") };
@@ -40,8 +39,7 @@ fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
 /// Images bound what block volumes use.
 #[test]
 fn changed_limits_of_filesystem_volumes_are_found() {
-    let node = Node::new();
-    let (_, data) = node.made(&files("pvc-1"));
+    let (node, _, data) = Node::with_volume(&files("pvc-1"));
     let (_, image) = node.made(&disk("pvc-2", Allocation::Thin));
     let changed =
         |node: &Node| node.store.usage().unwrap().into_iter().map(|volume| volume.changed).collect::<Vec<_>>();
@@ -57,8 +55,7 @@ fn changed_limits_of_filesystem_volumes_are_found() {
 
 #[test]
 fn a_full_filesystem_volume_goes_on_when_it_grew() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let mut file = File::create(node.path("live", &id).join("data")).unwrap();
     let block = vec![1; 1 << 20];
     while file.write_all(&block).and_then(|()| file.sync_data()).is_ok() {}
@@ -110,8 +107,7 @@ fn what_does_not_fit_leaves_the_volume_as_it_was() {
 
 #[test]
 fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
-    let node = Node::new();
-    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let hog = node.hog(Bytes::new(60 << 20));
     let (space, limits) = (node.store.space().unwrap(), node.limits(record.project));
     let refused = node.store.expand(&id, Bytes::new(200 << 20)).unwrap_err();
@@ -126,8 +122,7 @@ fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
 /// The expansion waited until kubelet had refreshed the device, which no pod had.
 #[test]
 fn a_device_that_waits_for_its_last_close_is_not_attached() {
-    let node = Node::new();
-    let (id, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = node.store.open_volume(&id).unwrap().image(Access::ReadWrite).unwrap();
     let device = Control::open().unwrap().attach(&image, &Config::default()).unwrap();
     let path = device.path();
@@ -150,8 +145,7 @@ fn a_device_that_waits_for_its_last_close_is_not_attached() {
 /// The reservation fell to that of the record, although the image had the size of the call before.
 #[test]
 fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
-    let node = Node::new();
-    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let obstacle = node.path("records", &id).with_file_name(".pvc-1.new");
     fs::create_dir(&obstacle).unwrap();
     let refused = node.store.expand(&id, LARGER).unwrap_err();
@@ -175,8 +169,7 @@ fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
 /// The power failed within the allocation of what is added: XFS had logged the blocks, and not yet the size.
 #[test]
 fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits() {
-    let node = Node::new();
-    let (id, record) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = File::options().write(true).open(node.image(&id)).unwrap();
     image.write_all_at(b"end", SIZE.get() - 3).unwrap();
     // As an expansion does first; the next start sets the recorded limits again.
@@ -200,8 +193,7 @@ fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits
 #[test]
 fn a_grown_image_is_never_cut_and_its_record_follows() {
     for restart in [true, false] {
-        let node = Node::new();
-        let (id, record) = node.made(&disk("pvc-1", Allocation::Thin));
+        let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thin));
         let image = File::options().write(true).open(node.image(&id)).unwrap();
         image.set_len(LARGER.get()).unwrap();
         drop(image);

@@ -70,16 +70,14 @@ fn a_block_volume_is_an_image_of_exactly_its_size() {
 
 #[test]
 fn a_filesystem_volume_has_no_image() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let volume = node.store.open_volume(&id).unwrap();
     assert!(matches!(volume.image(Access::ReadOnly), Err(OpenError::Image { source, .. }) if source.is_not_found()));
 }
 
 #[test]
 fn a_link_in_the_place_of_an_image_is_not_followed() {
-    let node = Node::new();
-    let (id, record) = node.made(&disk("pvc-1", Allocation::Thin));
+    let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thin));
     let root = File::open(node.disk.path()).unwrap();
     fsquota::set_limits(&root, record.project, Limits { bytes: None, inodes: Some(Inodes::new(9)) }).unwrap();
     fs::remove_file(node.image(&id)).unwrap();
@@ -92,8 +90,7 @@ fn a_link_in_the_place_of_an_image_is_not_followed() {
 
 #[test]
 fn a_volume_can_use_its_reservation_and_no_more() {
-    let node = Node::new();
-    let (id, _) = node.made(&files("pvc-1"));
+    let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let mut file = File::create(node.path("live", &id).join("data")).unwrap();
     let block = vec![1; 1 << 20];
     let mut written = 0;
@@ -204,8 +201,7 @@ fn an_image_that_has_its_blocks_and_not_its_size_is_finished_within_its_limits()
 
 #[test]
 fn a_restart_sets_the_recorded_limits_again() {
-    let node = Node::new();
-    let (_, record) = node.made(&files("pvc-1"));
+    let (node, _, record) = Node::with_volume(&files("pvc-1"));
     let root = File::open(node.disk.path()).unwrap();
     fsquota::set_limits(&root, record.project, Limits { bytes: Some(Bytes::GIB), inodes: None }).unwrap();
     drop(root);
@@ -229,8 +225,7 @@ fn what_does_not_fit_is_refused_and_leaves_no_trace() {
         assert!(matches!(node.store.provision(&second, &files("pvc-2")), Err(Error::Full { .. })));
         node.store.discard(&first).unwrap();
         node.made(&files("pvc-2"));
-        node.store.retire(&second).unwrap();
-        node.store.discard(&second).unwrap();
+        node.remove(&second);
     }
     // Reservations are on the disk, not in memory.
     let all = node.store.space().unwrap().largest_filesystem();
@@ -242,8 +237,7 @@ fn what_does_not_fit_is_refused_and_leaves_no_trace() {
 /// The ledger had space, the disk had not: nothing may be left, and nothing else be changed.
 #[test]
 fn a_disk_that_is_fuller_than_reserved_is_found_by_allocating() {
-    let node = Node::new();
-    let (other, _) = node.made(&files("pvc-0"));
+    let (node, other, _) = Node::with_volume(&files("pvc-0"));
     node.hog(Bytes::new(40 << 20));
     let id = id("pvc-1");
     let request = sized("pvc-1", Mode::Block { allocation: Allocation::Thick }, Bytes::new(100 << 20));
@@ -269,8 +263,7 @@ fn the_operator_may_overcommit_the_disk() {
 
 #[test]
 fn a_project_that_was_assigned_elsewhere_is_skipped() {
-    let node = Node::new();
-    let (_, first) = node.made(&files("pvc-1"));
+    let (node, _, first) = Node::with_volume(&files("pvc-1"));
     let next = ProjectId::new(first.project.get() + 1).unwrap();
     let taken = node.disk.path().join("taken");
     fs::create_dir(&taken).unwrap();
@@ -291,12 +284,10 @@ fn the_next_volume_of_the_same_name_is_empty_and_has_another_project() {
     for allocation in BOTH {
         let (id, former) = node.made(&disk("pvc-1", allocation));
         fs::write(node.image(&id), b"secret").unwrap();
-        node.store.retire(&id).unwrap();
-        node.store.discard(&id).unwrap();
+        node.remove(&id);
         let (id, record) = node.made(&disk("pvc-1", allocation));
         assert_ne!(record.project, former.project);
         assert_eq!(only_byte(&fs::read(node.image(&id)).unwrap()), Some(0));
-        node.store.retire(&id).unwrap();
-        node.store.discard(&id).unwrap();
+        node.remove(&id);
     }
 }

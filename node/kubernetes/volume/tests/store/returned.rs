@@ -156,8 +156,7 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
     drop(file);
     let used = node.store.announced(&volume).unwrap().quota().unwrap().used.bytes;
     assert!(used <= SIZE && used > SIZE.saturating_sub(Bytes::MIB), "{used}");
-    node.store.retire(&volume).unwrap();
-    node.store.discard(&volume).unwrap();
+    node.remove(&volume);
     assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
 }
 

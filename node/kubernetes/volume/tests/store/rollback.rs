@@ -48,8 +48,7 @@ fn has_only(image: &Path, byte: u8) -> bool {
 #[test]
 fn a_volume_returns_to_a_snapshot_and_the_former_content_is_kept() {
     for allocation in BOTH {
-        let node = Node::new();
-        let (volume, _) = node.made(&disk("pvc-1", allocation));
+        let (node, volume, _) = Node::with_volume(&disk("pvc-1", allocation));
         write(&node, &volume, 1);
         let snapshot = taken(&node, &volume, "snapshot-1");
         write(&node, &volume, 2);
@@ -80,8 +79,7 @@ fn a_volume_returns_to_a_snapshot_and_the_former_content_is_kept() {
         assert_eq!((&record.owner, record.size), (&Owner::Provisioner, SIZE));
         is_settled(&node, [&record, &snapshot]);
         node.store.expand(&volume, LARGER).unwrap();
-        node.store.retire(&volume).unwrap();
-        node.store.discard(&volume).unwrap();
+        node.remove(&volume);
         node.store.remove_snapshot(&id("snapshot-1")).unwrap();
         assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
     }
@@ -121,8 +119,7 @@ fn a_volume_that_grew_after_the_snapshot_keeps_its_size() {
 
 #[test]
 fn nothing_is_exchanged_while_the_volume_is_in_use() {
-    let node = Node::new();
-    let (volume, _) = node.made(&disk("pvc-1", Allocation::Thick));
+    let (node, volume, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     write(&node, &volume, 1);
     taken(&node, &volume, "snapshot-1");
     write(&node, &volume, 2);
@@ -170,8 +167,7 @@ fn nothing_is_exchanged_while_the_volume_is_in_use() {
 
 #[test]
 fn a_rollback_that_is_not_possible_changes_nothing() {
-    let node = Node::new();
-    let (directory, _) = node.made(&files("pvc-files"));
+    let (node, directory, _) = Node::with_volume(&files("pvc-files"));
     let (volume, _) = node.made(&disk("pvc-1", Allocation::Thin));
     let large = sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, Bytes::new(240 << 20));
     let (large, _) = node.made(&large);
@@ -261,8 +257,7 @@ fn a_snapshot_ends_after_its_volume_if_no_record_has_the_exchange() {
 /// A publish either keeps the content from being exchanged, or gets the new one.
 #[test]
 fn an_open_volume_keeps_its_directory() {
-    let node = Node::new();
-    let (volume, _) = node.made(&disk("pvc-1", Allocation::Thin));
+    let (node, volume, _) = Node::with_volume(&disk("pvc-1", Allocation::Thin));
     write(&node, &volume, 1);
     taken(&node, &volume, "snapshot-1");
     let (node, store, volume) = (&node, &node.store, &volume);

@@ -37,8 +37,7 @@ pub fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
 #[test]
 fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
     for allocation in BOTH {
-        let node = Node::new();
-        let (source, from) = node.made(&disk("pvc-source", allocation));
+        let (node, source, from) = Node::with_volume(&disk("pvc-source", allocation));
         let image = File::from(node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap());
         image.write_all_at(&[1; 3 << 20], 1 << 20).unwrap();
         let content = fs::read(node.image(&source)).unwrap();
@@ -58,8 +57,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
 
         // A larger volume, after its source is gone.
         drop(image);
-        node.store.retire(&source).unwrap();
-        node.store.discard(&source).unwrap();
+        node.remove(&source);
         let want = sized("pvc-restored", Mode::Block { allocation: Allocation::Thick }, LARGER);
         let want = Request { source: Some(snapshot.clone()), ..want };
         while let Err(error) = node.store.provision(&id("pvc-restored"), &want) {
@@ -77,8 +75,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
 
 #[test]
 fn no_pod_can_use_a_snapshot_and_no_pv_can_end_it() {
-    let node = Node::new();
-    let (source, _) = node.made(&disk("pvc-source", Allocation::Thin));
+    let (node, source, _) = Node::with_volume(&disk("pvc-source", Allocation::Thin));
     let record = taken(&node, &source, "snapshot-1");
     let node = node.restarted();
     let snapshot = id("snapshot-1");
@@ -102,8 +99,7 @@ fn no_pod_can_use_a_snapshot_and_no_pv_can_end_it() {
 
 #[test]
 fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
-    let node = Node::new();
-    let (directory, _) = node.made(&files("pvc-files"));
+    let (node, directory, _) = Node::with_volume(&files("pvc-files"));
     let (source, _) = node.made(&disk("pvc-source", Allocation::Thin));
     taken(&node, &source, "snapshot-1");
     let large = sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, Bytes::new(400 << 20));
@@ -126,8 +122,7 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
 #[test]
 fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
     for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
-        let node = Node::new();
-        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, LARGE));
+        let (node, source, from) = Node::with_volume(&sized("pvc-source", Mode::Block { allocation }, LARGE));
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let path = device.path();

@@ -93,8 +93,7 @@ fn space_of_others_counts_while_a_volume_is_freed() {
 
 #[test]
 fn what_each_volume_uses_comes_from_one_sweep() {
-    let node = Node::new();
-    let (one, _) = node.made(&files("pvc-1"));
+    let (node, one, _) = Node::with_volume(&files("pvc-1"));
     let (two, record) = node.made(&disk("pvc-2", Allocation::Thick));
     fs::write(node.path("live", &one).join("data"), vec![1; 100_000]).unwrap();
     fs::File::open(node.disk.path()).unwrap().sync_all().unwrap();
@@ -108,8 +107,7 @@ fn what_each_volume_uses_comes_from_one_sweep() {
 
 #[test]
 fn a_file_cannot_be_renamed_into_another_volume() {
-    let node = Node::new();
-    let (from, _) = node.made(&files("pvc-1"));
+    let (node, from, _) = Node::with_volume(&files("pvc-1"));
     let (to, _) = node.made(&files("pvc-2"));
     fs::write(node.path("live", &from).join("file"), b"x").unwrap();
     let refused = fs::rename(node.path("live", &from).join("file"), node.path("live", &to).join("file"));

@@ -129,8 +129,7 @@ fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
     let (source, _, top) = full(&node);
     taken(&node, &source, "snapshot-1");
     let snapshot = id("snapshot-1");
-    node.store.retire(&source).unwrap();
-    node.store.discard(&source).unwrap();
+    node.remove(&source);
     let node = node.restarted();
     assert!(!top.exists());
     // Not with another mode, and not smaller.
