@@ -12,55 +12,39 @@ use crate::Error;
 /// From an operation on the log alone to the allocation of a large image, or the removal of millions of files.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
 
-/// A call of [`Volumes`](crate::Volumes) that changes a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    Provision,
-    Announce,
-    Expand,
-    Retire,
-    Restore,
-    Discard,
-    Undo,
-    TakeSnapshot,
-    TakeGroup,
-    RemoveSnapshot,
-    RollBack,
-    LimitIo,
+macro_rules! operations {
+    ($($variant:ident: $name:literal,)*) => {
+        /// A call of [`Volumes`](crate::Volumes) that changes a volume.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Operation {
+            $($variant,)*
+        }
+
+        impl Operation {
+            const ALL: &[Self] = &[$(Self::$variant),*];
+
+            const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl Operation {
-    const ALL: [Self; 12] = [
-        Self::Provision,
-        Self::Announce,
-        Self::Expand,
-        Self::Retire,
-        Self::Restore,
-        Self::Discard,
-        Self::Undo,
-        Self::TakeSnapshot,
-        Self::TakeGroup,
-        Self::RemoveSnapshot,
-        Self::RollBack,
-        Self::LimitIo,
-    ];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Provision => "provision",
-            Self::Announce => "announce",
-            Self::Expand => "expand",
-            Self::Retire => "retire",
-            Self::Restore => "restore",
-            Self::Discard => "discard",
-            Self::Undo => "undo",
-            Self::TakeSnapshot => "take_snapshot",
-            Self::TakeGroup => "take_group",
-            Self::RemoveSnapshot => "remove_snapshot",
-            Self::RollBack => "roll_back",
-            Self::LimitIo => "limit_io",
-        }
-    }
+operations! {
+    Provision: "provision",
+    Announce: "announce",
+    Expand: "expand",
+    Retire: "retire",
+    Restore: "restore",
+    Discard: "discard",
+    Undo: "undo",
+    TakeSnapshot: "take_snapshot",
+    TakeGroup: "take_group",
+    RemoveSnapshot: "remove_snapshot",
+    RollBack: "roll_back",
+    LimitIo: "limit_io",
 }
 
 /// Counts and times these calls, and notifies subscribers of changes.
