@@ -110,8 +110,7 @@ fn is_device(path: &Path) -> bool {
 
 #[tokio::test]
 async fn a_snapshot_is_not_published() {
-    let mut node = Node::start().await;
-    let source = node.provision_block("pvc-1");
+    let (mut node, source) = Node::with_block("pvc-1").await;
     let claim = Claim { uid: "1".to_owned(), namespace: "default".to_owned(), name: "snapshot".to_owned() };
     let want = SnapshotRequest {
         claim,
@@ -130,8 +129,7 @@ async fn a_snapshot_is_not_published() {
 
 #[tokio::test]
 async fn a_volume_has_one_device_and_no_node_on_the_disk() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let target = node.target("device");
     for _ in 0..2 {
         node.publish_block("pvc-1", "device").await.expect("publish");
@@ -159,8 +157,7 @@ async fn a_volume_has_one_device_and_no_node_on_the_disk() {
 
 #[tokio::test]
 async fn read_only_is_the_device_itself_beside_a_writable_one() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     node.publish_block("pvc-1", "rw").await.expect("publish");
     write(&node.target("rw"), b"hello");
     for _ in 0..2 {
@@ -190,8 +187,7 @@ async fn read_only_is_the_device_itself_beside_a_writable_one() {
 
 #[tokio::test]
 async fn the_kubelets_own_mount_is_not_a_target() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
     let publish = |target| node.kubelet.publish_block("pvc-1", target, SINGLE);
     let (first, second) = (publish(PUBLISH), publish("b"));
@@ -219,8 +215,7 @@ async fn the_kubelets_own_mount_is_not_a_target() {
 
 #[tokio::test]
 async fn devices_grow_while_they_are_open() {
-    let mut node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (mut node, volume) = Node::with_block("pvc-1").await;
     node.publish_block("pvc-1", "rw").await.expect("publish");
     node.publish_read_only("pvc-1", "ro").await.expect("publish");
     let held = OpenOptions::new().write(true).open(node.target("rw")).expect("open");
@@ -252,8 +247,7 @@ async fn devices_grow_while_they_are_open() {
 
 #[tokio::test]
 async fn only_empty_files_are_used_as_targets_of_devices() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let (directory, content, empty) = (node.target("directory"), node.target("content"), node.target("empty"));
     fs::create_dir(&directory).expect("a directory");
     fs::write(&content, "not the volume's").expect("a file");
@@ -280,8 +274,7 @@ async fn only_empty_files_are_used_as_targets_of_devices() {
 
 #[tokio::test]
 async fn a_detached_device_is_reported_and_replaced() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let target = node.target("device");
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&target, b"hello");
@@ -305,8 +298,7 @@ async fn a_detached_device_is_reported_and_replaced() {
 
 #[tokio::test]
 async fn a_stale_node_never_shows_another_volume() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     node.provision_block("pvc-2");
     let (first, second) = (node.target("first"), node.target("second"));
     node.publish_block("pvc-1", "first").await.expect("publish");
@@ -329,8 +321,7 @@ async fn a_stale_node_never_shows_another_volume() {
 /// Without our patch, the kubelet attaches a second device to the node that it mounts itself, so that the first one stays.
 #[tokio::test]
 async fn a_loop_device_of_the_kubelet_does_no_harm() {
-    let mut node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (mut node, volume) = Node::with_block("pvc-1").await;
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
     let elsewhere = ktest_support::Tmpfs::mount();
     fs::write(elsewhere.path().join("other"), [0; 8192]).expect("a file");
@@ -371,8 +362,7 @@ async fn a_loop_device_of_the_kubelet_does_no_harm() {
 
 #[tokio::test]
 async fn at_the_start_only_devices_of_volumes_without_targets_go() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let left = node.provision_block("pvc-2");
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&node.target("device"), b"hello");
@@ -439,8 +429,7 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
 
 #[tokio::test]
 async fn no_other_program_is_started() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let host = node.host();
     let message = node.kubelet.publish_block("pvc-1", "device", MANY);
     let publish = || assert!(csi::call::<Publish>(&host, &node.kubelet.directory, &message).is_ok());

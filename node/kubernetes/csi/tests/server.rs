@@ -55,6 +55,12 @@ impl Node {
         Self::start_with(host, |_| {}).await
     }
 
+    async fn with_client(host: &FakeHost) -> (Self, NodeClient<Channel>) {
+        let node = Self::start(host).await;
+        let client = node.kubelet.client().await;
+        (node, client)
+    }
+
     async fn start_with(host: &FakeHost, change: impl FnOnce(&mut Settings)) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut settings = Settings::new(directory.path(), "node-1", "1.2.3");
@@ -98,8 +104,7 @@ async fn the_plugin_has_a_name_and_capabilities() {
 
 #[tokio::test]
 async fn the_node_has_a_name_topology_and_capabilities() {
-    let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.kubelet.client().await;
+    let (_node, mut client) = Node::with_client(&FakeHost::default()).await;
     let info = client.node_get_info(NodeGetInfoRequest {}).await.expect("info").into_inner();
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("node-1", 0));
     assert_eq!(info.accessible_topology.expect("a topology").segments[volume::TOPOLOGY_KEY], "node-1");
@@ -124,8 +129,7 @@ async fn the_node_has_a_name_topology_and_capabilities() {
 
 #[tokio::test]
 async fn staging_is_not_implemented() {
-    let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.kubelet.client().await;
+    let (_node, mut client) = Node::with_client(&FakeHost::default()).await;
     let stage = client.node_stage_volume(NodeStageVolumeRequest::default()).await;
     assert_eq!(stage.expect_err("refused").code(), Code::Unimplemented);
     let unstage = client.node_unstage_volume(NodeUnstageVolumeRequest::default()).await;
@@ -135,8 +139,7 @@ async fn staging_is_not_implemented() {
 #[tokio::test]
 async fn publishing_twice_works_once() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     for _ in 0..2 {
         client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
         assert_eq!(host.steps(), [Step::CreateTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
@@ -149,8 +152,7 @@ async fn publishing_twice_works_once() {
 
 #[tokio::test]
 async fn the_table_of_second_publications_is_kept() {
-    let node = Node::start(&FakeHost::with_volumes(&["pvc-1", "pvc-2"])).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1", "pvc-2"])).await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish");
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish again");
 
@@ -171,8 +173,7 @@ async fn the_table_of_second_publications_is_kept() {
 
 #[tokio::test]
 async fn empty_messages_are_invalid() {
-    let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.kubelet.client().await;
+    let (_node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
     let code = |status: tonic::Status| status.code();
     let publish = client.node_publish_volume(NodePublishVolumeRequest::default()).await;
     assert_eq!(publish.map_err(code).err(), Some(Code::InvalidArgument));
@@ -188,8 +189,7 @@ async fn empty_messages_are_invalid() {
 async fn a_volume_is_published_in_its_own_mode_only() {
     let host = FakeHost::with_volumes(&["pvc-dir"]);
     host.set_image("pvc-disk", Bytes::GIB);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     let cases = [
         (node.kubelet.publish_block("pvc-dir", "a", MANY), "it is a filesystem volume"),
         (node.kubelet.publish("pvc-disk", "a", MANY), "it is a block volume"),
@@ -206,8 +206,7 @@ async fn a_volume_is_published_in_its_own_mode_only() {
 async fn the_last_target_detaches_the_shared_device() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     for target in ["a", "b", "a"] {
         client.node_publish_volume(node.kubelet.publish_block("pvc-1", target, MANY)).await.expect("publish");
         assert_eq!(host.devices(), 1);
@@ -226,8 +225,7 @@ async fn the_last_target_detaches_the_shared_device() {
 async fn a_failed_publish_is_undone() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     host.fail(Step::Bind(Attributes { no_dev: false, ..Attributes::INERT }));
     let failed = client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await;
     assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
@@ -331,8 +329,7 @@ async fn the_plugin_reads_the_faults_of_the_disk_itself() {
 async fn a_device_has_a_size_and_grows_with_its_image() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     let absent = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", None)).await;
     assert_eq!(absent.expect_err("not published").code(), Code::NotFound);
     client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
@@ -359,8 +356,7 @@ async fn a_device_has_a_size_and_grows_with_its_image() {
 
 #[tokio::test]
 async fn an_unknown_volume_at_an_absent_target_is_unpublished_already() {
-    let node = Node::start(&FakeHost::default()).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&FakeHost::default()).await;
     client.node_unpublish_volume(node.kubelet.unpublish("pvc-gone", "a")).await.expect("nothing to do");
     let outside = NodeUnpublishVolumeRequest { volume_id: "pvc-gone".into(), target_path: "/elsewhere/a".into() };
     assert_eq!(client.node_unpublish_volume(outside).await.expect_err("refused").code(), Code::InvalidArgument);
@@ -369,8 +365,7 @@ async fn an_unknown_volume_at_an_absent_target_is_unpublished_already() {
 #[tokio::test]
 async fn statistics_are_the_quotas() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
 
     let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
@@ -395,8 +390,7 @@ async fn statistics_are_the_quotas() {
 
 #[tokio::test]
 async fn expansion_returns_the_size_of_the_quota() {
-    let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     let gib = 1 << 30;
     for range in [None, Some((0, 0)), Some((1, 0)), Some((gib, gib)), Some((gib, 2 * gib))] {
@@ -455,8 +449,7 @@ async fn a_canceled_call_keeps_its_lock() {
 #[tokio::test]
 async fn a_bug_is_an_internal_error_and_not_the_end() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
-    let node = Node::start(&host).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&host).await;
     host.panic_once();
     let refused = client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect_err("a bug");
     assert_eq!(refused.code(), Code::Internal);
@@ -628,8 +621,7 @@ async fn a_stalled_client_delays_the_end_by_the_grace_period() {
 
 #[tokio::test]
 async fn a_message_of_more_than_a_megabyte_is_refused() {
-    let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
     let mut message = node.kubelet.publish("pvc-1", "a", MANY);
     message.volume_context.insert("key".to_owned(), "x".repeat(1 << 20));
     assert_eq!(client.node_publish_volume(message).await.expect_err("refused").code(), Code::OutOfRange);
@@ -638,8 +630,7 @@ async fn a_message_of_more_than_a_megabyte_is_refused() {
 
 #[tokio::test]
 async fn calls_are_counted_by_method_and_code() {
-    let node = Node::start(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let mut client = node.kubelet.client().await;
+    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
     client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     client.node_publish_volume(node.kubelet.publish("pvc-2", "b", MANY)).await.expect_err("unknown");
     let families = node.registry.gather();

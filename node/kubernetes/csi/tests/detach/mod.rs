@@ -31,8 +31,7 @@ fn containers_node(dir: &Path, target: &Path) -> PathBuf {
 
 #[tokio::test]
 async fn a_volume_is_not_deleted_under_its_target() {
-    let mut node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (mut node, volume) = Node::with_block("pvc-1").await;
     let target = node.target("device");
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&target, b"hello");
@@ -120,8 +119,7 @@ async fn a_detach_by_a_pod_is_revoked() {
 /// A detach that was pending when the plugin ended would take the device away with the last descriptor.
 #[tokio::test]
 async fn a_plugin_that_starts_revokes_pending_detaches() {
-    let mut node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (mut node, _) = Node::with_block("pvc-1").await;
     let target = node.target("device");
     node.publish_block("pvc-1", "device").await.expect("publish");
     // A pod has it open throughout.
@@ -139,8 +137,7 @@ async fn a_plugin_that_starts_revokes_pending_detaches() {
 /// A publish and a deletion share no lock.
 #[tokio::test]
 async fn a_volume_retired_during_its_publish_is_kept() {
-    let node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (node, volume) = Node::with_block("pvc-1").await;
     let (host, target) = (node.host(), node.target("device"));
     let mut at = look(&host, &volume, &target, &node.kubelet.directory);
     node.store.retire(&volume).expect("no mount shows it yet");
@@ -164,8 +161,7 @@ async fn a_volume_retired_during_its_publish_is_kept() {
 /// The deletion of a volume detaches a device that a failed publish left: it was reported as a pod's attempt.
 #[tokio::test]
 async fn a_detach_of_a_device_without_targets_is_not_revoked() {
-    let node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (node, volume) = Node::with_block("pvc-1").await;
     let host = node.host();
     let mut at = look(&host, &volume, &node.target("device"), &node.kubelet.directory);
     host.act(&mut at, Step::Attach { read_only: false }).expect("attach");
@@ -194,8 +190,7 @@ impl DeviceObserver for NoRules {
 
 #[tokio::test]
 async fn a_device_without_its_rules_is_not_published() {
-    let node = Node::start().await;
-    node.provision_block("pvc-1");
+    let (node, _) = Node::with_block("pvc-1").await;
     let host = node.host().with_observer(NoRules);
     let message = node.kubelet.publish_block("pvc-1", "device", MANY);
     let refused = csi::call::<Publish>(&host, &node.kubelet.directory, &message).expect_err("no rules");
@@ -208,8 +203,7 @@ async fn a_device_without_its_rules_is_not_published() {
 /// The kernel drops dirty pages of a device that is detached by its only opener.
 #[tokio::test]
 async fn the_last_unpublish_writes_unsynced_data_to_the_image() {
-    let mut node = Node::start().await;
-    let volume = node.provision_block("pvc-1");
+    let (mut node, volume) = Node::with_block("pvc-1").await;
     let content = vec![7; 4 << 20];
     node.publish_block("pvc-1", "device").await.expect("publish");
     let mut pod = OpenOptions::new().write(true).open(node.target("device")).expect("open");

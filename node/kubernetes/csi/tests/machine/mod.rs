@@ -97,6 +97,13 @@ impl Node {
         Self::on(TestDisk::new()).await
     }
 
+    /// With a block volume.
+    pub async fn with_block(volume: &str) -> (Self, VolumeId) {
+        let node = Self::start().await;
+        let id = node.provision_block(volume);
+        (node, id)
+    }
+
     /// On a disk that another node was on before, or on a fresh one.
     pub async fn on(disk: TestDisk) -> Self {
         Self::on_with(disk, |_| {}).await
