@@ -42,7 +42,6 @@ pub(crate) struct Health {
     pub(crate) limits_changed: bool,
 }
 
-/// A fault of a volume.
 struct Problem {
     status: VolumeHealthErrorType,
     /// In CamelCase. No two problems of a volume have the same one.

@@ -49,7 +49,6 @@ pub struct Settings {
     pub metrics: Metrics,
     /// Number of detaches of a volume's device by other processes that the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
-    /// Findings of other parts of the node.
     pub notices: NoticeQueue,
 }
 

@@ -144,7 +144,6 @@ impl Error {
     }
 }
 
-/// A request to the API server failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
 pub(crate) struct ApiError {

@@ -244,7 +244,6 @@ pub enum ListError {
     Quota(#[from] fsquota::FsError),
 }
 
-/// The quotas could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the quotas of the data disk")]
 pub struct UsageError(#[from] fsquota::FsError);
@@ -318,7 +317,6 @@ impl Error {
 }
 
 impl ActError {
-    /// Whether the disk is full.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.errno(), Some(Errno::ENOSPC | Errno::EDQUOT))
     }

@@ -228,7 +228,6 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Makes a cloned image durable.
     pub(crate) fn sync_image(&mut self) -> Result<(), ActError> {
         let image = self.staged()?.open_file(&image::name(), OFlag::O_RDONLY, Mode::empty())?;
         fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno })

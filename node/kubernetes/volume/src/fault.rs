@@ -27,7 +27,6 @@ pub trait DiskObserver: fmt::Debug + Send + Sync {
 }
 
 impl DiskFault {
-    /// The names of all kinds.
     pub const KINDS: [&str; 5] = ["shutdown", "metadata", "groups", "io", "smart"];
 
     /// Label of metrics, and key of events.

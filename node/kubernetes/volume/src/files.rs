@@ -20,7 +20,6 @@ const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 /// All records. The state is that of the directory, also for an unreadable record.
 pub(crate) type Found = BTreeMap<VolumeId, (State, Result<Record, RecordError>)>;
 
-/// The records' files: `pending` and `records`.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) pending: Shared,

@@ -11,7 +11,6 @@ use crate::store::Store;
 /// How long pods may be stopped if a request does not say it.
 pub const DEFAULT_PAUSE: Duration = Duration::from_secs(2);
 
-/// Stops the pods of volumes.
 pub trait PodFreezer: fmt::Debug + Send + Sync {
     /// Stops all processes of the pods that have one of the volumes, for at most the budget. No other pod gets one of the
     /// filesystem volumes until the result is thawed or dropped.

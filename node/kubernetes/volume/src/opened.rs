@@ -34,7 +34,6 @@ pub struct Announced {
 }
 
 impl Announced {
-    /// How pods see it.
     pub const fn mode(&self) -> Mode {
         self.record.mode
     }
@@ -64,7 +63,6 @@ pub enum Access {
 }
 
 impl Opened {
-    /// How pods see it.
     pub const fn mode(&self) -> Mode {
         self.record.mode
     }
@@ -82,7 +80,6 @@ impl Opened {
         &self.dir
     }
 
-    /// The same, without the rest.
     pub fn into_dir(self) -> Dir {
         self.dir
     }

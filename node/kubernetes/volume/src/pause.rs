@@ -22,7 +22,6 @@ pub enum PauseError {
     Value { value: String },
 }
 
-/// The pause that a class allows.
 pub fn max_pause(parameters: &BTreeMap<String, String>) -> Result<Duration, PauseError> {
     if let Some(name) = parameters.keys().find(|name| *name != MAX_PAUSE) {
         return Err(PauseError::Unknown { name: name.clone() });

@@ -36,7 +36,6 @@ pub enum Step {
     SyncLive,
     /// Allow as much as a volume of this size may take.
     RaiseLimits(Bytes),
-    /// Extend the image to this size.
     GrowImage(Bytes),
     /// Write into the record that this is the size, durably, and with it the limits and the image that were raised before.
     RaiseRecord(Bytes),

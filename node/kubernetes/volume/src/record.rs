@@ -249,7 +249,6 @@ pub struct Record {
     pub state: State,
 }
 
-/// Why a file holds no [`Record`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecordError {
     #[error("the record has version {0}, this release reads up to version {VERSION}; start the newer release again")]

@@ -27,7 +27,6 @@ use crate::{PodFreezer, Request, VolumeGuard, VolumeId, tree};
 pub struct GroupRequest {
     /// For errors.
     pub id: VolumeId,
-    /// The snapshots, by their IDs.
     pub members: BTreeMap<VolumeId, SnapshotRequest>,
     /// The longest time for which the pods of all sources may be stopped.
     pub max_pause: Duration,
@@ -199,7 +198,6 @@ struct LockedSource {
     cloning: Cloning,
 }
 
-/// A snapshot of the group.
 struct Member<'a> {
     execution: Execution<'a>,
     request: &'a Request,

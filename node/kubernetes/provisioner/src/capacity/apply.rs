@@ -20,7 +20,7 @@ use crate::arrival;
 use crate::backoff::{delay, random};
 use crate::capacity::plan::{self, NAMESPACE, Owner, Step};
 use crate::context::{Provisioner, RunError};
-use crate::error::{ApiError, Error, api};
+use crate::error::{ApiError, Error, api, unless_gone};
 use crate::metrics::Publication;
 
 const FIELD_MANAGER: &str = "granary-capacity";
@@ -133,13 +133,9 @@ impl Provisioner {
             Step::Delete { name, uid } => {
                 let preconditions = Some(Preconditions { uid, resource_version: None });
                 let params = DeleteParams { preconditions, ..DeleteParams::default() };
-                match objects.delete(&name, &params).await {
-                    Ok(_) => {
-                        self.metrics.published(Publication::Deleted);
-                        info!(name, "capacity of a deleted class deleted");
-                    }
-                    Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                    Err(error) => return Err(api("delete a CSIStorageCapacity")(error)),
+                if unless_gone(objects.delete(&name, &params).await, "delete a CSIStorageCapacity")?.is_some() {
+                    self.metrics.published(Publication::Deleted);
+                    info!(name, "capacity of a deleted class deleted");
                 }
             }
         }
