@@ -17,7 +17,7 @@ use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Settings, Volum
 
 use crate::cloning::LARGER;
 use crate::node::{INODES, Node, SIZE, files, id, settings, sized, without_pods};
-use crate::rollback::{back_to, rolled_back};
+use crate::rollback::{back_to, roll_back, rolled_back};
 use crate::snapshots::taken;
 use crate::sys;
 
@@ -183,12 +183,7 @@ fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
     let target = node.disk.path().join("target");
     fs::create_dir(&target).unwrap();
     mount(Some(&top), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-    let error = loop {
-        match node.store.roll_back(&kept, &want).unwrap_err() {
-            Error::Copying { .. } => {}
-            error => break error,
-        }
-    };
+    let error = roll_back(&node.store, &kept, &want).unwrap_err();
     assert!(matches!(&error, Error::Published { target: found, .. } if *found == target), "{error:?}");
     unmount(&target).unwrap();
     node.store.expand(&volume, LARGER).unwrap();
@@ -216,12 +211,7 @@ fn a_process_that_outlives_its_pod_reaches_the_former_files_only() {
     write(&top, "file", 1);
     taken(&node, &volume, "snapshot-1");
     let opened = node.store.open_volume(&volume).unwrap();
-    let error = loop {
-        match node.store.roll_back(&kept, &back_to(&volume, "snapshot-1", "snapshot-kept")).unwrap_err() {
-            Error::Copying { .. } => {}
-            error => break error,
-        }
-    };
+    let error = roll_back(&node.store, &kept, &back_to(&volume, "snapshot-1", "snapshot-kept")).unwrap_err();
     assert!(matches!(error, Error::Rollback { source: RollbackError::Opened, .. }), "{error:?}");
     drop(opened);
     let dir = File::open(&top).unwrap();

@@ -26,13 +26,17 @@ pub fn back_to(volume: &VolumeId, source: &str, kept: &str) -> RollbackRequest {
 }
 
 /// All calls.
-pub fn rolled_back(store: &Store, volume: &VolumeId, source: &str, kept: &str) -> Record {
+pub fn roll_back(store: &Store, kept: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
     loop {
-        match store.roll_back(&id(kept), &back_to(volume, source, kept)) {
+        match store.roll_back(kept, want) {
             Err(Error::Copying { .. }) => {}
-            done => break done.unwrap().into_inner(),
+            done => break done,
         }
     }
+}
+
+pub fn rolled_back(store: &Store, volume: &VolumeId, source: &str, kept: &str) -> Record {
+    roll_back(store, &id(kept), &back_to(volume, source, kept)).unwrap().into_inner()
 }
 
 fn write(node: &Node, volume: &VolumeId, byte: u8) {
@@ -97,12 +101,7 @@ fn a_volume_that_grew_after_the_snapshot_keeps_its_size() {
         assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
         node.store.expand(&volume, LARGER).unwrap();
         write(&node, &volume, 2);
-        let error = loop {
-            match node.store.roll_back(&id("snapshot-kept"), &want).unwrap_err() {
-                Error::Copying { .. } => {}
-                error => break error,
-            }
-        };
+        let error = roll_back(&node.store, &id("snapshot-kept"), &want).unwrap_err();
         assert!(matches!(error, Error::Rollback { source: RollbackError::Grown, .. }), "{error:?}");
         assert_eq!(node.traces(&id("snapshot-kept")), [""; 0]);
         rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
@@ -124,14 +123,7 @@ fn nothing_is_exchanged_while_the_volume_is_in_use() {
     taken(&node, &volume, "snapshot-1");
     write(&node, &volume, 2);
     let want = back_to(&volume, "snapshot-1", "snapshot-kept");
-    let attempt = || {
-        loop {
-            match node.store.roll_back(&id("snapshot-kept"), &want).unwrap_err() {
-                Error::Copying { .. } => {}
-                error => break error,
-            }
-        }
-    };
+    let attempt = || roll_back(&node.store, &id("snapshot-kept"), &want).unwrap_err();
 
     // A publish has opened it, and attaches a device later.
     let opened = node.store.open_volume(&volume).unwrap();
