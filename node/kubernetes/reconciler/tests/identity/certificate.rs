@@ -27,6 +27,7 @@ pub(crate) struct Approver(Supervisor);
 
 impl Approver {
     pub(crate) async fn start(cluster: &Cluster) -> Result<Self, Failure> {
+        Nodes::of(cluster).await?;
         let (client, reserved) = (cluster.admin(), cluster.config().not_for_workers());
         let tree = Supervisor::start("approver", Settings::default(), move |cx| {
             reconciler::approve(cx, client.clone(), reserved.clone())

@@ -90,7 +90,6 @@ async fn rejected(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
 }
 
 pub(crate) async fn a_token_admits_one_node_and_no_other(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let token = token(&cluster, "two", in_an_hour()).await?;
     let own = ask_eventually(&cluster, &token, "two").await?;
@@ -109,7 +108,6 @@ pub(crate) async fn a_token_admits_one_node_and_no_other(cluster: Arc<Cluster>) 
 }
 
 pub(crate) async fn a_registered_name_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let nodes = Api::<Node>::all(cluster.admin());
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "taken"}}))?;
@@ -284,7 +282,6 @@ impl Machine {
 }
 
 pub(crate) async fn a_machine_becomes_a_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "joined").await?;
     let token = token(&cluster, "joined", in_an_hour()).await?;
@@ -302,7 +299,6 @@ pub(crate) async fn a_machine_becomes_a_node(cluster: Arc<Cluster>) -> Result<()
 }
 
 pub(crate) async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "renewed").await?;
     let token = token(&cluster, "renewed", in_an_hour()).await?;
@@ -329,7 +325,6 @@ pub(crate) async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) 
 
 /// The expired certificate is not used for the request.
 pub(crate) async fn a_node_with_an_expired_certificate_needs_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "late").await?;
     machine.age(&cluster, 400)?;
@@ -362,7 +357,6 @@ async fn deleted(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
 }
 
 pub(crate) async fn a_token_is_deleted_when_its_node_has_registered(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let (approver, tokens) = (Approver::start(&cluster).await?, tokens(&cluster).await?);
     let machine = Machine::of(&cluster, "registering").await?;
     let used = token(&cluster, "registering", in_an_hour()).await?;
@@ -392,7 +386,6 @@ pub(crate) async fn a_token_is_deleted_when_its_node_has_registered(cluster: Arc
 }
 
 pub(crate) async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let (approver, tokens) = (Approver::start(&cluster).await?, tokens(&cluster).await?);
     let machine = Machine::of(&cluster, "staying").await?;
     let first = token(&cluster, "staying", in_an_hour()).await?;
@@ -428,7 +421,6 @@ pub(crate) async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster:
 }
 
 pub(crate) async fn a_machine_that_cannot_join_gets_the_reason(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    Nodes::of(&cluster).await?;
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "stranger").await?;
     machine.is_rejected(&Token::generate()?).await;
