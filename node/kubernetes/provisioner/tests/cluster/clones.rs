@@ -94,9 +94,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
     const SOURCES: u16 = 3;
     let node = Node::start(&cluster, "slow-clones").await?;
     for number in 0..SOURCES {
-        let source = node.claim_here(&format!("data-{number}"), json!({"volumeMode": "Block"})).await?;
-        node.bound(&format!("data-{number}")).await?;
-        node.settled(&id_of(&source.uid().unwrap_or_default())?).await?;
+        node.volume(&format!("data-{number}"), json!({"volumeMode": "Block"})).await?;
     }
     node.volumes.hold(true);
     // More than are served at once.

@@ -49,9 +49,7 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
 /// disk and cluster only minutes later.
 pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "retain-trash").await?;
-    node.claim_here("data", json!({})).await?;
-    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({})).await?;
     node.volumes.retire(&id);
     assert_eq!(node.volumes.live(), []);
     for policy in ["Retain", "Delete"] {

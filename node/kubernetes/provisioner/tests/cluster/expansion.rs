@@ -17,9 +17,7 @@ const GIB2: Bytes = Bytes::new(2 << 30);
 async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(Node, VolumeId), Failure> {
     let node = Node::start(cluster, namespace).await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
-    node.claim_here("data", json!({"volumeMode": mode})).await?;
-    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({"volumeMode": mode})).await?;
     Ok((node, id))
 }
 

@@ -23,8 +23,7 @@ async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, Snapsh
     let node = Node::start(cluster, namespace).await?;
     let mut ids = Vec::new();
     for (name, mode) in CLAIMS {
-        let id: VolumeId = node.provisioned(name, json!({"volumeMode": mode})).await?.name_any().parse()?;
-        node.settled(&id).await?;
+        let id = node.volume(name, json!({"volumeMode": mode})).await?;
         ids.push(id);
     }
     Ok((node, api, ids))

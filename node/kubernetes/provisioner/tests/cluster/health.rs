@@ -4,19 +4,16 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure};
 use fsquota::{Fault, Limits, Usage};
-use kube::ResourceExt as _;
 use prometheus::TextEncoder;
 use serde_json::json;
 use units::{Bytes, Inodes};
-use volume::{DiskFault, VolumeId};
+use volume::DiskFault;
 
 use crate::node::Node;
 
 pub async fn faults_of_disk_and_volumes_are_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "health").await?;
-    node.claim_here("precious", json!({})).await?;
-    let id: VolumeId = node.bound("precious").await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("precious", json!({})).await?;
     // The first look follows the start.
     node.halt().await?;
     node.volumes.set_used(&id, Usage { bytes: Bytes::new(950 << 20), inodes: Inodes::new(3) });

@@ -108,9 +108,7 @@ pub async fn a_class_that_is_not_possible_changes_nothing(cluster: Arc<Cluster>)
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     node.make_attributes_class("infeasible-good", json!({"writeIOPS": "100"})).await?;
     node.make_attributes_class("infeasible-bad", json!({"weight": "100"})).await?;
-    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
-    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({"volumeMode": "Block"})).await?;
     node.request_class(Some("infeasible-bad")).await?;
     let status = node.progress("Infeasible").await?;
     assert_eq!(conditions(&status), ["ModifyingVolume", "ModifyVolumeError"]);
@@ -150,9 +148,7 @@ pub async fn an_interrupted_change_is_finished_and_a_filesystem_is_not_changed(
 ) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "interrupted").await?;
     node.make_attributes_class("interrupted", json!({"writeIOPS": "100"})).await?;
-    node.claim_here("data", json!({"volumeMode": "Block"})).await?;
-    let id: VolumeId = node.bound("data").await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({"volumeMode": "Block"})).await?;
     node.halt().await?;
     node.request_class(Some("interrupted")).await?;
     let begun = json!({"status": {"modifyVolumeStatus": {

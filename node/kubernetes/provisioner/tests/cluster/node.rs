@@ -247,6 +247,13 @@ impl Node {
         self.bound(name).await
     }
 
+    /// As [`Node::provisioned`], and waits until the record is announced.
+    pub async fn volume(&self, name: &str, more: Value) -> Result<VolumeId, Failure> {
+        let id: VolumeId = self.provisioned(name, more).await?.name_any().parse()?;
+        self.settled(&id).await?;
+        Ok(id)
+    }
+
     /// Deletes a claim, and waits until its PV and the data are deleted.
     pub async fn delete(&self, claim: &str, pv: &PersistentVolume) -> Result<(), Failure> {
         self.claims().delete(claim, &DeleteParams::default()).await?;

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use units::Bytes;
 use volume::{Claim, Cloning, Owner, Record, RollbackRequest, State, VolumeId, Volumes};
 
-use crate::id_of;
 use crate::node::{Node, until};
 
 /// A node with a bound claim `data`, and its snapshot `before`.
@@ -32,10 +31,7 @@ impl Fixture {
     async fn with_mode(cluster: &Cluster, namespace: &str, mode: &str) -> Result<Self, Failure> {
         let api = SnapshotApi::install(cluster, namespace).await?;
         let node = Node::start(cluster, namespace).await?;
-        let claim = node.claim_here("data", json!({"volumeMode": mode})).await?;
-        node.bound("data").await?;
-        let volume = id_of(&claim.uid().unwrap_or_default())?;
-        node.settled(&volume).await?;
+        let volume = node.volume("data", json!({"volumeMode": mode})).await?;
         let source = json!({"volumeHandle": volume.as_str()});
         let content = api.create("before", Some(&node.name), source, json!({})).await?;
         api.ready("before", &content.name_any()).await?;

@@ -18,8 +18,7 @@ use crate::node::{Node, until};
 async fn with_data(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Value), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
     let node = Node::start(cluster, namespace).await?;
-    let id: VolumeId = node.provisioned("data", json!({"volumeMode": "Block"})).await?.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({"volumeMode": "Block"})).await?;
     Ok((node, api, json!({"volumeHandle": id.as_str()})))
 }
 
@@ -68,10 +67,7 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
 ) -> Result<(), Failure> {
     let api = SnapshotApi::install(&cluster, "files").await?;
     let node = Node::start(&cluster, "files").await?;
-    let claim = node.claim_here("data", json!({})).await?;
-    node.bound("data").await?;
-    let source = id_of(&claim.uid().unwrap_or_default())?;
-    node.settled(&source).await?;
+    let source = node.volume("data", json!({})).await?;
     api.create_class("short", json!({"maxPause": "750ms"})).await?;
     let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
     let content = api.create("before", Some(&node.name), json!({"volumeHandle": source.as_str()}), more).await?;
