@@ -94,7 +94,7 @@ impl Provisioner {
             Step::RollBack { snapshot, kept } => (Some(snapshot), kept),
         };
         let begun = match &kept {
-            Some(kept) => self.kept_record(kept).await?,
+            Some(kept) => self.snapshot_record(kept).await?,
             None => None,
         };
         let exchanged = begun.as_ref().filter(|record| record.is_exchanged()).and_then(Record::rollback);
@@ -141,12 +141,6 @@ impl Provisioner {
 }
 
 impl Provisioner {
-    async fn kept_record(&self, kept: &VolumeId) -> Result<Option<Record>, Error> {
-        let found =
-            self.on_volume(kept, |store, kept| store.records().map(|mut all| all.readable.remove(kept))).await??;
-        Ok(found.filter(|record| record.mode.is_snapshot()))
-    }
-
     /// The snapshot with the content.
     async fn rollback_source(
         &self,
@@ -267,7 +261,7 @@ impl Provisioner {
             // Passes of the claim have the first, those of the content the second. None of them waits for both.
             let _volume = self.locks.lock(volume).await;
             let _kept = self.locks.lock(kept).await;
-            let Some(record) = self.kept_record(kept).await? else { continue };
+            let Some(record) = self.snapshot_record(kept).await? else { continue };
             // Again: a pass may have run since then.
             if record.rollback().is_none() || self.has_request(kept, &record).await? {
                 continue;

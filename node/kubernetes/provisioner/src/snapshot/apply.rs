@@ -174,9 +174,14 @@ impl Provisioner {
         }
     }
 
-    async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+    /// `None` also of an unreadable one, and of a volume.
+    pub(crate) async fn snapshot_record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
         let found = self.on_volume(id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
-        let found = found.await??.filter(|record| record.mode.is_snapshot() && record.state == State::Announced);
+        Ok(found.await??.filter(|record| record.mode.is_snapshot()))
+    }
+
+    async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
+        let found = self.snapshot_record(id).await?.filter(|record| record.state == State::Announced);
         let record = found.ok_or_else(|| Error::NoSnapshot { id: id.clone() })?;
         self.write_state(content, id, &record).await
     }
@@ -205,8 +210,7 @@ impl Provisioner {
     /// A pass that ended the request for a rollback on the claim may not have ended it in the record. As long as the claim has
     /// the request, the snapshot shows that it was served.
     async fn end_rollback_of(&self, id: &VolumeId) -> Result<(), Error> {
-        let found = self.on_volume(id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
-        let Some(record) = found.await??.filter(|record| record.is_exchanged()) else { return Ok(()) };
+        let Some(record) = self.snapshot_record(id).await?.filter(Record::is_exchanged) else { return Ok(()) };
         if self.has_request(id, &record).await? {
             return Err(Error::Store(volume::Error::Refused {
                 id: id.clone(),
