@@ -1,6 +1,6 @@
 //! A cgroup with its open files.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
@@ -50,6 +50,17 @@ impl Cgroup {
     /// Readable with `POLLPRI` when its state has changed since [`Cgroup::is_frozen`].
     pub(crate) fn events(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
+    }
+
+    /// Takes the cgroup until this value is dropped, or the process ends. `false`: another guard has it.
+    ///
+    /// flock(2) of the directory, which every file system supports.
+    pub(crate) fn try_lock(&self) -> Result<bool, FreezeError> {
+        match self.dir.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => Ok(false),
+            Err(TryLockError::Error(error)) => Err(failed(Operation::Open, &self.path, &error)),
+        }
     }
 
     /// Whether a process asked for it to be frozen; `None` if it was removed.

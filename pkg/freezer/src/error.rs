@@ -60,7 +60,7 @@ pub enum FreezeError {
         #[source]
         errno: Errno,
     },
-    /// Another process froze it before. It is still frozen.
+    /// Another process has frozen it, or another guard has its lock.
     #[error("the cgroup {path} is already frozen; try again when it runs")]
     AlreadyFrozen {
         /// Path of the cgroup.

@@ -1,9 +1,10 @@
 //! The program's side.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,14 +22,17 @@ use crate::message::{Connection, Reply, Request};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts a guard with `command`, which has to call [`guard`](crate::guard), and freezes the cgroups at these paths with
-/// everything below them. Returns when no process in them runs. Blocks for at most the budget and the start of the guard.
+/// everything below them. Returns when no process in them runs. Blocks for at most the budget, the start of the guard, and the
+/// budget again, but 5 to 60 s, for other guards that have one of the cgroups.
 ///
 /// The guard's standard input and output are replaced, and it gets a process group of its own.
 ///
 /// # Errors
 /// [`FreezeError`]. No cgroup is frozen then, unless the kernel rejects to thaw it.
 pub fn freeze(mut command: Command, cgroups: &[impl AsRef<Path>], budget: Duration) -> Result<Frozen, FreezeError> {
-    let request = Request { budget, cgroups: cgroups.iter().map(|path| path.as_ref().to_owned()).collect() };
+    // Guards lock them in this order, each once, and do not wait for each other for ever.
+    let paths: BTreeSet<PathBuf> = cgroups.iter().map(|path| path.as_ref().to_owned()).collect();
+    let request = Request { budget, cgroups: paths.into_iter().collect() };
     let mut opened = Vec::new();
     for path in &request.cgroups {
         opened.extend(Cgroup::open(path)?);
@@ -117,7 +121,8 @@ impl Frozen {
     /// The next reply; `None` if the guard has ended or is silent for too long.
     fn receive(&self) -> Option<Reply> {
         let (socket, _) = self.guard.as_ref()?;
-        let end = Instant::now().checked_add(self.budget.saturating_add(PATIENCE));
+        // The guard may have to wait for others first.
+        let end = Instant::now().checked_add(self.budget.saturating_mul(2).saturating_add(PATIENCE));
         loop {
             let left = end.map_or(PATIENCE, |end| end.saturating_duration_since(Instant::now()));
             let mut polled = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];

@@ -20,6 +20,10 @@ use crate::message::{Connection, Reply, Request};
 /// poll.
 const STEP: Duration = Duration::from_millis(50);
 
+/// How long the guard waits for other guards that have one of the cgroups: as long as its budget, but at least and at most so
+/// long. The others usually have budgets that are similar.
+const TURN: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+
 /// The guard's process: [`freeze`](crate::freeze) starts it with a socket as standard input. Call it first in `main` if
 /// the arguments are those of the guard. It serves one freeze and returns; the code is a failure if a cgroup may still
 /// be frozen.
@@ -69,11 +73,12 @@ enum End {
 }
 
 fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeError> {
-    let mut cgroups = Vec::new();
+    let (mut cgroups, turn) = (Vec::new(), Instant::now() + request.budget.clamp(TURN[0], TURN[1]));
     for path in &request.cgroups {
         let Some(cgroup) = Cgroup::open(path)? else { continue };
+        let is_locked = lock(program, turn, &cgroup)?;
         // One with a mark was frozen by an earlier run, whose processes were killed.
-        if cgroup.is_requested()? == Some(true) && !cgroup.is_marked() {
+        if !is_locked || cgroup.is_requested()? == Some(true) && !cgroup.is_marked() {
             return Err(FreezeError::AlreadyFrozen { path: path.clone() });
         }
         cgroups.push(cgroup);
@@ -82,6 +87,18 @@ fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeErr
     let held = hold_frozen(program, request.budget, &hold.0);
     hold.thaw()?;
     held.map(|begin| Reply::Thawed(begin.elapsed()))
+}
+
+/// Waits until no other guard has the cgroup: the first one that thaws it would end the pause of both, and a third one that
+/// freezes it again would hide this from the second. Returns whether this guard has it.
+fn lock(program: &Connection<'_>, turn: Instant, cgroup: &Cgroup) -> Result<bool, FreezeError> {
+    while !cgroup.try_lock()? {
+        let now = Instant::now();
+        if now >= turn || wait(program.as_fd(), &[], Some(now + STEP)) == End::Message {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget. Returns the begin of the

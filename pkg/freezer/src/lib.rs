@@ -27,7 +27,8 @@
 //!   since [`freeze`] returned, unless another process thawed them; then [`Frozen::thaw`] fails.
 //! - The pause, from the first write of `1` to `cgroup.freeze` to the last write of `0`, ends at the budget, except for
 //!   the time that the kernel needs to run the guard and to write to the files.
-//! - A cgroup that is frozen already, by another process, is rejected and stays frozen.
+//! - A cgroup that is frozen already, by another process, is rejected and stays frozen. Several calls of [`freeze`] for one
+//!   cgroup follow each other: each has a pause of its own.
 //! - Each cgroup has the extended attribute [`MARK`] from before it is frozen until after it is thawed. The mark
 //!   disappears with the cgroup.
 //! - A cgroup that does not exist, or is removed meanwhile, has no processes, and counts as frozen.

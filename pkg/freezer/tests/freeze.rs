@@ -266,6 +266,33 @@ fn a_cgroup_that_another_process_froze_is_rejected_and_stays_frozen() {
     assert_eq!((pod.requested().as_str(), pod.is_marked()), ("1", false));
 }
 
+/// Both had one pause, which the first thaw ended, and a third freeze hid that from the second.
+#[test]
+fn a_second_freeze_has_a_pause_of_its_own() {
+    let pod = Pod::start();
+    let first = pod.freeze(LONG).unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| pod.freeze(LONG));
+        thread::sleep(Duration::from_millis(500));
+        assert!(!second.is_finished());
+        first.thaw().unwrap();
+        let second = second.join().unwrap().unwrap();
+        assert!(pod.is_frozen() && pod.is_marked());
+        let counts = pod.counts();
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(pod.counts(), counts);
+        second.thaw().unwrap();
+    });
+    pod.expect_thawed();
+}
+
+#[test]
+fn a_cgroup_that_is_named_twice_is_frozen_once() {
+    let pod = Pod::start();
+    freeze(guard(), &[&pod.path, &pod.path], LONG).unwrap().thaw().unwrap();
+    pod.expect_thawed();
+}
+
 #[test]
 fn a_thaw_by_another_process_is_reported() {
     let pod = Pod::start();

@@ -170,8 +170,9 @@ impl Store {
             let _ = source.as_ref().and_then(|source| self.flush_source(source, mode.is_block()));
         }
         let sources: Vec<_> = want.sources().into_iter().collect();
-        let (taken, begin) = (SystemTime::now(), Instant::now());
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;
+        // Another snapshot of the pods may have delayed the freeze.
+        let (taken, begin) = (SystemTime::now(), Instant::now());
         let deadline = frozen.deadline();
         let cloned = each(members, |member| member.clone_content(deadline));
         let thawed = frozen.thaw();
