@@ -1,11 +1,11 @@
 //! Which disk holds the data, as the configuration says, and which ones hold images.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
 use cluster::IMAGE_ARCHIVE_PREFIX;
 use config::Disk;
-use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks};
+use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks, sysfs};
 use programs::containerd::Archive;
 
 const BLOCKS: &str = "/sys/class/block";
@@ -55,9 +55,7 @@ fn archives_among(blocks: &Path) -> io::Result<Vec<Archive>> {
 }
 
 fn serial(block: &Path) -> Option<String> {
-    let files: [PathBuf; 2] = [block.join("serial"), block.join("device/serial")];
-    let text = files.iter().find_map(|file| fs::read_to_string(file).ok())?;
-    Some(text.trim().to_owned())
+    sysfs::serial(block).ok().flatten()
 }
 
 fn partition(block: &Path) -> Option<String> {
@@ -81,15 +79,18 @@ mod tests {
             ("vda", "serial", "system\n"),
             ("vdc", "serial", "image-2\n"),
             ("vdb", "serial", "image-10\n"),
+            ("sda", "device/vpd_pg80", "\0\0\0\x07image-3"),
             ("vda4", "uevent", "DEVTYPE=partition\nPARTNAME=image-app\n"),
             ("vda1", "uevent", "DEVTYPE=partition\nPARTNAME=my-image-app\n"),
             ("loop0", "size", "0\n"),
         ] {
-            fs::create_dir_all(blocks.path().join(device)).unwrap();
-            fs::write(blocks.path().join(device).join(file), text).unwrap();
+            let file = blocks.path().join(device).join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
         }
         let found = archives_among(blocks.path()).unwrap();
         let found: Vec<_> = found.iter().map(|archive| (&*archive.name, archive.path.to_str().unwrap())).collect();
-        assert_eq!(found, [("image-10", "/dev/vdb"), ("image-2", "/dev/vdc"), ("image-app", "/dev/vda4")]);
+        let disks = [("image-10", "/dev/vdb"), ("image-2", "/dev/vdc"), ("image-3", "/dev/sda")];
+        assert_eq!(found, [&disks[..], &[("image-app", "/dev/vda4")]].concat());
     }
 }

@@ -45,7 +45,10 @@ pub(crate) fn is_hidden(disk: &Path) -> Result<bool, FindError> {
 
 /// The serial number of a disk. virtio-blk has it at the disk, other drivers at its hardware, SCSI and SATA disks as a page of
 /// vital product data behind its head (SPC-4, "Unit Serial Number"); some have none.
-pub(crate) fn serial(disk: &Path) -> Result<Option<String>, FindError> {
+///
+/// # Errors
+/// [`FindError::Look`]: the driver cannot read it.
+pub fn serial(disk: &Path) -> Result<Option<String>, FindError> {
     for (place, head) in [("serial", 0), ("device/serial", 0), ("device/vpd_pg80", 4)] {
         let place = disk.join(place);
         match fs::read(&place) {
