@@ -1,14 +1,25 @@
 //! Which disk holds the data, as the configuration says, and which ones hold images.
 
 use std::path::Path;
-use std::{fs, io};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use cluster::IMAGE_ARCHIVE_PREFIX;
 use config::Disk;
 use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks, sysfs};
 use programs::containerd::Archive;
+use tracing::info;
 
 const BLOCKS: &str = "/sys/class/block";
+
+/// Not empty on a machine with a USB controller.
+const USB: &str = "/sys/bus/usb/devices";
+
+/// How long a disk on USB may take: the kernel looks at a port after it has loaded the driver of the controller, and at the
+/// disk a second later (`delay_use` of usb-storage). Loading the driver of any other controller waits for its disks. Without
+/// its data disk, a node would format another one and begin a new cluster, and reject both disks at its next boot.
+const LATE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
@@ -21,19 +32,47 @@ pub enum DiskError {
     List(#[source] io::Error),
 }
 
+/// Waits for a disk with data that appears late. If no disk has a node's data, and nothing is configured, creates a
+/// partition on the boot disk if that is the place for them ([`DataDisk::find`]).
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
+    // An empty disk is only taken at once if the configuration names it.
+    let is_found = || look(wanted).is_ok_and(|disk| disk.has_data() || !matches!(wanted, Disk::Any));
+    if has_entries(Path::new(USB)) && !is_found() {
+        info!(limit = ?LATE, "no data disk yet, waiting for disks on USB");
+        wait(LATE, is_found);
+    }
+    match wanted {
+        Disk::Any => Ok(DataDisk::find()?),
+        Disk::Serial(_) | Disk::Partition(_) => look(wanted),
+    }
+}
+
+/// The disk for the data, of those that there are now. Writes nothing.
+fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let blocks = Path::new(BLOCKS);
+    let programs = Programs::default();
+    let seen = disks(&programs)?;
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {
-        Disk::Any => return Ok(DataDisk::find()?),
+        Disk::Any => return Ok(DataDisk::choose(&seen)?),
         Disk::Serial(name) => ("the serial number", name, serial),
         Disk::Partition(name) => ("the partition name", name, partition),
     };
-    let programs = Programs::default();
-    let seen = disks(&programs)?;
     let names = || seen.iter().map(|disk| disk.name.clone()).collect();
     let is_meant = |disk: &FoundDisk| read(&blocks.join(&disk.name)).as_ref() == Some(name);
     let chosen = DataDisk::choose_named(&seen, is_meant, &programs)?;
     chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
+}
+
+fn has_entries(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// Looks until something is found, or for so long.
+fn wait(limit: Duration, mut is_found: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !is_found() && Instant::now() < end {
+        thread::sleep(PAUSE);
+    }
 }
 
 /// The disks and partitions whose content is an archive of images, by name.
@@ -70,6 +109,30 @@ mod tests {
     #[test]
     fn the_data_are_on_no_disk_with_an_archive() {
         assert_eq!(localstorage::ARCHIVE_SERIALS, IMAGE_ARCHIVE_PREFIX);
+    }
+
+    /// The node formatted another disk, or created a partition on the boot disk.
+    #[test]
+    fn a_disk_that_appears_late_is_waited_for() {
+        let mut looks = 0;
+        wait(Duration::from_secs(60), || {
+            looks += 1;
+            looks == 2
+        });
+        assert_eq!(looks, 2);
+        wait(Duration::ZERO, || {
+            looks += 1;
+            false
+        });
+        assert_eq!(looks, 3, "the time is over");
+    }
+
+    #[test]
+    fn only_a_machine_with_usb_has_late_disks() {
+        let devices = tempfile::tempdir().unwrap();
+        assert!(!has_entries(devices.path()) && !has_entries(&devices.path().join("absent")));
+        fs::create_dir(devices.path().join("usb1")).unwrap();
+        assert!(has_entries(devices.path()));
     }
 
     #[test]

@@ -124,6 +124,11 @@ impl DataDisk {
     pub fn device(&self) -> &Path {
         &self.device
     }
+
+    /// Whether a node's data are on it already.
+    pub fn has_data(&self) -> bool {
+        self.state == DiskState::Formatted
+    }
 }
 
 /// The change of the boot disk. None while another disk has any content: it
