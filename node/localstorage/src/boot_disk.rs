@@ -55,8 +55,8 @@ pub enum BootDiskError {
 
 fn remedy(kind: Guid) -> &'static str {
     if kind == DATA_PARTITION {
-        "these are a node's data: write an image to the disk that ends where the former one did, or, if it is not needed \
-         them, zeros over the last MiB of the disk"
+        "these are a node's data: write an image to the disk that ends where the former one did, or, if they are not \
+         needed, zeros over the last MiB of the disk"
     } else {
         "if it is not needed, write zeros over the last MiB of the disk"
     }
