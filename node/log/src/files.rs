@@ -108,27 +108,32 @@ impl Files {
 
     /// The file to which `length` bytes can be added: the last one, or a new one.
     fn current_for(&mut self, length: u64) -> io::Result<&mut Current> {
-        if self.current.is_none() {
-            self.current = match numbers(&self.directory)?.last() {
-                Some(&number) => Some(self.open(number)?),
-                None => None,
-            };
+        let mut next = 0;
+        if self.current.is_none()
+            && let Some(&last) = numbers(&self.directory)?.last()
+        {
+            // One that cannot be read, because its sectors are broken, is not continued.
+            self.current = self.open(last).ok();
+            next = last.saturating_add(1);
         }
         let next = match self.current.take() {
             Some(current) if current.size == 0 || current.size.saturating_add(length) <= self.bounds.size.get() => {
                 return Ok(self.current.insert(current));
             }
             Some(Current { number, .. }) => number.saturating_add(1),
-            None => 0,
+            None => next,
         };
-        // Remove before creating, so that the number of files never exceeds the limit.
+        // Remove before creating, so that the number of files never exceeds the limit. In place of one that cannot be
+        // removed, the next one is.
         let numbers = numbers(&self.directory)?;
-        let excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
-        for &number in &numbers[..excess] {
-            let path = self.path(number);
+        let mut excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
+        for path in numbers.into_iter().map(|number| self.path(number)) {
+            if excess == 0 {
+                break;
+            }
             // XFS frees the space of a removed file in the background, that of a truncated one immediately.
-            File::options().write(true).truncate(true).open(&path)?;
-            fs::remove_file(path)?;
+            let truncated = File::options().write(true).truncate(true).open(&path);
+            excess -= usize::from(truncated.and_then(|_| fs::remove_file(path)).is_ok());
         }
         let current = self.open(next)?;
         Ok(self.current.insert(current))
@@ -237,6 +242,18 @@ mod tests {
         fs::write(scratch.path().join("00000007.jsonl"), "000000001\n0000").unwrap();
         append(&mut Files::new(scratch.path().to_owned(), BOUNDS), [2]);
         assert_eq!(lines(scratch.path()), ["000000001", "0000", "000000002"]);
+    }
+
+    /// Nothing was logged to the disk any more. A directory cannot be read either.
+    #[test]
+    fn a_last_file_that_cannot_be_read_is_followed_by_another() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::create_dir(scratch.path().join("00000007.jsonl")).unwrap();
+        let mut files = Files::new(scratch.path().to_owned(), BOUNDS);
+        assert_eq!(append(&mut files, 0..2), 20);
+        assert_eq!(fs::read_to_string(files.path(8)).unwrap(), "000000000\n000000001\n");
+        assert_eq!(append(&mut files, 2..45), 430);
+        assert_eq!(numbers(scratch.path()).unwrap(), [7, 11, 12], "the number of files is limited");
     }
 
     #[test]
