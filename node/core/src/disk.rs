@@ -1,12 +1,13 @@
 //! Which disk holds the data, as the configuration says, and which ones hold images.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use cluster::IMAGE_ARCHIVE_PREFIX;
 use config::Disk;
-use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks, sysfs};
+use localstorage::{DataDisk, FindError, FoundDisk, Programs, disks, disks_among, sysfs};
 use programs::containerd::Archive;
 use tracing::info;
 
@@ -37,7 +38,7 @@ pub enum DiskError {
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     // An empty disk is only taken at once if the configuration names it.
     let is_found = || look(wanted).is_ok_and(|disk| disk.has_data() || !matches!(wanted, Disk::Any));
-    if has_entries(Path::new(USB)) && !is_found() {
+    if !entries(Path::new(USB)).is_empty() && !is_found() {
         info!(limit = ?LATE, "no data disk yet, waiting for disks on USB");
         wait(LATE, is_found);
     }
@@ -49,25 +50,33 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
 
 /// The disk for the data, of those that there are now. Writes nothing.
 fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
-    let blocks = Path::new(BLOCKS);
     let programs = Programs::default();
-    let seen = disks(&programs)?;
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {
-        Disk::Any => return Ok(DataDisk::choose(&seen)?),
+        Disk::Any => return Ok(DataDisk::choose(&disks(&programs)?)?),
         Disk::Serial(name) => ("the serial number", name, serial),
         Disk::Partition(name) => ("the partition name", name, partition),
     };
-    let names = || seen.iter().map(|disk| disk.name.clone()).collect();
-    let is_meant = |disk: &FoundDisk| read(&blocks.join(&disk.name)).as_ref() == Some(name);
-    let chosen = DataDisk::choose_named(&seen, is_meant, &programs)?;
-    chosen.ok_or_else(|| DiskError::Absent { what, name: name.clone(), seen: names() })
+    let has_name = |block: &Path| read(block).as_ref() == Some(name);
+    let seen = disks_among(&programs, |disk| has_name(disk) || entries(disk).iter().any(|part| has_name(part)))?;
+    let is_meant = |disk: &FoundDisk| has_name(&Path::new(BLOCKS).join(&disk.name));
+    match DataDisk::choose_named(&seen, is_meant, &programs)? {
+        Some(chosen) => Ok(chosen),
+        None => {
+            // Without a look at their content: they may be broken.
+            let disks = entries(Path::new("/sys/block")).into_iter().filter(|disk| disk.join("device").exists());
+            let names = disks.filter_map(|disk| Some(disk.file_name()?.to_string_lossy().into_owned()));
+            let seen = names.collect::<BTreeSet<_>>().into_iter().collect();
+            Err(DiskError::Absent { what, name: name.clone(), seen })
+        }
+    }
 }
 
-fn has_entries(directory: &Path) -> bool {
-    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
+/// None of a directory that cannot be listed.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Looks until something is found, or for so long.
+/// Looks until something is found, or until `limit` has passed.
 fn wait(limit: Duration, mut is_found: impl FnMut() -> bool) {
     let end = Instant::now() + limit;
     while !is_found() && Instant::now() < end {
@@ -130,9 +139,9 @@ mod tests {
     #[test]
     fn only_a_machine_with_usb_has_late_disks() {
         let devices = tempfile::tempdir().unwrap();
-        assert!(!has_entries(devices.path()) && !has_entries(&devices.path().join("absent")));
+        assert!(entries(devices.path()).is_empty() && entries(&devices.path().join("absent")).is_empty());
         fs::create_dir(devices.path().join("usb1")).unwrap();
-        assert!(has_entries(devices.path()));
+        assert_eq!(entries(devices.path()), [devices.path().join("usb1")]);
     }
 
     #[test]

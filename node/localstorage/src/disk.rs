@@ -165,9 +165,17 @@ fn designated(disk: FoundDisk, programs: &Programs) -> Result<FoundDisk, FindErr
 /// [`FindError`]: which disk, and what was tried. A partition for data that the kernel does not show as
 /// its table does is [`FindError::Refused`].
 pub fn disks(programs: &Programs) -> Result<Vec<FoundDisk>, FindError> {
+    disks_among(programs, |_| true)
+}
+
+/// As [`disks`], of those that `is_meant` selects by their directories in sysfs. Other disks are not read: they may be broken.
+pub fn disks_among<N>(programs: &Programs, is_meant: N) -> Result<Vec<FoundDisk>, FindError>
+where
+    N: Fn(&Path) -> bool,
+{
     let root = root()?;
     let ask = |device: &Path| probe(&programs.blkid, device);
-    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks()
+    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks(is_meant)
 }
 
 /// The device that the running system's root is on.
@@ -190,12 +198,13 @@ struct Machine<'ask> {
 }
 
 impl Machine<'_> {
-    fn disks(&self) -> Result<Vec<FoundDisk>, FindError> {
+    fn disks(&self, is_meant: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
         let mut disks = Vec::new();
         for entry in fs::read_dir(&self.blocks).map_err(look("list", &self.blocks))? {
             let path = entry.map_err(look("list", &self.blocks))?.path();
             // Loop devices, RAM disks and what is stacked on disks have no hardware.
             if path.join("device").exists()
+                && is_meant(&path)
                 && !sysfs::is_hidden(&path)?
                 && let Some(disk) = self.seen(&path)?
                 && let Some(medium) = medium(&disk.device, File::open(&disk.device))?

@@ -57,7 +57,7 @@ mod tree;
 pub use boot_disk::{BootDiskError, DATA_PARTITION};
 pub use budget::{Budget, Part};
 pub use content::{Content, Ends, Geometry, LABEL};
-pub use disk::{ARCHIVE_SERIALS, DataDisk, FoundDisk, Role, disks, examine};
+pub use disk::{ARCHIVE_SERIALS, DataDisk, FoundDisk, Role, disks, disks_among, examine};
 pub use ephemeral::mount_ephemeral;
 pub use error::{FindError, MountError, NoDataDisk, OpenError};
 pub use gpt::{Guid, PartitionTable, TableState};

@@ -59,12 +59,16 @@ impl FakeMachine {
     }
 
     fn look(&self) -> Result<Vec<FoundDisk>, FindError> {
+        self.look_among(|_| true)
+    }
+
+    fn look_among(&self, is_meant: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
         let swap = Mark { format: "swap".into(), usage: Usage::Other, label: None };
         let ask = |device: &Path| {
             let bytes = fs::read(device).unwrap();
             Ok(if bytes.starts_with(b"swap") { vec![swap.clone()] } else { vec![] })
         };
-        Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks()
+        Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks(is_meant)
     }
 
     fn disks(&self) -> Vec<FoundDisk> {
@@ -148,6 +152,18 @@ fn a_name_that_two_disks_have_names_none() {
     }
     assert!(matches!(named(&["vdb"]), Ok(Some(disk)) if disk.device().ends_with("dev/vdb")));
     assert!(matches!(named(&["vdz"]), Ok(None)));
+}
+
+/// A broken disk stopped the boot of a node whose configuration names another one.
+#[test]
+fn nothing_is_read_of_disks_that_are_not_meant() {
+    let machine = FakeMachine::new();
+    machine.add("vda", None, &our_superblock());
+    machine.add("vdb", None, b"");
+    fs::remove_file(machine.devices().join("vdb")).unwrap();
+    assert!(matches!(machine.look(), Err(FindError::Look { path, .. }) if path.ends_with("dev/vdb")));
+    let seen = machine.look_among(|disk| disk.ends_with("vda")).unwrap();
+    assert_eq!(seen.iter().map(|disk| disk.name.as_str()).collect::<Vec<_>>(), ["vda"]);
 }
 
 /// A disk of 2 MiB with a partition for data in the sectors 128 to 255.
