@@ -158,7 +158,7 @@ fn designated(disk: FoundDisk, programs: &Programs) -> Result<FoundDisk, FindErr
 }
 
 /// All disks of the machine and their partitions for data, by name. Looks at the content of those that
-/// there is to choose from: both ends, and what `blkid` says. Other writable disks are only compared with
+/// there is to choose from: both ends, and what `blkid` says. Other disks are only compared with
 /// [`Content::Ours`] by the superblock. Writes nothing.
 ///
 /// # Errors
@@ -223,7 +223,8 @@ impl Machine<'_> {
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
             disk.content = content(&disk.device, disk.size, self.ask)?;
         }
-        for disk in disks.iter_mut().filter(|disk| disk.role < role && disk.role != Role::System && !disk.read_only) {
+        let is_passed_over = |disk: &FoundDisk| disk.role != Role::System && (disk.role < role || disk.read_only);
+        for disk in disks.iter_mut().filter(|disk| is_passed_over(disk)) {
             if let Some(geometry) = ours(&disk.device, disk.size)? {
                 disk.content = Content::Ours(geometry);
             }

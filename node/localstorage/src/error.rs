@@ -33,7 +33,9 @@ pub enum NoDataDisk {
     Foreign { disk: String, what: Signature },
     #[error("disk {disk} is too small: it has {size}, the data needs {MINIMUM} or more")]
     TooSmall { disk: String, size: Bytes },
-    #[error("disk {disk} is for the data, but it can only be read; attach it writable")]
+    #[error(
+        "disk {disk} is for the data, but it can only be read; attach it writable, or name another disk in `storage`"
+    )]
     ReadOnly { disk: String },
     #[error(
         "the partition table of disk {disk} has a partition for the data, but {}; \

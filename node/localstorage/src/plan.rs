@@ -33,18 +33,24 @@ impl<'seen> Decision<'seen> {
 ///
 /// A disk with our file system beside the one that these rules take can be the data disk that was missing
 /// when the other was formatted: neither is used then, unless the serial number designates one that has our
-/// file system too.
+/// file system too. A read-only disk with it is not replaced by a disk without it.
 ///
 /// # Errors
 /// [`NoDataDisk`]: none, or more than one, or something foreign on the only one.
 pub fn plan(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
-    let decision = candidate(seen)?;
+    let decision = candidate(seen);
+    let has_ours = |disk: &FoundDisk| disk.role != Role::System && matches!(disk.content, Content::Ours(_));
+    if !matches!(decision, Ok(Decision::Use(_)))
+        && let Some(disk) = seen.iter().find(|disk| has_ours(disk) && disk.read_only)
+    {
+        return Err(NoDataDisk::ReadOnly { disk: disk.name.clone() });
+    }
+    let decision = decision?;
     let taken = decision.disk();
     if taken.role == Role::Data && matches!(decision, Decision::Use(_)) {
         return Ok(decision);
     }
-    let can_be =
-        |disk: &FoundDisk| disk.role != Role::System && !disk.read_only && matches!(disk.content, Content::Ours(_));
+    let can_be = |disk: &FoundDisk| has_ours(disk) && !disk.read_only;
     let all: Vec<&FoundDisk> = seen.iter().filter(|disk| ptr::eq(*disk, taken) || can_be(disk)).collect();
     if all.len() == 1 { Ok(decision) } else { Err(several(&all)) }
 }
@@ -246,7 +252,7 @@ mod tests {
         #[test]
         fn nothing_is_formatted_beside_a_formatted_disk(seen in any_machine()) {
             if let Ok(Decision::Format(_)) = plan(&seen) {
-                let ours = |disk: &FoundDisk| disk.role != Role::System && !disk.read_only && disk.content == OURS;
+                let ours = |disk: &FoundDisk| disk.role != Role::System && disk.content == OURS;
                 prop_assert!(!seen.iter().any(ours));
             }
         }

@@ -116,6 +116,27 @@ fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
     assert!(matches!(DataDisk::choose(&seen), Err(FindError::Refused(found)) if found == refusal));
 }
 
+/// The node began a new cluster on another disk, and rejected both when the disk could be written again.
+#[test]
+fn a_read_only_disk_with_data_is_not_replaced() {
+    let machine = FakeMachine::new();
+    machine.add("vda", Some("system"), b"");
+    machine.add("vdb", None, &our_superblock());
+    fs::write(machine.blocks().join("vdb/ro"), "1\n").unwrap();
+    let is_refused = || {
+        let seen = machine.disks();
+        let (chosen, refusal) = (DataDisk::choose(&seen), NoDataDisk::ReadOnly { disk: "vdb".into() });
+        assert_eq!(wanted(&seen, &chosen), None);
+        assert!(matches!(chosen, Err(FindError::Refused(found)) if found == refusal));
+    };
+    is_refused();
+    machine.add("vdc", None, b"");
+    is_refused();
+    // A copy is used in its place.
+    machine.add("vdd", None, &our_superblock());
+    assert!(matches!(DataDisk::choose(&machine.disks()), Ok(disk) if disk.device().ends_with("dev/vdd")));
+}
+
 #[test]
 fn the_boot_disk_is_used_if_no_other_disk_holds_anything() {
     let wanted = |disks: &[(&str, Option<&str>, &[u8])]| {
