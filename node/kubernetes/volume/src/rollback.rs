@@ -200,15 +200,20 @@ impl Store {
             })
             .collect();
         for (id, [kept, record], volume) in half {
-            info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed");
-            for (id, record) in [(volume, record), (id, kept)] {
-                if let Err(reason) = self.files.replace(&id, &record) {
-                    // The next start tries again; until then the records are in memory.
-                    let reason: &dyn std::error::Error = &reason;
-                    error!(volume = %id, error = reason, "record after an exchange cannot be written");
+            let written = self.files.replace(&volume, &record).and_then(|()| self.files.replace(&id, &kept));
+            match written {
+                Ok(()) => {
+                    info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed");
+                    found.insert(id, (kept.state, Ok(kept)));
                 }
-                found.insert(id, (record.state, Ok(record)));
+                // That of the snapshot stays in memory as it is on the disk: the next call for it, or the next start, tries
+                // again, and nothing else is done with it before.
+                Err(reason) => {
+                    let reason: &dyn std::error::Error = &reason;
+                    error!(volume = %volume, snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
+                }
             }
+            found.insert(volume, (record.state, Ok(record)));
         }
     }
 

@@ -19,6 +19,7 @@ use volume::{
 use crate::cloning::{BOTH, LARGER, is_settled};
 use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized};
 use crate::snapshots::{snapshot_of, taken};
+use crate::sys;
 
 pub fn back_to(volume: &VolumeId, source: &str, kept: &str) -> RollbackRequest {
     let claim = Claim { uid: format!("uid of {volume}"), namespace: "default".into(), name: kept.into() };
@@ -244,6 +245,40 @@ fn a_snapshot_ends_after_its_volume_if_no_record_has_the_exchange() {
         let strays = node.store.strays().unwrap();
         assert!(strays.directories.is_empty() && strays.projects.is_empty(), "{strays:?}");
     }
+}
+
+/// The record of the snapshot was written without that of the volume, which then had the project of another directory.
+#[test]
+fn an_exchange_is_completed_when_both_records_can_be_written() {
+    const IMMUTABLE: u32 = 0x8; // FS_XFLAG_IMMUTABLE
+    let node = Node::new();
+    let (volume, _) = node.made(&disk("pvc-1", Allocation::Thin));
+    write(&node, &volume, 1);
+    taken(&node, &volume, "snapshot-1");
+    write(&node, &volume, 2);
+    let (kept, want) = (id("snapshot-kept"), back_to(&volume, "snapshot-1", "snapshot-kept"));
+    let opened = node.store.open_volume(&volume).unwrap();
+    while matches!(node.store.roll_back(&kept, &want), Err(Error::Copying { .. })) {}
+    drop(opened);
+
+    // The process ends after the exchange.
+    let Node { store, disk } = node;
+    drop(store);
+    let open = |place: &str| Dir::open(&disk.path().join("volumes").join(place)).unwrap();
+    let name = |text: &str| Name::try_from(text).unwrap();
+    open("staging").exchange(&name("snapshot-kept"), &open("live"), &name("pvc-1")).unwrap();
+    sys::add_flag(File::open(disk.path().join("volumes/records/pvc-1")).unwrap(), IMMUTABLE).unwrap();
+    let store = Node::open(&disk);
+    let error = store.roll_back(&kept, &want).unwrap_err();
+    assert!(matches!(&error, Error::Act { id, .. } if *id == volume), "{error:?}");
+    drop(store);
+
+    open("records").unprotect(&name("pvc-1")).unwrap();
+    let node = Node { store: Node::open(&disk), disk };
+    rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
+    assert!(has_only(&node.image(&volume), 1) && has_only(&node.image(&kept), 2));
+    node.store.end_rollback(&kept).unwrap();
+    node.store.expand(&volume, LARGER).unwrap();
 }
 
 /// A publish either keeps the content from being exchanged, or gets the new one.
