@@ -25,6 +25,8 @@ use provisioner::NoticeQueue;
 use supervisor::{BoxError, Change, Context, Settings, State, Supervisor};
 use time::OffsetDateTime;
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::certificates::{CertificateStatus, Certificates};
@@ -281,8 +283,11 @@ async fn serve(
     if let Err(overdue) = tree.stop(STOP).await {
         warn!(error = %overdue, "services did not stop in time");
     }
-    // Before the loop devices are detached: one that any process has open would keep the data disk mounted.
-    plugin.close();
+    // Before the loop devices are detached: one that any process has open would keep the data disk mounted. The last close of a
+    // device waits until its dirty pages are written: a disk that does not answer must not keep the machine on.
+    if timeout(STOP, spawn_blocking(move || plugin.close())).await.is_err() {
+        warn!("loop devices were not closed in time");
+    }
     Ok(end)
 }
 

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         print(log, "the end of the log was not written to the disk in time");
     }
     // The last two are mounts of the data disk on a node with a CNI plugin of the administrator.
-    power::leave(&["/ephemeral", "/data", "/opt/cni/bin", "/etc/cni/net.d"].map(Path::new));
+    power::leave(["/ephemeral", "/data", "/opt/cni/bin", "/etc/cni/net.d"].map(Path::new));
     // File systems that could not be unmounted are reported there only.
     wait_for_console(log);
     // Comes back only if the kernel refuses to power off.

@@ -1,8 +1,10 @@
 //! Requests to end the node, and its end.
 
+use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use nix::sys::signal::{self, kill};
 use nix::unistd::{Pid, sync};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use units::Bytes;
 
 use crate::mounts;
 
@@ -104,8 +107,12 @@ fn is_press(event: &[u8; EVENT]) -> bool {
 /// How long processes may take after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends every other process, and gives back what is below `tops`.
-pub fn leave(tops: &[&Path]) {
+/// How long a disk may write nothing while it is unmounted. A large machine has dirty pages for minutes.
+const STANDSTILL: Duration = Duration::from_secs(60);
+
+/// Ends every other process, and gives back what is below `tops`, unless their disk does not answer: it must not keep the
+/// machine on.
+pub fn leave<const N: usize>(tops: [&'static Path; N]) {
     // From PID 1, -1 means every other process. ESRCH: there is none.
     for (stop, patience) in [(signal::Signal::SIGTERM, PATIENCE), (signal::Signal::SIGKILL, PATIENCE)] {
         let _ = kill(Pid::from_raw(-1), stop);
@@ -113,8 +120,46 @@ pub fn leave(tops: &[&Path]) {
             break;
         }
     }
+    let (runs, running) = channel();
+    let thread = thread::Builder::new().name("unmount".into()).spawn(move || {
+        let _runs = runs;
+        unmount(&tops);
+    });
+    match thread {
+        Ok(_) if wait_for_the_disk(&running, STANDSTILL, unwritten) => {}
+        Ok(_) => {
+            tracing::warn!("a disk has written nothing for a minute; its file system replays its log at the next boot")
+        }
+        Err(_) => unmount(&tops),
+    }
+}
+
+fn unmount(tops: &[&Path]) {
     mounts::release(tops);
     sync();
+}
+
+/// Whether the thread has ended; `false` if nothing was written for so long.
+fn wait_for_the_disk(
+    running: &Receiver<Infallible>,
+    standstill: Duration,
+    mut unwritten: impl FnMut() -> Bytes,
+) -> bool {
+    let mut before = unwritten();
+    while running.recv_timeout(standstill) == Err(RecvTimeoutError::Timeout) {
+        let now = unwritten();
+        if now >= before {
+            return false;
+        }
+        before = now;
+    }
+    true
+}
+
+/// Pages that have to be written to disks, proc_meminfo(5).
+fn unwritten() -> Bytes {
+    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    ["Dirty:", "Writeback:"].iter().filter_map(|name| kernel::text::size(&table, name)).sum()
 }
 
 /// Turns the machine off. Does not return unless the kernel refuses.
@@ -144,6 +189,17 @@ fn wait_for_the_last(patience: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The machine stayed on, and had to be reset.
+    #[test]
+    fn a_disk_that_writes_nothing_does_not_hold_the_end_up() {
+        let (runs, running) = channel();
+        let mut left = [3, 2, 1, 1].map(Bytes::new).into_iter();
+        assert!(!wait_for_the_disk(&running, Duration::from_millis(1), || left.next().unwrap()));
+        assert_eq!(left.next(), None, "it was waited for as long as it wrote");
+        drop(runs);
+        assert!(wait_for_the_disk(&running, Duration::from_secs(60), || Bytes::ZERO));
+    }
 
     #[test]
     fn only_the_press_of_the_power_key_counts() {
