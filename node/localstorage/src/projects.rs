@@ -1,6 +1,7 @@
 //! The parts of the data disk get their projects and limits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::path::Path;
 
 use dir::{Dir, Ensured, Mode, Name};
@@ -34,16 +35,23 @@ impl Projects {
     pub(crate) fn open(root: &Dir, tree: &Data) -> Result<Self, MountError> {
         let budget = budget(root, tree.path())?;
         let path = tree.project_ids.path();
-        let failed = |step| move |source| MountError::Directory { step, path: path.to_owned(), source };
         let name = Name::try_from(path.file_name().unwrap_or_default())
             .map_err(|source| MountError::Name { path: path.to_owned(), source })?;
-        let recorded = root.read(&name).map_err(failed("read"))?.and_then(|text| {
-            let ids = ProjectIds::parse(&text);
-            if ids.is_none() {
-                warn!(path = %path.display(), "record of project IDs is damaged; it is written again");
+        // The directories have their IDs, too.
+        let recorded = match root.read(&name) {
+            Ok(text) => text.and_then(|text| {
+                let ids = ProjectIds::parse(&text);
+                if ids.is_none() {
+                    warn!(path = %path.display(), "record of project IDs is damaged; it is written again");
+                }
+                ids
+            }),
+            Err(error) => {
+                let error: &dyn Error = &error;
+                warn!(path = %path.display(), error, "record of project IDs cannot be read; it is written again");
+                None
             }
-            ids
-        });
+        };
         let mut ids = recorded.clone().unwrap_or_default();
         ids.complete(
             |part| present(root, tree, part),
@@ -51,7 +59,8 @@ impl Projects {
             |id| is_unused(root, tree.path(), id),
         )?;
         if recorded.as_ref() != Some(&ids) {
-            root.write(&name, &ids.text(), MODE).map_err(failed("write"))?;
+            let failed = |source| MountError::Directory { step: "write", path: path.to_owned(), source };
+            root.write(&name, &ids.text(), MODE).map_err(failed)?;
         }
         Ok(Self { budget, ids, assigned: BTreeSet::new(), former: BTreeMap::new() })
     }
