@@ -49,7 +49,9 @@ impl Context {
         async move { progress.round(attempt, &settings, work, has_progress).await }
     }
 
-    /// A [`round`](Self::round) that is not a future, at its end: the result of an effort that others complete.
+    /// A [`round`](Self::round) that is not a future, at its end: the result of an effort that others complete, such as a watch that
+    /// a library opens again. They try again within [`Settings::round_deadline`]: without a failure for this time, the effort has
+    /// succeeded.
     pub fn report(&self, has_progress: bool) {
         self.node.progress().report(self.attempt, self.node.settings(), has_progress);
     }

@@ -30,6 +30,8 @@ struct Failed {
     begin: Instant,
     end: Instant,
     count: u32,
+    /// Without a failure for this time, the effort has succeeded, or has no work any more.
+    pause: Duration,
 }
 
 impl Progress {
@@ -64,10 +66,11 @@ impl Progress {
         done
     }
 
-    /// A round that begins and ends now.
+    /// A round that begins and ends now. Who reports tries again within the deadline: a failure after a longer time shows that
+    /// the effort succeeded meanwhile, without a report.
     pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
         let round = Round::begin(self, attempt);
-        if has_progress { round.succeeded() } else { round.failed(settings.quiet()) }
+        if has_progress { round.succeeded() } else { round.failed(settings.round_deadline) }
     }
 
     /// How long the service has made no progress, if it is stalled.
@@ -75,7 +78,7 @@ impl Progress {
         let (rounds, deadline, now) = (self.lock(), settings.round_deadline, Instant::now());
         let running = rounds.running.values().next().map(|begin| now - *begin).filter(|time| *time >= deadline);
         let failed = rounds.failed.filter(|failed| {
-            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= settings.quiet()
+            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= failed.pause
         });
         running.max(failed.map(|failed| now - failed.begin))
     }
@@ -117,15 +120,19 @@ impl Round {
         }
     }
 
-    fn failed(self, quiet: Duration) {
+    /// `pause` is the longest time until the next failure of the same effort.
+    fn failed(self, pause: Duration) {
         let (mut rounds, end) = (self.progress.lock(), Instant::now());
         let Some(&begin) = rounds.running.get(&self.number) else { return };
-        rounds.failed = match rounds.failed {
-            Some(before) if end - before.end <= quiet => {
-                Some(Failed { begin: before.begin.min(begin), end, count: before.count.saturating_add(1) })
-            }
-            Some(_) | None => Some(Failed { begin, end, count: 1 }),
-        };
+        rounds.failed = Some(match rounds.failed.filter(|before| end - before.end <= before.pause) {
+            Some(before) => Failed {
+                begin: before.begin.min(begin),
+                end,
+                count: before.count.saturating_add(1),
+                pause: before.pause.max(pause),
+            },
+            None => Failed { begin, end, count: 1, pause },
+        });
     }
 }
 

@@ -118,6 +118,30 @@ async fn reports_count_like_rounds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stall_ends_when_no_failure_is_reported_for_the_deadline() {
+    let (tree, cx) = service().await;
+    for _ in 0..3 {
+        cx.report(false);
+        sleep(40 * SECOND).await;
+    }
+    assert_eq!(stalled(&tree), Some(120));
+    sleep(21 * SECOND).await;
+    assert_eq!(stalled(&tree), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_further_apart_than_the_deadline_are_not_one_stall() {
+    let (tree, cx) = service().await;
+    for pause in [59, 61, 59, 300] {
+        cx.report(false);
+        assert_eq!(stalled(&tree), None);
+        sleep(pause * SECOND).await;
+    }
+    cx.report(false);
+    assert_eq!(stalled(&tree), None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_attempt_begins_without_rounds() {
     let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(2);
     let tree = Supervisor::start("loop", Settings::default(), move |cx| {

@@ -35,17 +35,6 @@ async fn facts(case: &Case) -> Result<Value, Failure> {
 }
 
 pub async fn all_services_are_ready(case: &Case) -> Result<(), Failure> {
-    services(case, |said| said == "ok\n").await
-}
-
-/// Also services that are healthy and report no progress. Known fault of the node: failures that are up to ten minutes apart count
-/// as one time without progress, also if the service had no work between them, and the watches fail when the API server ends.
-pub async fn all_services_are_healthy(case: &Case) -> Result<(), Failure> {
-    let is_stalled = |line: &str| line.contains(" healthy ") && line.contains(", no progress for ");
-    services(case, |said| said == "ok\n" || said.lines().all(is_stalled)).await
-}
-
-async fn services(case: &Case, are_ready: impl Fn(&str) -> bool) -> Result<(), Failure> {
     eventually(PATIENCE, "all services to be ready", async || {
         // With services that are not ready, the answer is an error with their names.
         let said = match case.get(&format!("{PORT}/readyz")).await {
@@ -55,7 +44,7 @@ async fn services(case: &Case, are_ready: impl Fn(&str) -> bool) -> Result<(), F
             },
             said => said?,
         };
-        Ok(if are_ready(&said) { Seen::Done(()) } else { Seen::NotYet(said) })
+        Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
     })
     .await
 }
