@@ -6,15 +6,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use http::{Method, Request, Response};
 use http_body::Body as HttpBody;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, BodyStream, Full, StreamBody};
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tower::{BoxError, Service};
-use tower_http::timeout::TimeoutBody;
 
 use crate::Deadlines;
 use crate::kind::Kind;
@@ -88,13 +87,17 @@ where
     }
 }
 
-/// A body that fails after a time without data, and ends when a request of the same client misses its deadline.
+/// A body that ends after a time without data, and when a request of the same client misses its deadline. Neither is an
+/// error: the next request shows whether the server answers.
 fn stream<B>(body: B, idle: Duration, missed: Arc<watch::Sender<u64>>, mut ended: watch::Receiver<u64>) -> ResponseBody
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let frames = BodyStream::new(TimeoutBody::new(idle, body));
+    let frames = stream::unfold(Box::pin(body), move |mut body| async move {
+        let frame = timeout(idle, body.frame()).await.ok()??;
+        Some((frame.map_err(Into::into), body))
+    });
     // The sender stays: a client that is dropped does not end its streams.
     let end = Box::pin(async move {
         _ = ended.changed().await;
@@ -105,7 +108,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use futures::stream;
     use http_body::Frame;
     use tokio::time::sleep;
 

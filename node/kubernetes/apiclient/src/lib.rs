@@ -37,7 +37,9 @@ pub struct Deadlines {
     pub object: Duration,
     /// For the complete response to a list of objects.
     pub list: Duration,
-    /// Without any data of a watch. The API server sends a bookmark every minute.
+    /// Without any data of a watch: it ends without an error, and its caller opens it again. The API server sends a bookmark
+    /// every minute, but none with the version at which the watch began: the watch of a kind whose objects do not change has no
+    /// data until etcd reports its progress to the API server (`watch-progress-notify-interval` of etcd, 10 minutes by default).
     pub idle: Duration,
     /// A connection without a request is kept so long for the next one. The API server closes it after 90 s, and a request
     /// that is sent at that moment fails, without an answer whether it was carried out.

@@ -63,6 +63,8 @@ pub(crate) fn program(config: &Config) -> Program {
         // No other member waits for what is older. A segment goes when a snapshot stands for it.
         "--max-wals=2".into(),
         "--snapshot-count=1000".into(),
+        // The API server sends a watch a bookmark each minute if etcd has reported progress since the watch began.
+        "--watch-progress-notify-interval=20s".into(),
     ];
     match config.durability {
         Durability::Durable => {}
