@@ -6,7 +6,7 @@ use cluster::NODE_PREFIX;
 
 use crate::pki::identity::Identity;
 use crate::pki::store::CONTROLLERS_SIGNING_KEY;
-use crate::program::{Program, Service};
+use crate::program::{Program, ProgramError, Service, Tail};
 use crate::{Config, Credentials, Rights, User, ready};
 
 /// One of its controllers creates it in every cluster; without it no pod can be created.
@@ -14,12 +14,28 @@ const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
 const NAME: &str = "kube-controller-manager";
 
-/// Healthy when the cluster has its default service account.
+/// Healthy when the cluster has its default service account. Begins when the API server is healthy: kube-controller-manager waits
+/// for that for 10 s and then ends, and while an API server starts, each of its own starts takes the CPU from it.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     let kept = Arc::clone(credentials);
-    program(config, credentials).service(&config.paths, move || {
+    let run = program(config, credentials).service(&config.paths, move || {
         let credentials = Arc::clone(&kept);
         async move { ready::api(&credentials, SIGN_OF_LIFE).await }
+    });
+    let kept = Arc::clone(credentials);
+    Box::new(move |cx| {
+        let (credentials, run) = (Arc::clone(&kept), run(cx.clone()));
+        Box::pin(async move {
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                healthy = ready::api(&credentials, "/healthz") => healthy.map_err(|source| ProgramError::NotReady {
+                    program: "kube-apiserver",
+                    tail: Tail::default(),
+                    source: Box::new(source),
+                })?,
+            }
+            run.await
+        })
     })
 }
 
@@ -73,7 +89,30 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use supervisor::{Settings, Supervisor};
+
     use super::*;
+
+    /// The clock advances while nothing answers.
+    #[tokio::test(start_paused = true)]
+    async fn it_does_not_start_before_the_api_server_is_healthy() {
+        let (config, credentials, _scratch) = crate::config::with_credentials(Config::default());
+        let service = service(&config, &Arc::new(credentials));
+        let (sender, mut ends) = tokio::sync::mpsc::channel(1);
+        let tree = Supervisor::start(NAME, Settings::default(), move |cx| {
+            let (running, sender) = (service(cx), sender.clone());
+            async move {
+                let end = running.await;
+                _ = sender.try_send(end.as_ref().err().map(ToString::to_string));
+                end
+            }
+        });
+        let end = ends.recv().await.unwrap();
+        assert_eq!(end.as_deref(), Some("kube-apiserver is not ready; it said last: nothing"));
+        tree.stop(Duration::from_secs(1)).await.unwrap();
+    }
 
     #[test]
     fn every_controller_runs_but_the_approval_of_certificates() {
