@@ -29,12 +29,15 @@ const ACL_ON_DISK: &[u8] = b"trusted.SGI_ACL_";
 /// and capabilities, as a change of the owner does.
 pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Fault> {
     let has = fstat(to).map_err(Fault::Target)?;
-    if (has.st_uid, has.st_gid) != (stat.st_uid, stat.st_gid) {
+    let is_owned = (has.st_uid, has.st_gid) == (stat.st_uid, stat.st_gid);
+    if !is_owned {
         fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid))).map_err(Fault::Target)?;
     }
-    copy_extended(&Inode::Open(from), &Inode::Open(to))?;
-    // An ACL has changed it, and inherited ACLs are removed now.
-    fchmod(to, mode(stat)).map_err(Fault::Target)?;
+    let is_extended = copy_extended(&Inode::Open(from), &Inode::Open(to))?;
+    // A new owner or ACL has changed it, and inherited ACLs are removed now. A call without effect is a transaction too.
+    if !is_owned || is_extended || has.st_mode != stat.st_mode {
+        fchmod(to, mode(stat)).map_err(Fault::Target)?;
+    }
     set_times(to, stat).map_err(Fault::Target)
 }
 
@@ -117,20 +120,24 @@ impl Inode<'_> {
     }
 }
 
-fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<(), Fault> {
+/// Returns whether `to` has changed.
+fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<bool, Fault> {
     let wanted = from.list().map_err(Fault::Source)?;
     let present = to.list().map_err(Fault::Target)?;
+    let mut is_changed = false;
     for name in names(&wanted) {
         let value = from.get(name).map_err(Fault::Source)?;
         let is_equal = names(&present).any(|other| other == name) && to.get(name).as_ref() == Ok(&value);
         if !is_equal {
             to.set(name, &value).map_err(Fault::Target)?;
+            is_changed = true;
         }
     }
     for name in names(&present).filter(|name| names(&wanted).all(|other| other != *name)) {
         to.remove(name).map_err(Fault::Target)?;
+        is_changed = true;
     }
-    Ok(())
+    Ok(is_changed)
 }
 
 /// Of a list, in which a zero byte follows each name.

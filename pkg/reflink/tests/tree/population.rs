@@ -57,6 +57,8 @@ pub fn populate(top: &Path) {
         ("mode", "mode"),
         ("times", "times"),
         ("owned", "owned"),
+        ("set-id", "set-id"),
+        ("set-id-owned", "set-id"),
         ("with-acl", "acl"),
         ("with-attributes", "attributes"),
         ("linked-1", "linked"),
@@ -71,7 +73,14 @@ pub fn populate(top: &Path) {
     fs::write(top.join(OsStr::from_bytes(b"not-\xff-utf8")), "odd").unwrap();
     File::create(at("sparse")).unwrap().write_all_at(&[1; 4096], 0).unwrap();
     File::options().write(true).open(at("sparse")).unwrap().write_all_at(&[2; 4096], 64 * MIB as u64).unwrap();
-    for (file, mode) in [("mode", 0o4751), ("owned", 0o640), ("sticky", 0o3777), ("empty", 0o500)] {
+    for (file, mode) in [
+        ("mode", 0o4751),
+        ("owned", 0o640),
+        ("set-id", 0o6755),
+        ("set-id-owned", 0o6755),
+        ("sticky", 0o3777),
+        ("empty", 0o500),
+    ] {
         fs::set_permissions(at(file), Permissions::from_mode(mode)).unwrap();
     }
     chown(at("owned"), Some(1000), Some(2000)).unwrap();
@@ -160,6 +169,10 @@ pub fn change(top: &Path) {
     fs::set_permissions(at("mode"), Permissions::from_mode(0o2711)).unwrap();
     fs::set_permissions(at("empty"), Permissions::from_mode(0o711)).unwrap();
     chown(at("owned"), Some(5), Some(6)).unwrap();
+    // The modes are those before: only the content, or the owner, differs. A change of the owner clears the bits.
+    rewrite("set-id", "SET-ID");
+    chown(at("set-id-owned"), Some(5), Some(6)).unwrap();
+    fs::set_permissions(at("set-id-owned"), Permissions::from_mode(0o6755)).unwrap();
     lremovexattr(at("with-attributes"), "user.large").unwrap();
     set_attribute(&at("with-attributes"), "user.small", b"other");
     set_attribute(&at("with-attributes"), "user.new", b"new");
