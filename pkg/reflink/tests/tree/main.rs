@@ -7,7 +7,7 @@ mod population;
 mod sharing;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,6 +17,7 @@ use description::{describe, shared};
 use fsquota::{Limits, ProjectId};
 use ktest_support::{Tmpfs, XfsDisk};
 use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use population::{change, populate};
 use reflink::{Counts, MAX_DEPTH, Task, TreeClone, TreeError};
@@ -131,6 +132,45 @@ fn a_pass_copies_all_changes_since_an_earlier_one() {
     stage.expect_equal();
     assert!(counts.cloned > 0 && counts.unchanged > 0 && counts.removed > 0 && counts.skipped == 0, "{counts:?}");
     assert_eq!(kept("dir/large"), before);
+}
+
+/// Regression: a file that had changed was emptied first, or replaced if it was large, and all its extents were cloned
+/// again.
+#[test]
+fn a_changed_file_is_cloned_in_place_unless_a_large_one_became_shorter() {
+    const SIZE: u64 = 4 * MIB;
+    let stage = Stage::new();
+    let files = ["block", "hole", "longer", "shorter", "empty"];
+    for file in files {
+        fs::write(stage.from.join(file), vec![1; SIZE as usize]).unwrap();
+    }
+    fs::write(stage.from.join("small"), vec![1; 5000]).unwrap();
+    let mut clone = stage.begin();
+    approach_until_equal(&mut clone);
+    let inode = |file: &str| fs::metadata(stage.to.join(file)).unwrap().ino();
+    let before = files.map(inode);
+    let small = inode("small");
+
+    let open = |file: &str| File::options().write(true).open(stage.from.join(file)).unwrap();
+    open("block").write_all_at(&[2; 4096], MIB).unwrap();
+    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(open("hole"), punch, MIB.cast_signed(), 2 * MIB.cast_signed()).unwrap();
+    open("longer").write_all_at(&[3; 5000], SIZE - 100).unwrap();
+    open("shorter").set_len(SIZE - 100).unwrap();
+    open("empty").set_len(0).unwrap();
+    open("small").set_len(4000).unwrap();
+    let counts = stage.complete(clone);
+    assert_eq!(counts, Counts { cloned: 6, ..Counts::default() });
+    stage.expect_equal();
+    let is_kept = [0, 1, 2, 3, 4].map(|file| inode(files[file]) == before[file]);
+    assert_eq!((is_kept, inode("small") == small), ([true, true, true, false, false], true));
+    // All blocks of the clone are those of the source, and it has no others.
+    for (file, size) in
+        [("block", SIZE), ("hole", 2 * MIB), ("longer", SIZE + 8192), ("shorter", SIZE), ("empty", 0), ("small", 4096)]
+    {
+        let path = stage.to.join(file);
+        assert_eq!((shared(&path), fs::metadata(&path).unwrap().blocks() * 512), (size, size), "{file}");
+    }
 }
 
 #[test]
