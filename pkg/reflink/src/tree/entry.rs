@@ -10,10 +10,11 @@ use nix::unistd::{ftruncate, linkat, symlinkat};
 
 use super::attributes::{self, kind};
 use super::error::Fault;
-use super::pass::{Directory, Pass, open};
+use super::pass::{Directory, Pass, Source, open};
 use super::scratch::{Scratch, existing};
 
-/// A larger file that has become shorter is replaced: freeing its blocks takes time, which the last pass does not have.
+/// A larger file is replaced if it has become shorter, or is another one: freeing its blocks takes time, which the last
+/// pass does not have.
 const CUT: i64 = 1 << 20;
 
 /// A name in an open directory.
@@ -103,11 +104,15 @@ impl Pass<'_> {
 
     /// Whether the file in the target is cloned again in place. Otherwise it is replaced, and its blocks are freed later.
     fn is_reused(&self, found: &FileStat, stat: &FileStat) -> bool {
-        kind(stat) == SFlag::S_IFREG
-            && kind(found) == SFlag::S_IFREG
-            && found.st_nlink == 1
-            && found.st_size <= stat.st_size.max(CUT)
-            && self.clone.records.is_clone_of(found.st_ino, stat)
+        let is_file = [stat, found].into_iter().all(|stat| kind(stat) == SFlag::S_IFREG);
+        if !is_file || found.st_nlink != 1 {
+            return false;
+        }
+        if self.clone.records.is_clone_of(found.st_ino, stat) {
+            return found.st_size <= stat.st_size.max(CUT);
+        }
+        // Another file has got its name, or it has no record. All extents can differ.
+        self.source == Source::Still && found.st_size <= CUT
     }
 
     fn remove(&self, directory: &Directory, (dir, name): Place<'_>) -> Result<(), Fault> {
@@ -138,8 +143,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A listing of a directory that changes may have a name twice, and two threads then act on it. Therefore an inode
-    /// of the target has the content of one inode of the source only: it is new, or the one that was found.
+    /// A listing of a directory that changes may have a name twice, and two threads then act on it. Therefore, while the
+    /// source changes, an inode of the target has the content of one inode of the source only: it is new, or the one that
+    /// was found.
     fn clone_file(&self, from: Place<'_>, to: Place<'_>, stat: &FileStat, reused: Option<u64>) -> Result<(), Fault> {
         let (source, now) = open_source(from, stat)?;
         let create = if reused.is_some() { OFlag::empty() } else { OFlag::O_CREAT | OFlag::O_EXCL };

@@ -56,7 +56,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     pub(super) clone: &'a TreeClone,
-    source: Source,
+    pub(super) source: Source,
     until: Option<Instant>,
     /// Seconds and nanoseconds of `CLOCK_REALTIME`.
     pub(super) begin: (i64, i64),

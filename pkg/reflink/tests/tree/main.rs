@@ -173,6 +173,33 @@ fn a_changed_file_is_cloned_in_place_unless_a_large_one_became_shorter() {
     }
 }
 
+/// Programs replace a file by a new one, which they rename, to change it at once.
+#[test]
+fn the_last_pass_clones_a_small_file_with_the_name_of_another_one_in_place() {
+    let stage = Stage::new();
+    let replace = |name: &str, size: u64| {
+        fs::write(stage.from.join("new"), vec![size as u8; size as usize]).unwrap();
+        fs::rename(stage.from.join("new"), stage.from.join(name)).unwrap();
+    };
+    replace("small", 5000);
+    replace("large", 2 * MIB);
+    let mut clone = stage.begin();
+    approach_until_equal(&mut clone);
+    let inodes = || ["small", "large"].map(|name| fs::metadata(stage.to.join(name)).unwrap().ino());
+    let first = inodes();
+    replace("small", 9000);
+    approach_until_equal(&mut clone);
+    let second = inodes();
+    assert_eq!([0, 1].map(|name| first[name] == second[name]), [false, true]);
+    replace("small", 7000);
+    replace("large", 2 * MIB);
+    let counts = stage.complete(clone);
+    assert_eq!(counts, Counts { cloned: 2, ..Counts::default() });
+    stage.expect_equal();
+    let last = inodes();
+    assert_eq!([0, 1].map(|name| second[name] == last[name]), [true, false]);
+}
+
 #[test]
 fn a_change_right_after_the_first_pass_is_copied_too() {
     let stage = Stage::populated();
