@@ -17,12 +17,15 @@ use nix::unistd::{Whence, lseek};
 use rustix::fs::RawDir;
 
 use super::error::{Fault, Task, TreeError};
-use super::queue::Queue;
+use super::queue::{Next, Queue};
 use super::scratch::existing;
 use super::{MAX_DEPTH, TreeClone, attributes};
 
 /// Names that a thread gets at once.
 const BATCH: usize = 128;
+
+/// Names that are not shared with a thread that waits: waking it takes longer.
+const ALONE: usize = 16;
 
 /// For the entries of a directory, in bytes. One entry takes at most 280.
 pub(super) const LISTING: usize = 8192;
@@ -206,11 +209,20 @@ impl<'a> Pass<'a> {
         self.entries(directory, &names)
     }
 
-    fn entries(&self, directory: Arc<Directory>, names: &[CString]) -> Result<(), TreeError> {
-        for name in names {
-            if self.queue.has_failed() {
-                return Ok(());
+    fn entries(&self, directory: Arc<Directory>, mut names: &[CString]) -> Result<(), TreeError> {
+        while let Some((name, mut left)) = names.split_first() {
+            match self.queue.check() {
+                Next::Stop => return Ok(()),
+                Next::Share if left.len() > ALONE => {
+                    let (first, second) = left.split_at(left.len() / 2);
+                    let second = Work::Entries(Arc::clone(&directory), second.to_vec());
+                    if self.queue.offer(second).is_none() {
+                        left = first;
+                    }
+                }
+                Next::Share | Next::Continue => {}
             }
+            names = left;
             self.check_time()?;
             match self.entry(&directory, name) {
                 Ok(None) => {}

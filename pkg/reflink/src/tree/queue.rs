@@ -11,19 +11,32 @@ pub(super) struct Queue<W> {
     limit: usize,
 }
 
+/// What a thread does next with a list of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// All threads have work.
+    Continue,
+    /// Another thread waits: offer a part.
+    Share,
+    /// Something has failed.
+    Stop,
+}
+
 #[derive(Debug)]
 struct State<W> {
     /// The last one is done first: deeper directories are closed sooner.
     waiting: Vec<W>,
     /// Threads that may add more.
     busy: usize,
+    /// Threads that wait for work.
+    idle: usize,
     failure: Option<TreeError>,
 }
 
 impl<W> Queue<W> {
     pub(super) fn new(first: W, limit: usize) -> Self {
         Self {
-            state: Mutex::new(State { waiting: vec![first], busy: 0, failure: None }),
+            state: Mutex::new(State { waiting: vec![first], busy: 0, idle: 0, failure: None }),
             changed: Condvar::new(),
             limit,
         }
@@ -55,7 +68,9 @@ impl<W> Queue<W> {
             if state.busy == 0 {
                 return None;
             }
+            state.idle += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
         }
     }
 
@@ -70,8 +85,13 @@ impl<W> Queue<W> {
         self.changed.notify_all();
     }
 
-    pub(super) fn has_failed(&self) -> bool {
-        self.lock().failure.is_some()
+    pub(super) fn check(&self) -> Next {
+        let state = self.lock();
+        if state.failure.is_some() {
+            return Next::Stop;
+        }
+        // A thread that was woken for work in the queue is counted until it runs.
+        if state.idle > state.waiting.len() { Next::Share } else { Next::Continue }
     }
 
     pub(super) fn result(self) -> Result<(), TreeError> {
@@ -124,13 +144,33 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_shares_its_work_while_another_one_waits() {
+        let queue = Queue::new(1, 3);
+        assert_eq!((queue.next(), queue.check()), (Some(1), Next::Continue));
+        thread::scope(|scope| {
+            let other = scope.spawn(|| queue.next());
+            while queue.check() == Next::Continue {
+                thread::yield_now();
+            }
+            assert_eq!(queue.check(), Next::Share);
+            assert!(queue.offer(2).is_none());
+            // The other thread has it, or will have it.
+            assert_eq!((queue.check(), other.join().unwrap()), (Next::Continue, Some(2)));
+        });
+        queue.done(Ok(()));
+        queue.done(Ok(()));
+        assert_eq!(queue.next(), None);
+    }
+
+    #[test]
     fn a_failure_ends_all_threads_and_the_first_one_is_returned() {
         let queue = Queue::new((), 3);
         assert!(queue.offer(()).is_none() && queue.offer(()).is_none() && queue.offer(()).is_some());
-        assert!(queue.next().is_some() && queue.next().is_some() && !queue.has_failed());
+        assert!(queue.next().is_some() && queue.next().is_some());
+        assert_eq!(queue.check(), Next::Continue);
         queue.done(Err(TreeError::Late));
         queue.done(Err(TreeError::NotEmpty));
-        assert!(queue.has_failed() && queue.next().is_none());
+        assert!(queue.check() == Next::Stop && queue.next().is_none());
         assert!(matches!(queue.result(), Err(TreeError::Late)));
     }
 }
