@@ -165,9 +165,10 @@ impl Store {
         let trees = members.iter().filter(|member| !member.request.mode.is_block()).count();
         each(members, |member| member.begin(trees))?;
         approach_trees(members)?;
-        // A clone writes the dirty pages of its source first: the pause is short if they are few.
-        for Request { source, mode, .. } in members.iter().map(|member| member.request) {
-            let _ = source.as_ref().and_then(|source| self.flush_source(source, mode.is_block()));
+        // A clone writes the dirty pages of its source first: the pause is short if they are few. The passes have
+        // written those of files.
+        for request in members.iter().map(|member| member.request).filter(|request| request.mode.is_block()) {
+            let _ = request.source.as_ref().and_then(|source| self.flush_source(source, true));
         }
         let sources: Vec<_> = want.sources().into_iter().collect();
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;

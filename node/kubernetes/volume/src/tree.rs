@@ -29,7 +29,7 @@ use crate::store::Store;
 /// Of the passes while pods write: a tenant can create files faster than a pass clones them.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// A pass that took longer than this is followed by another one, so that the last one has less to do.
+/// A pass that took longer than this with its flush is followed by another one, so that the last one has less to do.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Passes before the last one. Each of them keeps former versions of files that have changed, for which the limit of the
@@ -57,7 +57,6 @@ impl Store {
         }
         let freezer = self.freezer().ok_or(ActError::NoFreezer)?;
         approach(&mut [&mut clone]).map_err(|(_, error)| error)?;
-        clone.sync()?;
         let frozen = freezer.freeze(slice::from_ref(&cloning.source), max_pause).map_err(ActError::Pods)?;
         let taken = SystemTime::now();
         let complete = clone.complete(frozen.deadline());
@@ -82,12 +81,19 @@ impl Store {
 
 /// The passes over trees while pods write to them. All trees have a pass before one has the next: then little has changed in
 /// each when the pods are stopped. An error has the index of its tree.
+///
+/// A clone writes the dirty pages of its file first, so each pass is followed by a flush. Pods change files during a flush, too:
+/// the first one writes most of the dirty pages of the disk, so that the one before the freeze is short.
 pub(crate) fn approach(clones: &mut [&mut TreeClone]) -> Result<(), (usize, TreeError)> {
     let end = Instant::now() + LONGEST;
     for _ in 0..PASSES {
         let begin = Instant::now();
         for (index, clone) in clones.iter_mut().enumerate() {
             clone.approach(Some(end)).map_err(|error| (index, error))?;
+        }
+        // Of the whole file system, which all trees have in common.
+        if let Some(clone) = clones.first() {
+            clone.sync().map_err(|error| (0_usize, error))?;
         }
         if begin.elapsed() < SHORT {
             break;
