@@ -12,6 +12,26 @@ const CAS: usize = 16;
 const REGISTRIES: usize = 64;
 const MIRRORS: usize = 8;
 
+/// Whether the node sends a password to a server.
+#[derive(Clone, Copy)]
+enum User {
+    None,
+    Configured,
+}
+
+impl User {
+    fn of(credentials: Option<&node::Credentials>) -> Self {
+        credentials.map_or(Self::None, |_| Self::Configured)
+    }
+
+    fn or(self, other: Self) -> Self {
+        match self {
+            Self::None => other,
+            Self::Configured => self,
+        }
+    }
+}
+
 impl Check {
     pub(crate) fn images(&mut self, message: &node::Config, top: &FieldPath) -> Images {
         let path = top.field("registries");
@@ -37,19 +57,17 @@ impl Check {
             node::Verification::Unspecified | node::Verification::Required => Verification::Required,
             node::Verification::Disabled => Verification::Disabled,
         };
-        let server = self.endpoint(message.server.as_deref(), verification, &path.field("server"));
+        // containerd sends the user of the registry to the registry, and to a mirror that asks for one.
+        let registry_user = User::of(message.credentials.as_ref());
+        let server = self.endpoint(message.server.as_deref(), verification, registry_user, &path.field("server"));
         let at_mirrors = path.field("mirrors");
         self.at_most(MIRRORS, message.mirrors.len(), &at_mirrors);
         let mut mirrors: Vec<Server> = Vec::new();
         for (index, mirror) in message.mirrors.iter().enumerate() {
             let path = at_mirrors.item(index);
-            let Some(mirror) = self.mirror(mirror, verification, &path) else { continue };
+            let Some(mirror) = self.mirror(mirror, verification, registry_user, &path) else { continue };
             if mirrors.iter().any(|other| other.endpoint == mirror.endpoint) {
                 self.problem(&path.field("server"), Violation::Listed(mirror.endpoint.as_str().to_owned()));
-            }
-            // containerd sends the user of the registry to a mirror that asks for one.
-            if message.credentials.is_some() && !mirror.endpoint.has_tls() {
-                self.problem(&path.field("server"), Violation::Cleartext);
             }
             mirrors.push(mirror);
         }
@@ -59,19 +77,36 @@ impl Check {
         Some(Registry { name, mirrors, server, cas, verification, credentials })
     }
 
-    fn mirror(&mut self, message: &node::Mirror, verification: Verification, path: &FieldPath) -> Option<Server> {
+    fn mirror(
+        &mut self,
+        message: &node::Mirror,
+        verification: Verification,
+        registry_user: User,
+        path: &FieldPath,
+    ) -> Option<Server> {
         let at_server = path.field("server");
         self.require(message.server.is_some(), &at_server);
         let cas = self.cas(message.ca.as_deref(), path);
         let credentials = self.credentials(message.credentials.as_ref(), path);
-        let endpoint = self.endpoint(message.server.as_deref(), verification, &at_server)?;
+        let user = User::of(message.credentials.as_ref()).or(registry_user);
+        let endpoint = self.endpoint(message.server.as_deref(), verification, user, &at_server)?;
         Some(Server { endpoint, cas, credentials })
     }
 
-    fn endpoint(&mut self, text: Option<&str>, verification: Verification, path: &FieldPath) -> Option<Endpoint> {
+    fn endpoint(
+        &mut self,
+        text: Option<&str>,
+        verification: Verification,
+        user: User,
+        path: &FieldPath,
+    ) -> Option<Endpoint> {
         let endpoint: Endpoint = self.text(text, path)?;
-        if verification == Verification::Required && !endpoint.has_tls() {
-            self.problem(path, Violation::Unverified);
+        if !endpoint.has_tls() {
+            match (user, verification) {
+                (User::Configured, _) => self.problem(path, Violation::Cleartext),
+                (User::None, Verification::Required) => self.problem(path, Violation::Unverified),
+                (User::None, Verification::Disabled) => {}
+            }
         }
         Some(endpoint)
     }
@@ -148,6 +183,30 @@ mod tests {
                     "name": "registry.example", "verification": "DISABLED", "mirrors": [{"server": "http://a.example"}],
                     "credentials": {"username": "user", "password": secret.trim()},
                 }]}),
+                "registries[0].mirrors[0].server",
+            ),
+            (
+                json!({"registries": [{
+                    "name": "registry.example", "verification": "DISABLED", "server": "http://a.example",
+                    "credentials": {"username": "user", "password": secret.trim()},
+                }]}),
+                "registries[0].server",
+            ),
+            (
+                json!({"registries": [{
+                    "name": "registry.example", "verification": "DISABLED", "mirrors": [{
+                        "server": "http://a.example", "credentials": {"username": "user", "password": secret.trim()},
+                    }],
+                }]}),
+                "registries[0].mirrors[0].server",
+            ),
+            (
+                with(
+                    "mirrors",
+                    json!([{
+                        "server": "http://a.example", "credentials": {"username": "user", "password": secret.trim()},
+                    }]),
+                ),
                 "registries[0].mirrors[0].server",
             ),
             (json!({"registryCas": [PEM, ""]}), "registryCas[1]"),

@@ -91,7 +91,9 @@ pub enum Violation {
     Administrator(#[from] AdministratorError),
     #[error("{0} is listed above, too; remove one")]
     Listed(String),
-    #[error("the password of the registry would be sent without TLS; write https:, or remove the credentials")]
+    #[error(
+        "a password of the registry or of the mirror would be sent without TLS; write https:, or remove the credentials"
+    )]
     Cleartext,
     #[error(
         "without TLS, the certificate cannot be verified: write https:, or set the verification of the registry to DISABLED"
