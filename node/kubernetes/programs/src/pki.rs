@@ -18,7 +18,7 @@ pub(crate) mod requested;
 pub(crate) mod store;
 pub(crate) mod wanted;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -47,6 +47,8 @@ pub struct Credentials {
     /// Whose certificates are published. Empty on a node that has joined.
     administrators: Vec<AdministratorRequest>,
     public: Mutex<PublicCertificates>,
+    /// Certificates that were made and that no [`Renewal`] names: of passes that failed later.
+    made: Mutex<BTreeSet<&'static str>>,
     requested: Expiries,
     secrets: Option<StoredSecrets>,
 }
@@ -68,7 +70,8 @@ impl Credentials {
         let server = format!("https://{}:{API_PORT}", config.address);
         let (admin, public, requested) = (Mutex::default(), Mutex::default(), Expiries::default());
         let administrators = config.settings.administrators.clone();
-        let credentials = Self { pki, wanted, server, admin, administrators, public, requested, secrets };
+        let made = Mutex::default();
+        let credentials = Self { pki, wanted, server, admin, administrators, public, made, requested, secrets };
         credentials.renew(now)?;
         Ok(credentials)
     }
@@ -85,7 +88,8 @@ impl Credentials {
         store.kubeconfigs(&pki, &server, &[Identity::Kubelet, Identity::Storage, Identity::Dns])?;
         let (admin, public, requested) = (Mutex::default(), Mutex::default(), Expiries::default());
         let (wanted, administrators) = (Vec::new(), Vec::new());
-        Ok(Self { pki, wanted, server, admin, administrators, public, requested, secrets: None })
+        let made = Mutex::default();
+        Ok(Self { pki, wanted, server, admin, administrators, public, made, requested, secrets: None })
     }
 
     /// The certificate of the CA of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
@@ -127,6 +131,8 @@ impl Credentials {
         for wanted in &self.wanted {
             if let Some(stale) = plan.due.get(wanted.name) {
                 found.insert(wanted.name, Ok(store.issue(&ca, wanted, *stale, now)?));
+                // Its clients have to connect again, also if this pass fails at the next one.
+                self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted.name);
             }
         }
         if let Some(pair) = store.read_pair(Identity::Admin.name())? {
@@ -143,7 +149,8 @@ impl Credentials {
             found.iter().filter_map(|(name, found)| Some((name, found.as_ref().ok()?))).map(expiry).collect();
         found.remove("ca");
         let renewal = renewal::plan(&found, now).next.unwrap_or(now);
-        Ok(Renewal { made: plan.due.into_keys().collect(), expiries, lasting: Some(Lasting { renewal }) })
+        let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Renewal { made: made.into_iter().collect(), expiries, lasting: Some(Lasting { renewal }) })
     }
 
     /// When those certificates end that the node asks for ([`Requested`](crate::Requested)), by name: as far as they
@@ -373,6 +380,23 @@ mod tests {
         assert_eq!(renewed.lasting, Some(Lasting { renewal: later + Duration::days(335) }));
         assert_eq!(renewed.expiries.iter().find(|expiry| expiry.name == "ca").unwrap().at, NOW + Duration::days(3650));
         assert_ne!(credentials.admin_kubeconfig(), kubeconfig);
+        assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
+    }
+
+    /// The administrator's client kept its certificate until that had expired.
+    #[test]
+    fn the_renewals_of_a_failed_pass_are_in_the_next_result() {
+        let disk = Disk::new();
+        let credentials = disk.ensure(NOW).unwrap();
+        // The write of the last certificate cannot replace it.
+        let name = Identity::SnapshotController.name();
+        let obstacle = disk.config.paths.pki.join(format!(".{name}.crt.new"));
+        fs::create_dir(&obstacle).unwrap();
+        let later = NOW + Duration::days(340);
+        credentials.renew(later).unwrap_err();
+        fs::remove_dir(obstacle).unwrap();
+        let made = credentials.renew(later).unwrap().made;
+        assert_eq!(made.len(), Identity::ALL.len() + 5, "{made:?}");
         assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
     }
 
