@@ -54,6 +54,9 @@ pub enum IdentityError {
          Node of this node if there is one, then create a token, and write it into worker.token"
     )]
     NoToken,
+    /// The machine's clock is behind, most likely: the Node must not be deleted because of that.
+    #[error("the node's certificate {name} is not valid yet at {now}; set the machine's clock")]
+    Clock { name: &'static str, now: OffsetDateTime },
     /// The kubelet's certificate has expired, and the API server would only answer 401.
     #[error(
         "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
@@ -218,6 +221,9 @@ impl Requested {
         match (&self.asker, stale) {
             (Asker::Kubelet, _) | (Asker::Token(_), Stale::Expiring) => Ok(Shown::Certificate),
             (Asker::Token(Some(token)), _) => Ok(Shown::Token(token)),
+            (Asker::Token(None), Stale::NotYet) => {
+                Err(IdentityError::Clock { name: self.wanted.name, now: OffsetDateTime::now_utc() })
+            }
             (Asker::Token(None), _) => Err(IdentityError::NoToken),
         }
     }
@@ -459,8 +465,13 @@ mod tests {
         let with = kubelet(Some(Token::generate().unwrap()));
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa, Stale::NotYet] {
             assert!(matches!(with.shown(stale), Ok(Shown::Token(_))), "{stale}");
+        }
+        for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa] {
             assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
         }
+        // The error said to delete the Node.
+        let error = kubelet(None).shown(Stale::NotYet).unwrap_err().to_string();
+        assert!(error.ends_with("; set the machine's clock"), "{error}");
         for token in [None, Some(Token::generate().unwrap())] {
             assert!(matches!(kubelet(token).shown(Stale::Expiring), Ok(Shown::Certificate)));
         }
