@@ -98,16 +98,26 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
     let configuration: Value = configuration.unwrap_or_default();
     // Workers must have the same networks.
     for name in ["podNetwork", "serviceNetwork"] {
-        if let Some(network) = configuration["controlPlane"].get(name) {
+        if let Some(network) = field(&configuration, "controlPlane").and_then(|role| field(role, name)) {
             worker["worker"][name] = network.clone();
         }
     }
     for name in COMMON {
-        if let Some(value) = configuration.get(name) {
+        if let Some(value) = field(&configuration, name) {
             worker[name] = value.clone();
         }
     }
     worker.to_string()
+}
+
+/// The value of a field by its name in JSON, or by that in the proto file, which the node reads too.
+fn field<'a>(message: &'a Value, name: &str) -> Option<&'a Value> {
+    let in_proto: String = name
+        .chars()
+        .flat_map(|c| [c.is_ascii_uppercase().then_some('_'), Some(c.to_ascii_lowercase())])
+        .flatten()
+        .collect();
+    message.get(name).or_else(|| message.get(in_proto))
 }
 
 fn common(name: &str, overcommit: Overcommit) -> Value {
@@ -189,6 +199,24 @@ mod tests {
             assert_eq!(worker["worker"][name], networks[name]);
         }
         assert_eq!(worker["nodeName"], "granary-1");
+    }
+
+    /// The worker had the defaults, and was in other networks than the control plane.
+    #[test]
+    fn a_worker_has_fields_with_the_names_of_the_proto_file() {
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
+        let networks = json!({"pod_network": "172.20.16.0/20", "serviceNetwork": "172.21.4.0/22"});
+        let settings =
+            json!({"control_plane": networks, "cluster_domain": "a.example", "kube_proxy": "NONE", "cni": "NONE"});
+        spec.options.configuration = Some(settings.to_string());
+        let config = Config::parse(&worker(&spec)).unwrap();
+        let networks = config.role.networks();
+        assert_eq!(
+            [networks.pods, networks.services].map(|network| network.to_string()),
+            ["172.20.16.0/20", "172.21.4.0/22"]
+        );
+        assert_eq!(config.programs.cluster_domain.as_str(), "a.example");
+        assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
     }
 
     #[test]
