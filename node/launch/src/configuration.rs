@@ -1,6 +1,6 @@
 //! Configuration of nodes, see docs/configuration.md.
 
-use cluster::{API_PORT, CaDigest, Overcommit, Token};
+use cluster::{API_PORT, Addresses, CaDigest, Overcommit, Static, Token};
 use config::{Config, ParseError, Role};
 use qemu::FirmwareFile;
 use serde_json::{Value, json};
@@ -33,6 +33,11 @@ pub enum ConfigurationError {
     Name,
     #[error("worker: the first node is a control plane; remove the field, and start workers with --nodes")]
     Worker,
+    #[error(
+        "network.static.address: the launcher's network leads to {CONTROL_PLANE}, not to {0}; remove \
+         network.static, or write {CONTROL_PLANE}/24"
+    )]
+    Address(Ipv4Addr),
 }
 
 /// Checks a configuration for [`Options::configuration`](crate::Options::configuration) before a node starts.
@@ -43,6 +48,11 @@ pub fn check_configuration(text: &str) -> Result<(), ConfigurationError> {
     let config = Config::parse(text)?;
     if config.node.as_str() != NAME {
         return Err(ConfigurationError::Name);
+    }
+    if let Addresses::Static(Static { interface, .. }) = config.network.addresses
+        && interface.addr() != CONTROL_PLANE
+    {
+        return Err(ConfigurationError::Address(interface.addr()));
     }
     match config.role {
         Role::ControlPlane(_) => Ok(()),
@@ -132,7 +142,7 @@ fn common(name: &str, overcommit: Overcommit) -> Value {
 mod tests {
     use std::fs;
 
-    use cluster::{Addresses, Networking, ServiceProxy, Static};
+    use cluster::{Networking, ServiceProxy};
     use config::{Config, Role};
 
     use super::*;
@@ -234,9 +244,16 @@ mod tests {
     #[test]
     fn a_configuration_of_the_user_is_checked() {
         check_configuration(r#"{"podProcesses": 128}"#).unwrap();
+        let at = |address: &str| json!({"network": {"static": {"address": address}}}).to_string();
+        check_configuration(&at("10.0.2.15/24")).unwrap();
         let worker = json!({"worker": {"server": "192.0.2.1", "authority": format!("sha256:{:064}", 0)}}).to_string();
         for (text, wanted) in [
             (r#"{"nodeName": "a"}"#, "nodeName: the launcher names its nodes; remove the field"),
+            (
+                &at("192.0.2.10/24"),
+                "network.static.address: the launcher's network leads to 10.0.2.15, not to 192.0.2.10; remove \
+                 network.static, or write 10.0.2.15/24",
+            ),
             (&worker, "worker: the first node is a control plane; remove the field, and start workers with --nodes"),
             (
                 r#"{"podProcesses": 1}"#,
