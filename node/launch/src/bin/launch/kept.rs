@@ -51,7 +51,11 @@ impl KeptCluster {
         control_plane.data = Data::File(self.place.data());
         control_plane.logs.clone_from(&self.place.directory);
         if control_plane.port.is_none() {
-            let is_free = |port: &NonZeroU16| TcpListener::bind((Ipv4Addr::LOCALHOST, port.get())).is_ok();
+            let forwards = &control_plane.forwards;
+            let is_free = |port: &NonZeroU16| {
+                !forwards.iter().any(|forward| forward.host == port.get())
+                    && TcpListener::bind((Ipv4Addr::LOCALHOST, port.get())).is_ok()
+            };
             control_plane.port = self.record.port.filter(is_free);
         }
         if let (None, Some(last)) = (nodes, self.record.nodes.and_then(Nodes::new)) {
@@ -108,5 +112,35 @@ impl KeptCluster {
     fn write(&self) -> Result<(), LaunchError> {
         let path = self.place.record();
         self.record.write(&path).map_err(LaunchError::prepare(format!("write {}", path.display())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use launch::{Forward, Image, Options};
+
+    fn completed(kept: &KeptCluster, forwards: Vec<Forward>) -> ClusterOptions {
+        let [kernel, initramfs, system, command_line] = [const { PathBuf::new() }; 4];
+        let image = Image { kernel, initramfs, system, command_line };
+        let mut options = ClusterOptions::new(Options::new(image, &kept.place.run()), Nodes::ONE);
+        options.control_plane.forwards = forwards;
+        kept.complete(&mut options, None);
+        options
+    }
+
+    /// The start failed with a port of the API server that nobody had chosen.
+    #[test]
+    fn the_last_port_is_used_again_unless_it_is_forwarded() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let record = Record { port: NonZeroU16::new(free), nodes: Some(2), ..Record::default() };
+        let kept = KeptCluster { place, record, _lock: None };
+        let options = completed(&kept, Vec::new());
+        assert_eq!((options.control_plane.port, options.nodes.get()), (NonZeroU16::new(free), 2));
+        assert_eq!(options.control_plane.data, Data::File(kept.place.data()));
+        let options = completed(&kept, vec![Forward { host: free, guest: 30080 }]);
+        assert_eq!(options.control_plane.port, None);
     }
 }
