@@ -34,6 +34,8 @@ pub(crate) struct KubeconfigError {
 pub(crate) enum Cause {
     #[error("it cannot be read or written; name a file in a directory that you may write to")]
     File(#[from] io::Error),
+    #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
+    Link(#[source] io::Error),
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
     Read(#[source] Box<serde_saphyr::Error>),
     #[error("it cannot be written as YAML; name another file with --kubeconfig=FILE")]
@@ -46,7 +48,7 @@ pub(crate) enum Cause {
 
 /// Checks that the contexts can be added. Changes nothing.
 pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
-    let checked = || merge(parse(&read(path)?)?, contexts, &json!({}));
+    let checked = || merge(parse(&read(&target(path)?)?)?, contexts, &json!({}));
     checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
@@ -63,8 +65,7 @@ pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, Kubec
 
 /// Replaces the file, readable only by its owner, if the change has an effect. Launchers wait for each other.
 fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
-    // The rename must not replace a link to the file.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = &target(path)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let lock = File::open(directory)?;
@@ -81,6 +82,16 @@ fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Resu
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(true)
+}
+
+/// The file behind links, which a rename must not replace. One that leads to no file may lead to a disk that is not
+/// mounted.
+fn target(path: &Path) -> Result<PathBuf, Cause> {
+    match fs::canonicalize(path) {
+        Ok(target) => Ok(target),
+        Err(error) if path.is_symlink() => Err(Cause::Link(error)),
+        Err(_) => Ok(path.to_owned()),
+    }
 }
 
 /// A missing file is empty.
@@ -328,6 +339,20 @@ preferences: {colors: true}
             assert!(error.to_string().ends_with("config"), "{error}");
         }
         assert_eq!(fs::read_to_string(&target).unwrap(), "{");
+    }
+
+    /// It was replaced by a file, and the user's kubeconfig was not used any more.
+    #[test]
+    fn a_link_that_leads_to_no_file_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        symlink("not-mounted/config", &link).unwrap();
+        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file).unwrap_err()] {
+            assert!(matches!(error.source, Cause::Link(_)), "{error:?}");
+        }
+        assert!(link.is_symlink());
     }
 
     proptest! {
