@@ -257,6 +257,27 @@ mod tests {
         assert_eq!(stream.metrics().written.get(), text.len() as u64);
     }
 
+    /// The last lines of a node whose log directory was full until its end were lost.
+    #[test]
+    fn lines_behind_a_failed_write_are_written_at_the_end() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("log");
+        let (stream, kept) = stream(Rate::default());
+        stream.keep(&directory, Bounds::within(Bytes::MIB));
+        stream.log(said("first"));
+        let end = Instant::now() + LIMIT;
+        while !messages(&kept).iter().any(|message| message.starts_with("cannot write the log")) {
+            assert!(Instant::now() < end, "{:?}", messages(&kept));
+            thread::sleep(Duration::from_millis(10));
+        }
+        stream.log(said("last"));
+        fs::create_dir(&directory).unwrap();
+        assert!(stream.close(LIMIT));
+        let text = fs::read_to_string(directory.join("00000000.jsonl")).unwrap();
+        let at = |message: &str| text.find(&format!("\"message\":\"{message}\""));
+        assert!(at("first").is_some() && at("first") < at("last"), "{text}");
+    }
+
     #[test]
     fn close_does_not_wait_without_a_disk() {
         let (stream, kept) = stream(Rate::default());

@@ -15,7 +15,8 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) fn run(shared: &Shared) {
     let mut writer = Writer::default();
     loop {
-        let taken = shared.queue.take(TICK, writer.wants_lines());
+        let wanted = writer.wants_lines();
+        let taken = shared.queue.take(TICK, wanted);
         writer.missing += taken.dropped;
         writer.lines.extend(taken.lines);
         if let Some((directory, bounds)) = taken.place {
@@ -23,7 +24,8 @@ pub(crate) fn run(shared: &Shared) {
         }
         writer.write(shared);
         shared.report_suppressed();
-        if taken.is_closed {
+        // Once the lines of a failed write are on the disk, those that are still in the queue follow.
+        if taken.is_closed && (wanted || !writer.wants_lines()) {
             return;
         }
     }
