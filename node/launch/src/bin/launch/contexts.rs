@@ -46,9 +46,14 @@ pub(crate) enum Cause {
     Other { list: &'static str, name: ClusterName },
 }
 
-/// Checks that the contexts can be added. Changes nothing.
+/// Checks that the contexts can be added, and that the directory takes the new file. Leaves nothing.
 pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
-    let checked = || merge(parse(&read(&target(path)?)?)?, contexts, &json!({}));
+    let checked = || -> Result<NamedTempFile, Cause> {
+        let path = target(path)?;
+        merge(parse(&read(&path)?)?, contexts, &json!({}))?;
+        let existing = path.ancestors().skip(1).find(|directory| directory.is_dir());
+        Ok(replacement(existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?)?)
+    };
     checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
@@ -76,12 +81,16 @@ fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Resu
         return Ok(false);
     }
     let text = written(&new)?;
-    // Its mode is 0600.
-    let mut file = NamedTempFile::with_prefix_in(".kubeconfig.", directory)?;
+    let mut file = replacement(directory)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(true)
+}
+
+/// A new file with the mode 0600.
+fn replacement(directory: &Path) -> io::Result<NamedTempFile> {
+    NamedTempFile::with_prefix_in(".kubeconfig.", directory)
 }
 
 /// The file behind links, which a rename must not replace. One that leads to no file may lead to a disk that is not
@@ -319,6 +328,7 @@ preferences: {colors: true}
         // It creates the file and its directory.
         check(&link, &a).unwrap();
         assert!(!link.exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
         add(&link, &a, &node_file).unwrap();
         assert_eq!(link.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
@@ -339,6 +349,18 @@ preferences: {colors: true}
             assert!(error.to_string().ends_with("config"), "{error}");
         }
         assert_eq!(fs::read_to_string(&target).unwrap(), "{");
+    }
+
+    /// The launcher booted all nodes first, and shut them down again.
+    #[test]
+    fn a_directory_that_takes_no_file_is_found_before_the_start() {
+        let a = name("a");
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        // Not even root creates files in procfs.
+        for path in ["/proc/self/config", "/proc/self/.kube/config"] {
+            let error = check(Path::new(path), &a).unwrap_err();
+            assert!(matches!(error.source, Cause::File(_)), "{error:?}");
+        }
     }
 
     /// It was replaced by a file, and the user's kubeconfig was not used any more.
