@@ -32,7 +32,7 @@ pub(crate) enum Logs {
 impl Directions<'_> {
     pub(crate) fn text(&self) -> String {
         let Self { nodes, kubeconfig, api, logs, kept } = self;
-        let kubectl = format!("./bazelw run //:kubectl -- --kubeconfig={}", kubeconfig.display());
+        let kubectl = format!("./bazelw run //:kubectl -- --kubeconfig={}", quoted(kubeconfig));
         let removed = match logs {
             Logs::Kept => "",
             Logs::Removed => " (removed afterwards; --keep-logs=DIR keeps it)",
@@ -105,6 +105,16 @@ mod tests {
         assert!(merged.contains("\ncontext     team-1 in /home/a user's/config\n"), "{merged}");
         assert!(merged.contains(r"export KUBECONFIG='/home/a user'\''s/config'"), "{merged}");
         assert!(merged.ends_with("The node runs. Ctrl-C shuts it down."), "{merged}");
+    }
+
+    /// TMPDIR and XDG_STATE_HOME may have spaces.
+    #[test]
+    fn paths_in_commands_are_one_word_of_a_shell() {
+        let nodes = [("granary".to_owned(), PathBuf::from("/tmp/console.log"))];
+        let kubeconfig = Path::new("/tmp/two words/kubeconfig");
+        let text = Directions { nodes: &nodes, kubeconfig, api: 40123, logs: Logs::Removed, kept: None }.text();
+        assert!(text.starts_with("kubeconfig  /tmp/two words/kubeconfig\n"), "{text}");
+        assert_eq!(text.matches("--kubeconfig='/tmp/two words/kubeconfig' get ").count(), 3, "{text}");
     }
 
     #[test]
