@@ -23,6 +23,7 @@ pub mod previous;
 mod ready;
 mod restored;
 mod server;
+mod services;
 mod setting;
 mod suite;
 

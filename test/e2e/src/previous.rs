@@ -26,8 +26,6 @@ const SECRET: [&str; 2] = ["word", "in-plain-text"];
 const METADATA: u64 = 1 << 20;
 /// The first project ID that no volume gets. Those of the parts that every pod can read stay below it in an upgrade.
 const FIRST_HIDDEN: u32 = 1 << 31;
-/// `/proxy` of the node's status.
-const READY: &str = "/api/v1/nodes/granary:7839/proxy/readyz";
 
 impl Setting {
     /// A copy of the disk, from the packed one in `GRANARY_PREVIOUS`.
@@ -112,11 +110,7 @@ pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     assert_eq!((fill.errno.as_str(), fill.before.size), ("ENOSPC", SIZE));
     assert!((SIZE - METADATA..=SIZE).contains(&fill.written), "{} of {SIZE} bytes could be written", fill.written);
     // The restrictions of pods are verified, and all Secrets are written again.
-    eventually(PATIENCE, "all services to be ready", async || {
-        let said = case.get(READY).await?;
-        Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
-    })
-    .await?;
+    case.all_services_are_ready().await?;
     is_encrypted(&case).await?;
     eventually(PATIENCE, "the projects of an upgraded disk", async || {
         let fault = fault_of_projects(&case).await?;

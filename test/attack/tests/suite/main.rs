@@ -363,11 +363,7 @@ async fn user_namespace(case: &Case) -> Result<(), Failure> {
 }
 
 async fn is_ready(case: &Case) -> Result<(), Failure> {
-    eventually(PATIENCE, "all services to be ready", async || {
-        let answer = case.get("/api/v1/nodes/granary:7839/proxy/readyz").await?;
-        Ok(if answer == "ok\n" { Seen::Done(()) } else { Seen::NotYet(answer) })
-    })
-    .await?;
+    case.all_services_are_ready().await?;
     let node = case.cluster::<core::Node>().get("granary").await.map_err(Failure::api("read the node"))?;
     let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready");

@@ -1,6 +1,5 @@
 //! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back.
 
-use crate::status::all_services_are_ready;
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use std::collections::BTreeSet;
 use workload::Record;
@@ -101,7 +100,7 @@ impl Before {
             })
             .await?;
         }
-        all_services_are_ready(case).await?;
+        case.all_services_are_ready().await?;
         let own = self.pod.resolve("kubernetes.default", Record::A).await?;
         assert_eq!((own.code.as_str(), own.answers.len()), ("NOERROR", 1), "{own:?}");
         // It has run all the time: nothing starts it again.

@@ -1,6 +1,5 @@
 //! The users and the rights of the node's programs, as the kernel shows them.
 
-use crate::status::all_services_are_ready;
 use e2e::{Case, Failure};
 use std::collections::BTreeSet;
 
@@ -19,7 +18,7 @@ const CONFINED: [(&str, &str); 7] = [
 
 pub async fn are_least(case: &Case) -> Result<(), Failure> {
     // Some start when the node is Ready.
-    all_services_are_ready(case).await?;
+    case.all_services_are_ready().await?;
     let observer = case.observer();
     let mut users = BTreeSet::from(["0".to_owned()]);
     for (program, capabilities) in CONFINED {

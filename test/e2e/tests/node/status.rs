@@ -27,26 +27,11 @@ pub async fn page(case: &Case) -> Result<(), Failure> {
     assert!(facts["certificates"].as_array().is_some_and(|all| all.len() > 5), "{facts}");
 
     assert_eq!(case.get(&format!("{PORT}/healthz")).await?, "ok\n");
-    all_services_are_ready(case).await
+    case.all_services_are_ready().await
 }
 
 async fn facts(case: &Case) -> Result<Value, Failure> {
     Ok(serde_json::from_str(&case.get(&format!("{PORT}/statusz.json")).await?)?)
-}
-
-pub async fn all_services_are_ready(case: &Case) -> Result<(), Failure> {
-    eventually(PATIENCE, "all services to be ready", async || {
-        // With services that are not ready, the answer is an error with their names.
-        let said = match case.get(&format!("{PORT}/readyz")).await {
-            Err(Failure::Api { source, .. }) => match *source {
-                kube::Error::Api(status) => status.message,
-                other => other.to_string(),
-            },
-            said => said?,
-        };
-        Ok(if said == "ok\n" { Seen::Done(()) } else { Seen::NotYet(said) })
-    })
-    .await
 }
 
 /// The node keeps what the configuration says beside what it keeps for its own programs, and offers the rest.
