@@ -12,6 +12,8 @@ use std::error::Error;
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
+use std::num::NonZeroU32;
+use std::path::Path;
 use std::process::{self, ExitCode};
 
 use bench::{
@@ -20,8 +22,10 @@ use bench::{
 };
 use clap::Parser;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::arguments::{Arguments, Command, Json};
+use crate::guest::GuestError;
 
 /// For people only.
 type BenchError = Box<dyn Error + Send + Sync>;
@@ -42,32 +46,23 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
         Command::Storage { runs, json } => {
             let measured = guest::measure(&arguments.storage_guest, runs.get())?;
             let report = Report::new(measured.kernel, &measured.samples)?;
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            print(&report, &report.violations, &json)
         }
         Command::Burst { runs, claims, json } => {
-            let sizes = [format!("--runs={runs}"), format!("--claims={claims}")];
-            let command = ["burst".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            let command = ["burst".to_owned(), format!("--runs={runs}"), format!("--claims={claims}")];
             let mut samples: Vec<BurstSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
-            let progress = Progress::new();
-            progress.show("disk: starting the VM");
-            let show = |sample: &BurstSample| progress.show(&format!("disk: run {} of {runs} has ended", sample.run));
-            samples.extend(guest::samples(&arguments.storage_guest, &command, show)?);
-            drop(progress);
+            samples.extend(rounds(&arguments.storage_guest, &command, runs, |sample: &BurstSample| sample.run)?);
             let report = Burst::new(&samples);
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            print(&report, &report.violations, &json)
         }
         Command::Scale { own, foreign, json } => {
             let command = ["scale".to_owned(), format!("--own={own}"), format!("--foreign={foreign}")];
             let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             let report = ScaleReport::new(&samples);
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            print(&report, &report.violations, &json)
         }
         Command::Io { runs, milliseconds, directory, json } => {
-            let sizes = [format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
-            let mut command = ["io".to_owned()].into_iter().chain(sizes).collect::<Vec<_>>();
+            let mut command = vec!["io".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
             let program = match &directory {
                 None => &arguments.io_guest,
                 Some(directory) => {
@@ -76,33 +71,20 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
                     &arguments.io_program
                 }
             };
-            let progress = Progress::new();
-            progress.show("starting the measurement");
-            let show = |sample: &IoSample| progress.show(&format!("run {} of {runs}", sample.run));
-            let report = IoReport::new(&guest::samples(program, &command, show)?);
-            drop(progress);
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            let report = IoReport::new(&rounds(program, &command, runs, |sample: &IoSample| sample.run)?);
+            print(&report, &report.violations, &json)
         }
         Command::Neighbour { runs, milliseconds, json } => {
             let command = ["neighbour".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
-            let progress = Progress::new();
-            progress.show("starting the measurement");
-            let show = |sample: &NeighbourSample| progress.show(&format!("run {} of {runs}", sample.run));
-            let report = NeighbourReport::new(&guest::samples(&arguments.io_guest, &command, show)?);
-            drop(progress);
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            let samples = rounds(&arguments.io_guest, &command, runs, |sample: &NeighbourSample| sample.run)?;
+            let report = NeighbourReport::new(&samples);
+            print(&report, &report.violations, &json)
         }
         Command::Pause { runs, files, json } => {
             let command = ["pause".to_owned(), format!("--runs={runs}"), format!("--files={files}")];
-            let progress = Progress::new();
-            progress.show("writing the files");
-            let show = |sample: &PauseSample| progress.show(&format!("run {} of {runs}", sample.run));
-            let report = PauseReport::new(&guest::samples(&arguments.pause_guest, &command, show)?);
-            drop(progress);
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            let samples = rounds(&arguments.pause_guest, &command, runs, |sample: &PauseSample| sample.run)?;
+            let report = PauseReport::new(&samples);
+            print(&report, &report.violations, &json)
         }
         Command::Soak { minutes, seed } => {
             let arguments_of_guest = ["soak", &format!("--minutes={minutes}"), &format!("--seed={seed}")];
@@ -110,8 +92,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
         }
         Command::Mesh { json } => {
             let report = MeshReport::new();
-            print(&report, &json)?;
-            Ok(are_within_limits(&report.violations))
+            print(&report, &report.violations, &json)
         }
         Command::Image { boots, volumes, json } => {
             let parts = image::weigh(&arguments.image.part)?;
@@ -123,20 +104,25 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
                 kind = accelerator;
                 samples.push(sample);
             }
-            print(&ImageReport::new(kind, parts, &samples), &json)?;
-            Ok(true)
+            print(&ImageReport::new(kind, parts, &samples), &[""; 0], &json)
         }
     }
 }
 
-fn are_within_limits(violations: &[impl Display]) -> bool {
-    for violation in violations {
-        eprintln!("error: {violation}");
-    }
-    violations.is_empty()
+/// The samples of a guest that measures `runs` times, with the current run on a terminal.
+fn rounds<T: DeserializeOwned>(
+    program: &Path,
+    command: &[String],
+    runs: NonZeroU32,
+    run: fn(&T) -> u32,
+) -> Result<Vec<T>, GuestError> {
+    let progress = Progress::new();
+    progress.show("starting the VM");
+    guest::samples(program, command, |sample| progress.show(&format!("run {} of {runs}", run(sample))))
 }
 
-fn print(report: &(impl Serialize + Display), json: &Json) -> Result<(), BenchError> {
+/// Prints a report and its violations. Returns whether all limits hold.
+fn print(report: &(impl Serialize + Display), violations: &[impl Display], json: &Json) -> Result<bool, BenchError> {
     // A report is numbers and text: it has a JSON form.
     let text = serde_json::to_string(report)? + "\n";
     let mut out = io::stdout().lock();
@@ -149,5 +135,9 @@ fn print(report: &(impl Serialize + Display), json: &Json) -> Result<(), BenchEr
             write!(out, "{report}")
         }
     };
-    Ok(printed.and_then(|()| out.flush())?)
+    printed.and_then(|()| out.flush())?;
+    for violation in violations {
+        eprintln!("error: {violation}");
+    }
+    Ok(violations.is_empty())
 }
