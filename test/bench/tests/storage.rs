@@ -10,24 +10,14 @@ fn program(variable: &str) -> PathBuf {
     PathBuf::from(env::var_os(variable).unwrap_or_else(|| panic!("{variable} names no program")))
 }
 
+/// Other files that the build gives to the program.
+const UNUSED: &str = "io-guest io-program pause-guest soak-guest claims-program kernel initramfs system cmdline";
+
 #[test]
 fn slopes_and_limits_of_storage_hold() {
     let output = Command::new(program("BENCH"))
         .arg(format!("--storage-guest={}", program("STORAGE_GUEST").display()))
-        .args(
-            [
-                "io-guest",
-                "io-program",
-                "pause-guest",
-                "soak-guest",
-                "claims-program",
-                "kernel",
-                "initramfs",
-                "system",
-                "cmdline",
-            ]
-            .map(|unused| format!("--{unused}=none")),
-        )
+        .args(UNUSED.split(' ').map(|file| format!("--{file}=none")))
         .args(["storage", "--runs=1", "--json=-"])
         .stderr(Stdio::inherit())
         .output()

@@ -183,26 +183,15 @@ pub(crate) fn from_where_the_person_is(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    /// Without the files, which the build gives.
+    #[derive(Debug, Parser)]
+    struct Measured {
+        #[command(subcommand)]
+        command: Command,
+    }
+
     fn storage(arguments: &[&str]) -> Result<(u32, Json), clap::Error> {
-        let of_the_build = [
-            "storage-guest",
-            "io-guest",
-            "io-program",
-            "pause-guest",
-            "soak-guest",
-            "claims-program",
-            "kernel",
-            "initramfs",
-            "system",
-            "cmdline",
-        ];
-        let of_the_build = of_the_build.map(|name| format!("--{name}=file"));
-        let all = ["bench"]
-            .into_iter()
-            .chain(of_the_build.iter().map(String::as_str))
-            .chain(["storage"])
-            .chain(arguments.iter().copied());
-        match Arguments::try_parse_from(all)?.command {
+        match Measured::try_parse_from([&["bench", "storage"], arguments].concat())?.command {
             Command::Storage { runs, json } => Ok((runs.get(), json)),
             other => panic!("{other:?}"),
         }
