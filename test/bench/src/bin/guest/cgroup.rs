@@ -1,11 +1,17 @@
 //! The cgroup of a pod.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 
 use crate::call::{CallError, arrange};
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// With the controller memory, its writeback has an owner.
 #[derive(Debug)]
@@ -29,6 +35,35 @@ impl Cgroup {
     /// A line of `io.max`.
     pub(crate) fn limit(&self, line: &str) -> Result<(), CallError> {
         fs::write(self.0.join("io.max"), line).map_err(arrange("limit", &self.0))
+    }
+
+    /// Starts this program as a process that enters the cgroup and writes to a file. Returns when `has_begun`.
+    pub(crate) fn start(
+        &self,
+        subcommand: &str,
+        file: &Path,
+        has_begun: impl Fn() -> Result<bool, CallError>,
+    ) -> Result<Writer, CallError> {
+        let begun = Instant::now();
+        let mut command = Command::new(env::current_exe()?);
+        let writer = Writer(command.arg(subcommand).arg("--cgroup").arg(&self.0).arg("--file").arg(file).spawn()?);
+        while !has_begun()? {
+            if begun.elapsed() > PATIENCE {
+                return Err(format!("the {subcommand} does not start").into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(writer)
+    }
+}
+
+/// A process that writes. It ends when it is dropped.
+pub(crate) struct Writer(Child);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Already ended: its error is on standard error, and the figures show that it did not write.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 

@@ -77,7 +77,7 @@ enum Command {
         #[arg(long)]
         cgroup: PathBuf,
         #[arg(long)]
-        device: PathBuf,
+        file: PathBuf,
     },
     /// Takes snapshots of volumes with many files.
     Pause {
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
             io::measure_in(&directory, runs, milliseconds)
         }
         Command::Neighbour { runs, milliseconds } => neighbour::measure(runs, Duration::from_millis(milliseconds)),
-        Command::Tenant { cgroup, device } => neighbour::write(&cgroup, &device),
+        Command::Tenant { cgroup, file } => neighbour::write(&cgroup, &file),
         Command::Pause { runs, files } => pause::measure(runs, files),
         Command::Pod { cgroup, file } => pause::write(&cgroup, &file),
         Command::Guard => return freezer::guard(),

@@ -4,8 +4,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bench::{NeighbourSample, Tenant};
@@ -23,7 +21,6 @@ const MIB: usize = 1 << 20;
 const SIZE: u64 = 64 << 20;
 /// Bytes per second.
 const LIMIT: u64 = 2 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Measures `runs` times, for so long each time, and prints the samples.
 pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
@@ -40,10 +37,9 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
         for tenant in Tenant::ALL {
             let wbps = if tenant == Tenant::Limited { LIMIT.to_string() } else { "max".to_owned() };
             cgroup.limit(&format!("{}:{} wbps={wbps}", major(number), minor(number)))?;
-            let writer = match tenant {
-                Tenant::Idle => None,
-                Tenant::Limited | Tenant::Unlimited => Some(Writer::start(cgroup.path(), &device.path(), &counts)?),
-            };
+            let before = written(&counts)?;
+            let start = || cgroup.start("tenant", &device.path(), || Ok(written(&counts)? != before));
+            let writer = (tenant != Tenant::Idle).then(start).transpose()?;
             let (begun, before) = (Instant::now(), written(&counts)?);
             let mut times = neighbour(xfs.path(), limit).map_err(arrange("create and sync files in", xfs.path()))?;
             let (elapsed_us, written) = (u64::try_from(begun.elapsed().as_micros())?, written(&counts)? - before);
@@ -73,33 +69,6 @@ pub(crate) fn write(cgroup: &Path, device: &Path) -> Result<(), CallError> {
         file.write_all_at(&piece, place).and_then(|()| file.sync_data()).map_err(arrange("write", device))?;
     }
     Ok(())
-}
-
-/// A process that writes. It ends when it is dropped.
-struct Writer(Child);
-
-impl Writer {
-    /// Returns after its first write.
-    fn start(cgroup: &Path, device: &Path, counts: &Path) -> Result<Self, CallError> {
-        let (begun, before) = (Instant::now(), written(counts)?);
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("tenant").arg("--cgroup").arg(cgroup).arg("--device").arg(device);
-        let writer = Self(command.spawn()?);
-        while written(counts)? == before {
-            if begun.elapsed() > PATIENCE {
-                return Err("the tenant does not write".into());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(writer)
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        // Already ended: its error is on standard error, and the figures show that it did not write.
-        let _ = self.0.kill().and_then(|()| self.0.wait());
-    }
 }
 
 /// Nanoseconds of each operation.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command};
+use std::process::{self, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,13 +28,13 @@ const PER_DIRECTORY: u32 = 100;
 const BLOCK: [u8; 4096] = [0x5a; 4096];
 /// The pause is a figure here, not a limit.
 const BUDGET: Duration = Duration::from_secs(600);
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes a snapshot of each kind `runs` times, and prints the samples.
 pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
     let xfs = XfsDisk::with_project_quota();
     let store = open_with(xfs.path(), Settings { pass: Duration::ZERO, ..Settings::default() })?;
     let cgroup = Cgroup::make()?;
+    let processes = cgroup.path().join("cgroup.procs");
     let [small, large] = SIZES.map(|size| Source::create(&store, size, files));
     let (small, large) = (small?, large?);
     for run in 1..=runs {
@@ -43,7 +43,7 @@ pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
                 // A copy of the large ones takes minutes, and a third of it is not the limit that counts.
                 let copied =
                     if source.size == small.size { Some(source.copy(&xfs.path().join("copy"))?) } else { None };
-                let pod = Pod::start(cgroup.path(), &source.top().join("0/0"))?;
+                let pod = cgroup.start("pod", &source.top().join("0/0"), || Ok(!fs::read(&processes)?.is_empty()))?;
                 let (passes, phases) = source.snapshot(&store, &cgroup, changed)?;
                 drop(pod);
                 print(&PauseSample {
@@ -202,32 +202,6 @@ impl FrozenPods for Frozen {
         *phases.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Phases { called, freeze: pause.freeze, clone, thaw });
         Ok(())
-    }
-}
-
-/// A process that writes. It ends when it is dropped.
-struct Pod(Child);
-
-impl Pod {
-    /// Returns when it is in the cgroup.
-    fn start(cgroup: &Path, file: &Path) -> Result<Self, CallError> {
-        let begun = Instant::now();
-        let mut command = Command::new(std::env::current_exe()?);
-        let pod = Self(command.arg("pod").arg("--cgroup").arg(cgroup).arg("--file").arg(file).spawn()?);
-        while fs::read(cgroup.join("cgroup.procs"))?.is_empty() {
-            if begun.elapsed() > PATIENCE {
-                return Err("the pod does not start".into());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(pod)
-    }
-}
-
-impl Drop for Pod {
-    fn drop(&mut self) {
-        // Already ended: its error is on standard error.
-        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 
