@@ -24,7 +24,7 @@ pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
 pub use memory::memory;
 pub use mesh::{MeshFigure, MeshReport};
 pub use neighbour::{NeighbourFigure, NeighbourRatio, NeighbourReport, NeighbourSample, Tenant};
-pub use operation::{Expected, Operation, Subject, UnknownOperation};
+pub use operation::{Expected, Operation, Subject};
 pub use pause::{Changed, PauseFigure, PauseReport, PauseSample};
 pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};

@@ -1,14 +1,14 @@
 //! [`Operation`]: what is counted.
 
 use std::fmt;
-use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 macro_rules! operations {
-    ($($subject:ident { $($(#[$doc:meta])* $variant:ident $name:literal $title:literal,)* })*) => {
+    ($($subject:ident { $($(#[$doc:meta])* $variant:ident $title:literal,)* })*) => {
         /// A call of a crate of this project, or the baseline that it is compared with.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
         #[serde(rename_all = "kebab-case")]
         pub enum Operation {
             $($($(#[$doc])* $variant,)*)*
@@ -21,13 +21,6 @@ macro_rules! operations {
             pub const fn subject(self) -> Subject {
                 match self {
                     $($(Self::$variant)|* => Subject::$subject,)*
-                }
-            }
-
-            /// On command lines and in JSON.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $($(Self::$variant => $name,)*)*
                 }
             }
 
@@ -44,84 +37,84 @@ macro_rules! operations {
 operations! {
     Fsquota {
         /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
-        Next "next" "Allocator::next, one of 32",
+        Next "Allocator::next, one of 32",
         /// The baseline of `Next`: a walk over all quotas for the first free ID.
-        WalkForId "walk-for-id" "(baseline: walk for an ID)",
+        WalkForId "(baseline: walk for an ID)",
         /// `fsquota::set` on an empty directory without a project.
-        SetFirst "set-first" "set, first time",
+        SetFirst "set, first time",
         /// `fsquota::set` on a directory that has a project.
-        SetAgain "set-again" "set, other limits",
+        SetAgain "set, other limits",
         /// `fsquota::assign` on an empty directory without a project.
-        Assign "assign" "assign",
+        Assign "assign",
         /// `fsquota::get`.
-        Get "get" "get",
+        Get "get",
         /// `fsquota::quota`: limits and usage of a given ID.
-        Quota "quota" "quota, ID known",
+        Quota "quota, ID known",
         /// `fsquota::report`, to its end.
-        Report "report" "report, all projects",
+        Report "report, all projects",
         /// `fsquota::remove`.
-        Remove "remove" "remove",
+        Remove "remove",
         /// `fsquota::sync` after limits were set.
-        Sync "sync" "sync",
+        Sync "sync",
     }
     Dir {
         /// `dir::Dir::write` of a new file.
-        WriteNew "write-new" "Dir::write, new file",
+        WriteNew "Dir::write, new file",
         /// `dir::Dir::write` over a file.
-        WriteOver "write-over" "Dir::write, replace",
+        WriteOver "Dir::write, replace",
     }
     Volume {
         /// A new filesystem claim: `volume::Store::provision` and `announce`.
-        Claim "claim" "claim, filesystem",
-        ClaimBlock "claim-block" "claim, block (thick)",
+        Claim "claim, filesystem",
+        ClaimBlock "claim, block (thick)",
         /// `Store::open_volume`, not for the first time.
-        OpenVolume "open-volume" "open_volume",
+        OpenVolume "open_volume",
         /// Limits and usage of a volume by its name.
-        VolumeStats "volume-stats" "open_volume, then quota",
+        VolumeStats "open_volume, then quota",
         /// `Store::expand` of a filesystem volume.
-        Expand "expand" "expand, filesystem",
+        Expand "expand, filesystem",
         /// `Store::expand` of a block volume.
-        ExpandBlock "expand-block" "expand, block (thick)",
+        ExpandBlock "expand, block (thick)",
         /// `Store::retire`.
-        Retire "retire" "retire",
+        Retire "retire",
         /// `Store::discard` of an empty volume.
-        Discard "discard" "discard",
+        Discard "discard",
     }
     Snapshot {
         /// `Store::take_snapshot`, to the end of the first piece of the copy.
-        TakeSnapshot "take-snapshot" "take_snapshot, first piece",
+        TakeSnapshot "take_snapshot, first piece",
         /// `Store::provision` with a source, to the end of the first piece of the copy.
-        CloneVolume "clone-volume" "clone, first piece",
+        CloneVolume "clone, first piece",
         /// All other passes of `Store::take_snapshot`, in the background.
-        FinishSnapshot "finish-snapshot" "take_snapshot, the rest",
+        FinishSnapshot "take_snapshot, the rest",
         /// The baseline: the data of each extent is read and written.
-        CopyImage "copy-image" "(baseline: copy of the file)",
+        CopyImage "(baseline: copy of the file)",
     }
     Csi {
         /// `NodePublishVolume` of a filesystem volume.
-        Publish "publish" "publish, filesystem",
+        Publish "publish, filesystem",
         /// `NodePublishVolume` of a filesystem volume whose claim is for one pod.
-        PublishSingle "publish-single" "publish, for one pod",
+        PublishSingle "publish, for one pod",
         /// `NodePublishVolume` of a block volume.
-        PublishBlock "publish-block" "publish, block",
+        PublishBlock "publish, block",
         /// `NodeGetVolumeStats` of a filesystem volume.
-        PublishedStats "published-stats" "volume statistics",
+        PublishedStats "volume statistics",
         /// `NodeUnpublishVolume` of a filesystem volume.
-        Unpublish "unpublish" "unpublish, filesystem",
+        Unpublish "unpublish, filesystem",
         /// `NodeUnpublishVolume` of a block volume, the last of its device.
-        UnpublishBlock "unpublish-block" "unpublish, block",
+        UnpublishBlock "unpublish, block",
     }
     Loopdev {
         /// `loopdev::Control::attach`.
-        Attach "attach" "attach",
+        Attach "attach",
         /// `loopdev::Device::status`.
-        Status "status" "status",
+        Status "status",
         /// `loopdev::Device::refresh_size` after the backing file grew.
-        Refresh "refresh" "refresh_size",
+        Refresh "refresh_size",
         /// `loopdev::Device::detach`.
-        Detach "detach" "detach",
+        Detach "detach",
         /// `loopdev::list`.
-        List "list" "list",
+        List "list",
     }
 }
 
@@ -208,33 +201,14 @@ impl Subject {
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fsquota => "fsquota",
-            Self::Dir => "dir",
-            Self::Volume => "volume",
-            Self::Snapshot => "snapshot",
-            Self::Csi => "csi",
-            Self::Loopdev => "loopdev",
-        })
+        self.serialize(f)
     }
 }
 
+/// As on the command line and in JSON.
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an operation")]
-pub struct UnknownOperation(String);
-
-impl FromStr for Operation {
-    type Err = UnknownOperation;
-
-    fn from_str(name: &str) -> Result<Self, UnknownOperation> {
-        let operation = Self::ALL.iter().copied().find(|operation| operation.name() == name);
-        operation.ok_or_else(|| UnknownOperation(name.to_owned()))
+        self.serialize(f)
     }
 }
 
@@ -245,10 +219,9 @@ mod tests {
     #[test]
     fn the_name_on_the_command_line_is_the_one_in_json() {
         for &operation in Operation::ALL {
-            assert_eq!(operation.name().parse(), Ok(operation));
-            assert_eq!(serde_json::to_value(operation).unwrap(), operation.name());
+            assert_eq!(Operation::from_str(&operation.to_string(), false), Ok(operation));
+            assert_eq!(serde_json::to_value(operation).unwrap(), operation.to_string());
         }
-        assert_eq!("sweep".parse::<Operation>(), Err(UnknownOperation("sweep".into())));
     }
 
     #[test]
