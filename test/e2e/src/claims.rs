@@ -1,12 +1,14 @@
 //! Operations of a case on claims, volumes and classes.
 
 use crate::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Seen, eventually};
+use cluster::quantity;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
+use units::Bytes;
 use workload::{Entry, Loop, Mount, Project, Volumes};
 
 const SYSTEM_NAMESPACE: &str = "kube-system";
@@ -169,31 +171,12 @@ pub fn is_ours(volume: &PersistentVolume) -> bool {
 }
 
 fn bytes(quantity: &str) -> Option<u64> {
-    let digits = quantity.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = match &quantity[digits.len()..] {
-        "" => 1,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        "k" => 1000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
+    quantity::bytes(quantity).ok().map(Bytes::get)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantities_are_bytes() {
-        assert_eq!(bytes("64Mi"), Some(64 << 20));
-        assert_eq!(bytes("4096"), Some(4096));
-        assert_eq!(bytes("1.5Gi"), None);
-    }
 
     #[test]
     fn a_neighbours_things_are_not_the_volumes() {
