@@ -7,7 +7,6 @@ use std::time::Duration;
 use csi::{Linux, Plugin, Settings};
 use dir::{Dir, Mode, Name};
 use ktest_support::XfsDisk;
-use nix::mount::{MsFlags, mount};
 use prometheus::Registry;
 use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
@@ -26,8 +25,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// For the limits of I/O: where the plugin looks for them, once for all nodes.
 fn mount_cgroups() {
     static MOUNTED: Once = Once::new();
-    let mount = || mount(Some("cgroup2"), "/sys/fs/cgroup", Some("cgroup2"), MsFlags::empty(), None::<&str>);
-    MOUNTED.call_once(|| mount().expect("the hierarchy"));
+    MOUNTED.call_once(|| ktest_support::mount_cgroups(Path::new("/sys/fs/cgroup")));
 }
 
 /// The services of the plugin beside Identity.

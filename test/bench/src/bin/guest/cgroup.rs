@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::mount::{MsFlags, mount};
+use ktest_support::mount_cgroups;
 
 use crate::call::{CallError, arrange};
 
@@ -20,8 +20,7 @@ pub(crate) struct Cgroup(PathBuf);
 impl Cgroup {
     pub(crate) fn make() -> Result<Self, CallError> {
         let root = Path::new("/tmp/cgroup");
-        fs::create_dir_all(root)?;
-        mount(Some("cgroup2"), root, Some("cgroup2"), MsFlags::empty(), None::<&str>)?;
+        mount_cgroups(root);
         fs::write(root.join("cgroup.subtree_control"), "+io +memory")?;
         let tenant = root.join("tenant");
         fs::create_dir(&tenant)?;

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bench::{Access, IoSample, Target};
+use ktest_support::random::Random;
 use ktest_support::{Disk, XfsDisk};
 use loopdev::{Control, Detach};
 use nix::fcntl::OFlag;
@@ -100,11 +101,11 @@ fn all_threads(path: &Path, access: Access, threads: u32, limit: Duration) -> Re
 fn one_thread(path: &Path, access: Access, seed: u32, limit: Duration) -> io::Result<Vec<u64>> {
     let file = open_direct(path)?;
     let mut block = Box::new(Block([0x5a; BYTES]));
-    let (mut times, mut random) = (Vec::new(), u64::from(seed));
+    // Places that no cache foresees, and the same ones in each run.
+    let (mut times, mut random) = (Vec::new(), Random::from_seed(u64::from(seed)));
     let begun = Instant::now();
     while begun.elapsed() < limit {
-        random = next(random);
-        let offset = random % (SIZE / BLOCK) * BLOCK;
+        let offset = random.number() % (SIZE / BLOCK) * BLOCK;
         let start = Instant::now();
         match access {
             Access::Read => file.read_exact_at(&mut block.0, offset)?,
@@ -113,13 +114,6 @@ fn one_thread(path: &Path, access: Access, seed: u32, limit: Duration) -> io::Re
         times.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
     Ok(times)
-}
-
-/// Xorshift: places that no cache foresees, and the same ones in each run.
-const fn next(mut random: u64) -> u64 {
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^ (random << 17)
 }
 
 fn fill(path: &Path) -> Result<(), CallError> {
@@ -134,21 +128,4 @@ fn fill(path: &Path) -> Result<(), CallError> {
 
 fn open_direct(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_DIRECT.bits()).open(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_are_spread_over_the_whole_size() {
-        let mut random = 1;
-        let parts: std::collections::BTreeSet<u64> = (0..1000)
-            .map(|_| {
-                random = next(random);
-                random % (SIZE / BLOCK) / (SIZE / BLOCK / 8)
-            })
-            .collect();
-        assert_eq!(parts.len(), 8);
-    }
 }
