@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use launch::Image;
 
-use crate::image::PartFile;
+use crate::image::{PartFile, part_file};
 
 /// Counts what Granary's parts ask of the kernel and of the API server.
 #[derive(Debug, Parser)]
@@ -45,7 +45,7 @@ pub(crate) struct ImageFiles {
     #[command(flatten)]
     pub(crate) files: Image,
     /// Files to weigh.
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, value_parser = part_file)]
     pub(crate) part: Vec<PartFile>,
 }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bench::{BootSample, Part, Stage};
@@ -26,25 +25,13 @@ const HANDS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(1800);
 const MEMORY: &str = "granary_memory_pss_bytes";
 
-/// `NAME=FILE`, a file of the image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PartFile {
-    name: String,
-    path: PathBuf,
-}
+/// A file of the image, with its name.
+pub(crate) type PartFile = (String, PathBuf);
 
-/// No `NAME=FILE`.
-#[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not NAME=FILE")]
-pub(crate) struct NotAPart(String);
-
-impl FromStr for PartFile {
-    type Err = NotAPart;
-
-    fn from_str(text: &str) -> Result<Self, NotAPart> {
-        let (name, path) = text.split_once('=').ok_or_else(|| NotAPart(text.to_owned()))?;
-        Ok(Self { name: name.to_owned(), path: path.into() })
-    }
+/// Parses `NAME=FILE`.
+pub(crate) fn part_file(text: &str) -> Result<PartFile, &'static str> {
+    let (name, path) = text.split_once('=').ok_or("it is not NAME=FILE")?;
+    Ok((name.to_owned(), path.into()))
 }
 
 /// For people only.
@@ -52,11 +39,11 @@ pub(crate) type ImageError = Box<dyn Error + Send + Sync>;
 
 /// Allocated bytes of the files: holes of a disk image do not count.
 pub(crate) fn weigh(files: &[PartFile]) -> Result<Vec<Part>, ImageError> {
-    let part = |file: &PartFile| {
-        let data = fs::metadata(&file.path).map_err(|error| format!("cannot read {}: {error}", file.path.display()))?;
+    let part = |(name, path): &PartFile| {
+        let data = fs::metadata(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         // st_blocks counts 512 bytes: stat(2).
         let bytes = data.len().min(data.blocks() * 512);
-        Ok(Part { name: file.name.clone(), bytes })
+        Ok(Part { name: name.clone(), bytes })
     };
     files.iter().map(part).collect()
 }
@@ -192,9 +179,8 @@ mod tests {
 
     #[test]
     fn a_part_has_a_name_and_a_file() {
-        let part: PartFile = "kernel=a/b=c".parse().unwrap();
-        assert_eq!((part.name.as_str(), part.path.to_str().unwrap()), ("kernel", "a/b=c"));
-        assert_eq!("kernel".parse::<PartFile>().unwrap_err().to_string(), r#""kernel" is not NAME=FILE"#);
+        assert_eq!(part_file("kernel=a/b=c"), Ok(("kernel".into(), "a/b=c".into())));
+        assert!(part_file("kernel").is_err());
     }
 
     #[test]
@@ -216,7 +202,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sparse");
         fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
-        let parts = weigh(&[PartFile { name: "sparse".into(), path }]).unwrap();
+        let parts = weigh(&[("sparse".into(), path)]).unwrap();
         assert_eq!(parts, [Part { name: "sparse".into(), bytes: 0 }]);
     }
 }

@@ -21,22 +21,22 @@ use crate::{Failure, print};
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// How often each way is measured.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long)]
     runs: u32,
     /// How many claims there are at once.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long)]
     claims: u32,
-    /// How many there are for the library with client-go's default limit, at most as many as for the others.
-    #[arg(long, default_value_t = 50)]
-    claims_of_limited_library: u32,
 }
+
+/// Claims for the library with client-go's default limit, at most as many as for the others.
+const OF_LIMITED_LIBRARY: u32 = 50;
 
 pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
     let progress = Progress::new();
     for run in 1..=sizes.runs {
         for way in Way::SERVERS {
             let is_limited = way == Way::LimitedLibrary;
-            let claims = if is_limited { sizes.claims.min(sizes.claims_of_limited_library) } else { sizes.claims };
+            let claims = if is_limited { sizes.claims.min(OF_LIMITED_LIBRARY) } else { sizes.claims };
             let what = format!("{}, run {run} of {}", way.title(), sizes.runs);
             print(&one(cluster, way, run, claims, (&progress, &what)).await?)?;
         }

@@ -19,19 +19,19 @@ use crate::{Failure, print};
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// How many PVs the node has.
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long)]
     own: u32,
     /// How many claims with PVs another driver has.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long)]
     foreign: u32,
-    /// How many claims are created and deleted in each state.
-    #[arg(long, default_value_t = 100)]
-    batch: u32,
 }
 
 const NODE: &str = "scale";
 
 const FOREIGN: &str = "foreign.example.com";
+
+/// Claims that are created and deleted in each state.
+const BATCH: u32 = 100;
 
 /// Claims of a namespace. The API server limits the events of each, and a wait lists them.
 const PER_NAMESPACE: u32 = 500;
@@ -40,7 +40,6 @@ struct Scale {
     client: Client,
     server: Server,
     progress: Progress,
-    batch: u32,
 }
 
 pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
@@ -50,7 +49,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     let mut command = Command::new(env::current_exe()?);
     command.args(["serve", "--node", NODE, "--kubeconfig"]);
     command.arg(cluster.credentials().kubeconfig(Identity::Admin));
-    let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::new(), batch: sizes.batch };
+    let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::new() };
     print(&scale.state(0, 0).await?)?;
     scale.grow(sizes.own).await?;
     print(&scale.state(sizes.own, 0).await?)?;
@@ -71,10 +70,10 @@ impl Scale {
         self.server.quiet(&self.progress, &what).await?;
         let pss = self.server.memory()?;
         let of = format!("batch-{own}-{foreign}");
-        self.provision(&of, self.batch, &format!("{state}: new claims")).await?;
+        self.provision(&of, BATCH, &format!("{state}: new claims")).await?;
         let claims = self.server.take().requests;
         let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &of);
-        each(0..self.batch, |number| {
+        each(0..BATCH, |number| {
             let api = api.clone();
             async move {
                 api.delete(&format!("claim-{number}"), &DeleteParams::default()).await?;
@@ -83,10 +82,10 @@ impl Scale {
         })
         .await?;
         let what = format!("{state}: deleted volumes");
-        self.server.until(&self.progress, &what, PATIENCE * 4, |log| log.pvs_deleted, self.batch).await?;
+        self.server.until(&self.progress, &what, PATIENCE * 4, |log| log.pvs_deleted, BATCH).await?;
         let log = self.server.take();
         let (deletions, of_pvs) = (log.requests, log.of_pvs.into_values().collect());
-        Ok(ScaleSample { own, foreign, pss, batch: self.batch, claims, deletions, of_pvs })
+        Ok(ScaleSample { own, foreign, pss, batch: BATCH, claims, deletions, of_pvs })
     }
 
     /// Serves claims of a namespace until they are bound.

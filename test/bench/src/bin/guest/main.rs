@@ -34,42 +34,31 @@ struct Arguments {
     command: Command,
 }
 
+/// `bench` gives all arguments of the measurements; see there.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures all operations.
     Measure {
-        /// How often each is measured.
-        #[arg(long, default_value_t = 5)]
+        #[arg(long)]
         runs: u32,
     },
-    /// Serves many claims at once.
     Burst {
-        /// How often each way is measured.
-        #[arg(long, default_value_t = 3)]
+        #[arg(long)]
         runs: u32,
-        /// How many claims there are.
-        #[arg(long, default_value_t = 500)]
+        #[arg(long)]
         claims: u32,
     },
-    /// Reads and writes a disk, a file and a loop device.
     Io {
-        /// How often each is measured.
-        #[arg(long, default_value_t = 5)]
+        #[arg(long)]
         runs: u32,
-        /// How long each is measured in a run.
-        #[arg(long, default_value_t = 1000)]
+        #[arg(long)]
         milliseconds: u64,
-        /// On this machine instead of a VM: a directory of an XFS.
         #[arg(long)]
         directory: Option<PathBuf>,
     },
-    /// Syncs files beside a tenant that writes to a loop device.
     Neighbour {
-        /// How often each is measured.
-        #[arg(long, default_value_t = 5)]
+        #[arg(long)]
         runs: u32,
-        /// How long each is measured in a run.
-        #[arg(long, default_value_t = 2000)]
+        #[arg(long)]
         milliseconds: u64,
     },
     /// Writes to a device and syncs it, in this cgroup, until it is killed.
@@ -79,13 +68,10 @@ enum Command {
         #[arg(long)]
         file: PathBuf,
     },
-    /// Takes snapshots of volumes with many files.
     Pause {
-        /// How often each is measured.
-        #[arg(long, default_value_t = 3)]
+        #[arg(long)]
         runs: u32,
-        /// Files of a volume.
-        #[arg(long, default_value_t = 10_000)]
+        #[arg(long)]
         files: u32,
     },
     /// Writes to a file, in this cgroup, until it is killed.
@@ -99,7 +85,6 @@ enum Command {
     Guard,
     /// Makes one operation, traced by its parent.
     Call {
-        /// Which one.
         operation: Operation,
         /// Where the file system is mounted.
         #[arg(long)]
