@@ -437,6 +437,10 @@ mod tests {
         assert_eq!(missing(Unpublish::parse(&unpublish, kubelet).expect_err("empty")), "volume_id");
         assert_eq!(missing(Expand::parse(&expand, kubelet).expect_err("empty")), "volume_id");
         assert_eq!(missing(Stats::parse(&stats, kubelet).expect_err("empty")), "volume_id");
+        let unpublish = NodeUnpublishVolumeRequest { volume_id: "pvc-1".to_owned(), ..unpublish };
+        assert_eq!(missing(Unpublish::parse(&unpublish, kubelet).expect_err("no path")), "target_path");
+        let expand = NodeExpandVolumeRequest { volume_id: "pvc-1".to_owned(), ..expand };
+        assert_eq!(missing(Expand::parse(&expand, kubelet).expect_err("no path")), "volume_path");
         let stats = NodeGetVolumeStatsRequest { volume_id: "pvc-1".to_owned(), ..stats };
         assert_eq!(missing(Stats::parse(&stats, kubelet).expect_err("no path")), "volume_path");
     }

@@ -13,8 +13,6 @@ use tonic::Code;
 use units::Bytes;
 use volume::Volumes as _;
 
-use crate::invalid::all_invalid;
-
 const DOUBLE: Bytes = Bytes::new(2 * SIZE.get());
 
 fn signed(size: Bytes) -> i64 {
@@ -33,21 +31,6 @@ fn visible(kind: Kind, target: &Path) -> Bytes {
             device.seek(SeekFrom::End(0)).expect("its end")
         }
     })
-}
-
-/// csi-sanity: NodeExpandVolume should fail when no volume id, no volume path is provided.
-#[test]
-fn missing_fields_are_invalid() {
-    hold_published(async |case, _, volume, target| {
-        let whole = case.expanding(&volume, &target, None);
-        let messages = [
-            NodeExpandVolumeRequest::default(),
-            NodeExpandVolumeRequest { volume_id: String::new(), ..whole.clone() },
-            NodeExpandVolumeRequest { volume_path: String::new(), ..whole.clone() },
-            NodeExpandVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-        ];
-        all_invalid(messages, async |message| case.expand(message).await).await;
-    });
 }
 
 /// csi-sanity: NodeExpandVolume should fail when volume is not found. Specification: NodeExpandVolume Errors, and

@@ -11,7 +11,7 @@ use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{
     ControllerGetCapabilitiesRequest, CreateVolumeRequest, GetPluginCapabilitiesRequest, GetPluginInfoRequest,
     GroupControllerGetCapabilitiesRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeStageVolumeRequest,
-    NodeUnstageVolumeRequest, ProbeRequest, plugin_capability,
+    NodeUnstageVolumeRequest, plugin_capability,
 };
 use tonic::{Code, Status};
 
@@ -43,15 +43,6 @@ fn the_plugin_can_do_exactly_what_it_announces() {
         let online = VolumeExpansion { r#type: volume_expansion::Type::Online.into() };
         let wanted = [plugin_capability::Type::Service(topology), plugin_capability::Type::VolumeExpansion(online)];
         assert_eq!(able, wanted);
-    });
-}
-
-/// csi-sanity: Probe should return appropriate information.
-#[test]
-fn a_probe_says_ready() {
-    hold(async |case| {
-        let probe = answer(case.node().identity().probe(ProbeRequest {}).await).expect("probe");
-        assert_eq!(probe.ready, Some(true));
     });
 }
 

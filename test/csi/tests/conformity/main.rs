@@ -6,7 +6,6 @@ mod block;
 mod drawn;
 mod expand;
 mod identity;
-mod invalid;
 mod malformed;
 mod publish;
 mod registration;

@@ -10,26 +10,8 @@ use proto::csi::{NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, VolumeHe
 use tonic::Code;
 use units::Bytes;
 
-use crate::invalid::all_invalid;
-
 fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("a small number")
-}
-
-/// csi-sanity: NodeGetVolumeStats should fail when no volume id, no volume path is provided.
-#[test]
-fn missing_fields_are_invalid() {
-    hold_published(async |case, _, volume, target| {
-        let whole = case.asking(&volume, &target);
-        let messages = [
-            NodeGetVolumeStatsRequest::default(),
-            NodeGetVolumeStatsRequest { volume_path: "some/path".to_owned(), ..NodeGetVolumeStatsRequest::default() },
-            NodeGetVolumeStatsRequest { volume_id: String::new(), ..whole.clone() },
-            NodeGetVolumeStatsRequest { volume_path: String::new(), ..whole.clone() },
-            NodeGetVolumeStatsRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-        ];
-        all_invalid(messages, async |message| case.stats(message).await).await;
-    });
 }
 
 /// csi-sanity: NodeGetVolumeStats should fail when volume is not found, and when volume does not exist on the

@@ -3,27 +3,8 @@
 use std::fs::{self, File};
 
 use conformity::{Kind, SIZE, Volume, hold_each, hold_published, read_only};
-use proto::csi::NodeUnpublishVolumeRequest;
 use tonic::Code;
 use volume::{Error, Volumes as _};
-
-use crate::invalid::all_invalid;
-
-/// csi-sanity: NodeUnpublishVolume should fail when no volume id, no target path is provided.
-#[test]
-fn missing_fields_are_invalid() {
-    hold_published(async |case, _, volume, target| {
-        let whole = case.unpublishing(&volume, &target);
-        let messages = [
-            NodeUnpublishVolumeRequest::default(),
-            NodeUnpublishVolumeRequest { volume_id: String::new(), ..whole.clone() },
-            NodeUnpublishVolumeRequest { target_path: String::new(), ..whole.clone() },
-            NodeUnpublishVolumeRequest { volume_id: "../pvc".to_owned(), ..whole.clone() },
-        ];
-        all_invalid(messages, async |message| case.unpublish(message).await).await;
-        case.assert_published(&volume, &target, false);
-    });
-}
 
 /// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolumeRequest.
 #[test]
