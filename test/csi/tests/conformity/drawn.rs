@@ -1,9 +1,23 @@
 //! Random input, the same in each run.
 
+use conformity::Census;
+use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// Draws so many cases from a seed; makes one that fails smaller, but not for ever.
-pub fn runner(cases: u32, seed: &[u8; 32]) -> TestRunner {
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, seed))
+const CASES: u32 = 16;
+
+/// Draws cases from a seed; makes one that fails smaller, but not for ever. After each, the kernel has what it had before.
+pub fn for_each<S: Strategy>(seed: &[u8; 32], strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
+    let before = Census::of_kernel();
+    let config = Config { cases: CASES, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, seed));
+    let result = runner.run(strategy, |case| {
+        test(case)?;
+        let changes = before.changes(&Census::of_kernel());
+        prop_assert!(changes.is_empty(), "{}", changes.join("\n"));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("seed {seed:?}: {error}");
+    }
 }
