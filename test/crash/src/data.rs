@@ -121,31 +121,16 @@ pub(crate) fn file(slot: u16) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
     use crate::life::Origin;
 
     const SOURCE: Number = Number(1);
     const COPY: Number = Number(2);
 
-    /// A directory that is removed at the end.
-    struct Files(PathBuf);
-
-    impl Files {
-        fn new(test: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        fn write(&self, name: &str, content: &[u8]) {
-            fs::write(self.0.join(name), content).unwrap();
-        }
-    }
-
-    impl Drop for Files {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
-        }
+    fn write(files: &TempDir, name: &str, content: &[u8]) {
+        fs::write(files.path().join(name), content).unwrap();
     }
 
     /// A copy that was begun when its source had slot 3.
@@ -157,13 +142,13 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_not_complete_has_any_part_of_its_source() {
-        let files = Files::new("part");
-        let check = |is_filled| only_files_of(&copy().written, COPY, &files.0, is_filled);
+        let files = tempfile::tempdir().unwrap();
+        let check = |is_filled| only_files_of(&copy().written, COPY, files.path(), is_filled);
         check(false).unwrap();
-        files.write(&file(3), b"");
+        write(&files, &file(3), b"");
         check(false).unwrap();
-        files.write(&file(3), &marker::content(SOURCE, 3));
-        fs::create_dir(files.0.join(".reflink-0123456789abcdef")).unwrap();
+        write(&files, &file(3), &marker::content(SOURCE, 3));
+        fs::create_dir(files.path().join(".reflink-0123456789abcdef")).unwrap();
         check(false).unwrap();
         let violation = check(true).unwrap_err();
         assert!(matches!(violation, Violation::Unwritten { .. }), "{violation}");
@@ -171,30 +156,30 @@ mod tests {
 
     #[test]
     fn files_that_were_written_after_the_instant_are_noticed() {
-        let files = Files::new("later");
-        files.write(&file(3), &marker::content(SOURCE, 3));
-        files.write(&file(4), b"");
-        let check = |slots: &[(u16, Number)]| only_files_of(&slots.iter().copied().collect(), COPY, &files.0, true);
+        let files = tempfile::tempdir().unwrap();
+        write(&files, &file(3), &marker::content(SOURCE, 3));
+        write(&files, &file(4), b"");
+        let check = |slots: &[(u16, Number)]| only_files_of(&slots.iter().copied().collect(), COPY, files.path(), true);
         let violation = check(&[(3, SOURCE)]).unwrap_err();
         assert!(matches!(violation, Violation::Unwritten { .. }), "{violation}");
         // A pod of the copy creates it, and then writes its own lines.
         check(&[(3, SOURCE), (4, COPY)]).unwrap();
-        files.write(&file(4), &marker::content(COPY, 4));
+        write(&files, &file(4), &marker::content(COPY, 4));
         check(&[(3, SOURCE), (4, COPY)]).unwrap();
-        files.write(&file(4), &marker::content(SOURCE, 4));
+        write(&files, &file(4), &marker::content(SOURCE, 4));
         let violation = check(&[(3, SOURCE), (4, COPY)]).unwrap_err();
         assert!(matches!(violation, Violation::Foreign { .. }), "{violation}");
     }
 
     #[test]
     fn a_file_of_the_source_that_is_missing_or_cut_is_noticed() {
-        let files = Files::new("missing");
-        let lost = || matches!(all_synced(COPY, &copy(), &files.0), Err(Violation::Lost { slot: 3, .. }));
+        let files = tempfile::tempdir().unwrap();
+        let lost = || matches!(all_synced(COPY, &copy(), files.path()), Err(Violation::Lost { slot: 3, .. }));
         assert!(lost());
         let whole = marker::content(SOURCE, 3);
-        files.write(&file(3), &whole[..4096]);
+        write(&files, &file(3), &whole[..4096]);
         assert!(lost());
-        files.write(&file(3), &whole);
+        write(&files, &file(3), &whole);
         assert!(!lost());
     }
 }
