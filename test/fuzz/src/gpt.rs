@@ -3,6 +3,8 @@
 use std::io;
 
 use gpt::{Extent, PartitionTable, TableState};
+use gpt_disk_types::Crc32;
+use gpt_disk_types::crc::Crc;
 use units::Bytes;
 
 /// Entries are read up to 1 MiB, and of two tables; around them single sectors.
@@ -11,6 +13,8 @@ const MOST_READ: u64 = (2 << 20) + (4 << 16);
 /// First byte of an input: the sector size, and whether checksums are corrected for the fuzzer.
 const LARGE_SECTORS: u8 = 1;
 const RIGHT_CHECKSUMS: u8 = 2;
+
+static CRC32: Crc<u32> = Crc::<u32>::new(&Crc32::ALGORITHM);
 
 /// Reads stay on the disk and are bounded. Partitions lie on the disk, apart, with distinct numbers in order.
 pub fn check(input: &[u8]) {
@@ -72,46 +76,20 @@ pub(crate) fn sign(disk: &mut [u8], sector: usize, lba: usize) {
     if let (Some(array), Some(length)) = (array, length)
         && let Some(entries) = array.checked_add(length).and_then(|end| disk.get(array..end))
     {
-        let checksum = crc32(entries);
+        let checksum = CRC32.checksum(entries);
         disk[at + 88..at + 92].copy_from_slice(&checksum.to_le_bytes());
     }
     disk[at + 16..at + 20].fill(0);
     let length = usize::try_from(u32_at(12)).unwrap_or(usize::MAX);
     if let Some(header) = at.checked_add(length).and_then(|end| disk.get(at..end)) {
-        let checksum = crc32(header);
+        let checksum = CRC32.checksum(header);
         disk[at + 16..at + 20].copy_from_slice(&checksum.to_le_bytes());
     }
 }
 
-/// CRC-32 as in Ethernet, UEFI specification 2.10, section 4.2.
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |rest, byte| (rest >> 8) ^ CRC32[usize::from(rest.to_le_bytes()[0] ^ byte)])
-}
-
-const CRC32: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < table.len() {
-        let mut rest = byte as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            rest = (rest >> 1) ^ (0xedb8_8320 * (rest & 1));
-            bit += 1;
-        }
-        table[byte] = rest;
-        byte += 1;
-    }
-    table
-};
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_checksum_is_that_of_the_specification() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-    }
 
     #[test]
     fn seeds_have_the_tables_that_their_names_say() {
