@@ -38,10 +38,7 @@ pub enum DiskError {
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     // An empty disk is only taken at once if the configuration names it.
     let is_found = || look(wanted).is_ok_and(|disk| disk.has_data() || !matches!(wanted, Disk::Any));
-    if !entries(Path::new(USB)).is_empty() && !is_found() {
-        info!(limit = ?LATE, "no data disk yet, waiting for disks on USB");
-        wait(LATE, is_found);
-    }
+    wait(Path::new(USB), LATE, is_found);
     match wanted {
         Disk::Any => Ok(DataDisk::find()?),
         Disk::Serial(_) | Disk::Partition(_) => look(wanted),
@@ -76,11 +73,18 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Looks until something is found, or until `limit` has passed.
-fn wait(limit: Duration, mut is_found: impl FnMut() -> bool) {
+/// On a machine with a USB controller, looks until the disk is found, or until `limit` has passed.
+fn wait(usb: &Path, limit: Duration, mut is_found: impl FnMut() -> bool) {
+    if entries(usb).is_empty() || is_found() {
+        return;
+    }
+    info!(?limit, "no data disk yet, waiting for disks on USB");
     let end = Instant::now() + limit;
-    while !is_found() && Instant::now() < end {
+    while Instant::now() < end {
         thread::sleep(PAUSE);
+        if is_found() {
+            return;
+        }
     }
 }
 
@@ -122,26 +126,24 @@ mod tests {
 
     /// The node formatted another disk, or created a partition on the boot disk.
     #[test]
-    fn a_disk_that_appears_late_is_waited_for() {
-        let mut looks = 0;
-        wait(Duration::from_secs(60), || {
-            looks += 1;
-            looks == 2
-        });
-        assert_eq!(looks, 2);
-        wait(Duration::ZERO, || {
-            looks += 1;
-            false
-        });
-        assert_eq!(looks, 3, "the time is over");
-    }
-
-    #[test]
-    fn only_a_machine_with_usb_has_late_disks() {
-        let devices = tempfile::tempdir().unwrap();
-        assert!(entries(devices.path()).is_empty() && entries(&devices.path().join("absent")).is_empty());
-        fs::create_dir(devices.path().join("usb1")).unwrap();
-        assert_eq!(entries(devices.path()), [devices.path().join("usb1")]);
+    fn a_disk_that_appears_late_is_waited_for_if_there_is_usb() {
+        let usb = tempfile::tempdir().unwrap();
+        let looks = |usb: &Path, limit, found_at: u32| {
+            let mut looks = 0;
+            wait(usb, limit, || {
+                looks += 1;
+                looks == found_at
+            });
+            looks
+        };
+        let limit = Duration::from_secs(60);
+        for without in [usb.path(), &usb.path().join("absent")] {
+            assert_eq!(looks(without, limit, 2), 0);
+        }
+        fs::create_dir(usb.path().join("usb1")).unwrap();
+        assert_eq!(looks(usb.path(), limit, 1), 1);
+        assert_eq!(looks(usb.path(), limit, 2), 2);
+        assert_eq!(looks(usb.path(), Duration::ZERO, 2), 1, "the time is over");
     }
 
     #[test]
