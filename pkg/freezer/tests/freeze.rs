@@ -12,6 +12,7 @@ use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
 use ktest_support::process::killed_before;
 use ktest_support::{mount_cgroups, this_program};
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
@@ -147,6 +148,13 @@ fn has_guard() -> bool {
     fs::read_dir("/proc").unwrap().any(|entry| arguments(entry.unwrap()).contains("the_guard"))
 }
 
+/// Whether one of the threads is in this system call, proc_pid_syscall(5).
+fn is_in_call(pid: &str, call: i64) -> bool {
+    let calls = |task: fs::DirEntry| fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.map(calls).any(|found| found.starts_with(&format!("{call} ")))
+}
+
 fn guard_pid() -> Pid {
     Pid::from_raw(fs::read_to_string("/tmp/guard").unwrap().parse().unwrap())
 }
@@ -271,9 +279,14 @@ fn a_cgroup_that_another_process_froze_is_rejected_and_stays_frozen() {
 fn a_second_freeze_has_a_pause_of_its_own() {
     let pod = Pod::start();
     let first = pod.freeze(LONG).unwrap();
+    let guard = guard_pid().to_string();
     thread::scope(|scope| {
         let second = scope.spawn(|| pod.freeze(LONG));
-        thread::sleep(Duration::from_millis(500));
+        // For its turn, or for the end of a pause that began at once, which the first thaw would end.
+        eventually("the second guard waits", || {
+            let pid = fs::read_to_string("/tmp/guard").unwrap();
+            pid != guard && is_in_call(&pid, libc::SYS_ppoll)
+        });
         assert!(!second.is_finished());
         first.thaw().unwrap();
         let second = second.join().unwrap().unwrap();
