@@ -8,10 +8,10 @@ use proto::csi::plugin_capability::{Type, service};
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{self, VolumeSource};
 use proto::csi::{
-    CapacityRange, ControllerExpandVolumeRequest, ControllerListVolumeHealthRequest, ControllerModifyVolumeRequest,
-    CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, GetPluginCapabilitiesRequest,
-    GroupControllerGetCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest,
-    Topology, TopologyRequirement, VolumeContentSource,
+    CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerListVolumeHealthRequest,
+    ControllerModifyVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
+    GetPluginCapabilitiesRequest, GroupControllerGetCapabilitiesRequest, ListVolumesRequest, NodePublishVolumeRequest,
+    NodeUnpublishVolumeRequest, Topology, TopologyRequirement, VolumeContentSource,
 };
 use tonic::Code;
 use tonic::transport::Channel;
@@ -26,10 +26,14 @@ pub(crate) fn client(node: &Node) -> ControllerClient<Channel> {
     ControllerClient::new(node.channel())
 }
 
+fn at_least(required_bytes: i64) -> Option<CapacityRange> {
+    Some(CapacityRange { required_bytes, limit_bytes: 0 })
+}
+
 pub(crate) fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.to_owned(),
-        capacity_range: Some(CapacityRange { required_bytes: SIZE, limit_bytes: 0 }),
+        capacity_range: at_least(SIZE),
         volume_capabilities: vec![capability(kind, Mode::SingleNodeWriter)],
         ..CreateVolumeRequest::default()
     }
@@ -42,6 +46,27 @@ pub(crate) async fn create(node: &Node, request: CreateVolumeRequest) -> Result<
 pub(crate) async fn delete(node: &Node, id: &str) -> Result<(), Code> {
     let request = DeleteVolumeRequest { volume_id: id.to_owned(), ..DeleteVolumeRequest::default() };
     answer(client(node).delete_volume(request).await).map(drop)
+}
+
+/// Expands a volume of the first size.
+async fn double(node: &Node, id: &str) -> Result<ControllerExpandVolumeResponse, Code> {
+    let (volume_id, capacity_range) = (id.to_owned(), at_least(2 * SIZE));
+    let expand = ControllerExpandVolumeRequest { volume_id, capacity_range, ..Default::default() };
+    answer(client(node).controller_expand_volume(expand).await)
+}
+
+/// Publishes a volume. Returns the request that unpublishes it.
+pub(crate) async fn publish(node: &Node, id: &str, kind: Kind) -> NodeUnpublishVolumeRequest {
+    let (volume_id, target) = (id.to_owned(), node.kubelet().join("pods/published"));
+    let unpublish = NodeUnpublishVolumeRequest { volume_id, target_path: target.display().to_string() };
+    let publish = NodePublishVolumeRequest {
+        volume_id: unpublish.volume_id.clone(),
+        target_path: unpublish.target_path.clone(),
+        volume_capability: Some(capability(kind, Mode::SingleNodeWriter)),
+        ..NodePublishVolumeRequest::default()
+    };
+    answer(node.client().node_publish_volume(publish).await).expect("publish");
+    unpublish
 }
 
 pub(crate) fn record(node: &Node, id: &str) -> Option<Record> {
@@ -122,12 +147,11 @@ async fn a_conflict_exists_already(node: &Node) {
     let name = "One Name";
     let id = create(node, request(name, Kind::Filesystem)).await.expect("create").volume_id;
     assert!(id.starts_with("csi-"), "{id}");
-    let larger = || Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 });
     let with = |value: &str| HashMap::from([("bytesPerInode".to_owned(), value.to_owned())]);
     for (other, code) in [
         (request(name, Kind::Block), Some(Code::AlreadyExists)),
         (
-            CreateVolumeRequest { capacity_range: larger(), ..request(name, Kind::Filesystem) },
+            CreateVolumeRequest { capacity_range: at_least(2 * SIZE), ..request(name, Kind::Filesystem) },
             Some(Code::AlreadyExists),
         ),
         (
@@ -140,12 +164,7 @@ async fn a_conflict_exists_already(node: &Node) {
         assert_eq!(create(node, other.clone()).await.err(), code, "{other:?}");
     }
     // After an expansion, the first request is still one of the same volume.
-    let grow = ControllerExpandVolumeRequest {
-        volume_id: id.clone(),
-        capacity_range: larger(),
-        ..ControllerExpandVolumeRequest::default()
-    };
-    let grown = answer(client(node).controller_expand_volume(grow).await).expect("expand");
+    let grown = double(node, &id).await.expect("expand");
     assert_eq!((grown.capacity_bytes, grown.node_expansion_required), (2 * SIZE, false));
     let again = create(node, request(name, Kind::Filesystem)).await.expect("the same again");
     assert_eq!((again.volume_id.as_str(), again.capacity_bytes), (id.as_str(), 2 * SIZE));
@@ -191,10 +210,8 @@ async fn other_nodes_are_rejected(node: &Node) {
         assert_eq!(found.available_capacity > 0, is_here, "{found:?}");
         assert_eq!(found.maximum_volume_size.expect("a size") > 0, is_here, "{found:?}");
     }
-    let too_large = CreateVolumeRequest {
-        capacity_range: Some(CapacityRange { required_bytes: 1 << 50, limit_bytes: 0 }),
-        ..self::request("too-large", Kind::Block)
-    };
+    let too_large =
+        CreateVolumeRequest { capacity_range: at_least(1 << 50), ..self::request("too-large", Kind::Block) };
     assert_eq!(create(node, too_large).await.err(), Some(Code::ResourceExhausted));
     assert_eq!(record(node, "too-large"), None);
 }
@@ -203,14 +220,8 @@ async fn volumes_of_the_provisioner_stay_unchanged(node: &Node) {
     let id = "pvc-shared-filesystem-0";
     let record = || record(node, id).expect("a record");
     let before = record();
-    let expand = ControllerExpandVolumeRequest {
-        volume_id: id.to_string(),
-        capacity_range: Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 }),
-        ..ControllerExpandVolumeRequest::default()
-    };
     assert_eq!(delete(node, id).await.err(), Some(Code::FailedPrecondition));
-    let expanded = answer(client(node).controller_expand_volume(expand).await);
-    assert_eq!(expanded.err(), Some(Code::FailedPrecondition));
+    assert_eq!(double(node, id).await.err(), Some(Code::FailedPrecondition));
     let created = create(node, request(id, Kind::Filesystem)).await;
     assert_eq!(created.err(), Some(Code::AlreadyExists));
     assert_eq!(record(), before);
@@ -219,25 +230,12 @@ async fn volumes_of_the_provisioner_stay_unchanged(node: &Node) {
 async fn a_published_volume_is_not_deleted(node: &Node) {
     for kind in Kind::ALL {
         let id = create(node, request("pvc-published", kind)).await.expect("create").volume_id;
-        let target_path = node.kubelet().join("pods/published").display().to_string();
-        let publish = NodePublishVolumeRequest {
-            volume_id: id.clone(),
-            target_path: target_path.clone(),
-            volume_capability: Some(capability(kind, Mode::SingleNodeWriter)),
-            ..NodePublishVolumeRequest::default()
-        };
-        answer(node.client().node_publish_volume(publish).await).expect("publish");
+        let published = publish(node, &id, kind).await;
         assert_eq!(delete(node, &id).await.err(), Some(Code::FailedPrecondition), "{kind:?}");
         // The kubelet refreshes the size of a device.
-        let expand = ControllerExpandVolumeRequest {
-            volume_id: id.clone(),
-            capacity_range: Some(CapacityRange { required_bytes: 2 * SIZE, limit_bytes: 0 }),
-            ..ControllerExpandVolumeRequest::default()
-        };
-        let expanded = answer(client(node).controller_expand_volume(expand).await).expect("expand");
+        let expanded = double(node, &id).await.expect("expand");
         assert_eq!(expanded.node_expansion_required, kind == Kind::Block);
-        let unpublish = NodeUnpublishVolumeRequest { volume_id: id.clone(), target_path };
-        answer(node.client().node_unpublish_volume(unpublish).await).expect("unpublish");
+        answer(node.client().node_unpublish_volume(published).await).expect("unpublish");
         delete(node, &id).await.expect("delete");
     }
 }

@@ -3,20 +3,19 @@
 use std::fs;
 use std::path::PathBuf;
 
-use conformity::{Kind, Node, Services, answer, capability};
+use conformity::{Kind, Node, Services, answer};
 use proto::csi::group_controller_client::GroupControllerClient;
-use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use proto::csi::{
     CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
-    DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, Snapshot, VolumeContentSource, VolumeGroupSnapshot,
+    DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest, Snapshot, VolumeContentSource,
+    VolumeGroupSnapshot,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 use volume::{Claim, Error, RollbackRequest, VolumeId, Volumes as _};
 
-use crate::controller::{client, create, delete, record, request};
+use crate::controller::{client, create, delete, publish, record, request};
 
 pub(crate) fn groups(node: &Node) -> GroupControllerClient<Channel> {
     GroupControllerClient::new(node.channel())
@@ -174,20 +173,11 @@ async fn a_group_is_taken_as_a_whole_or_not_at_all(node: &Node) {
     assert_eq!(take_group(node, "g", &["pvc-data", "pvc-elsewhere"]).await.err(), Some(Code::NotFound));
     assert_eq!(take_group(node, "g", &[]).await.err(), Some(Code::InvalidArgument));
     assert_eq!(records(node), before);
-    let (volume_id, target) = ("pvc-data".to_owned(), node.kubelet().join("pods/no-pod"));
-    let target_path = target.display().to_string();
-    let publish = NodePublishVolumeRequest {
-        volume_id: volume_id.clone(),
-        target_path: target_path.clone(),
-        volume_capability: Some(capability(Kind::Block, Mode::SingleNodeWriter)),
-        ..NodePublishVolumeRequest::default()
-    };
-    answer(node.client().node_publish_volume(publish).await).expect("publish");
+    let published = publish(node, "pvc-data", Kind::Block).await;
     let taken = take_group(node, "g", &["pvc-data", "pvc-shared-block-0"]).await;
     assert_eq!(taken.err(), Some(Code::Aborted), "its pod has no cgroup");
     assert_eq!(records(node), before);
-    answer(node.client().node_unpublish_volume(NodeUnpublishVolumeRequest { volume_id, target_path }).await)
-        .expect("unpublish");
+    answer(node.client().node_unpublish_volume(published).await).expect("unpublish");
     let group = take_group(node, "g", &["pvc-data", "pvc-shared-block-0"]).await.expect("take");
     let all: Vec<_> = group.snapshots.iter().map(|snapshot| snapshot.snapshot_id.clone()).collect();
     remove_group(node, &group.group_snapshot_id, &all).await.expect("delete");
