@@ -11,7 +11,6 @@ use crate::table::{Table, number};
 /// A file of the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// Its kind.
     pub name: String,
     /// Its size on a disk, in bytes.
     pub bytes: u64,
@@ -20,7 +19,6 @@ pub struct Part {
 /// A stage of a boot, when it became ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stage {
-    /// Component.
     pub name: String,
     /// Milliseconds since QEMU started the guest.
     pub at_ms: u64,
@@ -28,7 +26,6 @@ pub struct Stage {
     pub cpu_ms: u64,
 }
 
-/// One boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BootSample {
     /// In the order in which they became ready.
@@ -37,25 +34,19 @@ pub struct BootSample {
     pub memory: BTreeMap<u32, u64>,
 }
 
-/// Figures of all boots.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ImageReport {
     /// The accelerator: times of an emulated guest depend on the emulation.
     pub accelerator: String,
-    /// How many boots there were.
     pub boots: usize,
-    /// The files.
     pub parts: Vec<Part>,
     /// In the order in which they became ready in the first boot.
     pub stages: Vec<StageFigure>,
-    /// By the number of volumes.
     pub memory: Vec<MemoryFigure>,
 }
 
-/// When something became ready.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StageFigure {
-    /// What.
     pub name: String,
     /// Seconds since QEMU started the guest.
     pub seconds: Spread,
@@ -63,12 +54,9 @@ pub struct StageFigure {
     pub cpu_seconds: Spread,
 }
 
-/// Memory of the node's program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryFigure {
-    /// How many volumes the node had.
     pub volumes: u32,
-    /// Proportional share of memory (PSS), in bytes.
     pub bytes: Spread,
 }
 

@@ -6,12 +6,12 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 macro_rules! operations {
-    ($($subject:ident { $($(#[$doc:meta])* $variant:ident $title:literal,)* })*) => {
-        /// A call of a crate of this project, or the baseline that it is compared with.
+    ($($subject:ident { $($variant:ident $title:literal,)* })*) => {
+        /// A call of a crate of this project, or the baseline that it is compared with. README.md has what is called.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
         #[serde(rename_all = "kebab-case")]
         pub enum Operation {
-            $($($(#[$doc])* $variant,)*)*
+            $($($variant,)*)*
         }
 
         impl Operation {
@@ -36,84 +36,50 @@ macro_rules! operations {
 
 operations! {
     Fsquota {
-        /// `fsquota::Allocator::next`, of which one in 32 writes the counter.
         Next "Allocator::next, one of 32",
-        /// The baseline of `Next`: a walk over all quotas for the first free ID.
         WalkForId "(baseline: walk for an ID)",
-        /// `fsquota::set` on an empty directory without a project.
         SetFirst "set, first time",
-        /// `fsquota::set` on a directory that has a project.
         SetAgain "set, other limits",
-        /// `fsquota::assign` on an empty directory without a project.
         Assign "assign",
-        /// `fsquota::get`.
         Get "get",
-        /// `fsquota::quota`: limits and usage of a given ID.
         Quota "quota, ID known",
-        /// `fsquota::report`, to its end.
         Report "report, all projects",
-        /// `fsquota::remove`.
         Remove "remove",
-        /// `fsquota::sync` after limits were set.
         Sync "sync",
     }
     Dir {
-        /// `dir::Dir::write` of a new file.
         WriteNew "Dir::write, new file",
-        /// `dir::Dir::write` over a file.
         WriteOver "Dir::write, replace",
     }
     Volume {
-        /// A new filesystem claim: `volume::Store::provision` and `announce`.
         Claim "claim, filesystem",
         ClaimBlock "claim, block (thick)",
-        /// `Store::open_volume`, not for the first time.
         OpenVolume "open_volume",
-        /// Limits and usage of a volume by its name.
         VolumeStats "open_volume, then quota",
-        /// `Store::expand` of a filesystem volume.
         Expand "expand, filesystem",
-        /// `Store::expand` of a block volume.
         ExpandBlock "expand, block (thick)",
-        /// `Store::retire`.
         Retire "retire",
-        /// `Store::discard` of an empty volume.
         Discard "discard",
     }
     Snapshot {
-        /// `Store::take_snapshot`, to the end of the first piece of the copy.
         TakeSnapshot "take_snapshot, first piece",
-        /// `Store::provision` with a source, to the end of the first piece of the copy.
         CloneVolume "clone, first piece",
-        /// All other passes of `Store::take_snapshot`, in the background.
         FinishSnapshot "take_snapshot, the rest",
-        /// The baseline: the data of each extent is read and written.
         CopyImage "(baseline: copy of the file)",
     }
     Csi {
-        /// `NodePublishVolume` of a filesystem volume.
         Publish "publish, filesystem",
-        /// `NodePublishVolume` of a filesystem volume whose claim is for one pod.
         PublishSingle "publish, for one pod",
-        /// `NodePublishVolume` of a block volume.
         PublishBlock "publish, block",
-        /// `NodeGetVolumeStats` of a filesystem volume.
         PublishedStats "volume statistics",
-        /// `NodeUnpublishVolume` of a filesystem volume.
         Unpublish "unpublish, filesystem",
-        /// `NodeUnpublishVolume` of a block volume, the last of its device.
         UnpublishBlock "unpublish, block",
     }
     Loopdev {
-        /// `loopdev::Control::attach`.
         Attach "attach",
-        /// `loopdev::Device::status`.
         Status "status",
-        /// `loopdev::Device::refresh_size` after the backing file grew.
         Refresh "refresh_size",
-        /// `loopdev::Device::detach`.
         Detach "detach",
-        /// `loopdev::list`.
         List "list",
     }
 }
