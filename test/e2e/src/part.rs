@@ -2,12 +2,11 @@
 
 use crate::{Case, Failure};
 use envtest::chain;
+use futures::FutureExt as _;
 use ktest_runner::report::{Status, Test};
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// A case failed that the rest of the part needs. The report has it already.
@@ -39,7 +38,8 @@ impl Part {
         shown: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Stopped> {
         let start = Instant::now();
-        let (found, failure) = match caught(shown).await {
+        // It is not polled again after a panic, so no broken state is seen.
+        let (found, failure) = match AssertUnwindSafe(shown).catch_unwind().await {
             Ok(Ok(found)) => (Ok(found), None),
             Ok(Err(failure)) => (Err(Stopped), Some(chain(&failure))),
             Err(panic) => (Err(Stopped), Some(message(panic.as_ref()))),
@@ -79,17 +79,6 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// The future's output, or its panic. It is not polled again after a panic, so no broken state is seen.
-async fn caught<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
-        Ok(Poll::Pending) => Poll::Pending,
-        Err(panic) => Poll::Ready(Err(panic)),
-    })
-    .await
-}
-
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
@@ -102,16 +91,11 @@ mod tests {
 
     #[tokio::test]
     async fn the_message_of_an_assertion_is_reported() {
-        let panic = caught(async {
+        let panic = AssertUnwindSafe(async {
             tokio::task::yield_now().await;
             assert_eq!(1, 2, "one is {}", 2);
         });
-        let message = message(panic.await.unwrap_err().as_ref());
+        let message = message(panic.catch_unwind().await.unwrap_err().as_ref());
         assert!(message.contains("one is 2"), "{message}");
-    }
-
-    #[tokio::test]
-    async fn a_future_without_a_panic_returns_its_output() {
-        assert_eq!(caught(async { 7 }).await.unwrap(), 7);
     }
 }
