@@ -106,12 +106,7 @@ impl FakeVolumes {
 
     /// A pod gets the volume's block device, or gives it back.
     pub fn set_attached(&self, id: &VolumeId, attached: bool) {
-        let mut disk = self.disk();
-        if attached {
-            disk.attached.insert(id.clone());
-        } else {
-            disk.attached.remove(id);
-        }
+        set(&mut self.disk().attached, id, attached);
     }
 
     /// A pod gets the volume, mounted at this path, or it is unpublished.
@@ -125,12 +120,7 @@ impl FakeVolumes {
 
     /// Something holds the volume's data so that it cannot be removed, or lets it go.
     pub fn set_stuck(&self, id: &VolumeId, stuck: bool) {
-        let mut disk = self.disk();
-        if stuck {
-            disk.stuck.insert(id.clone());
-        } else {
-            disk.stuck.remove(id);
-        }
+        set(&mut self.disk().stuck, id, stuck);
     }
 
     /// As if a tenant had changed the project of inodes of the volume.
@@ -202,6 +192,11 @@ impl FakeVolumes {
     fn disk(&self) -> MutexGuard<'_, Disk> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn set(all: &mut BTreeSet<VolumeId>, id: &VolumeId, is_in: bool) {
+    all.remove(id);
+    all.extend(is_in.then(|| id.clone()));
 }
 
 impl Disk {

@@ -211,7 +211,7 @@ impl Drop for Launched {
 /// The command line of a stub, in a file of the directory.
 pub(crate) fn stub_command_line(directory: &Path, stub: Stub) -> PathBuf {
     let path = directory.join("cmdline.txt");
-    fs::write(&path, format!("{STUB} {}={}", VARIABLE, stub.name())).expect("a file can be written");
+    fs::write(&path, format!("{STUB} {VARIABLE}={stub}")).expect("a file can be written");
     path
 }
 

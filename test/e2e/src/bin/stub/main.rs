@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 /// Returns only with an error.
 fn run() -> Result<(), Box<dyn Error>> {
     let name = env::var(VARIABLE)?;
-    let stub = Stub::named(&name).ok_or_else(|| format!("{VARIABLE}={name} names no behaviour"))?;
+    let stub = Stub::named(&name).map_err(|error| format!("{VARIABLE}={name}: {error}"))?;
     if stub == Stub::Hangs {
         loop {
             pause();
