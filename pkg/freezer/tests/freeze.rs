@@ -10,14 +10,12 @@ use std::time::{Duration, Instant};
 
 use freezer::{FreezeError, Frozen, MARK, freeze, thaw_marked};
 use ktest_support::process::killed_before;
-use ktest_support::{mount_cgroups, this_program};
+use ktest_support::{eventually, mount_cgroups, this_program};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-/// For events that come at once.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// A budget that no test exceeds.
 const LONG: Duration = Duration::from_secs(60);
 const ROOT: &str = "/tmp/cgroup";
@@ -131,14 +129,6 @@ impl Drop for Pod {
         });
         fs::remove_dir(&self.path).unwrap();
         fs::remove_dir_all(&self.counters).unwrap();
-    }
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !check() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        thread::yield_now();
     }
 }
 

@@ -15,7 +15,7 @@ use clusternet::{
 use dir::Dir;
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
-use ktest_support::{Namespace, process};
+use ktest_support::{Namespace, eventually, process};
 use nix::libc::SYS_sendto;
 use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
@@ -70,7 +70,7 @@ fn neighbours_are_listed_with_their_traffic() {
     assert!(traffic.sent >= 148 && traffic.received >= 92, "{traffic:?}");
 
     // From here on, only the kernel sends.
-    node::eventually("wg to show the same", || {
+    eventually("wg to show the same", || {
         let traffic = one.seen()[&two.key].traffic;
         let seconds = traffic.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
         wg::traffic(&one.host, INTERFACE) == [(two.key.to_string(), [seconds, traffic.received, traffic.sent])]
@@ -171,7 +171,7 @@ fn a_node_that_was_removed_meanwhile_loses_access() {
     let sent = || two.seen()[&one.key].traffic.sent;
     let before = sent();
     here.send_to(b"removed", to).unwrap();
-    node::eventually("it to be sent", || sent() > before);
+    eventually("it to be sent", || sent() > before);
     // The first packet after it is a member again.
     one.peers(Peers::from([two.peer("192.0.2.")]));
     one.reaches(&two, "by another session");

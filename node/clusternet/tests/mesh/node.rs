@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clusternet::{
     Change, Device as _, INTERFACE, Link, Peer, PeerState, Peers, Place, PrivateKey, PublicKey, Wireguard, diff,
@@ -104,15 +103,6 @@ impl Node {
         // ENOKEY, wg_xmit in drivers/net/wireguard/device.c.
         let sent = socket.send_to(b"?", (other.address(), 9));
         matches!(sent, Err(error) if error.raw_os_error() == Some(nix::libc::ENOKEY) || error.kind() == io::ErrorKind::HostUnreachable)
-    }
-}
-
-#[track_caller]
-pub fn eventually(what: &str, seen: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !seen() {
-        assert!(start.elapsed() < LIMIT, "waited for {what}");
-        thread::yield_now();
     }
 }
 

@@ -5,17 +5,15 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::libc;
 use nix::mount::{MsFlags, mount};
 
+use crate::eventually;
+
 const CGROUP: &str = "CGROUP";
 const TOP: &str = "TOP";
 const NAMES: &str = "NAMES";
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// This program as another process that runs one of its ignored tests.
 pub fn this_program(test: &str) -> Command {
@@ -45,11 +43,8 @@ impl Writer {
         let mut command = this_program(test);
         command.env(CGROUP, cgroup).env(TOP, top).env(NAMES, names.join(":"));
         let writer = Self { process: command.spawn().expect("a process"), cgroup: cgroup.to_owned() };
-        let end = Instant::now() + PATIENCE;
-        while numbers(top, names).is_none_or(|numbers| numbers.iter().any(|number| *number <= 10)) {
-            assert!(Instant::now() < end, "the writer does not write");
-            thread::yield_now();
-        }
+        let writes = || numbers(top, names).is_some_and(|numbers| numbers.iter().all(|number| *number > 10));
+        eventually("numbers of the writer", writes);
         writer
     }
 

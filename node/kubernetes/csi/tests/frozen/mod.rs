@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ktest_support::{Writer, mount_cgroups, numbers};
+use ktest_support::{Writer, eventually, mount_cgroups, numbers};
 use volume::{ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, VolumeId, Volumes as _};
 
 use crate::kubelet::MANY;
@@ -30,14 +30,6 @@ fn the_guard() {
 #[ignore = "started by the tests"]
 fn the_writer() {
     Writer::run(|_, _| ());
-}
-
-fn eventually(what: &str, check: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !check() {
-        assert!(begin.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 /// Ends the pod, and removes its cgroups: other tests have the same hierarchy.

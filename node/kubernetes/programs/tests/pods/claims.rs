@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 
 use cluster::API_PORT;
-use ktest_support::Namespace;
+use ktest_support::{Namespace, eventually};
 
 use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 
@@ -100,7 +100,7 @@ fn first(mut destination: impl FnMut() -> bool, mut service: impl FnMut() -> boo
         end = destination().then_some(End::Destination).or_else(|| service().then_some(End::Service));
         end.is_some()
     };
-    node::eventually("something to arrive", look);
+    eventually("something to arrive", look);
     end.unwrap()
 }
 
@@ -114,7 +114,7 @@ fn listen(on: &Namespace, address: (Ipv4Addr, u16)) -> TcpListener {
         });
         listener.is_some()
     };
-    node::eventually("a free port", bind);
+    eventually("a free port", bind);
     listener.unwrap()
 }
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use ktest_support::eventually;
 use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 use tokio::time;
@@ -154,7 +155,7 @@ fn pods_have_no_ipv6() {
     let number = node.pods[0].run(|| if_nametoindex("end").unwrap());
     let all = SocketAddrV6::new("ff02::1".parse().unwrap(), PORT, 0, number);
     // Its interface asks first whether another interface has the address that it gives itself.
-    node::eventually("an address of IPv6", || pod.send_to(b"test", all).is_ok());
+    eventually("an address of IPv6", || pod.send_to(b"test", all).is_ok());
     host.set_read_timeout(Some(node::LIMIT)).unwrap();
     assert_eq!(host.recv(&mut [0; 8]).unwrap(), b"test".len());
 
@@ -162,7 +163,7 @@ fn pods_have_no_ipv6() {
     host.set_nonblocking(true).unwrap();
     let before = node.dropped("pods have no IPv6");
     pod.send_to(b"lost", all).unwrap();
-    node::eventually("a packet to be dropped", || node.dropped("pods have no IPv6") > before);
+    eventually("a packet to be dropped", || node.dropped("pods have no IPv6") > before);
     assert!(host.recv(&mut [0; 8]).is_err());
 }
 

@@ -3,12 +3,10 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use ktest_support::Namespace;
+use ktest_support::{Namespace, eventually};
 
 use crate::frame::{Frame, Mac, claim, mac};
-use crate::node::{
-    self, GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, eventually, reaches, receives,
-};
+use crate::node::{self, GATEWAY, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, addresses, reaches, receives};
 
 const ABSENT: Mac = [2, 0, 0, 0, 0, 9];
 

@@ -16,7 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cluster::API_PORT;
-use ktest_support::Namespace;
+use ktest_support::{Namespace, eventually};
 use nix::net::if_::if_nametoindex;
 use programs::{Config, Paths, pods};
 use rtnetlink::packet_route::route::RouteScope;
@@ -232,15 +232,6 @@ pub fn rules() -> Result<Vec<String>, String> {
         return Err(String::from_utf8(output.stderr).unwrap());
     }
     Ok(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()).collect())
-}
-
-#[track_caller]
-pub fn eventually(what: &str, mut look: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !look() {
-        assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
-        sleep(Duration::from_millis(20));
-    }
 }
 
 /// A packet from one to the other reaches it, sent to `by`, and its answer comes back from there. From where it seems to come.

@@ -6,11 +6,10 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use fsquota::ProjectId;
-use ktest_support::XfsDisk;
+use ktest_support::{XfsDisk, eventually};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -32,14 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The names that kubelet and containerd give to cgroups.
 const PODS: &str = "/sys/fs/cgroup/kubepods";
 const TENANT: &str = "besteffort/pod0b/0b";
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited for {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn child(role: &str, cgroup: &str, arguments: &str) -> Child {
     let cgroup = Path::new(PODS).join(cgroup);

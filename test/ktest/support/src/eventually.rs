@@ -1,0 +1,17 @@
+//! Waiting for what the kernel or another process does.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Checks again and again until it is so. Fails after a minute.
+#[track_caller]
+pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !check() {
+        assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
+        thread::sleep(PAUSE);
+    }
+}
