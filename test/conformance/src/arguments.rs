@@ -49,15 +49,11 @@ pub(crate) struct Archive {
     pub(crate) file: PathBuf,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not an image with its archive; use NAME:TAG=FILE")]
-pub(crate) struct ArchiveError(String);
-
 impl FromStr for Archive {
-    type Err = ArchiveError;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, ArchiveError> {
-        let (image, file) = text.split_once('=').ok_or_else(|| ArchiveError(text.to_owned()))?;
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let (image, file) = text.split_once('=').ok_or("use NAME:TAG=FILE")?;
         Ok(Self { image: image.to_owned(), file: file.into() })
     }
 }

@@ -122,8 +122,13 @@ impl Case {
 
     /// `REASON: MESSAGE` of each event about an object.
     pub async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
+        self.events_in(&self.namespace, object).await
+    }
+
+    /// Events about objects without a namespace are in `default`.
+    pub async fn events_in(&self, namespace: &str, object: &str) -> Result<Vec<String>, Failure> {
         let about = ListParams::default().fields(&format!("involvedObject.name={object}"));
-        let events = self.api::<core::Event>().list(&about).await.map_err(Failure::api("list events"))?;
+        let events = self.api_of::<core::Event>(namespace).list(&about).await.map_err(Failure::api("list events"))?;
         let text =
             |event: core::Event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default());
         Ok(events.items.into_iter().map(text).collect())

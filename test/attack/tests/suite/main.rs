@@ -272,16 +272,10 @@ impl Attacker {
     }
 }
 
-/// Waits for the event that names the reason. Events about objects without a namespace are in `default`.
+/// Waits for the event that names the reason.
 async fn deletion_fails(case: &Case, volume: &str) -> Result<(), Failure> {
-    let about = ListParams::default().fields(&format!("involvedObject.name={volume}"));
     eventually(PATIENCE, &format!("an event VolumeFailedDelete of volume {volume}"), async || {
-        let events = case.api_of::<Event>("default").list(&about).await.map_err(Failure::api("list events"))?;
-        let texts = events
-            .items
-            .into_iter()
-            .map(|event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default()));
-        let texts: Vec<String> = texts.collect();
+        let texts = case.events_in("default", volume).await?;
         let has_come = texts.iter().any(|text| text.starts_with("VolumeFailedDelete: "));
         Ok(if has_come { Seen::Done(()) } else { Seen::NotYet(texts.join("; ")) })
     })
