@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 
 use fsquota::Usage;
+use ktest_support::eventually_is;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::ENOSPC;
@@ -13,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{Uid, chown, mkfifo, setfsuid};
 use units::{Bytes, Inodes};
 
-use crate::files::{append, create_direct, eventually, mib, write, xfs_io_ok};
+use crate::files::{append, create_direct, mib, write, xfs_io_ok};
 use crate::sys::{FsXattr, set_xattr};
 use crate::volumes::{SIZE, Volumes, both, size};
 
@@ -39,7 +40,7 @@ fn delayed_allocations_count_and_deleted_blocks_do_not() {
     write(&volumes.path("a/data"), mib(4));
     assert!(fsquota::get(&dir).unwrap().used.bytes >= mib(4));
     fs::remove_file(volumes.path("a/data")).unwrap();
-    eventually(usage(Bytes::ZERO, 1), || fsquota::get(&dir).unwrap().used);
+    eventually_is(&usage(Bytes::ZERO, 1), || fsquota::get(&dir).unwrap().used);
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn writing_a_reflinked_file_does_not_charge_it_again() {
     file.sync_all().unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used, usage(mib(8), 3));
     fs::remove_file(data).unwrap();
-    eventually(usage(mib(4), 2), || fsquota::get(&dir).unwrap().used);
+    eventually_is(&usage(mib(4), 2), || fsquota::get(&dir).unwrap().used);
 }
 
 #[test]
@@ -151,7 +152,7 @@ fn a_failed_change_of_project_leaves_no_reservation() {
     fsquota::sync(&a).unwrap();
     assert_eq!(both_used(), (usage(mib(4), 2), usage(Bytes::ZERO, 1)));
     fs::remove_file(&path).unwrap();
-    eventually(usage(Bytes::ZERO, 1), || fsquota::get(&a).unwrap().used);
+    eventually_is(&usage(Bytes::ZERO, 1), || fsquota::get(&a).unwrap().used);
     assert_eq!(fsquota::project(&a), Ok(Some(from)));
 }
 

@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 
+use ktest_support::eventually;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::{ENOSPC, SIGBUS};
 use units::{Bytes, Inodes};
 
-use crate::files::{append, create_direct, eventually, fill, mib, write, xfs_io};
+use crate::files::{append, create_direct, fill, mib, write, xfs_io};
 use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
@@ -65,7 +66,7 @@ fn creating_files_beyond_the_limit_fails_with_enospc() {
     assert_eq!(fsquota::get(&dir).unwrap().available_inodes(), Some(Inodes::ZERO));
     fs::remove_file(volumes.path("a/0")).unwrap();
     // XFS counts a deleted inode until it frees it in the background.
-    eventually(true, || File::create(volumes.path("a/more")).is_ok());
+    eventually("space for a file", || File::create(volumes.path("a/more")).is_ok());
 }
 
 #[test]

@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::libc::O_DIRECT;
 use units::Bytes;
@@ -65,15 +63,4 @@ pub fn xfs_io_ok(path: &Path, flags: &[&str], commands: &[&str]) -> String {
     let output = xfs_io(path, flags, commands);
     assert!(output.status.success() && output.stderr.is_empty(), "{commands:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// Waits for the background work of the file system.
-pub fn eventually<T: PartialEq + std::fmt::Debug>(expected: T, mut look: impl FnMut() -> T) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let mut seen = look();
-    while seen != expected {
-        assert!(Instant::now() < deadline, "expected {expected:?}, last seen {seen:?}");
-        thread::sleep(Duration::from_millis(10));
-        seen = look();
-    }
 }

@@ -5,11 +5,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use fsquota::Usage;
+use ktest_support::eventually_is;
 use nix::fcntl::{FallocateFlags, fallocate};
 use proptest::prelude::*;
 use units::{Bytes, Inodes};
 
-use crate::files::{eventually, mib, xfs_io, xfs_io_ok};
+use crate::files::{mib, xfs_io, xfs_io_ok};
 use crate::volumes::{Volumes, size};
 
 /// Sum of the stat(2) results of a directory and everything below.
@@ -88,10 +89,10 @@ fn usage_is_the_sum_after_any_operations() {
             act(&path, step);
         }
         fsquota::sync(&dir).unwrap();
-        eventually(sum(&path), || fsquota::get(&dir).unwrap().used);
+        eventually_is(&sum(&path), || fsquota::get(&dir).unwrap().used);
         fs::read_dir(&path).unwrap().for_each(|entry| fs::remove_file(entry.unwrap().path()).unwrap());
     });
-    eventually(Usage { bytes: Bytes::ZERO, inodes: Inodes::new(1) }, || fsquota::get(&dir).unwrap().used);
+    eventually_is(&Usage { bytes: Bytes::ZERO, inodes: Inodes::new(1) }, || fsquota::get(&dir).unwrap().used);
 }
 
 #[test]

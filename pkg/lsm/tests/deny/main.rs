@@ -9,9 +9,8 @@ mod sys;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
+use ktest_support::eventually_is;
 use ktest_support::process::Child;
 use lsm::{Abi, Btf, Cgroup, CgroupError, CgroupId, Denials, DeviceNumber, Error, Guard, Operation, Pins, Probe};
 use nix::errno::Errno;
@@ -44,19 +43,6 @@ fn count(calls: &[Call], kind: Kind) -> u64 {
 
 fn counts(denials: Denials) -> [u64; 3] {
     Operation::ALL.map(|operation| denials.of(operation))
-}
-
-/// Waits until the kernel has detached programs, which it does in the background.
-fn eventually<T: PartialEq + std::fmt::Debug>(expected: &T, mut look: impl FnMut() -> T) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        let seen = look();
-        if seen == *expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "expected {expected:?}, last seen {seen:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 const USERS: [User; 2] = [User::Tenant, User::Root];
@@ -100,7 +86,7 @@ fn every_call_is_denied_in_a_container_and_works_elsewhere() {
 
     drop(guard);
     let calls = calls_of(User::Tenant);
-    eventually(&allowed(&calls), || stage.try_in(&stage.container, User::Tenant, &calls));
+    eventually_is(&allowed(&calls), || stage.try_in(&stage.container, User::Tenant, &calls));
 }
 
 #[test]
@@ -167,7 +153,7 @@ fn an_exempt_cgroup_is_not_restricted_until_another_one_is() {
     assert!(!pins.path().exists());
     assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls), "the guard has the links open");
     drop(guard);
-    eventually(&allowed(&calls), || stage.try_in(&stage.container, User::Root, &calls));
+    eventually_is(&allowed(&calls), || stage.try_in(&stage.container, User::Root, &calls));
     pins.remove().unwrap();
 }
 
@@ -236,7 +222,7 @@ fn pinned_programs_outlive_their_process_without_a_gap() {
     drop(second);
     assert_eq!(attempt(), denied(&calls));
     pins.remove().unwrap();
-    eventually(&allowed(&calls), attempt);
+    eventually_is(&allowed(&calls), attempt);
 }
 
 #[test]
@@ -257,7 +243,7 @@ fn pins_need_a_bpffs_and_an_active_lsm() {
     fs::write(sys.join("kernel/security/lsm"), "capability,bpf\n").unwrap();
     assert!(matches!(load(), Error::Pin { .. }));
     let calls = calls_of(User::Tenant);
-    eventually(&allowed(&calls), || stage.try_in(&stage.container, User::Tenant, &calls));
+    eventually_is(&allowed(&calls), || stage.try_in(&stage.container, User::Tenant, &calls));
 }
 
 #[test]
@@ -274,7 +260,7 @@ fn pins_of_another_release_are_replaced() {
     let calls = calls_of(User::Root);
     let once = [Kind::Project, Kind::Quota, Kind::Loop].map(|kind| count(&calls, kind));
     // The former programs count in another map until the kernel has detached them.
-    eventually(&once, || {
+    eventually_is(&once, || {
         let before = counts(guard.denied().unwrap());
         assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
         let after = counts(guard.denied().unwrap());

@@ -1,5 +1,6 @@
 //! Waiting for what the kernel or another process does.
 
+use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,5 +14,16 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     while !check() {
         assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
         thread::sleep(PAUSE);
+    }
+}
+
+/// The same for a value. A failure shows the last one.
+#[track_caller]
+pub fn eventually_is<T: PartialEq + Debug>(expected: &T, mut look: impl FnMut() -> T) {
+    let (end, mut seen) = (Instant::now() + LIMIT, look());
+    while seen != *expected {
+        assert!(Instant::now() < end, "expected {expected:?}, last seen {seen:?}");
+        thread::sleep(PAUSE);
+        seen = look();
     }
 }

@@ -19,7 +19,7 @@ mod writer;
 
 pub use busy::unmount;
 pub use disk::Disk;
-pub use eventually::eventually;
+pub use eventually::{eventually, eventually_is};
 pub use machine::{BlockStats, Cut, block_stats, boot, cut, power_cut, stderr_is_terminal};
 pub use mounted::{Mount, Mounted, Tmpfs, XfsDisk};
 pub use namespace::Namespace;
