@@ -99,8 +99,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Measure { runs } => measure::all(runs).map_err(CallError::from),
-        Command::Burst { runs, claims } => measure::burst(runs, claims).map_err(CallError::from),
+        Command::Measure { runs } => measure::all(runs),
+        Command::Burst { runs, claims } => measure::burst(runs, claims),
         Command::Io { runs, milliseconds, directory: None } => io::measure_in_vm(runs, milliseconds),
         Command::Io { runs, milliseconds, directory: Some(directory) } => {
             io::measure_in(&directory, runs, milliseconds)

@@ -1,46 +1,28 @@
 //! The tracing side: all operations, in turn and again.
 
-use std::io;
 use std::path::Path;
 
 use bench::{Operation, Sample, Subject, Word};
 use ktest_support::{XfsDisk, block_stats};
-use nix::errno::Errno;
 use nix::sys::utsname::uname;
-use serde::Serialize;
 
-use crate::call::{self, CallError};
-use crate::control::{self, ControlError};
+use crate::call::{CallError, print};
+use crate::control;
 use crate::loops::Attached;
 use crate::publishes::Mounted;
-use crate::tracer::{Seen, TraceError, trace};
+use crate::tracer::{Seen, trace};
 use crate::{quota, volumes};
-
-/// Why there are no samples, or not all.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MeasureError {
-    #[error("the control experiment failed")]
-    Control(#[from] ControlError),
-    #[error("cannot read the kernel's release")]
-    Kernel(#[source] Errno),
-    #[error("cannot arrange {present} {things}")]
-    Populate { present: u32, things: &'static str, source: CallError },
-    #[error("cannot count the system calls of {operation} with {present} {}", operation.subject().things())]
-    Trace { operation: Operation, present: u32, source: TraceError },
-    #[error("cannot print a sample")]
-    Print(#[source] io::Error),
-}
 
 /// Measures every operation `runs` times and prints the samples. Runs are interleaved, so that a drift affects all
 /// alike.
-pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
+pub(crate) fn all(runs: u32) -> Result<(), CallError> {
     control::check()?;
-    let kernel = uname().map_err(MeasureError::Kernel)?;
+    let kernel = uname()?;
     print(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
     let [few, many] = Subject::Fsquota.populations();
-    let disks = [(arrange(few)?, few), (arrange(many)?, many)];
+    let disks = [(populated(quota::populate, few)?, few), (populated(quota::populate, many)?, many)];
     let [few, many] = Subject::Volume.populations();
-    let stores = [(provide(few)?, few), (provide(many)?, many)];
+    let stores = [(populated(volumes::populate, few)?, few), (populated(volumes::populate, many)?, many)];
     // The kernel keeps detached devices: from here on their number is constant.
     let [_, most] = Subject::Loopdev.populations();
     devices(disks[0].0.path(), most + 1, || Ok(()))?;
@@ -76,60 +58,46 @@ pub(crate) fn all(runs: u32) -> Result<(), MeasureError> {
     Ok(())
 }
 
-fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
-    let failed = |source| MeasureError::Populate { present, things: Subject::Loopdev.things(), source };
-    let attached = Attached::new(mount, present).map_err(failed)?;
+fn devices(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
+    let attached = Attached::new(mount, present)?;
     act()?;
-    attached.detach().map_err(failed)
+    attached.detach()
 }
 
-fn mounts(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), MeasureError>) -> Result<(), MeasureError> {
-    let failed = |source| MeasureError::Populate { present, things: Subject::Csi.things(), source };
-    let mounted = Mounted::new(mount, present).map_err(failed)?;
+fn mounts(mount: &Path, present: u32, act: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
+    let mounted = Mounted::new(mount, present)?;
     act()?;
-    mounted.unmount().map_err(failed)
+    mounted.unmount()
 }
 
-fn arrange(present: u32) -> Result<XfsDisk, MeasureError> {
+fn populated(populate: fn(&Path, u32) -> Result<(), CallError>, present: u32) -> Result<XfsDisk, CallError> {
     let disk = XfsDisk::with_project_quota();
-    let things = Subject::Fsquota.things();
-    quota::populate(disk.path(), present).map_err(|source| MeasureError::Populate { present, things, source })?;
-    Ok(disk)
-}
-
-fn provide(present: u32) -> Result<XfsDisk, MeasureError> {
-    let disk = XfsDisk::with_project_quota();
-    let things = Subject::Volume.things();
-    volumes::populate(disk.path(), present).map_err(|source| MeasureError::Populate { present, things, source })?;
+    populate(disk.path(), present)?;
     Ok(disk)
 }
 
 /// Serves so many claims at once, so often, and prints the samples.
-pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), MeasureError> {
+pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), CallError> {
     for run in 1..=runs {
         let mut samples = Vec::new();
-        volumes::burst(run, claims, |sample| samples.push(sample)).map_err(|source| MeasureError::Populate {
-            present: claims,
-            things: Subject::Volume.things(),
-            source,
-        })?;
+        volumes::burst(run, claims, |sample| samples.push(sample))?;
         samples.iter().try_for_each(print)?;
     }
     Ok(())
 }
 
-fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), MeasureError> {
+fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), CallError> {
     let arguments = [
         "call".into(),
         operation.to_string(),
         format!("--directory={}", disk.path().display()),
         format!("--present={present}"),
     ];
-    let Seen { syscalls, observed: [before, after] } = trace(&arguments, || block_stats(disk.device()))
-        .map_err(|source| MeasureError::Trace { operation, present, source })?;
-    print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))
-}
-
-fn print(message: &impl Serialize) -> Result<(), MeasureError> {
-    call::print(message).map_err(MeasureError::Print)
+    let Seen { syscalls, observed: [before, after] } =
+        trace(&arguments, || block_stats(disk.device())).map_err(|error| {
+            let (things, causes) = (operation.subject().things(), causes::lines(&error));
+            format!("cannot count the system calls of {operation} with {present} {things}: {causes}")
+        })?;
+    print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))?;
+    Ok(())
 }
