@@ -2,20 +2,11 @@
 
 use etherparse::err::packet::SliceError;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use launch::StepError;
+use std::error::Error;
 use std::fs;
-use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-
-#[derive(Debug, thiserror::Error)]
-pub enum CaptureError {
-    #[error("cannot read {path}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("{path} is not a capture of Ethernet frames by a machine of this kind")]
-    Form { path: PathBuf },
-    #[error("{path} has a frame that cannot be read")]
-    Frame { path: PathBuf, source: SliceError },
-}
+use std::path::Path;
 
 /// pcap with microseconds in the machine's byte order. Version and other numbers follow, then the link type.
 const MAGIC: u32 = 0xa1b2_c3d4;
@@ -50,20 +41,23 @@ pub enum Transport {
 
 impl Capture {
     /// Reads a capture that may still be written: a frame at its end that is not whole is left out.
-    pub fn read(path: &Path) -> Result<Self, CaptureError> {
-        let form = || CaptureError::Form { path: path.to_owned() };
-        let file = fs::read(path).map_err(|source| CaptureError::Read { path: path.to_owned(), source })?;
-        let (head, mut rest) = file.split_at_checked(HEAD).ok_or_else(form)?;
+    pub fn read(path: &Path) -> Result<Self, StepError> {
+        let step = format!("read the capture {}", path.display());
+        let file = fs::read(path).map_err(StepError::of(&step))?;
+        Self::parse(&file).map_err(StepError::of(step))
+    }
+
+    fn parse(file: &[u8]) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        let (head, mut rest) = file.split_at_checked(HEAD).ok_or("it has no header")?;
         if number(head, 0) != Some(MAGIC) || number(head, LINK) != Some(ETHERNET) {
-            return Err(form());
+            return Err("it is not of Ethernet frames by a machine of this kind".into());
         }
         let mut capture = Self::default();
         while let Some((record, after)) = rest.split_at_checked(RECORD)
             && let Some(length) = number(record, LENGTH).and_then(|length| usize::try_from(length).ok())
             && let Some((frame, after)) = after.split_at_checked(length)
         {
-            let packet = packet(frame).map_err(|source| CaptureError::Frame { path: path.to_owned(), source })?;
-            capture.packets.extend(packet);
+            capture.packets.extend(packet(frame)?);
             capture.frames.push(frame.to_owned());
             rest = after;
         }
@@ -150,7 +144,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("capture.pcap");
         fs::write(&path, "no capture, and long enough for a head").unwrap();
-        let error = Capture::read(&path).unwrap_err().to_string();
-        assert!(error.contains("capture.pcap is not a capture"), "{error}");
+        let error = envtest::chain(&Capture::read(&path).unwrap_err());
+        assert!(error.contains("capture.pcap") && error.contains("it is not of Ethernet frames"), "{error}");
     }
 }

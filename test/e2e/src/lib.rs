@@ -27,7 +27,7 @@ mod services;
 mod setting;
 mod suite;
 
-pub use capture::{Capture, CaptureError, Packet, Transport};
+pub use capture::{Capture, Packet, Transport};
 pub use case::Case;
 pub use claim::{Claim, Class, DRIVER, VolumeMode};
 pub use claims::{Offer, OnNode, capacity_of, is_ours};
