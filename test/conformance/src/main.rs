@@ -18,12 +18,12 @@ use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let outcome = Runtime::new().map_err(RunError::prepare("start the threads of this program"));
+    let outcome = Runtime::new().map_err(RunError::from);
     match outcome.and_then(|tasks| tasks.block_on(run::run(&arguments))) {
         Ok(Outcome::Passed) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {}", causes::lines(&error));
+            eprintln!("error: {}", causes::lines(&*error));
             ExitCode::FAILURE
         }
     }

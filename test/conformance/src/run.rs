@@ -1,14 +1,15 @@
 //! Boots the nodes and runs the tests.
 
 use crate::arguments::Arguments;
-use crate::images::{self, UnusedImage};
+use crate::images;
 use crate::selection;
-use launch::{Cluster, ClusterError, ClusterOptions, ClusterShutdownError, Ended, Nodes, Options, SHUTDOWN_LIMIT};
+use launch::{Cluster, ClusterOptions, Nodes, Options, SHUTDOWN_LIMIT, StepError};
 use std::env;
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -21,43 +22,23 @@ const WORKER_MEMORY: Bytes = Bytes::new(2 << 30);
 /// The images of the tests have 8 % of it.
 const DATA_SIZE: Bytes = Bytes::new(16 << 30);
 
+const INTERRUPTED: &str = "interrupted";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
     Failed,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error("cannot {step}")]
-    Prepare { step: String, source: io::Error },
-    #[error("the program with the tests ended with {status}: {output}")]
-    List { status: ExitStatus, output: String },
-    #[error(transparent)]
-    Image(#[from] UnusedImage),
-    #[error("the nodes did not boot")]
-    Boot(#[source] Box<ClusterError>),
-    #[error("{} ended by itself: {}", .0.what, .0.reason)]
-    Ended(Ended),
-    #[error("the nodes did not shut down in order")]
-    ShutDown(#[source] Box<ClusterShutdownError>),
-    #[error("interrupted")]
-    Interrupted,
-}
-
-impl RunError {
-    pub(crate) fn prepare(step: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let step = step.into();
-        |source| Self::Prepare { step, source }
-    }
-}
+/// For people only.
+pub(crate) type RunError = Box<dyn Error + Send + Sync>;
 
 struct Interrupts([Signal; 2]);
 
 impl Interrupts {
     fn watch() -> Result<Self, RunError> {
         let watched = signal(SignalKind::interrupt()).and_then(|first| Ok([first, signal(SignalKind::terminate())?]));
-        watched.map(Self).map_err(RunError::prepare("wait for signals"))
+        Ok(watched.map(Self).map_err(StepError::of("wait for signals"))?)
     }
 
     /// Waits for Ctrl-C or SIGTERM. Cancel-safe.
@@ -87,7 +68,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Outcome, RunError> {
 
 async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Interrupts) -> Result<Outcome, RunError> {
     // Has the disks and the administrator's key.
-    let state = TempDir::with_prefix("granary-").map_err(RunError::prepare("create a temporary directory"))?;
+    let state = TempDir::with_prefix("granary-").map_err(StepError::of("create a temporary directory"))?;
     let mut options = Options::new(arguments.image.clone(), state.path());
     options.logs = output.to_owned();
     options.memory = CONTROL_PLANE_MEMORY;
@@ -97,30 +78,30 @@ async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Int
     let options = ClusterOptions { worker_memory: WORKER_MEMORY, ..ClusterOptions::new(options, two) };
     let mut cluster = tokio::select! {
         cluster = Cluster::boot(&options, |node, event| println!("{node}: {event}")) => {
-            cluster.map_err(|error| RunError::Boot(Box::new(error)))?
+            cluster.map_err(StepError::of("boot the nodes"))?
         }
-        () = interrupts.next() => return Err(RunError::Interrupted),
+        () = interrupts.next() => return Err(INTERRUPTED.into()),
     };
     let mut command = command(arguments, output);
     command.arg(flag("kubeconfig", cluster.control_plane().kubeconfig()));
     let tests = Tests::start(&mut command, output)?;
     let outcome = tokio::select! {
         outcome = tests.finish(interrupts) => outcome,
-        ended = cluster.ended() => return Err(RunError::Ended(ended)),
+        ended = cluster.ended() => return Err(format!("{} ended by itself: {}", ended.what, ended.reason).into()),
     };
     let down = cluster.shut_down(SHUTDOWN_LIMIT).await;
     // The result of the tests counts more.
     let outcome = outcome?;
-    down.map_err(|error| RunError::ShutDown(Box::new(error)))?;
+    down.map_err(StepError::of("shut down the nodes in order"))?;
     Ok(outcome)
 }
 
 async fn list_images(program: &Path) -> Result<String, RunError> {
     let listed = Command::new(program).arg("--list-images").output().await;
-    let listed = listed.map_err(RunError::prepare(format!("start {}", program.display())))?;
+    let listed = listed.map_err(StepError::of(format!("start {}", program.display())))?;
     if !listed.status.success() {
-        let output = String::from_utf8_lossy(&listed.stderr).trim().to_owned();
-        return Err(RunError::List { status: listed.status, output });
+        let output = String::from_utf8_lossy(&listed.stderr);
+        return Err(format!("the program with the tests ended with {}: {}", listed.status, output.trim()).into());
     }
     Ok(String::from_utf8_lossy(&listed.stdout).into_owned())
 }
@@ -129,11 +110,12 @@ fn create_output(named: Option<PathBuf>) -> Result<PathBuf, RunError> {
     match named {
         Some(path) => {
             let step = format!("create {} for the results; name another directory with --output", path.display());
-            fs::create_dir_all(&path).map(|()| path).map_err(RunError::prepare(step))
+            fs::create_dir_all(&path).map_err(StepError::of(step))?;
+            Ok(path)
         }
         None => {
             let step = format!("create a directory for the results in {}", env::temp_dir().display());
-            let directory = TempDir::with_prefix("conformance-").map_err(RunError::prepare(step))?;
+            let directory = TempDir::with_prefix("conformance-").map_err(StepError::of(step))?;
             Ok(directory.keep())
         }
     }
@@ -162,11 +144,11 @@ struct Tests {
 
 impl Tests {
     fn start(command: &mut Command, directory: &Path) -> Result<Self, RunError> {
-        let log = File::create(directory.join("e2e.log")).map_err(RunError::prepare("create e2e.log"))?;
-        let (reader, writer) = io::pipe().map_err(RunError::prepare("create a pipe for the output of the tests"))?;
-        let stderr = writer.try_clone().map_err(RunError::prepare("create a pipe for the output of the tests"))?;
+        let log = File::create(directory.join("e2e.log")).map_err(StepError::of("create e2e.log"))?;
+        let (reader, writer) = io::pipe().map_err(StepError::of("create a pipe for the output of the tests"))?;
+        let stderr = writer.try_clone().map_err(StepError::of("create a pipe for the output of the tests"))?;
         command.stdin(Stdio::null()).stdout(writer).stderr(stderr).kill_on_drop(true);
-        let child = command.spawn().map_err(RunError::prepare("start the program with the tests"))?;
+        let child = command.spawn().map_err(StepError::of("start the program with the tests"))?;
         // Closes the writing ends in this process.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child, output: spawn_blocking(move || copy(reader, log)) })
@@ -174,11 +156,11 @@ impl Tests {
 
     async fn finish(mut self, interrupts: &mut Interrupts) -> Result<Outcome, RunError> {
         let status = tokio::select! {
-            status = self.child.wait() => status.map_err(RunError::prepare("wait for the tests"))?,
-            () = interrupts.next() => return Err(RunError::Interrupted),
+            status = self.child.wait() => status.map_err(StepError::of("wait for the tests"))?,
+            () = interrupts.next() => return Err(INTERRUPTED.into()),
         };
         let copied = self.output.await.unwrap_or_else(|panicked| Err(io::Error::other(panicked)));
-        copied.map_err(RunError::prepare("write e2e.log"))?;
+        copied.map_err(StepError::of("write e2e.log"))?;
         Ok(if status.success() { Outcome::Passed } else { Outcome::Failed })
     }
 }
