@@ -17,13 +17,14 @@ use std::sync::Arc;
 
 use csi::{Host, Linux, LookRequest, Mode, Publish, Purpose, Shape, Sharing, Step, TargetPath};
 use dir::Dir;
-use kubelet::{MANY, SINGLE};
+use kubelet::MANY;
 use loopdev::{Attached, BlockSize, Config, Control, Detach, Device, Number, Numbers};
 use machine::{Node, SIZE, mounted, mounts_at};
 use mount::{Attributes, Filesystem};
 use nix::libc;
 use nix::mount::MsFlags;
 use proto::csi::NodePublishVolumeRequest;
+use proto::csi::volume_capability::access_mode;
 use proto::csi::volume_usage::Unit;
 use tonic::Code;
 use units::Bytes;
@@ -189,7 +190,8 @@ async fn read_only_is_the_device_itself_beside_a_writable_one() {
 async fn the_kubelets_own_mount_is_not_a_target() {
     let (mut node, _) = Node::with_block("pvc-1").await;
     fs::create_dir_all(node.target(PUBLISH).parent().expect("a directory")).expect("directories");
-    let publish = |target| node.kubelet.publish_block("pvc-1", target, SINGLE);
+    let single = access_mode::Mode::SingleNodeSingleWriter;
+    let publish = |target| node.kubelet.publish_block("pvc-1", target, single);
     let (first, second) = (publish(PUBLISH), publish("b"));
     node.publish(first.clone()).await.expect("publish");
     let map = node.map(PUBLISH);

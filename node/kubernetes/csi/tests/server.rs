@@ -1,12 +1,13 @@
 //! The plugin on its real sockets, with a client like kubelet's. Only the disk is a fake.
 
 mod fake;
+#[allow(dead_code, reason = "block.rs and node.rs use the rest")]
 mod kubelet;
 mod wire;
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,19 +15,12 @@ use std::time::Duration;
 
 use csi::{Plugin, Settings, Shape, Step};
 use fake::FakeHost;
-use kubelet::{Kubelet, MANY, SINGLE, connect};
+use kubelet::{Kubelet, MANY, connect};
 use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
-use proto::csi::identity_client::IdentityClient;
 use proto::csi::node_client::NodeClient;
-use proto::csi::node_service_capability::{Type, rpc};
-use proto::csi::volume_usage::Unit;
-use proto::csi::{
-    GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
-    NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest,
-};
+use proto::csi::{NodeGetInfoRequest, NodePublishVolumeRequest};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
@@ -88,118 +82,6 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
         }
     };
     tokio::time::timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("waited {LIMIT:?} in vain until {what}"));
-}
-
-#[tokio::test]
-async fn the_plugin_has_a_name_and_capabilities() {
-    let node = Node::start(&FakeHost::default()).await;
-    let mut identity = IdentityClient::new(connect(node.kubelet.socket()).await.expect("connect"));
-    let info = identity.get_plugin_info(GetPluginInfoRequest {}).await.expect("info").into_inner();
-    assert_eq!((info.name.as_str(), info.vendor_version.as_str()), ("local.granary.dev", "1.2.3"));
-    let able = identity.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.expect("capabilities");
-    assert_eq!(able.into_inner().capabilities.len(), 2);
-    let ready = identity.probe(ProbeRequest {}).await.expect("probe").into_inner();
-    assert_eq!(ready.ready, Some(true));
-}
-
-#[tokio::test]
-async fn the_node_has_a_name_topology_and_capabilities() {
-    let (_node, mut client) = Node::with_client(&FakeHost::default()).await;
-    let info = client.node_get_info(NodeGetInfoRequest {}).await.expect("info").into_inner();
-    assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("node-1", 0));
-    assert_eq!(info.accessible_topology.expect("a topology").segments[volume::TOPOLOGY_KEY], "node-1");
-    let able = client.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.expect("capabilities").into_inner();
-    let mut able: Vec<_> = able
-        .capabilities
-        .iter()
-        .map(|capability| match &capability.r#type {
-            Some(Type::Rpc(rpc)) => rpc.r#type(),
-            None => rpc::Type::Unknown,
-        })
-        .collect();
-    able.sort_unstable();
-    use rpc::Type::{
-        ExpandVolume, GetStorageHealth, GetVolumeHealth, GetVolumeStats, SingleNodeMultiWriter, VolumeCondition,
-    };
-    assert_eq!(
-        able,
-        [GetVolumeStats, ExpandVolume, VolumeCondition, SingleNodeMultiWriter, GetVolumeHealth, GetStorageHealth]
-    );
-}
-
-#[tokio::test]
-async fn staging_is_not_implemented() {
-    let (_node, mut client) = Node::with_client(&FakeHost::default()).await;
-    let stage = client.node_stage_volume(NodeStageVolumeRequest::default()).await;
-    assert_eq!(stage.expect_err("refused").code(), Code::Unimplemented);
-    let unstage = client.node_unstage_volume(NodeUnstageVolumeRequest::default()).await;
-    assert_eq!(unstage.expect_err("refused").code(), Code::Unimplemented);
-}
-
-#[tokio::test]
-async fn publishing_twice_works_once() {
-    let host = FakeHost::with_volumes(&["pvc-1"]);
-    let (node, mut client) = Node::with_client(&host).await;
-    for _ in 0..2 {
-        client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-        assert_eq!(host.steps(), [Step::CreateTarget(Shape::Directory), Step::Bind(DIRECTORY)]);
-    }
-    for _ in 0..2 {
-        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", "a")).await.expect("unpublish");
-        assert_eq!(host.steps()[2..], [Step::Unmount, Step::RemoveTarget]);
-    }
-}
-
-#[tokio::test]
-async fn the_table_of_second_publications_is_kept() {
-    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1", "pvc-2"])).await;
-    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish");
-    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", SINGLE)).await.expect("publish again");
-
-    let read_only = NodePublishVolumeRequest { readonly: true, ..node.kubelet.publish("pvc-1", "a", SINGLE) };
-    let cases = [
-        (read_only, Code::AlreadyExists),
-        (node.kubelet.publish("pvc-2", "a", SINGLE), Code::AlreadyExists),
-        (node.kubelet.publish("pvc-1", "b", SINGLE), Code::FailedPrecondition),
-        (node.kubelet.publish("pvc-3", "b", SINGLE), Code::NotFound),
-        (node.kubelet.publish("pvc-1", "../b", SINGLE), Code::InvalidArgument),
-    ];
-    for (message, code) in cases {
-        let refused = client.node_publish_volume(message.clone()).await.expect_err("refused");
-        assert_eq!(refused.code(), code, "{message:?}: {}", refused.message());
-    }
-    client.node_publish_volume(node.kubelet.publish("pvc-1", "b", MANY)).await.expect("many pods may share");
-}
-
-#[tokio::test]
-async fn empty_messages_are_invalid() {
-    let (_node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
-    let code = |status: tonic::Status| status.code();
-    let publish = client.node_publish_volume(NodePublishVolumeRequest::default()).await;
-    assert_eq!(publish.map_err(code).err(), Some(Code::InvalidArgument));
-    let unpublish = client.node_unpublish_volume(NodeUnpublishVolumeRequest::default()).await;
-    assert_eq!(unpublish.map_err(code).err(), Some(Code::InvalidArgument));
-    let stats = client.node_get_volume_stats(NodeGetVolumeStatsRequest::default()).await;
-    assert_eq!(stats.map_err(code).err(), Some(Code::InvalidArgument));
-    let expand = client.node_expand_volume(NodeExpandVolumeRequest::default()).await;
-    assert_eq!(expand.map_err(code).err(), Some(Code::InvalidArgument));
-}
-
-#[tokio::test]
-async fn a_volume_is_published_in_its_own_mode_only() {
-    let host = FakeHost::with_volumes(&["pvc-dir"]);
-    host.set_image("pvc-disk", Bytes::GIB);
-    let (node, mut client) = Node::with_client(&host).await;
-    let cases = [
-        (node.kubelet.publish_block("pvc-dir", "a", MANY), "it is a filesystem volume"),
-        (node.kubelet.publish("pvc-disk", "a", MANY), "it is a block volume"),
-    ];
-    for (message, says) in cases {
-        let refused = client.node_publish_volume(message).await.expect_err("refused");
-        assert_eq!(refused.code(), Code::InvalidArgument);
-        assert!(refused.message().contains(says), "{}", refused.message());
-    }
-    assert!(host.steps().is_empty());
 }
 
 #[tokio::test]
@@ -326,87 +208,6 @@ async fn the_plugin_reads_the_faults_of_the_disk_itself() {
 }
 
 #[tokio::test]
-async fn a_device_has_a_size_and_grows_with_its_image() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    let (node, mut client) = Node::with_client(&host).await;
-    let absent = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", None)).await;
-    assert_eq!(absent.expect_err("not published").code(), Code::NotFound);
-    client.node_publish_volume(node.kubelet.publish_block("pvc-1", "a", MANY)).await.expect("publish");
-
-    let gib = 1 << 30;
-    host.set_image("pvc-1", Bytes::new(2 << 30));
-    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
-    assert_eq!((stats.usage.len(), stats.usage[0].total, stats.usage[0].unit()), (1, gib, Unit::Bytes));
-    assert!(stats.volume_condition.expect("a condition").abnormal, "the device is smaller than the image");
-
-    // Of two pods, kubelet names the target of the one that came last, also when that one is gone.
-    for target in ["a", "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/gone"] {
-        let grown = client.node_expand_volume(node.kubelet.expand("pvc-1", target, Some((2 * gib, 0)))).await;
-        assert_eq!(grown.expect("expand").into_inner().capacity_bytes, 2 * gib, "{target}");
-    }
-    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
-    assert_eq!(stats.usage[0].total, 2 * gib);
-    assert!(!stats.volume_condition.expect("a condition").abnormal);
-    let elsewhere = client.node_expand_volume(node.kubelet.expand("pvc-1", "b", None)).await;
-    assert_eq!(elsewhere.expect_err("never published there").code(), Code::NotFound);
-    let more = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", Some((3 * gib, 0)))).await;
-    assert_eq!(more.expect_err("the image is smaller").code(), Code::OutOfRange);
-}
-
-#[tokio::test]
-async fn an_unknown_volume_at_an_absent_target_is_unpublished_already() {
-    let (node, mut client) = Node::with_client(&FakeHost::default()).await;
-    client.node_unpublish_volume(node.kubelet.unpublish("pvc-gone", "a")).await.expect("nothing to do");
-    let outside = NodeUnpublishVolumeRequest { volume_id: "pvc-gone".into(), target_path: "/elsewhere/a".into() };
-    assert_eq!(client.node_unpublish_volume(outside).await.expect_err("refused").code(), Code::InvalidArgument);
-}
-
-#[tokio::test]
-async fn statistics_are_the_quotas() {
-    let host = FakeHost::with_volumes(&["pvc-1"]);
-    let (node, mut client) = Node::with_client(&host).await;
-    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-
-    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
-    let numbers: Vec<_> =
-        stats.usage.iter().map(|usage| (usage.unit(), usage.total, usage.used, usage.available)).collect();
-    let mib = 1 << 20;
-    assert_eq!(numbers, [(Unit::Bytes, 1024 * mib, mib, 1023 * mib), (Unit::Inodes, 1000, 1, 999)]);
-    assert!(!stats.volume_condition.expect("a condition").abnormal);
-
-    host.set_quota("pvc-1", Some(Bytes::KIB), Bytes::MIB);
-    let stats = client.node_get_volume_stats(node.kubelet.stats("pvc-1", "a")).await.expect("stats").into_inner();
-    assert_eq!(stats.usage[0].available, 0, "never negative");
-    assert!(stats.volume_condition.expect("a condition").abnormal);
-
-    for (volume, path) in [("pvc-1", "b"), ("pvc-2", "a")] {
-        let refused = client.node_get_volume_stats(node.kubelet.stats(volume, path)).await.expect_err("not there");
-        assert_eq!(refused.code(), Code::NotFound, "{volume} {path}");
-    }
-    let relative = NodeGetVolumeStatsRequest { volume_path: "some/path".into(), ..node.kubelet.stats("pvc-1", "a") };
-    assert_eq!(client.node_get_volume_stats(relative).await.expect_err("not there").code(), Code::NotFound);
-}
-
-#[tokio::test]
-async fn expansion_returns_the_size_of_the_quota() {
-    let (node, mut client) = Node::with_client(&FakeHost::with_volumes(&["pvc-1"])).await;
-    client.node_publish_volume(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
-    let gib = 1 << 30;
-    for range in [None, Some((0, 0)), Some((1, 0)), Some((gib, gib)), Some((gib, 2 * gib))] {
-        let answer = client.node_expand_volume(node.kubelet.expand("pvc-1", "a", range)).await.expect("expand");
-        assert_eq!(answer.into_inner().capacity_bytes, gib, "{range:?}");
-    }
-    for range in [(gib + 1, 0), (-1, 0), (0, -1), (2, 1), (0, 1)] {
-        let refused =
-            client.node_expand_volume(node.kubelet.expand("pvc-1", "a", Some(range))).await.expect_err("impossible");
-        assert_eq!(refused.code(), Code::OutOfRange, "{range:?}");
-    }
-    let absent = client.node_expand_volume(node.kubelet.expand("pvc-1", "b", None)).await.expect_err("not there");
-    assert_eq!(absent.code(), Code::NotFound);
-}
-
-#[tokio::test]
 async fn a_slow_volume_does_not_delay_others() {
     let host = FakeHost::with_volumes(&["pvc-slow", "pvc-fast"]);
     let node = Node::start(&host).await;
@@ -478,16 +279,6 @@ async fn a_stop_completes_running_calls_and_removes_the_sockets() {
 }
 
 #[tokio::test]
-async fn sockets_and_their_directories_are_roots_alone() {
-    let node = Node::start(&FakeHost::default()).await;
-    for socket in [node.kubelet.socket(), node.registration_socket()] {
-        let mode = |path: &Path| fs::symlink_metadata(path).expect("it exists").permissions().mode() & 0o7777;
-        assert_eq!(mode(&socket), 0o600, "{}", socket.display());
-        assert_eq!(mode(socket.parent().expect("a directory")), 0o700, "{}", socket.display());
-    }
-}
-
-#[tokio::test]
 async fn other_users_are_rejected() {
     let stranger = Uid::from_raw(Uid::current().as_raw() + 1);
     let node = Node::start_with(&FakeHost::default(), |settings| settings.peer = stranger).await;
@@ -513,20 +304,6 @@ async fn a_socket_of_an_unclean_end_is_replaced() {
 
 async fn registration(node: &Node) -> RegistrationClient<Channel> {
     RegistrationClient::new(connect(node.registration_socket()).await.expect("connect"))
-}
-
-#[tokio::test]
-async fn the_kubelet_may_register_the_plugin_repeatedly() {
-    let node = Node::start(&FakeHost::default()).await;
-    for _ in 0..2 {
-        let mut client = registration(&node).await;
-        let info = client.get_info(InfoRequest {}).await.expect("info").into_inner();
-        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "local.granary.dev"));
-        assert_eq!(info.endpoint, node.kubelet.socket().display().to_string());
-        assert_eq!(info.supported_versions, ["1.0.0"]);
-        let success = RegistrationStatus { plugin_registered: true, error: String::new() };
-        client.notify_registration_status(success).await.expect("notify");
-    }
 }
 
 /// kubelet's registration client names none, and grpc-go takes the path that it dials: `h2` reset its streams, and the
@@ -563,17 +340,6 @@ async fn the_registration_socket_is_created_again_without_success() {
     let first = birth(&node.registration_socket()).ok();
     let changed = || birth(&node.registration_socket()).is_ok_and(|now| Some(now) != first);
     eventually("the socket is another one", changed).await;
-}
-
-#[tokio::test]
-async fn a_registered_plugin_can_be_registered_again() {
-    let node = Node::start(&FakeHost::default()).await;
-    let success = RegistrationStatus { plugin_registered: true, error: String::new() };
-    registration(&node).await.notify_registration_status(success).await.expect("notify");
-    let first = birth(&node.registration_socket()).expect("a socket");
-    node.plugin.register_again();
-    eventually("the socket is another one", || birth(&node.registration_socket()).is_ok_and(|now| now != first)).await;
-    registration(&node).await.get_info(InfoRequest {}).await.expect("info");
 }
 
 /// kubelet's directory may be cleared, or restored from elsewhere, while the node runs.

@@ -91,19 +91,13 @@ impl FakeHost {
     /// With one filesystem volume of 1 GiB for each name.
     pub fn with_volumes(names: &[&str]) -> Self {
         let host = Self::default();
-        for name in names {
-            host.set_quota(name, Some(Bytes::GIB), Bytes::MIB);
-        }
-        host
-    }
-
-    pub fn set_quota(&self, volume: &str, limit: Option<Bytes>, used: Bytes) {
         let quota = Quota {
             id: NonZeroU32::new(7).and_then(|id| ProjectId::new(id.get())).expect("a project"),
-            limits: Limits { bytes: limit, inodes: Some(Inodes::new(1000)) },
-            used: Usage { bytes: used, inodes: Inodes::new(1) },
+            limits: Limits { bytes: Some(Bytes::GIB), inodes: Some(Inodes::new(1000)) },
+            used: Usage { bytes: Bytes::MIB, inodes: Inodes::new(1) },
         };
-        self.state().volumes.insert(id(volume), Content::Directory(quota));
+        host.state().volumes.extend(names.iter().map(|name| (id(name), Content::Directory(quota))));
+        host
     }
 
     /// Makes a block volume, or gives it another size: its devices do not know that yet.

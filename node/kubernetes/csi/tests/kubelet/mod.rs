@@ -16,8 +16,6 @@ use tower::service_fn;
 
 /// ReadWriteOnce, for drivers that announce SINGLE_NODE_MULTI_WRITER.
 pub const MANY: Mode = Mode::SingleNodeMultiWriter;
-/// ReadWriteOncePod.
-pub const SINGLE: Mode = Mode::SingleNodeSingleWriter;
 
 /// kubelet, by its root directory.
 pub struct Kubelet {
