@@ -195,11 +195,6 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_disk_alone_is_named_with_what_is_on_it() {
-        assert_eq!(plan(&unnamed(&[FOREIGN])), Err(NoDataDisk::Foreign { disk: "vda".into(), what: STRANGE }));
-    }
-
-    #[test]
     fn without_a_candidate_no_disk_is_selected() {
         assert_eq!(plan(&[]), Err(NoDataDisk::None { foreign: vec![] }));
         assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(NoDataDisk::None { foreign: vec![] }));

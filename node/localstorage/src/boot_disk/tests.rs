@@ -2,7 +2,8 @@ use gpt::TableState;
 use proptest::prelude::*;
 
 use super::*;
-use crate::content::{Content, LABEL};
+use crate::content::Content;
+use crate::content::tests::our_superblock;
 
 const MIB: u64 = 1 << 20;
 const SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
@@ -33,18 +34,19 @@ impl Disk {
         self.written.extend(writes.into_iter().map(|write| (write.at, write.bytes)));
     }
 
-    fn read(&self, buffer: &mut [u8], at: u64) {
+    fn read(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         for (place, bytes) in &self.written {
             let end = (place + bytes.len() as u64).min(at + buffer.len() as u64);
             for byte in (*place).max(at)..end {
                 buffer[(byte - at) as usize] = bytes[(byte - place) as usize];
             }
         }
+        Ok(())
     }
 
     fn table(&self) -> Table {
         let mut head = vec![0; Table::length(self.sector)];
-        self.read(&mut head, 0);
+        self.read(&mut head, 0).unwrap();
         Table::parse(&head, self.sector).unwrap()
     }
 
@@ -92,11 +94,7 @@ impl Disk {
     }
 
     fn last(&self) -> Option<PartitionTable> {
-        let read = |buffer: &mut [u8], at: u64| {
-            self.read(buffer, at);
-            Ok(())
-        };
-        PartitionTable::last(Bytes::new(self.size), self.sector, read).unwrap()
+        PartitionTable::last(Bytes::new(self.size), self.sector, |buffer, at| self.read(buffer, at)).unwrap()
     }
 
     fn former(&self) -> Option<Extent> {
@@ -104,11 +102,7 @@ impl Disk {
     }
 
     fn holds_former_data(&self) -> bool {
-        holds_former_data(Bytes::new(self.size), self.sector, |buffer, at| {
-            self.read(buffer, at);
-            Ok(())
-        })
-        .unwrap()
+        holds_former_data(Bytes::new(self.size), self.sector, |buffer, at| self.read(buffer, at)).unwrap()
     }
 
     /// An image of this many MiB over the beginning.
@@ -121,11 +115,8 @@ impl Disk {
 
     /// As the search for the data disk reads it.
     fn seen(&self) -> PartitionTable {
-        let read = |buffer: &mut [u8], at: u64| {
-            self.read(buffer, at);
-            Ok(())
-        };
-        PartitionTable::read(Bytes::new(self.size), self.sector, read).unwrap().unwrap()
+        let table = PartitionTable::read(Bytes::new(self.size), self.sector, |buffer, at| self.read(buffer, at));
+        table.unwrap().unwrap()
     }
 
     /// Start and size of the one partition for data, in MiB.
@@ -230,13 +221,6 @@ fn partitions_of_the_former_table_are_detected() {
     assert!(!disk.holds_former_data());
     disk.written.push((100 * MIB, our_superblock()));
     assert!(disk.holds_former_data());
-}
-
-fn our_superblock() -> Vec<u8> {
-    let mut superblock = vec![0; 512];
-    superblock[..16].copy_from_slice(b"XFSB\0\0\x10\0\0\0\0\0\0\x04\0\0");
-    superblock[108..120].copy_from_slice(LABEL.as_bytes());
-    superblock
 }
 
 #[test]
