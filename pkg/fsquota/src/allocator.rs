@@ -212,13 +212,6 @@ mod tests {
     }
 
     #[test]
-    fn allocation_ends_after_the_last_id() {
-        let none = BTreeSet::new();
-        assert_eq!(batch(u32::MAX - 1, &none), Some(u32::MAX - 1..u32::MAX));
-        assert_eq!(batch(u32::MAX, &none), None);
-    }
-
-    #[test]
     fn a_damaged_counter_is_rejected() {
         for text in
             ["0000000000\n", "1\n", "0000000001", "000000000x\n", "9999999999\n", "+000000001\n", "0000000001\n\n"]

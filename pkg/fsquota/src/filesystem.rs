@@ -119,13 +119,6 @@ mod tests {
     }
 
     #[test]
-    fn accounting_without_enforcement_is_rejected() {
-        assert_eq!(enforced(Ok(ProjectQuota::Enforced), || true), Ok(()));
-        assert_eq!(enforced(Ok(ProjectQuota::Counted), || true), Err(FsError::EnforcementOff));
-        assert_eq!(enforced(Ok(ProjectQuota::Off), || true), Err(FsError::AccountingOff));
-    }
-
-    #[test]
     fn other_errors_contain_the_call_and_errno() {
         let refused = enforced(Err(Errno::EPERM), || true);
         assert_eq!(refused, Err(FsError::System { operation: "quotactl_fd Q_XGETQSTATV", source: Errno::EPERM }));

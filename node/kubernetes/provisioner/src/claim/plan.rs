@@ -268,7 +268,6 @@ fn size(spec: &PersistentVolumeClaimSpec) -> Result<Bytes, Rejection> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{TypedLocalObjectReference, TypedObjectReference};
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
     use proptest::prelude::*;
     use serde_json::{Value, json};
     use units::Inodes;
@@ -378,12 +377,6 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_fields_are_rejected() {
-        let selector = LabelSelector::default();
-        assert_eq!(rejection(&spec(|spec| spec.selector = Some(selector)), &class()), Rejection::Selector);
-    }
-
-    #[test]
     fn block_volumes_may_have_an_attributes_class() {
         let gold = |mode: &str| {
             let mode = Some(mode.to_owned());
@@ -476,13 +469,6 @@ mod tests {
         }
         let largest = (i64::MAX as u64) / BLOCK * BLOCK;
         assert_eq!(checked(&sized(&largest.to_string()), &class()).unwrap().unwrap().volume.size.get(), largest);
-    }
-
-    #[test]
-    fn a_rejection_names_the_field() {
-        let text =
-            rejection(&spec(|spec| spec.access_modes = Some(vec!["ReadWriteMany".into()])), &class()).to_string();
-        assert!(text.contains("spec.accessModes") && text.contains("ReadWriteMany"), "{text}");
     }
 
     proptest! {
