@@ -67,7 +67,6 @@ impl Networking {
 /// Translation of the addresses of Services beside a CNI plugin of the administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServiceProxy {
-    /// kube-proxy of the node.
     KubeProxy,
     /// The plugin, or a program that the administrator installs.
     Plugin,

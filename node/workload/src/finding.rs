@@ -174,7 +174,6 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     pub size: u64,
-    /// Allocated bytes.
     pub allocated: u64,
 }
 

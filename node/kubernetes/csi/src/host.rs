@@ -46,7 +46,6 @@ pub trait Host: Send + Sync + 'static {
     /// Faults of the disk that the volumes are on, as they were read last.
     fn disk_faults(&self) -> Vec<DiskFault>;
 
-    /// Reads the faults of the disk.
     fn read_faults(&self) -> Result<(), FsError>;
 
     /// Whether another program changed the limits of the volume to these.

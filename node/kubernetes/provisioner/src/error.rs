@@ -184,7 +184,7 @@ pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ApiError {
     }
 }
 
-/// Of a request about an object: `None` if there is no such object any more.
+/// Returns `None` if the object of the request does not exist any more.
 pub(crate) fn unless_gone<T>(answer: kube::Result<T>, what: &'static str) -> Result<Option<T>, ApiError> {
     match answer {
         Ok(found) => Ok(Some(found)),

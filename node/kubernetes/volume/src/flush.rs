@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 /// Doubled from the first to the last. They begin again with the first a minute after the end of a pause.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
-/// The last flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flush {
     next: Instant,

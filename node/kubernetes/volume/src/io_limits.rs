@@ -68,7 +68,6 @@ pub enum IoRejection {
 impl IoLimits {
     pub const NONE: Self = Self { read_operations: None, write_operations: None, read_bytes: None, write_bytes: None };
 
-    /// The limits of a class for a volume of this mode.
     pub fn of_class(parameters: &BTreeMap<String, String>, mode: VolumeMode) -> Result<Self, IoRejection> {
         if mode == VolumeMode::Filesystem && !parameters.is_empty() {
             return Err(IoRejection::Filesystem);

@@ -152,7 +152,6 @@ fn claim(name: &str, parameters: &HashMap<String, String>) -> (Claim, BTreeMap<S
     (Claim { uid: name.to_owned(), namespace, name: claim }, parameters)
 }
 
-/// The limits of mutable parameters.
 pub(crate) fn limits(parameters: &HashMap<String, String>, mode: VolumeMode) -> Result<IoLimits, RequestError> {
     let (_, parameters) = claim("", parameters);
     IoLimits::of_class(&parameters, mode).map_err(RequestError::MutableParameters)

@@ -113,7 +113,6 @@ impl GroupContent {
         self.spec.driver == DRIVER_NAME
     }
 
-    /// The node that serves the content.
     pub(crate) fn node(&self) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(MANAGED_BY).map(String::as_str)
     }

@@ -93,7 +93,6 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The limits of a class for a volume of this mode.
     pub(crate) async fn io_of_class(&self, class: &str, mode: VolumeMode) -> Result<IoLimits, Error> {
         let classes = Api::<VolumeAttributesClass>::all(self.client.clone());
         let found = classes.get_opt(class).await.map_err(api("get the VolumeAttributesClass"))?;

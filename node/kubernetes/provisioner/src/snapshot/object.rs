@@ -62,7 +62,6 @@ pub(crate) struct SnapshotError {
     pub(crate) message: Option<String>,
 }
 
-/// A VolumeSnapshot.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Snapshot {
@@ -126,7 +125,6 @@ resource!(Content: CONTENT, CONTENTS, GROUP, (), |_| VERSION, ClusterResourceSco
 resource!(Snapshot: SNAPSHOT, SNAPSHOTS, GROUP, (), |_| VERSION, NamespaceResourceScope);
 
 impl Snapshot {
-    /// The name of its content.
     pub(crate) fn content(&self) -> Option<&str> {
         self.status.as_ref()?.bound_volume_snapshot_content_name.as_deref()
     }
@@ -147,7 +145,6 @@ impl Content {
         self.spec.driver == DRIVER_NAME
     }
 
-    /// The node that serves the content.
     pub(crate) fn node(&self) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(MANAGED_BY).map(String::as_str)
     }
