@@ -149,13 +149,6 @@ fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_table_is_replaced_in_one_transaction() {
-        let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
-        let found = text.lines().map(str::trim).filter(|line| line.contains("table inet"));
-        assert!(found.eq(["table inet granary", "delete table inet granary", "table inet granary {"]), "{text}");
-    }
-
     /// The plugin decides about its pods' packets.
     #[test]
     fn beside_a_plugin_no_rule_is_about_links_of_pods() {
@@ -171,13 +164,6 @@ mod tests {
         for other in [LINKS, config.mesh.interface, "masquerade", "7838"] {
             assert!(!text.contains(other), "{other}: {text}");
         }
-    }
-
-    #[test]
-    fn the_port_between_nodes_is_closed_to_pods() {
-        let text = rules(&Config::default(), "10.244.3.0/24".parse().unwrap());
-        let rule = r#"iifname "veth*" ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } th dport 7839 counter drop"#;
-        assert!(text.contains(rule), "{text}");
     }
 
     #[test]
