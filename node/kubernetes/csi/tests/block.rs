@@ -248,33 +248,6 @@ async fn devices_grow_while_they_are_open() {
 }
 
 #[tokio::test]
-async fn only_empty_files_are_used_as_targets_of_devices() {
-    let (mut node, _) = Node::with_block("pvc-1").await;
-    let (directory, content, empty) = (node.target("directory"), node.target("content"), node.target("empty"));
-    fs::create_dir(&directory).expect("a directory");
-    fs::write(&content, "not the volume's").expect("a file");
-    fs::write(&empty, "").expect("a file");
-    assert_eq!(node.publish_block("pvc-1", "directory").await, Err(Code::FailedPrecondition));
-    assert_eq!(node.publish_block("pvc-1", "content").await, Err(Code::FailedPrecondition));
-    assert_eq!(node.unpublish("pvc-1", "content").await, Err(Code::FailedPrecondition));
-    assert_eq!(fs::read(&content).expect("it is there"), b"not the volume's");
-    assert!(node.devices().is_empty(), "nothing was attached");
-
-    node.unpublish("pvc-1", "empty").await.expect("half-made");
-    assert!(!empty.exists());
-    fs::write(&empty, "").expect("a file");
-    node.publish_block("pvc-1", "empty").await.expect("publish");
-    assert!(is_device(&empty));
-    node.unpublish("pvc-1", "empty").await.expect("unpublish");
-    node.unpublish("pvc-unknown", "empty").await.expect("kubelet would ask for ever");
-    node.unpublish("pvc-1", "absent/device").await.expect("its parent is gone");
-
-    node.provision("pvc-directory");
-    assert_eq!(node.publish_block("pvc-directory", "device").await, Err(Code::InvalidArgument));
-    node.stop().await;
-}
-
-#[tokio::test]
 async fn a_detached_device_is_reported_and_replaced() {
     let (mut node, _) = Node::with_block("pvc-1").await;
     let target = node.target("device");
@@ -441,39 +414,5 @@ async fn no_other_program_is_started() {
     assert!(!calls.iter().any(|call| forks.contains(call)), "{calls:?}");
     drop(host);
     node.unpublish("pvc-1", "device").await.expect("unpublish");
-    node.stop().await;
-}
-
-#[tokio::test]
-async fn nothing_is_left_after_many_calls_at_once() {
-    let mut node = Node::start().await;
-    let volumes = ["pvc-1", "pvc-2", "pvc-3"];
-    for volume in volumes {
-        node.provision_block(volume);
-    }
-    let descriptors = || fs::read_dir("/proc/self/fd").expect("descriptors").count();
-    let mounts = mount::table().expect("table").len();
-    node.publish_block("pvc-1", "0").await.expect("publish");
-    node.unpublish("pvc-1", "0").await.expect("unpublish");
-    let before = descriptors();
-    for round in 0..4 {
-        let mut calls = tokio::task::JoinSet::new();
-        for (volume, target) in volumes.iter().flat_map(|volume| ["a", "b", "c"].map(|target| (*volume, target))) {
-            let mut client = node.client.clone();
-            let target = format!("{volume}-{target}");
-            let mut message = node.kubelet.publish_block(volume, &target, MANY);
-            message.readonly = target.ends_with('c');
-            let unpublish = node.kubelet.unpublish(volume, &target);
-            calls.spawn(async move {
-                client.node_publish_volume(message).await.expect("publish");
-                client.node_unpublish_volume(unpublish).await.expect("unpublish");
-            });
-        }
-        while let Some(call) = calls.join_next().await {
-            call.expect("it works");
-        }
-        assert!(node.devices().is_empty(), "round {round}: {:?}", node.devices());
-    }
-    assert_eq!((mount::table().expect("table").len(), descriptors()), (mounts, before));
     node.stop().await;
 }

@@ -19,8 +19,8 @@ use kubelet::{Kubelet, MANY, connect};
 use mount::Attributes;
 use nix::unistd::Uid;
 use prometheus::Registry;
+use proto::csi::NodeGetInfoRequest;
 use proto::csi::node_client::NodeClient;
-use proto::csi::{NodeGetInfoRequest, NodePublishVolumeRequest};
 use proto::registration::registration_client::RegistrationClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
 use supervisor::Supervisor;
@@ -85,25 +85,6 @@ async fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn the_last_target_detaches_the_shared_device() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    let (node, mut client) = Node::with_client(&host).await;
-    for target in ["a", "b", "a"] {
-        client.node_publish_volume(node.kubelet.publish_block("pvc-1", target, MANY)).await.expect("publish");
-        assert_eq!(host.devices(), 1);
-    }
-    let read_only = NodePublishVolumeRequest { readonly: true, ..node.kubelet.publish_block("pvc-1", "c", MANY) };
-    client.node_publish_volume(read_only).await.expect("publish");
-    assert_eq!(host.devices(), 2, "one for each kind of access");
-    for (target, left) in [("a", 2), ("b", 1), ("b", 1), ("c", 0)] {
-        client.node_unpublish_volume(node.kubelet.unpublish("pvc-1", target)).await.expect("unpublish");
-        assert_eq!(host.devices(), left, "{target}");
-    }
-    assert!(host.is_bare());
-}
-
-#[tokio::test]
 async fn a_failed_publish_is_undone() {
     let host = FakeHost::default();
     host.set_image("pvc-1", Bytes::GIB);
@@ -113,15 +94,6 @@ async fn a_failed_publish_is_undone() {
     assert_eq!(failed.expect_err("it fails").code(), Code::Internal);
     assert_eq!(host.devices(), 0);
     assert!(host.is_bare());
-}
-
-#[tokio::test]
-async fn devices_of_an_unclean_end_are_detached_at_the_start() {
-    let host = FakeHost::default();
-    host.set_image("pvc-1", Bytes::GIB);
-    host.leave_device("pvc-1");
-    let _node = Node::start(&host).await;
-    assert_eq!(host.devices(), 0);
 }
 
 #[tokio::test]

@@ -188,7 +188,7 @@ fn a_file_with_content_is_never_deleted() {
         let volume = case.volume(Kind::Block);
         let target = case.target(&volume, "pod");
         fs::write(&target, "other data").expect("a file");
-        let _ = case.publish(case.publishing(&volume, &target)).await;
+        assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::FailedPrecondition));
         let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
         assert_eq!(refused, Err(Code::FailedPrecondition));
         assert_eq!(fs::read(&target).expect("it is there"), b"other data");

@@ -115,15 +115,11 @@ impl FakeHost {
         self.state().devices.len()
     }
 
-    /// A killed plugin leaves an attached image without a target.
-    pub fn leave_device(&self, volume: &str) {
-        self.state().devices.insert((id(volume), false), Bytes::GIB);
-    }
-
-    /// The next look after the devices finds that no target has the device of this volume.
+    /// A killed plugin leaves an attached image without a target. The next look after the devices finds it.
     pub fn leave_idle(&self, volume: &str) {
-        self.leave_device(volume);
-        self.state().idle.push(id(volume));
+        let mut state = self.state();
+        state.devices.insert((id(volume), false), Bytes::GIB);
+        state.idle.push(id(volume));
     }
 
     pub fn delete(&self, volume: &str) {
