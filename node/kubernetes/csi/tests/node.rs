@@ -6,22 +6,19 @@ mod kubelet;
 mod machine;
 mod traced;
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::{self, File};
 use std::num::NonZeroU64;
 
 use csi::{Host as _, Publish, Stats};
-use dir::Name;
 use fsquota::Limits;
 use ktest_support::cut;
 use kubelet::MANY;
-use machine::{Node, SIZE, mounted, mounts_at};
+use machine::{Node, SIZE, mounted};
 use mount::Attributes;
 use nix::libc::{
     SYS_ioctl, SYS_mkdirat, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_openat2, SYS_quotactl_fd,
 };
 use nix::mount::MsFlags;
-use nix::sys::statvfs::statvfs;
 use proto::csi::{NodeUnpublishVolumeRequest, VolumeCondition};
 use tonic::Code;
 use traced::calls;
@@ -29,53 +26,6 @@ use volume::{DiskFault, DiskObserver, Volumes as _};
 
 /// Of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
-
-#[tokio::test]
-async fn a_volume_is_mounted_inert_and_once() {
-    let mut node = Node::start().await;
-    let volume = node.provision("pvc-1");
-    let target = node.target("mount");
-    for _ in 0..2 {
-        node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-        assert_eq!(mounted(&target), Some(DIRECTORY));
-        assert_eq!(mounts_at(&target), 1);
-    }
-    fs::write(target.join("file"), "here").expect("write");
-    let inside = node.store.open_volume(&volume).expect("the volume");
-    assert_eq!(
-        inside.dir().read(&Name::try_from("file").expect("a name")).expect("read").as_deref(),
-        Some(&b"here"[..])
-    );
-    let seen = statvfs(&target).expect("statvfs");
-    assert_eq!(seen.blocks() * seen.fragment_size(), SIZE.get(), "the file system shows the quota as its size");
-    drop(inside);
-    node.stop().await;
-}
-
-#[tokio::test]
-async fn a_directory_that_an_earlier_call_left_is_used() {
-    let mut node = Node::start().await;
-    node.provision("pvc-1");
-    fs::create_dir(node.target("mount")).expect("a directory");
-    node.publish(node.kubelet.publish("pvc-1", "mount", MANY)).await.expect("publish");
-    assert_eq!(mounted(&node.target("mount")), Some(DIRECTORY));
-    node.stop().await;
-}
-
-#[tokio::test]
-async fn two_pods_share_a_volume_and_one_may_leave() {
-    let mut node = Node::start().await;
-    node.provision("pvc-1");
-    for target in ["a", "b"] {
-        node.publish(node.kubelet.publish("pvc-1", target, MANY)).await.expect("publish");
-    }
-    let held = OpenOptions::new().write(true).create_new(true).open(node.target("b/file")).expect("a file");
-    node.unpublish("pvc-1", "a").await.expect("unpublish");
-    io::Write::write_all(&mut &held, b"still here").expect("write");
-    assert_eq!(fs::read(node.target("b/file")).expect("read"), b"still here");
-    drop(held);
-    node.stop().await;
-}
 
 /// kubelet mounts a `subPath` of a volume beside the volume's target. A directory of another volume with a similar path
 /// does not belong to this one.
