@@ -35,6 +35,11 @@ pub(crate) enum Error {
     NameTaken { id: VolumeId },
     #[error("content {id} exists and is not that of the rollback on this node; delete it")]
     ContentTaken { id: VolumeId },
+    #[error(
+        "the volume has the content of the snapshot, but VolumeSnapshot {name} exists and does not have the former content; \
+         delete it, then the node creates the one that has"
+    )]
+    SnapshotTaken { name: String },
     #[error("the volume has the content of the snapshot, but the node cannot {what}: {message}")]
     KeptDenied { what: &'static str, message: String },
     #[error("the volume keeps {has}; request less, or free space")]
@@ -109,7 +114,7 @@ impl Error {
             Self::Full(_) => "Full",
             Self::Store(error) if error.is_in_use() => "InUse",
             Self::Store(_) => "Store",
-            Self::NameTaken { .. } | Self::ContentTaken { .. } => "NameTaken",
+            Self::NameTaken { .. } | Self::ContentTaken { .. } | Self::SnapshotTaken { .. } => "NameTaken",
             Self::KeptDenied { .. } => "KeptDenied",
             Self::Infeasible { .. } => "ExpandInfeasible",
             Self::Expand(_) => "ExpandStore",

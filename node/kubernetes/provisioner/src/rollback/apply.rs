@@ -199,10 +199,7 @@ impl Provisioner {
     /// for another snapshot stays.
     async fn finish(&self, claim: &PersistentVolumeClaim, kept: &VolumeId, served: Option<&str>) -> Result<(), Error> {
         self.create_content(claim, kept).await?;
-        let namespace = claim.namespace().unwrap_or_default();
-        let resource = ApiResource::erase::<Snapshot>(&());
-        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
-        create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
+        self.create_snapshot(claim, kept).await?;
         let ended =
             if served.is_some() { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
         self.annotate(claim, ended).await?;
@@ -220,6 +217,22 @@ impl Provisioner {
             let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
             if !plan::is_content_of(&found, claim, kept, &self.node) {
                 return Err(Error::ContentTaken { id: kept.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Users of the namespace can read the ID on the claim, and create a snapshot of that name.
+    async fn create_snapshot(&self, claim: &PersistentVolumeClaim, kept: &VolumeId) -> Result<(), Error> {
+        let namespace = claim.namespace().unwrap_or_default();
+        let resource = ApiResource::erase::<Snapshot>(&());
+        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
+        let created = create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
+        if created == Ensured::Unchanged(()) {
+            let name = plan::kept_name(claim, kept);
+            let found = snapshots.get(&name).await.map_err(api("get the kept snapshot"))?;
+            if !plan::is_snapshot_of(&found.data, kept) {
+                return Err(Error::SnapshotTaken { name });
             }
         }
         Ok(())

@@ -161,6 +161,11 @@ pub(crate) fn snapshot(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Value 
     })
 }
 
+/// Whether a VolumeSnapshot that exists is the one of [`snapshot`].
+pub(crate) fn is_snapshot_of(found: &Value, kept: &VolumeId) -> bool {
+    found["spec"]["source"]["volumeSnapshotContentName"] == kept.as_str()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,6 +197,16 @@ mod tests {
         long.metadata.name = Some(format!("{}.b", "a".repeat(233)));
         let name = kept_name(&long, &id("snapshot-u-55"));
         assert!(name.len() <= 253 && name.ends_with("a-before-rollback-55"), "{name}");
+    }
+
+    #[test]
+    fn another_snapshot_of_the_same_name_is_not_the_kept_one() {
+        let kept = id("snapshot-u-5");
+        assert!(is_snapshot_of(&snapshot(&claim(json!({})), &kept), &kept));
+        for source in [json!({"persistentVolumeClaimName": "data"}), json!({"volumeSnapshotContentName": "other"})] {
+            assert!(!is_snapshot_of(&json!({"spec": {"source": source}}), &kept));
+        }
+        assert!(!is_snapshot_of(&json!({}), &kept));
     }
 
     #[test]

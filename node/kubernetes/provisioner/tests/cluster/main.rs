@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::a_quota_delays_the_end_of_a_rollback_with_an_event,
+        rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
         rollback::an_interrupted_rollback_is_served_once,
         rollback::a_request_for_another_snapshot_is_served_afterwards,
         rollback::a_rollback_without_a_request_is_ended_by_the_sweep,

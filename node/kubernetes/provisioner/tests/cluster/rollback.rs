@@ -283,6 +283,29 @@ pub async fn a_quota_delays_the_end_of_a_rollback_with_an_event(cluster: Arc<Clu
     fixture.end().await
 }
 
+/// Regression: the node took a snapshot that another user had created for the one of the former content. That content had no
+/// VolumeSnapshot then, and stayed on the disk when the user deleted "the kept snapshot".
+pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-name").await?;
+    let (kept, claim) = fixture.end_within_the_copy().await?;
+    // The ID on the claim has the number.
+    let name = format!("data-before-rollback-{}", kept.as_str().rsplit('-').next().unwrap_or_default());
+    let other: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+        "spec": {"source": {"persistentVolumeClaimName": "data"}},
+    }))?;
+    fixture.api.snapshots.create(&PostParams::default(), &other).await?;
+    fixture.exchange(&kept, claim)?;
+    fixture.node.run().await?;
+    let note = fixture.node.event("data", "RollbackFailed").await?;
+    assert!(note.contains(&name) && note.contains("delete it"), "{note}");
+    assert_eq!(fixture.annotation(ROLLBACK).await?.as_deref(), Some(kept.as_str()), "the request has not ended");
+    fixture.api.snapshots.delete(&name, &DeleteParams::default()).await?;
+    fixture.ended().await?;
+    assert_eq!(fixture.kept(&name).await?.name_any(), kept.as_str());
+    fixture.end().await
+}
+
 /// The process ended after the content was exchanged, before the request on the claim was ended.
 pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;
