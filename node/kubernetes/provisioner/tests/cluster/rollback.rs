@@ -306,6 +306,31 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
     fixture.end().await
 }
 
+/// The owner of the claim writes the node's annotation, with the ID of a snapshot that an earlier rollback has kept.
+pub async fn a_kept_snapshot_that_a_user_annotates_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let fixture = Fixture::new(&cluster, "rollback-annotated").await?;
+    let Fixture { node, volume, .. } = &fixture;
+    fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
+    fixture.ended().await?;
+    let name = fixture.name_of_kept().await?;
+    let kept: VolumeId = fixture.kept(&name).await?.name_any().parse()?;
+    let records = || [volume, &kept].map(|id| node.volumes.record(id));
+    let before = records();
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    // As a rollback to cancel, which would remove its copy.
+    fixture.annotate(json!({ROLLBACK: kept.as_str()})).await?;
+    fixture.ended().await?;
+    assert_eq!(records(), before);
+    // As one that has begun, which would be exchanged.
+    fixture.annotate(json!({RESTORE_FROM: "before", ROLLBACK: kept.as_str()})).await?;
+    let note = node.event("data", "RollbackFailed").await?;
+    assert!(note.contains("claim rollback-annotated/data-before-rollback-"), "{note}");
+    fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
+    fixture.ended().await?;
+    assert_eq!(records(), before);
+    fixture.end().await
+}
+
 /// The process ended after the content was exchanged, before the request on the claim was ended.
 pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use cluster::claim::RESTORE_FROM;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi};
-use kube::ResourceExt as _;
-use kube::api::{DynamicObject, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use provisioner::Settings;
 use serde_json::{Value, json};
 use volume::{State, VolumeId};
@@ -216,6 +218,65 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     node.end().await
 }
 
+/// A tenant with all rights on claims and snapshots of its namespace, also on their statuses, names those of another one.
+pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (mut node, api, source) = with_data(&cluster, "owner").await?;
+    let content = api.create("before", Some(&node.name), source, json!({})).await?.name_any();
+    api.ready("before", &content).await?;
+    let space: Namespace = serde_json::from_value(json!({"metadata": {"name": "thief"}}))?;
+    Api::all(node.admin.clone()).create(&PostParams::default(), &space).await?;
+    node.namespace = "thief".to_owned();
+    // It names the content of the owner, which names the snapshot of the owner.
+    let thief = SnapshotApi::of(node.admin.clone(), "thief");
+    let stolen: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "stolen"},
+        "spec": {"source": {"volumeSnapshotContentName": content}},
+    }))?;
+    thief.snapshots.create(&PostParams::default(), &stolen).await?;
+    let bound = json!({"status": {"boundVolumeSnapshotContentName": content, "readyToUse": true}});
+    thief.snapshots.patch_status("stolen", &PatchParams::default(), &Patch::Merge(bound)).await?;
+    let own = node.volume("own", json!({"volumeMode": "Block"})).await?;
+    let live = node.volumes.live();
+    let cloned =
+        |claim: &str| json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": claim}});
+    for (name, spec, words) in [
+        ("claim", cloned("data"), "claim thief/data, which does not exist"),
+        ("path", cloned("../../owner/persistentvolumeclaims/data"), "/data, which does not exist"),
+        ("restored", restored_from("before"), "snapshot thief/before, which does not exist"),
+        ("restored-path", restored_from("../../owner/volumesnapshots/before"), "/before, which does not exist"),
+        ("restored-stolen", restored_from("stolen"), "snapshot thief/stolen, which is not ready"),
+    ] {
+        node.claim_here(name, spec).await?;
+        let note = node.event(name, "ProvisioningFailed").await?;
+        assert!(note.contains(words), "{name}: {note}");
+    }
+    for (snapshot, words) in [
+        ("before", "snapshot before, which does not exist"),
+        ("../../owner/volumesnapshots/before", "/before, which does not exist"),
+        ("stolen", "snapshot stolen, which is not ready"),
+    ] {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: snapshot}}}));
+        node.claims().patch("own", &PatchParams::default(), &patch).await?;
+        until(&format!("the event about {snapshot}"), async || {
+            let notes: Vec<_> = node.events("own").await?.into_iter().filter_map(|event| event.note).collect();
+            Ok((!notes.iter().any(|note| note.contains(words))).then(|| notes.join("; ")))
+        })
+        .await?;
+    }
+    assert_eq!(node.volumes.live(), live, "nothing is created");
+    assert_eq!(node.volumes.source(&own), None);
+    node.claims().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    until("the end of the thief's claims", async || {
+        let left = node.claims().list(&ListParams::default()).await?.items.len();
+        Ok((left != 0).then(|| left.to_string()))
+    })
+    .await?;
+    thief.snapshots.delete("stolen", &DeleteParams::default()).await?;
+    node.namespace = "owner".to_owned();
+    api.gone("before", &content).await?;
+    node.end().await
+}
+
 pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let api = SnapshotApi::install(&cluster, "default").await?;
     crate::node::reconcile(&cluster).await?;
@@ -262,6 +323,17 @@ pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -
     denied(write(mine, json!({"finalizers": [PROTECTION, "example.invalid/other"]})).await);
     let spec = Patch::Merge(json!({"spec": {"deletionPolicy": "Retain"}}));
     denied(own.contents.patch(mine, &PatchParams::default(), &spec).await.map(drop));
+    // Its role has no such rights.
+    let forbidden = |answer: Option<kube::Error>| {
+        assert!(matches!(&answer, Some(kube::Error::Api(status)) if status.is_forbidden()), "{answer:?}");
+    };
+    for content in &names {
+        forbidden(own.contents.delete(content, &DeleteParams::default()).await.err());
+    }
+    let ready = Patch::Merge(json!({"status": {"readyToUse": true}}));
+    forbidden(own.snapshots.patch_status("foreign", &PatchParams::default(), &ready).await.err());
+    forbidden(own.snapshots.delete("foreign", &DeleteParams::default()).await.err());
+    forbidden(own.classes.delete("local", &DeleteParams::default()).await.err());
     for (name, content) in ["own", "bare", "foreign"].into_iter().zip(&names) {
         api.delete(name, content).await?;
     }
