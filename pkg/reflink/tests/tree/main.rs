@@ -3,6 +3,7 @@
 mod description;
 mod frozen;
 mod history;
+mod hostile;
 mod population;
 mod sharing;
 
