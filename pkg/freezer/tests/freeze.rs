@@ -1,6 +1,7 @@
 //! The freezer of the kernel, with guards that are this program again.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Stdio};
@@ -48,6 +49,26 @@ fn the_writer() {
                 counter.write_all_at(&count.to_le_bytes(), 0).unwrap();
                 // Leaves the CPUs to the test.
                 thread::sleep(Duration::from_millis(1));
+            }
+        });
+    }
+    loop {
+        thread::park();
+    }
+}
+
+/// A pod that starts processes all the time, if this program was started as one: four threads append a byte for each.
+#[test]
+#[ignore = "started by the tests"]
+fn the_forker() {
+    let (cgroup, started) = (std::env::var("CGROUP").unwrap(), std::env::var("STARTED").unwrap());
+    fs::write(Path::new(&cgroup).join("cgroup.procs"), "0").unwrap();
+    for _ in 0..4 {
+        let mut log = File::options().append(true).create(true).open(&started).unwrap();
+        thread::spawn(move || {
+            // Runs no test.
+            while this_program("missing").status().is_ok() {
+                log.write_all(b".").unwrap();
             }
         });
     }
@@ -337,6 +358,32 @@ fn a_process_that_enters_a_frozen_cgroup_does_not_run_and_is_not_an_error() {
     // It fails at its first counter, but not before the thaw.
     assert!(!late.wait().unwrap().success());
     pod.expect_thawed();
+}
+
+/// A process that is being started belongs to the cgroup before it has run, and its parent waits for it.
+#[test]
+fn a_pod_that_starts_processes_all_the_time_is_frozen_as_a_whole() {
+    let pod = Pod::start();
+    let (container, started) = (pod.path.join("container"), Path::new("/tmp/started"));
+    fs::write(started, "").unwrap();
+    let mut forker = this_program("the_forker").env("CGROUP", &container).env("STARTED", started).spawn().unwrap();
+    let count = || fs::metadata(started).unwrap().len();
+    let processes = || fs::read_to_string(container.join("cgroup.procs")).unwrap();
+    for _ in 0..8 {
+        let before = count();
+        eventually("processes are started", || count() > before);
+        let frozen = pod.freeze(LONG).unwrap();
+        let seen = (count(), processes(), pod.counts());
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!((count(), processes(), pod.counts()), seen);
+        assert!(pod.is_frozen());
+        frozen.thaw().unwrap();
+    }
+    pod.expect_thawed();
+    // Ends it.
+    drop(pod);
+    forker.wait().unwrap();
+    fs::remove_file(started).unwrap();
 }
 
 /// Root in a container can create cgroups below its own one, if it can mount cgroup2.
