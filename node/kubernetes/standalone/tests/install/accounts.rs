@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
+};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
@@ -257,12 +259,24 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     let client = pods.client(RECLAIMER, Some("n1")).await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
-    let create = async |provisioner: &str, volume: Option<&str>| {
+    let with = async |provisioner: &str, volume: Option<&str>, change: fn(&mut PersistentVolumeClaim)| {
         let mut claim = waiting("named-")?;
         let annotation = ("volume.kubernetes.io/storage-provisioner".to_owned(), provisioner.to_owned());
         claim.metadata.annotations = Some([annotation].into());
-        claim.spec.as_mut().expect("a spec").volume_name = volume.map(str::to_owned);
+        claim.spec.get_or_insert_default().volume_name = volume.map(str::to_owned);
+        change(&mut claim);
         Ok::<_, Failure>(admin.create(&PostParams::default(), &claim).await?.name_any())
+    };
+    let create = async |provisioner: &str, volume: Option<&str>| with(provisioner, volume, |_| ()).await;
+    // The scheduler has selected a node.
+    let clone = async |provisioner: &str, volume: Option<&str>| {
+        let selected = |claim: &mut PersistentVolumeClaim| {
+            claim.metadata.annotations.get_or_insert_default().insert(SELECTED_NODE.to_owned(), "n2".to_owned());
+            let (kind, name) = ("PersistentVolumeClaim".to_owned(), "source".to_owned());
+            let source = TypedLocalObjectReference { kind, name, ..TypedLocalObjectReference::default() };
+            claim.spec.get_or_insert_default().data_source = Some(source);
+        };
+        with(provisioner, volume, selected).await
     };
     let annotate = async |claim: &str, annotation: &str, node: &str| {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: node}}}));
@@ -277,7 +291,14 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     let bound = create("local.granary.dev", Some("some-volume")).await?;
     denied(annotate(&bound, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
     annotate(&bound, VOLUME_NODE, "n1").await?;
-    for name in [foreign, unbound, bound] {
+    // A clone is created where its source is.
+    let cloned = clone("local.granary.dev", None).await?;
+    annotate(&cloned, SELECTED_NODE, "n1").await?;
+    let foreign_clone = clone("example.invalid", None).await?;
+    denied(annotate(&foreign_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    let bound_clone = clone("local.granary.dev", Some("some-volume")).await?;
+    denied(annotate(&bound_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    for name in [foreign, unbound, bound, cloned, foreign_clone, bound_clone] {
         admin.delete(&name, &DeleteParams::default()).await?;
     }
     let events = Api::<Event>::default_namespaced(client);
