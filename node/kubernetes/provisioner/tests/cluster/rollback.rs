@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
+use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
 use envtest::{Cluster, Failure, Identity, SnapshotApi};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
@@ -416,12 +417,18 @@ pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result
     denied(write("unbound", json!({ROLLBACK: kept})).await, claims);
     let api = SnapshotApi::of(storage, &node.namespace);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let of_claim = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "data-before-rollback-1"},
-        "spec": {"source": {"persistentVolumeClaimName": "data"}},
-    });
-    let created = api.snapshots.create(&dry, &serde_json::from_value(of_claim)?).await.map(drop);
-    denied(created, "creates the snapshots that rollbacks keep");
+    for (name, source) in [
+        ("data-before-rollback-1", json!({"persistentVolumeClaimName": "data"})),
+        ("data-before-rollback-1", json!({"volumeSnapshotContentName": "snapcontent-1"})),
+        ("mine", json!({"volumeSnapshotContentName": kept})),
+    ] {
+        let snapshot = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+            "spec": {"source": source},
+        });
+        let created = api.snapshots.create(&dry, &serde_json::from_value(snapshot)?).await.map(drop);
+        denied(created, "creates the snapshots that rollbacks keep");
+    }
     let content = |node: &str, policy: &str| {
         json!({
             "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
@@ -434,6 +441,21 @@ pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result
     };
     for (node, policy) in [("another", "Delete"), (node.name.as_str(), "Retain")] {
         let created = api.contents.create(&dry, &serde_json::from_value(content(node, policy))?).await.map(drop);
+        denied(created, "contents of local.granary.dev");
+    }
+    for (part, field, value) in [
+        // It would take a snapshot.
+        ("spec", "source", json!({"volumeHandle": fixture.volume.as_str()})),
+        ("spec", "source", json!({"snapshotHandle": "snapshot-other"})),
+        ("spec", "driver", "example.invalid".into()),
+        ("metadata", "name", "snapcontent-1".into()),
+        ("metadata", "labels", json!({MANAGED_BY: node.name, "a": "b"})),
+        ("metadata", "annotations", json!({HANDLE: "group-of-another"})),
+        ("metadata", "finalizers", json!([PROTECTION])),
+    ] {
+        let mut attack = content(&node.name, "Delete");
+        attack[part][field] = value;
+        let created = api.contents.create(&dry, &serde_json::from_value(attack)?).await.map(drop);
         denied(created, "contents of local.granary.dev");
     }
     api.contents.create(&dry, &serde_json::from_value(content(&node.name, "Delete"))?).await?;
