@@ -191,9 +191,7 @@ impl Provisioner {
         let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         // An administrator may have created a second content for the snapshot.
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
-        let is_other = |other: &&Content| {
-            other.metadata.uid != content.metadata.uid && other.is_of_driver() && other.id().as_ref() == Some(id)
-        };
+        let is_other = |other: &&Content| other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node);
         if let Some(other) = all.iter().find(is_other) {
             return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
         }

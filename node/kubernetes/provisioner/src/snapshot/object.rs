@@ -160,6 +160,12 @@ impl Content {
         }
     }
 
+    /// Whether the node serves it, or will, with this snapshot. Another node can create contents with its own label and any ID: they
+    /// do not keep this node from removing its snapshot.
+    pub(crate) fn may_show(&self, id: &VolumeId, node: &str) -> bool {
+        self.is_of_driver() && self.node().is_none_or(|served| served == node) && self.id().as_ref() == Some(id)
+    }
+
     /// The handle of the group that the snapshot is taken with.
     pub(crate) fn group(&self) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(HANDLE).map(String::as_str)

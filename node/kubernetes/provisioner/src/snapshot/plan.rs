@@ -200,6 +200,21 @@ mod tests {
     }
 
     #[test]
+    fn a_content_of_another_node_shows_no_snapshot_of_this_one() {
+        let kept = id("snapshot-kept");
+        let shows = |labels: Value| {
+            let found = content(|content| {
+                existing(content);
+                content["metadata"]["labels"] = labels;
+            });
+            found.may_show(&kept, NODE)
+        };
+        assert!(shows(json!({MANAGED_BY: NODE})) && shows(json!({})), "of this node, or before it sets the label");
+        assert!(!shows(json!({MANAGED_BY: "two"})));
+        assert!(!content(existing).may_show(&id("snapshot-other"), NODE));
+    }
+
+    #[test]
     fn foreign_contents_are_ignored_and_those_without_node_adopted() {
         let foreign = content(|content| content["spec"]["driver"] = "example.invalid".into());
         assert_eq!(planned(&foreign), Ok(SnapshotPlan::Ignore));

@@ -114,6 +114,19 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     node.end().await
 }
 
+/// Regression: root on a worker could keep all nodes from removing snapshots, by a content of its own for each.
+pub async fn a_content_of_another_node_does_not_keep_a_snapshot(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, source) = with_data(&cluster, "foreign-content").await?;
+    let content = api.create("before", Some(&node.name), source, json!({})).await?;
+    let (name, id) = (content.name_any(), snapshot_of(&content)?);
+    api.ready("before", &name).await?;
+    let other = api.create("other", Some("another"), json!({"snapshotHandle": id.as_str()}), json!({})).await?;
+    api.gone("before", &name).await?;
+    assert_eq!(node.volumes.record(&id), None);
+    api.force("other", &other.name_any()).await?;
+    node.end().await
+}
+
 pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "untaken").await?;
     let volume = source["volumeHandle"].clone();
