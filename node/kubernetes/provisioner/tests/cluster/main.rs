@@ -68,6 +68,7 @@ fn main() -> ExitCode {
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::a_quota_delays_the_end_of_a_rollback_with_an_event,
         rollback::a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback,
+        rollback::a_content_of_another_node_delays_the_end_of_a_rollback,
         rollback::a_kept_snapshot_that_a_user_annotates_stays,
         rollback::an_interrupted_rollback_is_served_once,
         rollback::a_request_for_another_snapshot_is_served_afterwards,

@@ -307,6 +307,31 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
     fixture.end().await
 }
 
+/// Root on another node reads the ID on the claim, and creates the content of the kept snapshot as one of its own.
+pub async fn a_content_of_another_node_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-content").await?;
+    let (kept, claim) = fixture.end_within_the_copy().await?;
+    let foreign: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+        "metadata": {"name": kept.as_str(), "labels": {MANAGED_BY: "another"}},
+        "spec": {
+            "driver": "local.granary.dev", "deletionPolicy": "Delete", "source": {"snapshotHandle": kept.as_str()},
+            "volumeSnapshotRef": {"namespace": claim.namespace, "name": claim.name},
+        },
+    }))?;
+    fixture.api.contents.create(&PostParams::default(), &foreign).await?;
+    fixture.exchange(&kept, claim)?;
+    fixture.node.run().await?;
+    let note = fixture.node.event("data", "RollbackFailed").await?;
+    assert!(note.contains(&format!("content {kept} exists")) && note.contains("delete it"), "{note}");
+    assert_eq!(fixture.annotation(ROLLBACK).await?.as_deref(), Some(kept.as_str()), "the request has not ended");
+    fixture.api.contents.delete(kept.as_str(), &DeleteParams::default()).await?;
+    fixture.ended().await?;
+    let found = fixture.api.contents.get(kept.as_str()).await?;
+    assert_eq!(found.labels().get(MANAGED_BY), Some(&fixture.node.name));
+    fixture.end().await
+}
+
 /// The owner of the claim writes the node's annotation, with the ID of a snapshot that an earlier rollback has kept.
 pub async fn a_kept_snapshot_that_a_user_annotates_stays(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let fixture = Fixture::new(&cluster, "rollback-annotated").await?;
