@@ -23,6 +23,9 @@ const AFTER: &str = "after:";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
+/// Begins parameters for Kubernetes, such as `fstype` and the names of secrets. external-provisioner removes them from
+/// `CreateVolume`, but sends those of the class in `GetCapacity`.
+const RESERVED: &str = "csi.storage.k8s.io/";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
@@ -253,7 +256,8 @@ impl Capacity {
             [] => None,
             capabilities => Some(modes(capabilities)?),
         };
-        let (_, parameters) = claim("", &message.parameters);
+        let of_driver = message.parameters.iter().filter(|(name, _)| !name.starts_with(RESERVED));
+        let parameters = of_driver.map(|(name, value)| (name.clone(), value.clone())).collect();
         let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
         let place = match &message.accessible_topology {
             Some(topology) if !is_here(topology, node) => Placement::Elsewhere,
@@ -431,6 +435,21 @@ mod tests {
         let create = Create::parse(&message, NODE).unwrap();
         assert_eq!((create.claim.to_string().as_str(), create.claim.uid.as_str()), ("shop/data", "pvc-1"));
         assert_eq!(create.parameters.allocation, volume::Allocation::Thin);
+    }
+
+    /// The node would publish no capacity, and the scheduler would select it for no claim of the class.
+    #[test]
+    fn parameters_for_kubernetes_do_not_change_the_capacity() {
+        let capacity = |parameters: [(&str, &str); 2]| {
+            let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            Capacity::parse(&GetCapacityRequest { parameters, ..GetCapacityRequest::default() }, NODE)
+        };
+        let thin = ("blockAllocation", "thin");
+        for of_kubernetes in ["csi.storage.k8s.io/fstype", "csi.storage.k8s.io/provisioner-secret-name"] {
+            let found = capacity([thin, (of_kubernetes, "xfs")]).expect("a capacity");
+            assert_eq!(found.parameters.allocation, volume::Allocation::Thin);
+        }
+        assert!(matches!(capacity([thin, ("fstype", "xfs")]), Err(RequestError::Parameters(_))));
     }
 
     #[test]
