@@ -180,7 +180,7 @@ fn expand(volumes: &dyn Volumes, id: &VolumeId, want: &Grow) -> Result<(Bytes, b
 fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), ControllerError> {
     let change = Change::Modify;
     let record = owned(volumes, id, change)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
-    let io = want.limits(record.mode.into())?;
+    let io = want.limits(record.io, record.mode.into())?;
     volumes.limit_io(id, io).map(drop).map_err(|source| ControllerError::Volume { change, source })
 }
 

@@ -69,10 +69,15 @@ impl IoLimits {
     pub const NONE: Self = Self { read_operations: None, write_operations: None, read_bytes: None, write_bytes: None };
 
     pub fn of_class(parameters: &BTreeMap<String, String>, mode: VolumeMode) -> Result<Self, IoRejection> {
+        Self::NONE.changed(parameters, mode)
+    }
+
+    /// These limits with those of the parameters. A limit without a parameter stays.
+    pub fn changed(self, parameters: &BTreeMap<String, String>, mode: VolumeMode) -> Result<Self, IoRejection> {
         if mode == VolumeMode::Filesystem && !parameters.is_empty() {
             return Err(IoRejection::Filesystem);
         }
-        let mut found = Self::NONE;
+        let mut found = self;
         for (name, value) in parameters {
             match name.as_str() {
                 READ_OPERATIONS => found.read_operations = operations(READ_OPERATIONS, value)?,
@@ -151,6 +156,19 @@ mod tests {
         assert_eq!(of(&[("readIOPS", "max"), ("writeBytesPerSecond", "max")]), Ok(IoLimits::NONE));
         let one = of(&[("writeIOPS", "100")]).expect("valid parameters");
         assert_eq!(one, IoLimits { write_operations: Some(100), ..IoLimits::NONE });
+    }
+
+    #[test]
+    fn a_change_keeps_the_limits_that_it_does_not_name() {
+        let former = of(&[("readIOPS", "100"), ("writeIOPS", "200")]).expect("valid parameters");
+        let change = |parameters: [(&str, &str); 2]| {
+            let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            former.changed(&parameters.into(), VolumeMode::Block)
+        };
+        let changed = change([("writeIOPS", "max"), ("readBytesPerSecond", "1Mi")]).expect("valid parameters");
+        assert_eq!(changed, of(&[("readIOPS", "100"), ("readBytesPerSecond", "1Mi")]).expect("valid parameters"));
+        assert_eq!(former.changed(&BTreeMap::new(), VolumeMode::Block), Ok(former));
+        assert!(change([("writeIOPS", "max"), ("readIOPS", "few")]).is_err());
     }
 
     #[test]

@@ -173,7 +173,8 @@ async fn a_conflict_exists_already(node: &Node) {
 
 async fn a_block_volume_has_limits_that_change(node: &Node) {
     let with = |value: &str| HashMap::from([("writeIOPS".to_owned(), value.to_owned())]);
-    let io = || record(node, "limited").expect("a record").io.write_operations;
+    let limits = || record(node, "limited").expect("a record").io;
+    let io = || limits().write_operations;
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..request("limited", Kind::Block) };
     create(node, request).await.expect("create");
     assert_eq!(io(), Some(100));
@@ -189,8 +190,16 @@ async fn a_block_volume_has_limits_that_change(node: &Node) {
     assert_eq!(io(), Some(200));
     assert_eq!(modify("limited", "few").await, Err(Code::InvalidArgument));
     assert_eq!(io(), Some(200));
+    // A limit that the parameters do not name stays.
+    for mutable_parameters in [HashMap::from([("readIOPS".to_owned(), "300".to_owned())]), HashMap::new()] {
+        let volume_id = "limited".to_owned();
+        let modify =
+            ControllerModifyVolumeRequest { volume_id, mutable_parameters, ..ControllerModifyVolumeRequest::default() };
+        answer(client(node).controller_modify_volume(modify).await).expect("modify");
+        assert_eq!((limits().read_operations, io()), (Some(300), Some(200)));
+    }
     modify("limited", "max").await.expect("modify");
-    assert_eq!(io(), None);
+    assert_eq!((limits().read_operations, io()), (Some(300), None));
     delete(node, "limited").await.expect("delete");
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..self::request("limited", Kind::Filesystem) };
     assert_eq!(create(node, request).await.err(), Some(Code::InvalidArgument));

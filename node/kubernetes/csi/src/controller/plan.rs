@@ -127,7 +127,7 @@ pub(crate) fn validate(
     if mode == VolumeMode::Block && !parameters.is_none_or(is_same) {
         return Err(Unconfirmed::Parameters);
     }
-    if !mutable.is_empty() && limits(mutable, mode)? != record.io {
+    if limits(record.io, mutable, mode)? != record.io {
         return Err(Unconfirmed::Parameters);
     }
     Ok(())
@@ -279,7 +279,7 @@ mod tests {
         assert!(matches!(mixed, Err(Unconfirmed::Request(_))));
         let slow = HashMap::from([("readIOPS".to_owned(), "100".to_owned())]);
         assert!(matches!(validate(Ok(Mode::Block), Ok(None), &slow, &disk), Err(Unconfirmed::Parameters)));
-        let io = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
+        let io = IoLimits { read_operations: Some(100), write_operations: Some(200), ..IoLimits::NONE };
         assert!(validate(Ok(Mode::Block), Ok(None), &slow, &Record { io, ..disk }).is_ok());
     }
 }

@@ -113,7 +113,7 @@ impl Create {
         let name = name(&message.name)?;
         let mode = modes(&message.volume_capabilities)?;
         let mutable = Some(&message.mutable_parameters).filter(|parameters| !parameters.is_empty());
-        let io = mutable.map(|parameters| limits(parameters, mode.into())).transpose()?;
+        let io = mutable.map(|parameters| limits(IoLimits::NONE, parameters, mode.into())).transpose()?;
         let (claim, parameters) = claim(name, &message.parameters);
         let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
         let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
@@ -155,9 +155,14 @@ fn claim(name: &str, parameters: &HashMap<String, String>) -> (Claim, BTreeMap<S
     (Claim { uid: name.to_owned(), namespace, name: claim }, parameters)
 }
 
-pub(crate) fn limits(parameters: &HashMap<String, String>, mode: VolumeMode) -> Result<IoLimits, RequestError> {
+/// The limits of a volume with those of mutable parameters. CSI forbids changes because of missing keys.
+pub(crate) fn limits(
+    of: IoLimits,
+    parameters: &HashMap<String, String>,
+    mode: VolumeMode,
+) -> Result<IoLimits, RequestError> {
     let (_, parameters) = claim("", parameters);
-    IoLimits::of_class(&parameters, mode).map_err(RequestError::MutableParameters)
+    of.changed(&parameters, mode).map_err(RequestError::MutableParameters)
 }
 
 /// The mode that all capabilities have.
@@ -217,8 +222,8 @@ impl Modify {
         Ok(Self { id: volume_id(&message.volume_id)?, parameters: message.mutable_parameters.clone() })
     }
 
-    pub(crate) fn limits(&self, mode: VolumeMode) -> Result<IoLimits, RequestError> {
-        limits(&self.parameters, mode)
+    pub(crate) fn limits(&self, of: IoLimits, mode: VolumeMode) -> Result<IoLimits, RequestError> {
+        limits(of, &self.parameters, mode)
     }
 }
 
@@ -422,8 +427,11 @@ mod tests {
             ..ControllerModifyVolumeRequest::default()
         };
         let modify = Modify::parse(&modify).unwrap();
-        assert_eq!(modify.limits(VolumeMode::Block).unwrap(), limited);
-        assert!(modify.limits(VolumeMode::Filesystem).is_err());
+        assert_eq!(modify.limits(IoLimits::NONE, VolumeMode::Block).unwrap(), limited);
+        let writes = IoLimits { write_operations: Some(200), ..IoLimits::NONE };
+        let both = IoLimits { read_operations: Some(100), ..writes };
+        assert_eq!(modify.limits(writes, VolumeMode::Block).unwrap(), both, "the others stay");
+        assert!(modify.limits(IoLimits::NONE, VolumeMode::Filesystem).is_err());
     }
 
     #[test]
