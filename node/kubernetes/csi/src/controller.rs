@@ -133,9 +133,9 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
     };
     let request = plan::create(want, record.as_ref(), source.as_ref())?;
     let mut record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
-    if let Some(io) = want.io {
-        // Before a pod can use it.
-        record = volumes.limit_io(&want.id, io).map_err(failed)?.into_inner();
+    // Before a pod can use it. An announced volume keeps its limits.
+    if record.state == State::Staged && record.io != want.io {
+        record = volumes.limit_io(&want.id, want.io).map_err(failed)?.into_inner();
     }
     volumes.announce(&want.id).map_err(failed)?;
     // Makes the announcement durable: after a power cut, no other call would repeat it.

@@ -176,8 +176,9 @@ async fn a_block_volume_has_limits_that_change(node: &Node) {
     let limits = || record(node, "limited").expect("a record").io;
     let io = || limits().write_operations;
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..request("limited", Kind::Block) };
-    create(node, request).await.expect("create");
+    create(node, request.clone()).await.expect("create");
     assert_eq!(io(), Some(100));
+    create(node, request.clone()).await.expect("the same again");
     let modify = async |id: &str, value: &str| {
         let modify = ControllerModifyVolumeRequest {
             volume_id: id.to_owned(),
@@ -188,6 +189,9 @@ async fn a_block_volume_has_limits_that_change(node: &Node) {
     };
     modify("limited", "200").await.expect("modify");
     assert_eq!(io(), Some(200));
+    assert_eq!(create(node, request).await.err(), Some(Code::AlreadyExists), "the modification stays");
+    assert_eq!(io(), Some(200));
+    create(node, self::request("limited", Kind::Block)).await.expect("a request without limits");
     assert_eq!(modify("limited", "few").await, Err(Code::InvalidArgument));
     assert_eq!(io(), Some(200));
     // A limit that the parameters do not name stays.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use units::Bytes;
-use volume::{Owner, Parameters, Record, Request, VolumeId, VolumeMode};
+use volume::{Owner, Parameters, Record, Request, State, VolumeId, VolumeMode};
 
 use crate::controller::request::{Create, Source, limits};
 use crate::request::{Mode, RequestError};
@@ -24,6 +24,8 @@ pub(crate) enum Conflict {
     Parameters,
     #[error("with a size outside of capacity_range")]
     Size,
+    #[error("with other mutable_parameters, or changed by ControllerModifyVolume since")]
+    Limits,
 }
 
 /// The content source cannot be cloned.
@@ -83,6 +85,10 @@ fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict
     if !want.range.contains(record.size) {
         return Err(Conflict::Size);
     }
+    // Until the announcement, the call sets the limits. After it, a repeated call must not undo ControllerModifyVolume.
+    if record.state == State::Announced && limits(record.io, &want.mutable, mode).ok() != Some(record.io) {
+        return Err(Conflict::Limits);
+    }
     // An expansion raises the number of inodes in proportion, and rounds it.
     let is_expanded = mode == VolumeMode::Filesystem && want.range.size(None).ok() != Some(record.size);
     let is_same = record.mode == want.parameters.mode(mode, record.size);
@@ -139,7 +145,7 @@ mod tests {
 
     use fsquota::ProjectId;
     use units::Inodes;
-    use volume::{Claim, IoLimits, State};
+    use volume::{Claim, IoLimits};
 
     use super::*;
     use crate::controller::request::Placement;
@@ -155,7 +161,8 @@ mod tests {
             claim: Claim { uid: "data".into(), namespace: String::new(), name: "data".into() },
             mode,
             parameters: Parameters::default(),
-            io: None,
+            mutable: HashMap::new(),
+            io: IoLimits::NONE,
             range: Range { required: Some(size), limit: None },
             source: None,
             place: Placement::Here,
@@ -231,6 +238,24 @@ mod tests {
         for (want, record, expected) in tests {
             assert_eq!(conflict(&want, &record), expected, "{want:?}");
         }
+    }
+
+    #[test]
+    fn a_repeated_request_does_not_undo_a_modification() {
+        let mutable = HashMap::from([("readIOPS".to_owned(), "100".to_owned())]);
+        let io = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
+        let want = Create { mutable, io, ..want(Mode::Block, Bytes::GIB) };
+        let created = Record { io, ..record(&want) };
+        let modified = Record { io: IoLimits { read_operations: Some(200), ..io }, ..created.clone() };
+        assert_eq!(conflict(&want, &created), None);
+        assert_eq!(conflict(&want, &modified), Some(Conflict::Limits));
+        // A limit that the request does not name may be changed.
+        let named = Record { io: IoLimits { write_operations: Some(200), ..io }, ..created.clone() };
+        assert_eq!(conflict(&want, &named), None);
+        assert_eq!(conflict(&Create { mutable: HashMap::new(), ..want.clone() }, &modified), None);
+        // An earlier call ended before it set them.
+        let staged = Record { io: IoLimits::NONE, state: State::Staged, ..created };
+        assert_eq!(conflict(&want, &staged), None);
     }
 
     #[test]

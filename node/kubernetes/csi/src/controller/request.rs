@@ -33,8 +33,10 @@ pub(crate) struct Create {
     pub(crate) claim: Claim,
     pub(crate) mode: Mode,
     pub(crate) parameters: Parameters,
-    /// `None` without mutable parameters.
-    pub(crate) io: Option<IoLimits>,
+    /// Valid for the mode.
+    pub(crate) mutable: HashMap<String, String>,
+    /// Limits of a new volume.
+    pub(crate) io: IoLimits,
     pub(crate) range: Range,
     pub(crate) source: Option<Source>,
     /// Whether the volume may be on this node.
@@ -112,8 +114,8 @@ impl Create {
     pub(crate) fn parse(message: &CreateVolumeRequest, node: &str) -> Result<Self, RequestError> {
         let name = name(&message.name)?;
         let mode = modes(&message.volume_capabilities)?;
-        let mutable = Some(&message.mutable_parameters).filter(|parameters| !parameters.is_empty());
-        let io = mutable.map(|parameters| limits(IoLimits::NONE, parameters, mode.into())).transpose()?;
+        let mutable = message.mutable_parameters.clone();
+        let io = limits(IoLimits::NONE, &mutable, mode.into())?;
         let (claim, parameters) = claim(name, &message.parameters);
         let parameters = Parameters::parse(&parameters).map_err(RequestError::Parameters)?;
         let range = message.capacity_range.as_ref().map_or(Ok(Range::default()), range)?;
@@ -125,7 +127,7 @@ impl Create {
             },
         };
         let place = Placement::of(message.accessibility_requirements.as_ref(), node);
-        Ok(Self { id: id_of(name), claim, mode, parameters, io, range, source, place })
+        Ok(Self { id: id_of(name), claim, mode, parameters, mutable, io, range, source, place })
     }
 }
 
@@ -419,7 +421,7 @@ mod tests {
         let message =
             CreateVolumeRequest { volume_capabilities: vec![block()], mutable_parameters, ..message("pvc-1") };
         let limited = IoLimits { read_operations: Some(100), ..IoLimits::NONE };
-        assert_eq!(Create::parse(&message, NODE).unwrap().io, Some(limited));
+        assert_eq!(Create::parse(&message, NODE).unwrap().io, limited);
         let CreateVolumeRequest { mutable_parameters, .. } = message;
         let modify = ControllerModifyVolumeRequest {
             volume_id: "pvc-1".to_owned(),
