@@ -506,15 +506,18 @@ impl Disk {
         Err(Error::Refused { id: id.clone(), source })
     }
 
+    fn check_io_limits(&self) -> Result<(), ThrottleError> {
+        if self.unthrottled { Err(ThrottleError::Unsupported("the io controller is missing".into())) } else { Ok(()) }
+    }
+
     fn limit_io(&mut self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
         let Some((record, _)) = self.look(id) else { return Err(Error::Unknown { id: id.clone() }) };
         if !record.mode.is_block() && !limits.is_none() {
             let source = VolumeRefusal::Io(IoRejection::Filesystem);
             return Err(Error::Refused { id: id.clone(), source });
         }
-        if self.unthrottled && !limits.is_none() {
-            let source = ThrottleError::Unsupported("the io controller is missing".into());
-            return Err(Error::Throttle { id: id.clone(), source });
+        if !limits.is_none() {
+            self.check_io_limits().map_err(|source| Error::Throttle { id: id.clone(), source })?;
         }
         if record.io == limits {
             return Ok(Ensured::Unchanged(record));
@@ -601,6 +604,10 @@ impl Volumes for FakeVolumes {
 
     fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
         self.change(Operation::LimitIo, id, |disk| disk.limit_io(id, limits))
+    }
+
+    fn check_io_limits(&self) -> Result<(), ThrottleError> {
+        self.disk().check_io_limits()
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -132,6 +132,11 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
         _ => None,
     };
     let request = plan::create(want, record.as_ref(), source.as_ref())?;
+    if record.is_none() && !want.io.is_none() {
+        // Before anything is created: after this error, the client may not call DeleteVolume.
+        let failed = |source| failed(Error::Throttle { id: want.id.clone(), source });
+        volumes.check_io_limits().map_err(failed)?;
+    }
     let mut record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
     // Before a pod can use it. An announced volume keeps its limits.
     if record.state == State::Staged && record.io != want.io {

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::{PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use dir::Ensured;
 use tracing::info;
@@ -42,6 +42,15 @@ impl Store {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = Some(throttle);
     }
 
+    pub(crate) fn check_io_limits(&self) -> Result<(), ThrottleError> {
+        self.io_throttle()?.check().map_err(ThrottleError::Unsupported)
+    }
+
+    fn io_throttle(&self) -> Result<Arc<dyn IoThrottle>, ThrottleError> {
+        let throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        throttle.and_then(|throttle| throttle.upgrade()).ok_or(ThrottleError::None)
+    }
+
     pub(crate) fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
         match record.mode {
@@ -50,8 +59,7 @@ impl Store {
             _ => return Err(refused(id)(VolumeRefusal::Io(IoRejection::Filesystem))),
         }
         let failed = |source| Error::Throttle { id: id.clone(), source };
-        let throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let throttle = throttle.and_then(|throttle| throttle.upgrade()).ok_or_else(|| failed(ThrottleError::None))?;
+        let throttle = self.io_throttle().map_err(failed)?;
         if !limits.is_none() {
             throttle.check().map_err(|source| failed(ThrottleError::Unsupported(source)))?;
         }

@@ -9,7 +9,7 @@ use units::Bytes;
 use crate::{
     DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
     LiveVolumeError, LookError, Operation, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Store,
-    Strays, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
+    Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -43,6 +43,12 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Error::Throttle`]: unless [`Error::is_infeasible`], the next call continues. [`Error::Refused`]: it is a filesystem
     /// volume. [`Error::Unknown`].
     fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error>;
+
+    /// Whether [`Volumes::limit_io`] can limit the I/O of a block volume on this node.
+    ///
+    /// # Errors
+    /// [`ThrottleError::None`], [`ThrottleError::Unsupported`].
+    fn check_io_limits(&self) -> Result<(), ThrottleError>;
 
     /// Moves the volume into the trash; its data stays until [`Volumes::discard`]. Idempotent: `Unchanged` if there is
     /// no such volume.
@@ -203,6 +209,10 @@ impl Volumes for Store {
 
     fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
         self.change(Operation::LimitIo, id, || self.limit_io(id, limits))
+    }
+
+    fn check_io_limits(&self) -> Result<(), ThrottleError> {
+        self.check_io_limits()
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {

@@ -1,6 +1,8 @@
 //! Requirements of the Controller service that csi-sanity does not check.
 
 use std::collections::{BTreeSet, HashMap};
+use std::error::Error;
+use std::sync::Arc;
 
 use conformity::{Kind, NODE_NAME, Node, Services, answer, capability};
 use proto::csi::controller_client::ControllerClient;
@@ -16,7 +18,7 @@ use proto::csi::{
 use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
-use volume::{Owner, Record, VolumeId, Volumes as _};
+use volume::{IoLimits, IoThrottle, Owner, Record, VolumeId, Volumes as _};
 
 use crate::snapshots::groups;
 
@@ -96,6 +98,7 @@ fn the_controller_service_works_beside_the_node_service() {
         a_clone_has_the_content_of_its_source(&node).await;
         pages_have_every_volume_once(&node).await;
         volumes_without_a_fault_are_not_in_the_list_of_health(&node).await;
+        no_volume_is_created_for_limits_that_the_node_does_not_have(&node).await;
         a_volume_survives_a_restart(&node).await;
     });
     node.end();
@@ -207,6 +210,34 @@ async fn a_block_volume_has_limits_that_change(node: &Node) {
     delete(node, "limited").await.expect("delete");
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..self::request("limited", Kind::Filesystem) };
     assert_eq!(create(node, request).await.err(), Some(Code::InvalidArgument));
+}
+
+#[derive(Debug)]
+struct Unlimited;
+
+impl IoThrottle for Unlimited {
+    fn check(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Err("the controller io is missing".into())
+    }
+
+    fn apply(&self, _: &VolumeId, _: IoLimits) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+/// After this error, external-provisioner does not call `DeleteVolume` if the claim is deleted.
+async fn no_volume_is_created_for_limits_that_the_node_does_not_have(node: &Node) {
+    let throttle: Arc<dyn IoThrottle> = Arc::new(Unlimited);
+    node.volumes().store().throttle_by(Arc::downgrade(&throttle));
+    let with = |value: &str| {
+        let mutable_parameters = HashMap::from([("writeIOPS".to_owned(), value.to_owned())]);
+        CreateVolumeRequest { mutable_parameters, ..request("pvc-unlimited", Kind::Block) }
+    };
+    assert_eq!(create(node, with("100")).await.err(), Some(Code::FailedPrecondition));
+    assert_eq!(record(node, "pvc-unlimited"), None);
+    create(node, with("max")).await.expect("without a limit");
+    delete(node, "pvc-unlimited").await.expect("delete");
+    node.restart().await;
 }
 
 async fn other_nodes_are_rejected(node: &Node) {

@@ -8,8 +8,8 @@ use fsquota::FsError;
 use units::Bytes;
 use volume::{
     DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
-    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, UsageError, VolumeCalls, VolumeId,
-    VolumeUsage, Volumes,
+    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, ThrottleError, UsageError, VolumeCalls,
+    VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -49,6 +49,10 @@ impl<V: Volumes> Volumes for Fused<V> {
 
     fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
         self.change("limit the I/O", |below| below.limit_io(id, limits))
+    }
+
+    fn check_io_limits(&self) -> Result<(), ThrottleError> {
+        self.below.check_io_limits()
     }
 
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
