@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
+use cluster::Overcommit;
 use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::Namespace;
@@ -16,6 +17,7 @@ use kube::api::{
 };
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
+use standalone::arguments::Reserve;
 
 pub const NAMESPACE: &str = "kube-system";
 
@@ -115,17 +117,29 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"node": {"fileSystem": "mine"}}), "fileSystem"),
         (json!({"node": {"provisioner": "none"}}), "provisioner"),
         (json!({"node": {"reserve": "much"}}), "reserve"),
+        (json!({"node": {"reserve": "10GB"}}), "reserve"),
+        (json!({"node": {"reserve": "10iB"}}), "reserve"),
+        (json!({"node": {"reserve": "99999E"}}), "reserve"),
         (json!({"node": {"overcommit": 2}}), "overcommit"),
+        (json!({"node": {"overcommit": "0.5"}}), "overcommit"),
+        (json!({"node": {"overcommit": "100.5"}}), "overcommit"),
         (json!({"node": {"limits": {"enforce": "no"}}}), "enforce"),
         (json!({"node": {"limits": {"podsCgroup": "/kubepods"}}}), "podsCgroup"),
         (json!({"node": {"limits": {"podsCgroup": "kubepods/../x"}}}), "podsCgroup"),
         (json!({"node": {"extraArgs": ["check"]}}), "extraArgs"),
         (json!({"node": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}), "maxSurge"),
+        (json!({"node": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}}), "maxUnavailable"),
+        (json!({"node": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "half"}}}}), "maxUnavailable"),
         (json!({"node": {"podLabels": {"a": 1}}}), "podLabels"),
         (json!({"reclaimer": {"replicas": 0}}), "replicas"),
         (json!({"logLevel": "loud"}), "logLevel"),
         (json!({"storageClasses": [{"nam": "local"}]}), "nam"),
+        (json!({"storageClasses": [{"name": "Local_1"}]}), "name"),
+        (json!({"storageClasses": [{"name": "local"}, {"name": "local", "reclaimPolicy": "Retain"}]}), "local twice"),
         (json!({"storageClasses": [{"name": "local", "reclaimPolicy": "Recycle"}]}), "reclaimPolicy"),
+        (json!({"storageClasses": [{"name": "local", "parameters": {"bytesPerInode": "511"}}]}), "bytesPerInode"),
+        (json!({"storageClasses": [{"name": "local", "parameters": {"blockAllocation": "slim"}}]}), "blockAllocation"),
+        (json!({"storageClasses": [{"name": "local", "parameters": {"thin": "true"}}]}), "thin"),
         (json!({"storageClasses": [{"name": "local", "parameters": {"bytesPerInode": 1024}}]}), "bytesPerInode"),
         (json!({"image": {"repository": ""}}), "repository"),
         (json!({"image": {"repository": "registry.example.invalid/storage:1"}}), "repository"),
@@ -142,6 +156,17 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         let error = render(NAMESPACE, &values)?.expect_err("invalid values");
         assert!(error.contains(named), "{values}: {error}");
     }
+    // The program accepts what the schema accepts.
+    for reserve in ["0%", "99%", "20Gi", "20 GiB", "4096 B", "9999999999999999999", "9E"] {
+        reserve.parse::<Reserve>()?;
+        render(NAMESPACE, &json!({"node": {"reserve": reserve}}))??;
+    }
+    for overcommit in ["1", "1.0", "99.999", "100.0"] {
+        overcommit.parse::<Overcommit>()?;
+        render(NAMESPACE, &json!({"node": {"overcommit": overcommit}}))??;
+    }
+    let of_kubernetes = json!({"csi.storage.k8s.io/fstype": "xfs", "bytesPerInode": "512"});
+    render(NAMESPACE, &json!({"storageClasses": [{"name": "local", "parameters": of_kubernetes}]}))??;
     Ok(())
 }
 
