@@ -310,6 +310,7 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
         (&default, "DaemonSet", "/spec/template/spec/containers/0/image", json!("granary.invalid/storage:0.1.0")),
         (&default, "Deployment", "/spec/replicas", json!(2)),
         (&default, "PodDisruptionBudget", "/spec/maxUnavailable", json!(1)),
+        (&default, "PodDisruptionBudget", "/spec/unhealthyPodEvictionPolicy", json!("AlwaysAllow")),
         (
             &other,
             "DaemonSet",
