@@ -81,6 +81,7 @@ mod snapshot {
 mod sweep;
 mod topology;
 
+pub use capacity::apply::{WithdrawError, withdraw_capacity};
 use cluster::quantity;
 pub use context::RunError;
 pub use controller::{Settings, run};

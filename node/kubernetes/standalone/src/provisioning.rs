@@ -30,10 +30,10 @@ pub struct Settings {
 }
 
 /// Runs the provisioner, unless it is another program, and checks the kubelet's record of the driver, until it is cancelled.
-/// Healthy once the provisioner is.
+/// Healthy once the provisioner is, or the capacity objects of an earlier one are deleted.
 ///
 /// # Errors
-/// [`identity::IdentityError`], or the failure of a service.
+/// [`identity::IdentityError`], [`provisioner::WithdrawError`], or the failure of a service.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
     let Settings { client, node, provisioner, volumes, metrics, register_again, revoked, notices } = settings;
     tokio::select! {
@@ -41,6 +41,13 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
         checked = identity::check(&client, &node) => checked?,
     }
     info!(%node, "identity verified");
+    if provisioner == Provisioner::External {
+        // Of a former pod with the own provisioner.
+        tokio::select! {
+            () = cx.cancelled() => return Ok(()),
+            withdrawn = provisioner::withdraw_capacity(&client, node.as_str()) => withdrawn?,
+        }
+    }
     let settings = provisioner::Settings {
         client: client.clone(),
         node: node.to_string(),

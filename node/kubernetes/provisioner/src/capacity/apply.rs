@@ -1,6 +1,7 @@
 //! Publishes the CSIStorageCapacity objects of this node, at most once a second. Tries again while the API server is not
 //! reachable or the Node object is missing.
 
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use std::time::Duration;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
+use kube::{Api, Client};
 use supervisor::Context;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
@@ -37,6 +38,37 @@ struct Published {
     objects: Store<CSIStorageCapacity>,
     /// The Node when an object was last created.
     owner: Option<Owner>,
+}
+
+/// The capacity objects of the node are not deleted.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct WithdrawError(ApiError);
+
+/// Deletes the capacity objects of the node, before another program publishes its capacity. Nothing would update them, and the
+/// scheduler selects a node if one of its objects has enough space.
+///
+/// # Errors
+/// [`WithdrawError`]: the next call continues.
+pub async fn withdraw_capacity(client: &Client, node: &str) -> Result<(), WithdrawError> {
+    let objects = Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE);
+    let of_node = ListParams::default().labels(&plan::selector(node));
+    let found = objects.list(&of_node).await.map_err(api("list the CSIStorageCapacities")).map_err(WithdrawError)?;
+    for step in plan::diff(&BTreeMap::new(), &found.items, node) {
+        if let Step::Delete { name, uid } = step
+            && delete(&objects, &name, uid).await.map_err(WithdrawError)?
+        {
+            info!(name, "capacity deleted, another program publishes it");
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the object existed.
+async fn delete(objects: &Api<CSIStorageCapacity>, name: &str, uid: Option<String>) -> Result<bool, ApiError> {
+    let preconditions = Some(Preconditions { uid, resource_version: None });
+    let params = DeleteParams { preconditions, ..DeleteParams::default() };
+    Ok(unless_gone(objects.delete(name, &params).await, "delete a CSIStorageCapacity")?.is_some())
 }
 
 /// Publishes until it is cancelled. Healthy when all objects are published.
@@ -131,9 +163,7 @@ impl Provisioner {
                 debug!(class = capacity.class, free = %capacity.free, largest = %capacity.largest, "capacity published");
             }
             Step::Delete { name, uid } => {
-                let preconditions = Some(Preconditions { uid, resource_version: None });
-                let params = DeleteParams { preconditions, ..DeleteParams::default() };
-                if unless_gone(objects.delete(&name, &params).await, "delete a CSIStorageCapacity")?.is_some() {
+                if delete(&objects, &name, uid).await? {
                     self.metrics.published(Publication::Deleted);
                     info!(name, "capacity of a deleted class deleted");
                 }

@@ -19,6 +19,25 @@ use units::Bytes;
 
 use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE};
 
+/// Of a pod of the DaemonSet on this node.
+async fn settings(
+    pods: &Pods,
+    node: &str,
+    provisioner: Provisioner,
+    disk: &Arc<FakeVolumes>,
+) -> Result<Settings, Failure> {
+    Ok(Settings {
+        client: pods.client("granary-storage", Some(node)).await?,
+        node: node.parse()?,
+        provisioner,
+        volumes: disk.clone(),
+        metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
+        register_again: Arc::new(|| {}),
+        revoked: watch::channel(BTreeMap::new()).1,
+        notices: provisioner::notices().1,
+    })
+}
+
 /// A node with a running provisioner, with the rights of the chart's pods.
 struct Worker {
     pods: Pods,
@@ -33,16 +52,7 @@ impl Worker {
         let pods = Pods::start(cluster).await?;
         pods.node(name, name).await?;
         let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
-        let settings = Settings {
-            client: pods.client("granary-storage", Some(name)).await?,
-            node: name.parse()?,
-            provisioner: Provisioner::Own,
-            volumes: disk.clone(),
-            metrics: provisioner::Metrics::register(&Registry::new(), disk.clone())?,
-            register_again: Arc::new(|| {}),
-            revoked: watch::channel(BTreeMap::new()).1,
-            notices: provisioner::notices().1,
-        };
+        let settings = settings(&pods, name, Provisioner::Own, &disk).await?;
         let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
             provisioning::run(cx, settings.clone())
         });
@@ -99,6 +109,25 @@ impl Worker {
         .await?;
         Ok(())
     }
+}
+
+/// The scheduler would take the node by the free space of the former pod, which nothing updates.
+pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let worker = Worker::start(&cluster, "switched.example", "local").await?;
+    let other = Worker::start(&cluster, "unswitched.example", "local").await?;
+    worker.tree.stop(PATIENCE).await?;
+    let settings = settings(&worker.pods, "switched.example", Provisioner::External, &worker.disk).await?;
+    let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
+        provisioning::run(cx, settings.clone())
+    });
+    tree.handle().healthy().await?;
+    let capacities = Api::<CSIStorageCapacity>::namespaced(worker.pods.admin.clone(), "kube-system");
+    let found = capacities.list(&ListParams::default()).await?.items;
+    let is_of =
+        |node: &str| found.iter().any(|object| object.name_any().ends_with(&format!(".{node}.local.granary.dev")));
+    assert!(!is_of("switched.example") && is_of("unswitched.example"), "{found:?}");
+    other.tree.stop(PATIENCE).await?;
+    Ok(tree.stop(PATIENCE).await?)
 }
 
 pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
