@@ -165,8 +165,11 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         overcommit.parse::<Overcommit>()?;
         render(NAMESPACE, &json!({"node": {"overcommit": overcommit}}))??;
     }
-    let of_kubernetes = json!({"csi.storage.k8s.io/fstype": "xfs", "bytesPerInode": "512"});
-    render(NAMESPACE, &json!({"storageClasses": [{"name": "local", "parameters": of_kubernetes}]}))??;
+    // external-provisioner removes some of them. The own provisioner would reject all claims of the class.
+    let class = json!({"name": "local", "parameters": {"csi.storage.k8s.io/fstype": "xfs", "bytesPerInode": "512"}});
+    render(NAMESPACE, &json!({"node": {"provisioner": "external"}, "storageClasses": [class]}))??;
+    let error = render(NAMESPACE, &json!({"storageClasses": [class]}))?.expect_err("a parameter for another program");
+    assert!(error.contains("csi.storage.k8s.io/fstype") && error.contains("node.provisioner"), "{error}");
     Ok(())
 }
 
