@@ -16,17 +16,17 @@ use units::Bytes;
 
 use crate::node::{Node, until};
 
-/// Much shorter than those of a node, so that the test does not wait for them. A missed one ends silent watches, too: the limit
-/// without data is longer than the test, because a watch without events fails whenever it is reached, and is a stall then.
+/// Much shorter than those of a node, so that the test does not wait for them. A missed one ends silent watches, too.
 const DEADLINES: Deadlines = Deadlines {
-    object: Duration::from_secs(1),
-    list: Duration::from_secs(2),
+    object: Duration::from_secs(4),
+    list: Duration::from_secs(5),
     idle: Duration::from_secs(75),
     kept: Duration::from_secs(45),
 };
-/// Shorter than the deadline of a request: each pass without an answer, and a watch that fails twice, is a stall.
-const ROUND: Duration = Duration::from_millis(500);
-/// How long a stall without further attempts lasts, and more than the pause of a watch that failed.
+/// Three passes or watches without an answer take longer, and the third one fails within this after the second: it makes a
+/// stall. The first pauses of a watch that failed are 0.8 s to 1.6 s, and 1.6 s to 3.2 s.
+const ROUND: Duration = Duration::from_secs(9);
+/// How long a stall of passes without further attempts lasts, beside `ROUND`.
 const RETRY: Duration = Duration::from_secs(10);
 /// From the end of the fault on.
 const RECOVERY: Duration = Duration::from_secs(60);
