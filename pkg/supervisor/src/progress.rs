@@ -21,8 +21,9 @@ struct Rounds {
     next: u64,
     /// Begins of the rounds that run. Numbers ascend: the first is the oldest.
     running: BTreeMap<u64, Instant>,
-    /// The failed rounds since the last one that made progress.
-    failed: Option<Failed>,
+    /// The failed rounds since the last one that made progress, by the longest time until the next failure of the same
+    /// effort. Without a failure for this time, the effort has succeeded, or has no work any more.
+    failed: BTreeMap<Duration, Failed>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +31,6 @@ struct Failed {
     begin: Instant,
     end: Instant,
     count: u32,
-    /// Without a failure for this time, the effort has succeeded, or has no work any more.
-    pause: Duration,
 }
 
 impl Progress {
@@ -77,10 +76,10 @@ impl Progress {
     pub(crate) fn stalled(&self, settings: &Settings) -> Option<Duration> {
         let (rounds, deadline, now) = (self.lock(), settings.round_deadline, Instant::now());
         let running = rounds.running.values().next().map(|begin| now - *begin).filter(|time| *time >= deadline);
-        let failed = rounds.failed.filter(|failed| {
-            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= failed.pause
+        let failed = rounds.failed.iter().filter(|(pause, failed)| {
+            failed.count > 1 && failed.end - failed.begin >= deadline && now - failed.end <= **pause
         });
-        running.max(failed.map(|failed| now - failed.begin))
+        running.max(failed.map(|(_, failed)| now - failed.begin).max())
     }
 
     fn lock(&self) -> MutexGuard<'_, Rounds> {
@@ -116,7 +115,7 @@ impl Round {
     fn succeeded(self) {
         let mut rounds = self.progress.lock();
         if rounds.running.contains_key(&self.number) {
-            rounds.failed = None;
+            rounds.failed.clear();
         }
     }
 
@@ -124,15 +123,12 @@ impl Round {
     fn failed(self, pause: Duration) {
         let (mut rounds, end) = (self.progress.lock(), Instant::now());
         let Some(&begin) = rounds.running.get(&self.number) else { return };
-        rounds.failed = Some(match rounds.failed.filter(|before| end - before.end <= before.pause) {
-            Some(before) => Failed {
-                begin: before.begin.min(begin),
-                end,
-                count: before.count.saturating_add(1),
-                pause: before.pause.max(pause),
-            },
-            None => Failed { begin, end, count: 1, pause },
-        });
+        let before = rounds.failed.get(&pause).filter(|before| end - before.end <= pause);
+        let failed = match before {
+            Some(before) => Failed { begin: before.begin.min(begin), end, count: before.count.saturating_add(1) },
+            None => Failed { begin, end, count: 1 },
+        };
+        rounds.failed.insert(pause, failed);
     }
 }
 

@@ -141,6 +141,22 @@ async fn reports_further_apart_than_the_deadline_are_not_one_stall() {
     assert_eq!(stalled(&tree), None);
 }
 
+/// Of two reports that were apart, the failed round made one stall.
+#[tokio::test(start_paused = true)]
+async fn a_failed_round_does_not_join_reports_that_are_apart() {
+    let (tree, cx) = service().await;
+    round(&cx, 1, Err(BROKEN)).await;
+    for _ in 0..3 {
+        cx.report(false);
+        assert_eq!(stalled(&tree), None);
+        sleep(61 * SECOND).await;
+    }
+    round(&cx, 1, Err(BROKEN)).await;
+    assert_eq!(stalled(&tree), Some(185), "the rounds are one effort");
+    cx.report(true);
+    assert_eq!(stalled(&tree), None, "progress of the service");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_attempt_begins_without_rounds() {
     let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(2);
