@@ -40,7 +40,10 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     let register = entry.update(&event);
-                    cx.report(!entry.lost);
+                    // The watch says that it begins a list before the API server has answered.
+                    if !matches!(event, Event::Init) {
+                        cx.report(!entry.lost);
+                    }
                     register
                 }
                 Some(Err(error)) => {
@@ -95,7 +98,13 @@ fn has_driver(node: &CSINode) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use http::{Request, Response};
     use k8s_openapi::api::storage::v1::{CSINodeDriver, CSINodeSpec};
+    use kube::client::Body;
+    use supervisor::{Settings, Supervisor};
+    use tower::service_fn;
 
     use super::*;
 
@@ -151,5 +160,19 @@ mod tests {
     fn a_list_with_the_entry_changes_nothing() {
         let events = [Event::Apply(with()), Event::Init, Event::InitApply(with()), Event::InitDone];
         assert_eq!(lost_at(&events), Vec::<usize>::new());
+    }
+
+    /// The begin of each list counted as progress: a plugin without the right to list was never stalled.
+    #[tokio::test(start_paused = true)]
+    async fn lists_that_always_fail_are_a_stall() {
+        let service = service_fn(|_: Request<Body>| async {
+            Err::<Response<Body>, _>(io::Error::from(io::ErrorKind::ConnectionRefused))
+        });
+        let (client, settings) = (Client::new(service, "default"), Settings::default());
+        let limit = settings.round_deadline + PATIENCE;
+        let tree = Supervisor::start("csinode", settings, move |cx| run(cx, client.clone(), "one", || ()));
+        sleep(limit).await;
+        assert!(tree.status().stalled.is_some());
+        tree.stop(PATIENCE).await.unwrap();
     }
 }
