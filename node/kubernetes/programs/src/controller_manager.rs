@@ -6,7 +6,7 @@ use cluster::NODE_PREFIX;
 
 use crate::pki::identity::Identity;
 use crate::pki::store::CONTROLLERS_SIGNING_KEY;
-use crate::program::{Program, ProgramError, Service, Tail};
+use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Credentials, Rights, User, ready};
 
 /// One of its controllers creates it in every cluster; without it no pod can be created.
@@ -28,9 +28,9 @@ pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
         Box::pin(async move {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
-                healthy = ready::api(&credentials, "/healthz") => healthy.map_err(|source| ProgramError::NotReady {
-                    program: "kube-apiserver",
-                    tail: Tail::default(),
+                healthy = ready::api(&credentials, "/healthz") => healthy.map_err(|source| ProgramError::Awaits {
+                    program: NAME,
+                    awaited: "kube-apiserver",
                     source: Box::new(source),
                 })?,
             }
@@ -110,7 +110,7 @@ mod tests {
             }
         });
         let end = ends.recv().await.unwrap();
-        assert_eq!(end.as_deref(), Some("kube-apiserver is not ready; it said last: nothing"));
+        assert_eq!(end.as_deref(), Some("kube-controller-manager is not started before kube-apiserver is ready"));
         tree.stop(Duration::from_secs(1)).await.unwrap();
     }
 

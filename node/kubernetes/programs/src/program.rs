@@ -54,6 +54,8 @@ pub enum ProgramError {
     OutOfMemory { program: &'static str, limit: Bytes, tail: Tail },
     #[error("{program} is not ready; it said last: {tail}")]
     NotReady { program: &'static str, tail: Tail, source: Box<NotReady> },
+    #[error("{program} is not started before {awaited} is ready")]
+    Awaits { program: &'static str, awaited: &'static str, source: Box<NotReady> },
     #[error("cannot list the images in {path}")]
     Images { path: PathBuf, source: io::Error },
 }
@@ -64,7 +66,11 @@ impl ProgramError {
             Self::Ended { tail, .. } | Self::OutOfMemory { tail, .. } | Self::NotReady { tail, .. } => {
                 tail.0.iter().any(|line| line.contains(text))
             }
-            Self::Prepare { .. } | Self::Confine { .. } | Self::Start { .. } | Self::Images { .. } => false,
+            Self::Prepare { .. }
+            | Self::Confine { .. }
+            | Self::Start { .. }
+            | Self::Awaits { .. }
+            | Self::Images { .. } => false,
         }
     }
 }
