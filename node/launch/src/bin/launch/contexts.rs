@@ -51,7 +51,8 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
     let checked = || -> Result<NamedTempFile, Cause> {
         let path = target(path)?;
         merge(parse(&read(&path)?)?, contexts, &json!({}))?;
-        let existing = path.ancestors().skip(1).find(|directory| directory.is_dir());
+        // A link that leads to no directory exists, too: no directory can be created in its place.
+        let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
         Ok(replacement(existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?)?)
     };
     checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
@@ -361,6 +362,17 @@ preferences: {colors: true}
             let error = check(Path::new(path), &a).unwrap_err();
             assert!(matches!(error.source, Cause::File(_)), "{error:?}");
         }
+    }
+
+    /// The launcher booted all nodes first, and shut them down again.
+    #[test]
+    fn a_directory_that_is_a_dangling_link_is_found_before_the_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, a) = (directory.path().join(".kube"), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        symlink("not-mounted", &link).unwrap();
+        let error = check(&link.join("config"), &a).unwrap_err();
+        assert!(matches!(error.source, Cause::File(_)), "{error:?}");
     }
 
     /// It was replaced by a file, and the user's kubeconfig was not used any more.
