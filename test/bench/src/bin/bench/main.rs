@@ -117,7 +117,7 @@ fn rounds<T: DeserializeOwned>(
     run: fn(&T) -> u32,
 ) -> Result<Vec<T>, GuestError> {
     let progress = Progress::new();
-    progress.show("starting the VM");
+    progress.show("starting the measurement");
     guest::samples(program, command, |sample| progress.show(&format!("run {} of {runs}", run(sample))))
 }
 
