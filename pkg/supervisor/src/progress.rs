@@ -65,7 +65,7 @@ impl Progress {
         done
     }
 
-    /// A round that begins and ends now. Who reports tries again within the deadline: a failure after a longer time shows that
+    /// A round that begins and ends now. The reporter tries again within the deadline: a failure after a longer time shows that
     /// the effort succeeded meanwhile, without a report.
     pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
         let round = Round::begin(self, attempt);

@@ -47,7 +47,7 @@ pub struct Credentials {
     /// Whose certificates are published. Empty on a node that has joined.
     administrators: Vec<AdministratorRequest>,
     public: Mutex<PublicCertificates>,
-    /// Certificates that were made and that no [`Renewal`] names: of passes that failed later.
+    /// New certificates that no [`Renewal`] names: of passes that failed later.
     made: Mutex<BTreeSet<&'static str>>,
     requested: Expiries,
     secrets: Option<StoredSecrets>,

@@ -11,7 +11,7 @@ pub(super) struct Queue<W> {
     limit: usize,
 }
 
-/// What a thread does next with a list of work.
+/// The next step of a thread with a list of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// All threads have work.

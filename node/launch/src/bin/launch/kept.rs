@@ -129,7 +129,7 @@ mod tests {
         options
     }
 
-    /// The start failed with a port of the API server that nobody had chosen.
+    /// The start failed with a port of the API server that the user had not chosen.
     #[test]
     fn the_last_port_is_used_again_unless_it_is_forwarded() {
         let directory = tempfile::tempdir().unwrap();
