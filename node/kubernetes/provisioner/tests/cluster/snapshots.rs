@@ -233,7 +233,7 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
 
 /// A tenant with all rights on claims and snapshots of its namespace, also on their statuses, names those of another one.
 pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let (mut node, api, source) = with_data(&cluster, "owner").await?;
+    let (mut node, api, source) = with_data(&cluster, "lender").await?;
     let content = api.create("before", Some(&node.name), source, json!({})).await?.name_any();
     api.ready("before", &content).await?;
     let space: Namespace = serde_json::from_value(json!({"metadata": {"name": "thief"}}))?;
@@ -254,9 +254,9 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
         |claim: &str| json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": claim}});
     for (name, spec, words) in [
         ("claim", cloned("data"), "claim thief/data, which does not exist"),
-        ("path", cloned("../../owner/persistentvolumeclaims/data"), "/data, which does not exist"),
+        ("path", cloned("../../lender/persistentvolumeclaims/data"), "/data, which does not exist"),
         ("restored", restored_from("before"), "snapshot thief/before, which does not exist"),
-        ("restored-path", restored_from("../../owner/volumesnapshots/before"), "/before, which does not exist"),
+        ("restored-path", restored_from("../../lender/volumesnapshots/before"), "/before, which does not exist"),
         ("restored-stolen", restored_from("stolen"), "snapshot thief/stolen, which is not ready"),
     ] {
         node.claim_here(name, spec).await?;
@@ -265,7 +265,7 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
     }
     for (snapshot, words) in [
         ("before", "snapshot before, which does not exist"),
-        ("../../owner/volumesnapshots/before", "/before, which does not exist"),
+        ("../../lender/volumesnapshots/before", "/before, which does not exist"),
         ("stolen", "snapshot stolen, which is not ready"),
     ] {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: snapshot}}}));
@@ -285,7 +285,7 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
     })
     .await?;
     thief.snapshots.delete("stolen", &DeleteParams::default()).await?;
-    node.namespace = "owner".to_owned();
+    node.namespace = "lender".to_owned();
     api.gone("before", &content).await?;
     node.end().await
 }
