@@ -4,9 +4,12 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 /// Incremented with each change of a maintained object. An older release ignores objects of a newer one.
-pub const REVISION: u32 = 12;
+pub const REVISION: u32 = 13;
 
 pub(crate) const REVISION_ANNOTATION: &str = "local.granary.dev/revision";
+
+/// The name of the annotation of a default class, in the domain of its kind.
+pub(crate) const DEFAULT_CLASS: &str = "is-default-class";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Object {

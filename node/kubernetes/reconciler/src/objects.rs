@@ -9,7 +9,7 @@ use kube::api::ApiResource;
 use serde_json::{Value, json};
 
 use crate::admission::{CONTENTS_STATUS, GROUPS_STATUS};
-use crate::object::{Object, metadata};
+use crate::object::{DEFAULT_CLASS, Object, metadata};
 use crate::{admission, removed};
 
 pub const CLASS: &str = "local";
@@ -54,7 +54,7 @@ pub(crate) fn csi_driver(metadata: Value) -> Value {
 
 fn class() -> Object {
     let mut metadata = metadata(CLASS);
-    metadata["annotations"]["storageclass.kubernetes.io/is-default-class"] = "true".into();
+    metadata["annotations"][format!("storageclass.kubernetes.io/{DEFAULT_CLASS}")] = "true".into();
     Object {
         resource: ApiResource::erase::<StorageClass>(&()),
         name: CLASS,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::object::{Object, REVISION, REVISION_ANNOTATION};
+use crate::object::{DEFAULT_CLASS, Object, REVISION, REVISION_ANNOTATION};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -32,7 +32,26 @@ pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
     if object.immutable.iter().any(|pointer| differs(&pointer)) {
         return Step::Recreate;
     }
-    if holds(&object.want, found) { Step::Keep } else { Step::Apply }
+    if holds(&wanted(object, Some(found)), found) { Step::Keep } else { Step::Apply }
+}
+
+/// The fields to apply. Administrators decide which class is the default one: a class of ours keeps what it has. An apply without
+/// an annotation removes it, because the reconciler has created it.
+pub(crate) fn wanted(object: &Object, found: Option<&Value>) -> Value {
+    let mut want = object.want.clone();
+    let ours = found.filter(|found| revision(found).is_some());
+    let annotations = want.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+    if let (Some(found), Some(annotations)) = (ours, annotations) {
+        annotations.retain(|name, value| match &found["metadata"]["annotations"][name] {
+            _ if !name.ends_with(DEFAULT_CLASS) => true,
+            Value::Null => false,
+            chosen => {
+                *value = chosen.clone();
+                true
+            }
+        });
+    }
+    want
 }
 
 fn revision(found: &Value) -> Option<u32> {
@@ -126,6 +145,31 @@ mod tests {
         let mut found = role.want.clone();
         found["rules"].as_array_mut().unwrap().push(json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}));
         assert_eq!(plan(&role, Some(&found)), Step::Apply);
+    }
+
+    #[test]
+    fn a_class_that_is_not_the_default_any_more_is_correct() {
+        let default = format!("storageclass.kubernetes.io/{DEFAULT_CLASS}");
+        let class = named("StorageClass");
+        let changed = |chosen: Option<&str>| {
+            let mut found = class.want.clone();
+            let annotations = found["metadata"]["annotations"].as_object_mut().unwrap();
+            match chosen {
+                Some(chosen) => annotations.insert(default.clone(), chosen.into()),
+                None => annotations.remove(&default),
+            };
+            found
+        };
+        for chosen in [Some("false"), Some("true"), None] {
+            let mut found = changed(chosen);
+            assert_eq!(plan(&class, Some(&found)), Step::Keep, "{chosen:?}");
+            found["allowVolumeExpansion"] = false.into();
+            assert_eq!(plan(&class, Some(&found)), Step::Apply, "{chosen:?}");
+            assert_eq!(wanted(&class, Some(&found)), changed(chosen));
+        }
+        assert_eq!(wanted(&class, None), class.want);
+        let foreign = json!({"metadata": {"annotations": {&default: "false"}}});
+        assert_eq!(wanted(&class, Some(&foreign)), class.want, "not created by the reconciler");
     }
 
     #[test]

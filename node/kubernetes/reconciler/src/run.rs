@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 
 use crate::object::{Object, REVISION};
 use crate::objects::waves;
-use crate::plan::{Step, plan};
+use crate::plan::{Step, plan, wanted};
 
 pub(crate) const FIELD_MANAGER: &str = "granary";
 
@@ -96,7 +96,7 @@ async fn established(wave: &[Object], client: &Client) -> Result<(), RunError> {
 }
 
 async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
-    let Object { resource, name, want, .. } = object;
+    let Object { resource, name, .. } = object;
     let kind = resource.kind.as_str();
     let failed = |what| move |error: kube::Error| RunError { what, kind: kind.to_owned(), name, source: error.into() };
     let api = Api::<DynamicObject>::all_with(client.clone(), resource);
@@ -127,7 +127,7 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
         Step::Create | Step::Apply => {}
     }
     let params = PatchParams::apply(FIELD_MANAGER).force();
-    api.patch(name, &params, &Patch::Apply(want)).await.map_err(failed("apply"))?;
+    api.patch(name, &params, &Patch::Apply(wanted(object, value.as_ref()))).await.map_err(failed("apply"))?;
     info!(kind, name, revision = REVISION, existed = value.is_some(), "object applied");
     Ok(true)
 }

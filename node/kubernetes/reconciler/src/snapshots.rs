@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use supervisor::Context;
 
 use crate::admission::GROUPS_STATUS;
-use crate::object::{Object, REVISION, REVISION_ANNOTATION, metadata};
+use crate::object::{DEFAULT_CLASS, Object, REVISION, REVISION_ANNOTATION, metadata};
 use crate::objects::{CLASS, READ, granted, may};
 use crate::run::{RunError, maintain};
 
@@ -88,7 +88,7 @@ fn role() -> Object {
 fn class(group: &str, kind: &str, plural: &str) -> Object {
     let mut metadata = metadata(CLASS);
     let domain = group.replace("k8s.io", "kubernetes.io");
-    metadata["annotations"][format!("{domain}/is-default-class")] = "true".into();
+    metadata["annotations"][format!("{domain}/{DEFAULT_CLASS}")] = "true".into();
     Object {
         resource: ApiResource {
             group: group.to_owned(),

@@ -175,12 +175,20 @@ pub(crate) async fn fields_of_other_clients_stay(cluster: Arc<Cluster>) -> Resul
     let label = json!({"metadata": {"labels": {"example.invalid/tier": "fast"}}});
     Reconciler::start(&cluster).await?.stop().await?;
     classes.patch(CLASS, &PatchParams::default(), &Patch::Merge(label)).await?;
-    let drift = json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "false"}}});
-    classes.patch(CLASS, &PatchParams::default(), &Patch::Merge(drift)).await?;
-    Reconciler::start(&cluster).await?.stop().await?;
-    let found = classes.get(CLASS).await?;
-    assert_eq!(found.annotations()["storageclass.kubernetes.io/is-default-class"], "true");
-    assert_eq!(found.labels()["example.invalid/tier"], "fast");
+    for default in [json!("false"), json!(null)] {
+        let drift = json!({
+            "metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": default}},
+            "allowVolumeExpansion": false,
+        });
+        classes.patch(CLASS, &PatchParams::default(), &Patch::Merge(drift)).await?;
+        Reconciler::start(&cluster).await?.stop().await?;
+        let found = classes.get(CLASS).await?;
+        assert_eq!(found.allow_volume_expansion, Some(true));
+        let found_default = found.annotations().get("storageclass.kubernetes.io/is-default-class");
+        assert_eq!(found_default.map(String::as_str), default.as_str(), "an administrator's choice");
+        assert_eq!(found.labels()["example.invalid/tier"], "fast");
+    }
+    classes.delete(CLASS, &DeleteParams::default()).await?;
     Ok(())
 }
 
