@@ -13,14 +13,14 @@ use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, Post
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
-use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId, Volumes};
+use volume::{Claim, Record, Rollback, RollbackError, RollbackRequest, VolumeId};
 
 use crate::claim::plan::full_name;
 use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
-use crate::rollback::plan::{self, RollbackRejection, Step};
+use crate::rollback::plan::{self, Held, RollbackRejection, Step};
 use crate::snapshot::object::{Content, Snapshot};
 
 /// How often a volume is looked at that a pod has: nothing announces that it was unpublished.
@@ -114,7 +114,7 @@ impl Provisioner {
             _ => snapshot.as_deref(),
         };
         let Some(kept) = kept else {
-            self.begin(claim, snapshot.as_deref().unwrap_or_default()).await?;
+            self.begin(claim, id, snapshot.as_deref().unwrap_or_default()).await?;
             return Ok(Outcome::Complete);
         };
         // The claim names another snapshot now.
@@ -123,19 +123,20 @@ impl Provisioner {
             return Ok(Outcome::Complete);
         }
         let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
-        let name = plan::kept_name(claim, &kept);
-        let uid = claim.uid().unwrap_or_default();
-        let of = Claim { uid, namespace: claim.namespace().unwrap_or_default(), name };
+        let of = kept_of(claim, &kept);
+        if exchanged.is_none() {
+            self.create_snapshot(&of, &kept, Held::Former).await?;
+        }
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
-        match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
-            Ok(_) => {}
+        let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
+            Ok(record) => record.into_inner(),
             Err(volume::Error::Copying { left, .. }) => {
                 debug!(volume = %id, %left, "content of the snapshot copied in part");
                 return Ok(Outcome::InPart);
             }
             Err(error) => return Err(Error::of_claim(error)),
-        }
-        self.finish(claim, &kept, served).await?;
+        };
+        self.finish(claim, &kept, &record, served).await?;
         Ok(Outcome::Complete)
     }
 }
@@ -171,8 +172,16 @@ impl Provisioner {
     }
 
     /// Annotates the claim with the ID of the kept snapshot, which starts the next pass.
-    async fn begin(&self, claim: &PersistentVolumeClaim, snapshot: &str) -> Result<(), Error> {
+    async fn begin(&self, claim: &PersistentVolumeClaim, id: &VolumeId, snapshot: &str) -> Result<(), Error> {
         let Some(kept) = plan::kept_id(claim) else { return Ok(()) };
+        // The former content of an earlier one may have no VolumeSnapshot yet: a quota limits how many there are.
+        let records = self.on_disk(|store| store.records()).await??.readable;
+        let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);
+        for (earlier, record) in records.iter().filter(|(_, record)| record.is_exchanged() && is_earlier(record)) {
+            let _kept = self.locks.lock(earlier).await;
+            self.end_exchanged(earlier, record).await?;
+        }
+        self.create_snapshot(&kept_of(claim, &kept), &kept, Held::Former).await?;
         self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
         info!(snapshot, kept = %kept, "rollback begins");
         self.events.rollback_started(claim, &self.node, snapshot);
@@ -197,42 +206,50 @@ impl Provisioner {
 
     /// The content is exchanged: creates the objects of the kept snapshot, and ends the request for the `served` snapshot. A request
     /// for another snapshot stays.
-    async fn finish(&self, claim: &PersistentVolumeClaim, kept: &VolumeId, served: Option<&str>) -> Result<(), Error> {
-        self.create_content(claim, kept).await?;
-        self.create_snapshot(claim, kept).await?;
+    async fn finish(
+        &self,
+        claim: &PersistentVolumeClaim,
+        kept: &VolumeId,
+        record: &Record,
+        served: Option<&str>,
+    ) -> Result<(), Error> {
+        self.create_content(kept, record).await?;
+        self.create_snapshot(&record.claim, kept, Held::Requested).await?;
         let ended =
             if served.is_some() { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
         self.annotate(claim, ended).await?;
         self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map_err(Error::Store)?;
         info!(snapshot = served, kept = %kept, "rollback finished");
-        self.events.rolled_back(claim, served, &plan::kept_name(claim, kept));
+        self.events.rolled_back(claim, served, &record.claim.name);
         Ok(())
     }
 
     /// Every node can read the ID on the claim, and create a content of that name with its own label.
-    async fn create_content(&self, claim: &PersistentVolumeClaim, kept: &VolumeId) -> Result<(), Error> {
+    async fn create_content(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
+        let what = "create the content of the kept snapshot";
         let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
-        let content = plan::content(claim, kept, &self.node);
-        if create(&contents, content, "create the content of the kept snapshot").await? == Ensured::Unchanged(()) {
+        let content = plan::content(kept, record, &self.node);
+        if create(&contents, content, Held::Requested, what).await? == Ensured::Unchanged(()) {
             let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
-            if !plan::is_content_of(&found, claim, kept, &self.node) {
+            if !plan::is_content_of(&found, kept, record, &self.node) {
                 return Err(Error::ContentTaken { id: kept.clone() });
             }
         }
         Ok(())
     }
 
+    /// Before the exchange, only verifies that the VolumeSnapshot can be created: a quota of the namespace may not allow it.
+    ///
     /// Users of the namespace can read the ID on the claim, and create a snapshot of that name.
-    async fn create_snapshot(&self, claim: &PersistentVolumeClaim, kept: &VolumeId) -> Result<(), Error> {
-        let namespace = claim.namespace().unwrap_or_default();
+    async fn create_snapshot(&self, of: &Claim, kept: &VolumeId, held: Held) -> Result<(), Error> {
+        let name = &of.name;
         let resource = ApiResource::erase::<Snapshot>(&());
-        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &namespace, &resource);
-        let created = create(&snapshots, plan::snapshot(claim, kept), "create the kept snapshot").await?;
+        let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &of.namespace, &resource);
+        let created = create(&snapshots, plan::snapshot(kept, name), held, "create the kept snapshot").await?;
         if created == Ensured::Unchanged(()) {
-            let name = plan::kept_name(claim, kept);
-            let found = snapshots.get(&name).await.map_err(api("get the kept snapshot"))?;
+            let found = snapshots.get(name).await.map_err(api("get the kept snapshot"))?;
             if !plan::is_snapshot_of(&found.data, kept) {
-                return Err(Error::SnapshotTaken { name });
+                return Err(Error::SnapshotTaken { held, name: name.clone() });
             }
         }
         Ok(())
@@ -270,7 +287,7 @@ impl Provisioner {
             requests.extend(self.requests(namespace).await?);
         }
         for (kept, record) in rollbacks.iter().filter(|(kept, record)| !requests.contains(&request(kept, record))) {
-            let Some(Rollback { volume, source, .. }) = record.rollback() else { continue };
+            let Some(Rollback { volume, .. }) = record.rollback() else { continue };
             // Passes of the claim have the first, those of the content the second. None of them waits for both.
             let _volume = self.locks.lock(volume).await;
             let _kept = self.locks.lock(kept).await;
@@ -281,16 +298,13 @@ impl Provisioner {
             }
             let is_exchanged = record.is_exchanged();
             let ended = if is_exchanged {
-                let want = RollbackRequest { claim: record.claim, volume: volume.clone(), source: source.clone() };
-                let end = move |store: &dyn Volumes, kept: &VolumeId| {
-                    store.roll_back(kept, &want).and_then(|_| store.end_rollback(kept))
-                };
-                self.on_volume(kept, end).await?
+                self.end_exchanged(kept, &record).await
             } else {
-                self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?
+                let removed = self.on_volume(kept, |store, kept| store.remove_snapshot(kept)).await?;
+                removed.map(drop).map_err(Error::Store)
             };
             match ended {
-                Ok(_) => info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended"),
+                Ok(()) => info!(volume = %volume, kept = %kept, is_exchanged, "rollback without a request ended"),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     warn!(volume = %volume, kept = %kept, error, "rollback without a request not ended, will retry");
@@ -299,6 +313,25 @@ impl Provisioner {
         }
         Ok(())
     }
+
+    /// Creates the objects of the kept snapshot, and ends the rollback in its record. The caller has the locks of the volume and of
+    /// the kept snapshot.
+    async fn end_exchanged(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
+        let Some(Rollback { volume, source, .. }) = record.rollback() else { return Ok(()) };
+        let want = RollbackRequest { claim: record.claim.clone(), volume: volume.clone(), source: source.clone() };
+        let completed = self.on_volume(kept, move |store, kept| store.roll_back(kept, &want)).await?;
+        let record = completed.map_err(Error::Store)?.into_inner();
+        let created = async {
+            self.create_content(kept, &record).await?;
+            self.create_snapshot(&record.claim, kept, Held::Requested).await
+        };
+        match created.await {
+            // The namespace is gone, with the claim. An administrator deletes the content.
+            Err(Error::Api(error)) if error.is_not_found() => {}
+            created => created?,
+        }
+        self.on_volume(kept, |store, kept| store.end_rollback(kept)).await?.map(drop).map_err(Error::Store)
+    }
 }
 
 /// The UID of the claim, and its annotation.
@@ -306,15 +339,30 @@ fn request(kept: &VolumeId, record: &Record) -> (String, String) {
     (record.claim.uid.clone(), kept.to_string())
 }
 
-/// An earlier pass may have created it.
-async fn create(api_of: &Api<DynamicObject>, object: Value, what: &'static str) -> Result<Ensured<()>, Error> {
+/// Whom a VolumeSnapshot belongs to that keeps the former content of a claim's volume: its own name, and the UID of the claim.
+fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
+    Claim {
+        uid: claim.uid().unwrap_or_default(),
+        namespace: claim.namespace().unwrap_or_default(),
+        name: plan::kept_name(claim, kept),
+    }
+}
+
+/// An earlier pass may have created it. Before the exchange, the API server only verifies the request.
+async fn create(
+    api_of: &Api<DynamicObject>,
+    object: Value,
+    held: Held,
+    what: &'static str,
+) -> Result<Ensured<()>, Error> {
     let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
-    match api_of.create(&PostParams::default(), &object).await {
+    let params = PostParams { dry_run: held == Held::Former, ..PostParams::default() };
+    match api_of.create(&params, &object).await {
         Ok(_) => Ok(Ensured::Created(())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
         // Such as a quota of the namespace: its user can help, and no other request fails.
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            Err(Error::KeptDenied { what, message: status.message.clone() })
+            Err(Error::KeptDenied { held, what, message: status.message.clone() })
         }
         Err(error) => Err(api(what)(error).into()),
     }

@@ -1,11 +1,13 @@
 //! Decides what is done for the rollback that a bound claim requests. Pure.
 
+use std::fmt;
+
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use volume::{DRIVER_NAME, VolumeId};
+use volume::{Claim, DRIVER_NAME, Record, VolumeId};
 
 use crate::claim::plan::annotation;
 use crate::snapshot::object::{Content, Snapshot};
@@ -49,6 +51,22 @@ pub(crate) enum Obstacle {
     Elsewhere(String),
     #[error("which is not one of this claim; create a claim from it (spec.dataSource)")]
     OtherClaim,
+}
+
+/// The content that a volume has when a rollback of it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Former,
+    Requested,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Former => "the volume has its former content",
+            Self::Requested => "the volume has the content of the snapshot",
+        })
+    }
 }
 
 pub(crate) fn next(claim: &PersistentVolumeClaim) -> Step {
@@ -118,10 +136,10 @@ pub(crate) fn source(
     }
 }
 
-/// The content of the snapshot that keeps the former content. An admission policy lists its fields
+/// The content of the snapshot `kept`, which keeps the former content. An admission policy lists its fields
 /// (reconciler/src/admission.rs).
-pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str) -> Value {
-    let mode = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()).unwrap_or("Filesystem");
+pub(crate) fn content(kept: &VolumeId, record: &Record, node: &str) -> Value {
+    let Claim { namespace, name, .. } = &record.claim;
     json!({
         "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
         "kind": snapshot::CONTENT,
@@ -131,32 +149,32 @@ pub(crate) fn content(claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str
             "deletionPolicy": "Delete",
             "source": {"snapshotHandle": kept.as_str()},
             // A claim that is restored from it has the same.
-            "sourceVolumeMode": mode,
+            "sourceVolumeMode": if record.mode.is_block() { "Block" } else { "Filesystem" },
             "volumeSnapshotRef": {
                 "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
                 "kind": snapshot::SNAPSHOT,
-                "namespace": claim.namespace().unwrap_or_default(),
-                "name": kept_name(claim, kept),
+                "namespace": namespace,
+                "name": name,
             },
         },
     })
 }
 
 /// Whether a content that exists is the one of [`content`].
-pub(crate) fn is_content_of(found: &Content, claim: &PersistentVolumeClaim, kept: &VolumeId, node: &str) -> bool {
+pub(crate) fn is_content_of(found: &Content, kept: &VolumeId, record: &Record, node: &str) -> bool {
     let of = &found.spec.volume_snapshot_ref;
     found.is_of_driver()
         && found.node() == Some(node)
         && found.spec.source.snapshot_handle.as_deref() == Some(kept.as_str())
-        && of.namespace == claim.namespace()
-        && of.name == Some(kept_name(claim, kept))
+        && of.namespace.as_ref() == Some(&record.claim.namespace)
+        && of.name.as_ref() == Some(&record.claim.name)
 }
 
-pub(crate) fn snapshot(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Value {
+pub(crate) fn snapshot(kept: &VolumeId, name: &str) -> Value {
     json!({
         "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
         "kind": snapshot::SNAPSHOT,
-        "metadata": {"name": kept_name(claim, kept)},
+        "metadata": {"name": name},
         "spec": {"source": {"volumeSnapshotContentName": kept.as_str()}},
     })
 }
@@ -168,8 +186,13 @@ pub(crate) fn is_snapshot_of(found: &Value, kept: &VolumeId) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
+    use units::Inodes;
+    use volume::{Mode, State};
+
     use super::*;
-    use crate::fixture::id;
+    use crate::fixture::{self, id};
 
     fn claim(annotations: Value) -> PersistentVolumeClaim {
         let metadata = json!({
@@ -202,7 +225,7 @@ mod tests {
     #[test]
     fn another_snapshot_of_the_same_name_is_not_the_kept_one() {
         let kept = id("snapshot-u-5");
-        assert!(is_snapshot_of(&snapshot(&claim(json!({})), &kept), &kept));
+        assert!(is_snapshot_of(&snapshot(&kept, "data-before-rollback-5"), &kept));
         for source in [json!({"persistentVolumeClaimName": "data"}), json!({"volumeSnapshotContentName": "other"})] {
             assert!(!is_snapshot_of(&json!({"spec": {"source": source}}), &kept));
         }
@@ -210,21 +233,24 @@ mod tests {
     }
 
     #[test]
-    fn the_content_of_a_kept_snapshot_has_the_mode_of_its_claim() {
-        let mut claim = claim(json!({}));
-        for (mode, found) in [(Some("Block"), "Block"), (Some("Filesystem"), "Filesystem"), (None, "Filesystem")] {
-            claim.spec.get_or_insert_default().volume_mode = mode.map(str::to_owned);
-            assert_eq!(content(&claim, &id("snapshot-u-5"), "one")["spec"]["sourceVolumeMode"], found);
+    fn the_content_of_a_kept_snapshot_has_the_mode_of_its_volume() {
+        let taken = SystemTime::UNIX_EPOCH;
+        let inodes = Inodes::new(1);
+        for (mode, found) in [(Mode::Snapshot { taken }, "Block"), (Mode::SnapshotTree { taken, inodes }, "Filesystem")]
+        {
+            let record = fixture::record(mode, State::Announced);
+            assert_eq!(content(&id("snapshot-u-5"), &record, "one")["spec"]["sourceVolumeMode"], found);
         }
     }
 
     #[test]
     fn a_content_of_another_node_is_not_that_of_the_rollback() {
-        let (claim, kept) = (claim(json!({})), id("snapshot-u-5"));
+        let kept = id("snapshot-u-5");
+        let record = fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, State::Announced);
         let found = |change: fn(&mut Value)| {
-            let mut content = content(&claim, &kept, "one");
+            let mut content = content(&kept, &record, "one");
             change(&mut content);
-            is_content_of(&serde_json::from_value(content).unwrap(), &claim, &kept, "one")
+            is_content_of(&serde_json::from_value(content).unwrap(), &kept, &record, "one")
         };
         // The snapshot controller sets the UID.
         assert!(found(|content| content["spec"]["volumeSnapshotRef"]["uid"] = "s".into()));
