@@ -2,12 +2,12 @@
 
 use crate::selection::Suite;
 use clap::Parser;
-use launch::Image;
+use launch::{Image, Nodes};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Runs Kubernetes' end-to-end tests against a cluster of two nodes.
+/// Runs Kubernetes' end-to-end tests against a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "conformance")]
 pub(crate) struct Arguments {
@@ -17,6 +17,9 @@ pub(crate) struct Arguments {
     /// Runs only tests of the suite whose names match this regular expression, in Go's syntax.
     #[arg(long, value_name = "REGEX")]
     pub(crate) focus: Option<String>,
+    /// How many nodes the cluster has. Some tests of group snapshots pass on one node only.
+    #[arg(long, default_value = "2")]
+    pub(crate) nodes: Nodes,
     /// Directory for `e2e.log`, `junit.xml` and the consoles of the nodes; a new one in the temporary directory if omitted.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -97,8 +100,9 @@ mod tests {
     #[test]
     fn the_default_is_the_conformance_suite() {
         let arguments = parsed(&[]);
-        assert_eq!((arguments.suite, arguments.focus), (Suite::Conformance, None));
-        let arguments = parsed(&["--suite=external-storage", "--focus=data"]);
+        assert_eq!((arguments.suite, arguments.focus, arguments.nodes.get()), (Suite::Conformance, None, 2));
+        let arguments = parsed(&["--suite=external-storage", "--focus=data", "--nodes=1"]);
+        assert_eq!(arguments.nodes, Nodes::ONE);
         assert_eq!((arguments.suite, arguments.focus.as_deref()), (Suite::ExternalStorage, Some("data")));
     }
 

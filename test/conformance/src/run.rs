@@ -3,7 +3,7 @@
 use crate::arguments::Arguments;
 use crate::images;
 use crate::selection;
-use launch::{Cluster, ClusterOptions, Nodes, Options, SHUTDOWN_LIMIT, StepError};
+use launch::{Cluster, ClusterOptions, Options, SHUTDOWN_LIMIT, StepError};
 use std::env;
 use std::error::Error;
 use std::fs::{self, File};
@@ -74,8 +74,7 @@ async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Int
     options.memory = CONTROL_PLANE_MEMORY;
     options.data_size = Some(DATA_SIZE);
     options.images = arguments.archives().map(|archive| archive.file.clone()).collect();
-    let two = const { Nodes::new(2).unwrap() };
-    let options = ClusterOptions { worker_memory: WORKER_MEMORY, ..ClusterOptions::new(options, two) };
+    let options = ClusterOptions { worker_memory: WORKER_MEMORY, ..ClusterOptions::new(options, arguments.nodes) };
     let mut cluster = tokio::select! {
         cluster = Cluster::boot(&options, |node, event| println!("{node}: {event}")) => {
             cluster.map_err(StepError::of("boot the nodes"))?
