@@ -12,6 +12,7 @@ struct Driver {
     info: Info,
     snapshot_class: Option<BTreeMap<String, bool>>,
     group_snapshot_class: Option<BTreeMap<String, bool>>,
+    volume_attributes_class: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -20,6 +21,8 @@ struct Info {
     name: String,
     topology_keys: Vec<String>,
     volume_snapshot_stress_test_options: Option<BTreeMap<String, u32>>,
+    volume_group_snapshot_stress_test_options: Option<BTreeMap<String, u32>>,
+    volume_modify_stress_test_options: Option<BTreeMap<String, u32>>,
     capabilities: BTreeMap<String, bool>,
 }
 
@@ -38,6 +41,9 @@ fn a_claimed_capability_has_its_class() {
     assert_eq!(claims("snapshotDataSource"), driver.snapshot_class.is_some());
     assert_eq!(claims("snapshotDataSource"), driver.info.volume_snapshot_stress_test_options.is_some());
     assert_eq!(claims("groupSnapshot"), driver.group_snapshot_class.is_some());
+    assert_eq!(claims("groupSnapshot"), driver.info.volume_group_snapshot_stress_test_options.is_some());
+    let modifies = driver.volume_attributes_class.is_some();
+    assert_eq!(modifies, driver.info.volume_modify_stress_test_options.is_some());
     assert_eq!(claims("nodeExpansion"), claims("controllerExpansion"), "the node expands what the claim has got");
 }
 

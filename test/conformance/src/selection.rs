@@ -13,6 +13,9 @@ pub(crate) enum Suite {
     ExternalStorage,
 }
 
+/// The I/O of a filesystem volume has no device of its own, which the limits of its VolumeAttributesClass would apply to.
+const LIMITED_FILES: &str = r"\[Testpattern: Dynamic PV \(default fs\)\] volume-modify";
+
 /// Selects the tests of the suite whose names match `focus`.
 pub(crate) fn arguments(suite: Suite, focus: Option<&str>) -> Vec<String> {
     match suite {
@@ -24,7 +27,8 @@ pub(crate) fn arguments(suite: Suite, focus: Option<&str>) -> Vec<String> {
             // Disruptive tests restart the kubelet by SSH, which the node does not have.
             let labels = "--ginkgo.label-filter=!Disruptive && !Flaky".to_owned();
             let focus = focus.map(|focus| format!(".*(?:{focus})"));
-            vec![labels, format!("--ginkgo.focus={EXTERNAL_STORAGE}{}", focus.unwrap_or_default())]
+            let focus = format!("--ginkgo.focus={EXTERNAL_STORAGE}{}", focus.unwrap_or_default());
+            vec![labels, format!("--ginkgo.skip={LIMITED_FILES}"), focus]
         }
     }
 }

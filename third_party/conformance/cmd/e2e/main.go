@@ -54,6 +54,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "unexpected arguments:", flag.Args())
 		os.Exit(2)
 	}
+	// Files that the description of a driver names.
+	testfiles.AddFileSource(testfiles.RootFileSource{Root: "."})
 	testfiles.AddFileSource(manifests.GetE2ETestingManifestsFS())
 	testfiles.AddFileSource(fixtures.GetTestFixturesFS())
 	testfiles.AddFileSource(testdata.GetConformanceTestdataFS())
