@@ -4,9 +4,9 @@
 
 use crate::name::ClusterName;
 use serde_json::{Map, Value, json};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -34,6 +34,10 @@ pub(crate) struct KubeconfigError {
 pub(crate) enum Cause {
     #[error("it cannot be read or written; name a file in a directory that you may write to")]
     File(#[from] io::Error),
+    #[error(
+        "its owner, the user with the ID {user}, cannot be kept; run the launcher as that user, or name another file"
+    )]
+    Owner { user: u32, source: io::Error },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
@@ -53,7 +57,7 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
         merge(parse(&read(&path)?)?, contexts, &json!({}))?;
         // A link that leads to no directory exists, too: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
-        Ok(replacement(existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?)?)
+        replacement(&path, existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?)
     };
     checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
@@ -69,7 +73,7 @@ pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, Kubec
     edit(path, |file| without(file, contexts)).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
-/// Replaces the file, readable only by its owner, if the change has an effect. Launchers wait for each other.
+/// Replaces the file if the change has an effect. Launchers wait for each other.
 fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
     let path = &target(path)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
@@ -82,16 +86,29 @@ fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Resu
         return Ok(false);
     }
     let text = written(&new)?;
-    let mut file = replacement(directory)?;
+    let mut file = replacement(path, directory)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(true)
 }
 
-/// A new file with the mode 0600.
-fn replacement(directory: &Path) -> io::Result<NamedTempFile> {
-    NamedTempFile::with_prefix_in(".kubeconfig.", directory)
+/// A new file with the owner and the mode of the file at `path`, or with the mode 0600 if there is none.
+fn replacement(path: &Path, directory: &Path) -> Result<NamedTempFile, Cause> {
+    let file = NamedTempFile::with_prefix_in(".kubeconfig.", directory)?;
+    let old = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(file),
+        old => old?,
+    };
+    let new = file.as_file().metadata()?;
+    // Users can only give files to groups that they are in. Another group gets no access.
+    let has_group = new.gid() == old.gid() || fchown(file.as_file(), None, Some(old.gid())).is_ok();
+    let kept = if has_group { 0o777 } else { 0o707 };
+    file.as_file().set_permissions(Permissions::from_mode(old.mode() & kept))?;
+    if new.uid() != old.uid() {
+        fchown(file.as_file(), Some(old.uid()), None).map_err(|source| Cause::Owner { user: old.uid(), source })?;
+    }
+    Ok(file)
 }
 
 /// The file behind links, which a rename must not replace. One that leads to no file may lead to a disk that is not
@@ -202,7 +219,7 @@ mod tests {
     use super::*;
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{chown, symlink};
 
     /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
     const USER: &str = r##"# a comment
@@ -319,7 +336,7 @@ preferences: {colors: true}
     }
 
     #[test]
-    fn the_file_is_replaced_through_links_with_mode_600() {
+    fn the_file_is_created_private_and_replaced_through_links() {
         let directory = tempfile::tempdir().unwrap();
         let (link, target) = (directory.path().join(".kube/config"), directory.path().join("dotfiles/config"));
         let (node_file, a) = (directory.path().join("node"), name("a"));
@@ -334,14 +351,12 @@ preferences: {colors: true}
         assert_eq!(link.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
         fs::write(&target, USER).unwrap();
-        fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).unwrap();
         fs::remove_file(&link).unwrap();
         symlink("../dotfiles/config", &link).unwrap();
         assert!(!remove(&link, &a).unwrap());
         assert_eq!(fs::read_to_string(&target).unwrap(), USER);
         add(&link, &a, &node_file).unwrap();
         assert!(link.is_symlink());
-        assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(remove(&link, &a).unwrap());
         assert_eq!(fs::read_dir(directory.path().join("dotfiles")).unwrap().count(), 1);
 
@@ -350,6 +365,27 @@ preferences: {colors: true}
             assert!(error.to_string().ends_with("config"), "{error}");
         }
         assert_eq!(fs::read_to_string(&target).unwrap(), "{");
+    }
+
+    /// With sudo, the kubeconfig of a user belonged to root, and kubectl could not read it.
+    #[test]
+    fn owner_and_mode_of_the_replaced_file_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        fs::write(&file, USER).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        // Only root can do this. For other users, the owner is the user of the test.
+        _ = chown(&file, Some(1), Some(1));
+        let shown = || file.metadata().map(|found| (found.uid(), found.gid(), found.mode() & 0o777)).unwrap();
+        let before = shown();
+        assert_eq!(before.2, 0o640);
+        check(&file, &a).unwrap();
+        add(&file, &a, &node_file).unwrap();
+        assert_eq!(shown(), before);
+        assert!(remove(&file, &a).unwrap());
+        assert_eq!(shown(), before);
     }
 
     /// The launcher booted all nodes first, and shut them down again.
