@@ -4,16 +4,22 @@
 
 use crate::name::ClusterName;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 /// Name of the extension that marks entries of the launcher.
 const EXTENSION: &str = "dev.granary.launch";
 /// Lists of a kubeconfig, with the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
+
+/// kubectl holds its lock for milliseconds.
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// A cluster, the name of its context, user and cluster entries.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +44,11 @@ pub(crate) enum Cause {
         "its owner, the user with the ID {user}, cannot be kept; run the launcher as that user, or name another file"
     )]
     Owner { user: u32, source: io::Error },
+    #[error(
+        "another program has locked it: {} exists; wait until that program ends, or remove this file if kubectl does not run",
+        lock.display()
+    )]
+    Locked { lock: PathBuf },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
@@ -50,16 +61,19 @@ pub(crate) enum Cause {
     Other { list: &'static str, name: ClusterName },
 }
 
-/// Checks that the contexts can be added, and that the directory takes the new file. Leaves nothing.
+/// Checks that the contexts can be added, and that the directory takes the new file and the lock. Leaves nothing.
 pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
-    let checked = || -> Result<NamedTempFile, Cause> {
-        let path = target(path)?;
-        merge(parse(&read(&path)?)?, contexts, &json!({}))?;
+    let checked = || -> Result<(), Cause> {
+        let named = path;
+        let path = target(named)?;
         // A link that leads to no directory exists, too: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
-        replacement(&path, existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?)
+        let is_parent = existing == path.parent();
+        let _locks = is_parent.then(|| lock(named, &path, LOCK_LIMIT)).transpose()?;
+        merge(parse(&read(&path)?)?, contexts, &json!({}))?;
+        replacement(&path, existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?).map(drop)
     };
-    checked().map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
+    checked().map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
 /// Adds the first cluster and user of a node's kubeconfig, and makes the context the current one.
@@ -73,24 +87,59 @@ pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, Kubec
     edit(path, |file| without(file, contexts)).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
-/// Replaces the file if the change has an effect. Launchers wait for each other.
-fn edit(path: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
-    let path = &target(path)?;
+/// Replaces the file if the change has an effect. Launchers wait for each other, and for kubectl.
+fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
+    let path = &target(named)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let lock = File::open(directory)?;
-    lock.lock()?;
+    let turn = File::open(directory)?;
+    turn.lock()?;
+    let locks = lock(named, path, LOCK_LIMIT);
     let old = parse(&read(path)?)?;
     let new = change(old.clone())?;
     if new == old {
+        // The directory may be read-only.
         return Ok(false);
     }
+    let _locks = locks?;
     let text = written(&new)?;
     let mut file = replacement(path, directory)?;
     file.write_all(text.as_bytes())?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(true)
+}
+
+/// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
+/// client-go/tools/clientcmd/loader.go.
+struct KubectlLock(PathBuf);
+
+impl Drop for KubectlLock {
+    fn drop(&mut self) {
+        _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Locks the file and the link that leads to it, in the order of their names: kubectl locks the name that it is given.
+fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>, Cause> {
+    let mut paths = BTreeSet::new();
+    for path in [named, target] {
+        let found = path.parent().zip(path.file_name());
+        let (directory, name) = found.ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
+        let mut name = name.to_owned();
+        name.push(".lock");
+        paths.insert(fs::canonicalize(directory)?.join(name));
+    }
+    let start = Instant::now();
+    let take = |path: PathBuf| loop {
+        match File::create_new(&path) {
+            Ok(_) => return Ok(KubectlLock(path)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Cause::File(error)),
+            Err(_) if start.elapsed() >= limit => return Err(Cause::Locked { lock: path }),
+            Err(_) => sleep(Duration::from_millis(20)),
+        }
+    };
+    paths.into_iter().map(take).collect()
 }
 
 /// A new file with the owner and the mode of the file at `path`, or with the mode 0600 if there is none.
@@ -386,6 +435,58 @@ preferences: {colors: true}
         assert_eq!(shown(), before);
         assert!(remove(&file, &a).unwrap());
         assert_eq!(shown(), before);
+    }
+
+    /// One of two changes at the same time was lost.
+    #[test]
+    fn a_change_waits_for_the_lock_of_kubectl() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
+        let (held, a) = (directory.path().join("config.lock"), Contexts { name: &a, directory: Path::new("/state/a") });
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        fs::write(&held, "").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sleep(Duration::from_millis(200));
+                fs::write(&file, USER).unwrap();
+                fs::remove_file(&held).unwrap();
+            });
+            add(&file, &a, &node_file).unwrap();
+        });
+        let names: Vec<_> =
+            Kubeconfig::read_from(&file).unwrap().contexts.into_iter().map(|named| named.name).collect();
+        assert_eq!(names, ["work", "a"]);
+        assert!(!held.exists());
+    }
+
+    #[test]
+    fn link_and_file_are_locked_once_each() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        let path = |name: &str| root.join(name);
+        fs::create_dir(path("dotfiles")).unwrap();
+        symlink("dotfiles", path("alias")).unwrap();
+        symlink("dotfiles/config", path("config")).unwrap();
+        let (file, lock_of_file, lock_of_link) =
+            (path("dotfiles/config"), path("dotfiles/config.lock"), path("config.lock"));
+        for (named, wanted) in [
+            (path("config"), vec![lock_of_link.clone(), lock_of_file.clone()]),
+            (path("alias/config"), vec![lock_of_file.clone()]),
+            (file.clone(), vec![lock_of_file.clone()]),
+        ] {
+            let locks = lock(&named, &file, Duration::ZERO).unwrap();
+            assert_eq!(locks.iter().map(|lock| lock.0.clone()).collect::<Vec<_>>(), wanted, "{named:?}");
+            assert!(wanted.iter().all(|lock| lock.exists()), "{named:?}");
+            let Err(Cause::Locked { lock: found }) = lock(&named, &file, Duration::ZERO) else { panic!("{named:?}") };
+            assert_eq!(found, wanted[0]);
+            drop(locks);
+            assert!(!wanted.iter().any(|lock| lock.exists()), "{named:?}");
+        }
+        // The lock that was taken before the other one is released.
+        fs::write(&lock_of_file, "").unwrap();
+        let error = lock(&path("config"), &file, Duration::ZERO).err().unwrap().to_string();
+        assert!(error.contains(&format!("{} exists", lock_of_file.display())), "{error}");
+        assert!(lock_of_file.exists() && !lock_of_link.exists());
     }
 
     /// The launcher booted all nodes first, and shut them down again.
