@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer as _;
+
 use crate::domain::is_label;
 
 /// How a node pulls images. [`Default`] accepts the public CAs of the image, and has no other endpoints than the names of
@@ -50,7 +53,7 @@ pub struct RegistryName(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(String);
 
-/// Certificates in PEM, at least one and nothing else.
+/// X.509 certificates in PEM, at least one and nothing else.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Certificates(String);
 
@@ -69,6 +72,8 @@ pub enum RegistryError {
     Endpoint,
     #[error("must contain one or more certificates in PEM, and nothing else")]
     Certificates,
+    #[error("certificate {0} of the PEM text is not an X.509 certificate, or is damaged; copy it again from its file")]
+    Damaged(usize),
     #[error(
         "a user name must have 1 to 255 characters without a colon, and a password 1 to 4096, without control characters"
     )]
@@ -136,7 +141,14 @@ impl FromStr for Certificates {
     fn from_str(text: &str) -> Result<Self, RegistryError> {
         let found = pem::parse_many(text).map_err(|_| RegistryError::Certificates)?;
         let are_certificates = !found.is_empty() && found.iter().all(|part| part.tag() == "CERTIFICATE");
-        if are_certificates { Ok(Self(pem::encode_many(&found))) } else { Err(RegistryError::Certificates) }
+        if !are_certificates {
+            return Err(RegistryError::Certificates);
+        }
+        let is_damaged = |part: &pem::Pem| !matches!(X509Certificate::from_der(part.contents()), Ok(([], _)));
+        match found.iter().position(is_damaged) {
+            Some(index) => Err(RegistryError::Damaged(index + 1)),
+            None => Ok(Self(pem::encode_many(&found))),
+        }
     }
 }
 
@@ -179,6 +191,10 @@ impl fmt::Debug for Credentials {
 mod tests {
     use super::*;
 
+    fn certificate() -> String {
+        rcgen::generate_simple_self_signed(["registry.example".to_owned()]).unwrap().cert.pem()
+    }
+
     #[test]
     fn names_of_registries_are_hosts_with_an_optional_port() {
         for name in ["docker.io", "registry.example", "192.0.2.10:5000", "localhost", "localhost:5000", "registry:5000"]
@@ -215,11 +231,25 @@ mod tests {
 
     #[test]
     fn only_certificates_are_accepted_as_such() {
-        let one = pem::encode(&pem::Pem::new("CERTIFICATE", [1, 2, 3]));
+        let one = certificate();
         let key = pem::encode(&pem::Pem::new("PRIVATE KEY", [1, 2, 3]));
         assert_eq!(pem::parse_many(format!("{one}{one}").parse::<Certificates>().unwrap().as_str()).unwrap().len(), 2);
         for text in ["", "no PEM", &key, &format!("{one}{key}")] {
             assert_eq!(text.parse::<Certificates>(), Err(RegistryError::Certificates), "{text}");
+        }
+    }
+
+    /// The node started, and containerd rejected the CA at each pull.
+    #[test]
+    fn damaged_certificates_are_rejected() {
+        let good = certificate();
+        let whole = pem::parse(&good).unwrap().into_contents();
+        let cut = &whole[..whole.len() - 1];
+        let longer = [&*whole, &[0]].concat();
+        for damaged in [&[1, 2, 3][..], cut, &longer] {
+            let damaged = pem::encode(&pem::Pem::new("CERTIFICATE", damaged));
+            assert_eq!(damaged.parse::<Certificates>(), Err(RegistryError::Damaged(1)), "{damaged}");
+            assert_eq!(format!("{good}{damaged}").parse::<Certificates>(), Err(RegistryError::Damaged(2)), "{damaged}");
         }
     }
 

@@ -132,14 +132,18 @@ mod tests {
     use crate::Config;
     use crate::problem::ParseError;
 
-    const PEM: &str = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
+    const DAMAGED: &str = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
+
+    fn certificate() -> String {
+        rcgen::generate_simple_self_signed(["registry.example".to_owned()]).unwrap().cert.pem()
+    }
 
     #[test]
     fn registries_are_read() {
         let user = json!({"username": "user", "password": "secret"});
-        let mirror = json!({"server": "https://mirror.example", "ca": PEM, "credentials": user});
+        let mirror = json!({"server": "https://mirror.example", "ca": certificate(), "credentials": user});
         let config = json!({
-            "registryCas": [PEM],
+            "registryCas": [certificate()],
             "registries": [
                 {"name": "docker.io", "mirrors": [mirror], "credentials": user},
                 {"name": "192.0.2.10:5000", "server": "http://192.0.2.10:5000", "verification": "DISABLED"},
@@ -170,6 +174,8 @@ mod tests {
             (with("server", json!("http://registry.example")), "registries[0].server"),
             (with("verification", json!("NONE")), "registries[0].verification"),
             (with("ca", json!("PEM")), "registries[0].ca"),
+            (with("ca", json!(DAMAGED)), "registries[0].ca"),
+            (with("mirrors", json!([{"server": "https://a.example", "ca": DAMAGED}])), "registries[0].mirrors[0].ca"),
             (with("credentials", json!({"username": "user"})), "registries[0].credentials.password"),
             (with("credentials", json!({"username": "a:b", "password": secret})), "registries[0].credentials"),
             (with("mirrors", json!([{}])), "registries[0].mirrors[0].server"),
@@ -209,7 +215,7 @@ mod tests {
                 ),
                 "registries[0].mirrors[0].server",
             ),
-            (json!({"registryCas": [PEM, ""]}), "registryCas[1]"),
+            (json!({"registryCas": [certificate(), ""]}), "registryCas[1]"),
             (json!({"registries": [{"name": "registry.example"}, {"name": "registry.example"}]}), "registries[1].name"),
         ] {
             let Err(ParseError::Problems(found)) = Config::parse(&config.to_string()) else { panic!("{config}") };

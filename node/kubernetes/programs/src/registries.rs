@@ -85,8 +85,6 @@ mod tests {
 
     use super::*;
 
-    const PEM: &str = "-----BEGIN CERTIFICATE-----\nAQID\n-----END CERTIFICATE-----\n";
-
     fn registry(name: &str) -> Registry {
         Registry {
             name: name.parse().unwrap(),
@@ -105,7 +103,8 @@ mod tests {
 
     #[test]
     fn containerd_asks_the_mirrors_and_then_the_registry() {
-        let certificates: Certificates = PEM.parse().unwrap();
+        let ca = rcgen::generate_simple_self_signed(["registry.example".to_owned()]).unwrap();
+        let certificates: Certificates = ca.cert.pem().parse().unwrap();
         let mirror = |endpoint: &str, credentials| Server {
             endpoint: endpoint.parse().unwrap(),
             cas: Some(certificates.clone()),
