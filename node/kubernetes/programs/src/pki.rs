@@ -119,7 +119,7 @@ impl Credentials {
         let found = store.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Ca::open(&pair));
         let (ca, validity) = found.map_err(|source| PkiError::Ca { pki: self.pki.clone(), source })?;
         if check_ca(validity, now) == Err(Stale::NotYet) {
-            return Err(PkiError::Clock { now });
+            return Err(PkiError::Clock { from: validity.from(), now });
         }
 
         let mut found = BTreeMap::new();
@@ -533,6 +533,23 @@ mod tests {
         let (disk, before) = Disk::ensured();
         let error = disk.ensure(time::macros::datetime!(1970-01-01 00:00 UTC)).err().unwrap();
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
+        assert_eq!(disk.changed(&before), Vec::<String>::new());
+    }
+
+    /// The error said to set the clock, which was correct.
+    #[test]
+    fn a_clock_that_was_ahead_at_first_is_named_as_cause() {
+        let disk = Disk::new();
+        disk.ensure(NOW + Duration::days(5)).unwrap();
+        let before = disk.files();
+        let from = NOW + Duration::days(4);
+        let error = disk.ensure(NOW).err().unwrap().to_string();
+        assert!(error.contains(&format!("is valid from {from}, and the machine's clock is at {NOW}: ")), "{error}");
+        assert!(
+            error.contains(&format!("ahead at the first boot of this disk: start the node after {from}")),
+            "{error}"
+        );
+        disk.ensure(from).unwrap();
         assert_eq!(disk.changed(&before), Vec::<String>::new());
     }
 

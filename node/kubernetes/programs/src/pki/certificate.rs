@@ -94,7 +94,6 @@ impl Validity {
         Self { from: now - SKEW, to: now + LEAF_LIFE }
     }
 
-    #[cfg(test)]
     pub(crate) fn from(self) -> OffsetDateTime {
         self.from
     }

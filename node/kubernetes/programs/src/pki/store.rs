@@ -39,9 +39,13 @@ pub enum PkiError {
          empty data disk for a worker"
     )]
     ControlPlane,
-    /// The clock is wrong, most likely: nothing is replaced because of that.
-    #[error("the cluster's CA is not valid yet at {now}; set the machine's clock")]
-    Clock { now: OffsetDateTime },
+    /// The clock is behind, or was ahead when the CA was created: nothing is replaced because of that.
+    #[error(
+        "the cluster's CA is valid from {from}, and the machine's clock is at {now}: set the clock if it is behind; if it \
+         is correct, it was ahead at the first boot of this disk: start the node after {from}, or use an empty data disk \
+         for a new cluster"
+    )]
+    Clock { from: OffsetDateTime, now: OffsetDateTime },
     #[error(
         "cannot use the cluster's CA in {pki}; restore ca.crt and ca.key from a backup of the disk: the \
          node does not start without them, because all workers and kubeconfigs accept this CA only"
@@ -133,7 +137,7 @@ impl Store {
             Ok((ca, validity)) => {
                 return match validity.check(now, validity.shortly_before_its_end()) {
                     Ok(()) => Ok(()),
-                    Err(Stale::NotYet) => Err(PkiError::Clock { now }),
+                    Err(Stale::NotYet) => Err(PkiError::Clock { from: validity.from(), now }),
                     Err(stale) => {
                         self.write("ca.crt", &ca.renew(validity, now).map_err(unmade)?, PUBLIC)?;
                         info!(reason = %stale, "certificate of the CA renewed with the same key");
