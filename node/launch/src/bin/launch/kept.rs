@@ -3,6 +3,7 @@
 use crate::contexts::{self, Contexts};
 use crate::error::LaunchError;
 use crate::name::ClusterName;
+use crate::output::Output;
 use crate::place::{Lock, Place, create_private};
 use crate::record::{Phase, ProcessId, Record};
 use launch::{Cluster, ClusterOptions, Data, Nodes};
@@ -17,13 +18,21 @@ use std::path::PathBuf;
 pub(crate) struct KeptCluster {
     place: Place,
     record: Record,
+    /// Files that get a context in this run.
+    kubeconfigs: BTreeSet<PathBuf>,
     /// `None` in the background, where standard input is the lock.
     _lock: Option<Lock>,
 }
 
 impl KeptCluster {
     /// Removes files of an earlier run, and checks the files that get a context: `kubeconfig`, and those of earlier runs.
-    pub(crate) fn begin(place: Place, lock: Option<Lock>, kubeconfig: Option<PathBuf>) -> Result<Self, LaunchError> {
+    /// One of earlier runs that cannot be used is reported, and stays in the record for later runs and the deletion.
+    pub(crate) fn begin(
+        place: Place,
+        lock: Option<Lock>,
+        kubeconfig: Option<PathBuf>,
+        output: &Output,
+    ) -> Result<Self, LaunchError> {
         let run = place.run();
         let removed = match fs::remove_dir_all(&run) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -34,11 +43,21 @@ impl KeptCluster {
         let mut record = Record::read(&place.record());
         record.phase = Phase::Starting;
         record.process = Some(ProcessId::own().map_err(LaunchError::prepare("find the start time of this process"))?);
-        let mut kept = Self { place, record, _lock: lock };
-        kept.record.kubeconfigs.extend(kubeconfig);
+        let mut kept = Self { place, record, kubeconfigs: BTreeSet::new(), _lock: lock };
+        kept.record.kubeconfigs.extend(kubeconfig.clone());
+        let mut usable = BTreeSet::new();
         for path in &kept.record.kubeconfigs {
-            contexts::check(path, &kept.contexts())?;
+            match contexts::check(path, &kept.contexts()) {
+                Ok(()) => _ = usable.insert(path.clone()),
+                Err(error) if kubeconfig.as_ref() == Some(path) => return Err(error.into()),
+                Err(error) => output.print_error(&format!(
+                    "warning: a file of an earlier start does not get the context {}: {}",
+                    kept.place.name,
+                    causes::lines(&error)
+                )),
+            }
         }
+        kept.kubeconfigs = usable;
         // Before the contexts are added, so that a deletion removes those of a launcher that is killed.
         kept.write()?;
         Ok(kept)
@@ -68,7 +87,7 @@ impl KeptCluster {
         let node = cluster.control_plane();
         self.record.port = NonZeroU16::new(node.api_port());
         self.record.nodes = Some(nodes.get());
-        for path in &self.record.kubeconfigs {
+        for path in &self.kubeconfigs {
             contexts::add(path, &self.contexts(), node.kubeconfig())?;
         }
         self.write()
@@ -100,9 +119,9 @@ impl KeptCluster {
         &self.place.name
     }
 
-    /// Files with a context of this cluster.
+    /// Files with a context of this run.
     pub(crate) fn kubeconfigs(&self) -> &BTreeSet<PathBuf> {
-        &self.record.kubeconfigs
+        &self.kubeconfigs
     }
 
     fn contexts(&self) -> Contexts<'_> {
@@ -136,11 +155,29 @@ mod tests {
         let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let record = Record { port: NonZeroU16::new(free), nodes: Some(2), ..Record::default() };
-        let kept = KeptCluster { place, record, _lock: None };
+        let kept = KeptCluster { place, record, kubeconfigs: BTreeSet::new(), _lock: None };
         let options = completed(&kept, Vec::new());
         assert_eq!((options.control_plane.port, options.nodes.get()), (NonZeroU16::new(free), 2));
         assert_eq!(options.control_plane.data, Data::File(kept.place.data()));
         let options = completed(&kept, vec![Forward { host: free, guest: 30080 }]);
         assert_eq!(options.control_plane.port, None);
+    }
+
+    /// The cluster could not start again, whatever file was named.
+    #[test]
+    fn an_unusable_kubeconfig_of_earlier_starts_is_only_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
+        let [gone, other] = ["gone", "other"].map(|name| directory.path().join(name));
+        create_private(&place.directory).unwrap();
+        std::os::unix::fs::symlink("not-mounted", &gone).unwrap();
+        let record = Record { kubeconfigs: BTreeSet::from([gone.clone()]), ..Record::default() };
+        record.write(&place.record()).unwrap();
+        let output = Output::new();
+        let begin = |kubeconfig| KeptCluster::begin(place.clone(), None, kubeconfig, &output);
+        assert_eq!(begin(None).unwrap().kubeconfigs(), &BTreeSet::new());
+        assert_eq!(begin(Some(other.clone())).unwrap().kubeconfigs(), &BTreeSet::from([other.clone()]));
+        assert_eq!(Record::read(&place.record()).kubeconfigs, BTreeSet::from([gone.clone(), other]));
+        assert!(matches!(begin(Some(gone)).err(), Some(LaunchError::Kubeconfig(_))));
     }
 }

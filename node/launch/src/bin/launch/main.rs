@@ -124,7 +124,7 @@ async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &
     let _pinned = pin(&mut options)?;
     // The directory of Bazel may be removed while the nodes run.
     env::set_current_dir("/").map_err(LaunchError::prepare("enter /"))?;
-    let mut kept = KeptCluster::begin(place, lock, arguments.kubeconfig_file()?)?;
+    let mut kept = KeptCluster::begin(place, lock, arguments.kubeconfig_file()?, output)?;
     kept.complete(&mut options, arguments.nodes);
     let result = show(&options, arguments, Some(&mut kept), &mut interrupts, output).await;
     let ended = kept.end(&result);
