@@ -112,6 +112,12 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
             worker["worker"][name] = network.clone();
         }
     }
+    // The disk is not copied: each worker has its own.
+    for name in ["keepFree", "overcommit"] {
+        if let Some(value) = field(&configuration, "storage").and_then(|storage| field(storage, name)) {
+            worker["storage"][name] = value.clone();
+        }
+    }
     for name in COMMON {
         if let Some(value) = field(&configuration, name) {
             worker[name] = value.clone();
@@ -239,6 +245,17 @@ mod tests {
         assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
         assert_eq!(config.programs.pod_processes.get(), 128);
         assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
+    }
+
+    /// Workers reserved volumes by the defaults, and --overcommit cannot be combined with a configuration.
+    #[test]
+    fn a_worker_has_the_limits_of_volumes_of_its_control_plane() {
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
+        let storage = json!({"serial": "data", "keep_free": "1GiB", "overcommit": "2.0"});
+        spec.options.configuration = Some(json!({"storage": storage}).to_string());
+        let config = Config::parse(&worker(&spec)).unwrap();
+        let wanted = json!({"nodeName": "a", "storage": {"keepFree": "1GiB", "overcommit": "2.0"}});
+        assert_eq!(config.storage, Config::parse(&wanted.to_string()).unwrap().storage);
     }
 
     #[test]
