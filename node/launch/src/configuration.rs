@@ -112,6 +112,11 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
             worker["worker"][name] = network.clone();
         }
     }
+    // They may know names of registries that the name server of the launcher's network does not.
+    let servers = field(&configuration, "network").and_then(|network| field(network, "nameServers"));
+    if let Some(servers) = servers.filter(|servers| servers.as_array().is_some_and(|list| !list.is_empty())) {
+        worker["network"]["nameServers"] = servers.clone();
+    }
     // The disk is not copied: each worker has its own.
     for name in ["keepFree", "overcommit"] {
         if let Some(value) = field(&configuration, "storage").and_then(|storage| field(storage, name)) {
@@ -245,6 +250,23 @@ mod tests {
         assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
         assert_eq!(config.programs.pod_processes.get(), 128);
         assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
+    }
+
+    /// A worker could not pull from registries with names of a private domain.
+    #[test]
+    fn a_worker_has_the_name_servers_of_its_control_plane() {
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
+        for (configuration, wanted) in [
+            (json!({"network": {"name_servers": ["192.0.2.53", "192.0.2.54"]}}), &["192.0.2.53", "192.0.2.54"][..]),
+            (json!({"network": {"nameServers": []}}), &[NAME_SERVER]),
+            (json!({"network": {"mtu": 1400}}), &[NAME_SERVER]),
+        ] {
+            spec.options.configuration = Some(configuration.to_string());
+            let text = worker(&spec);
+            assert!(Config::parse(&text).is_ok(), "{text}");
+            let written: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(written["network"]["nameServers"], json!(wanted), "{configuration}");
+        }
     }
 
     /// Workers reserved volumes by the defaults, and --overcommit cannot be combined with a configuration.
