@@ -1,7 +1,7 @@
 //! Preflight checks of the machine, before anything is created.
 
 use crate::image_archive::{self, ImageArchiveError};
-use crate::options::{Boot, Data, Options};
+use crate::options::{Boot, Data};
 use crate::spec::NodeSpec;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -221,18 +221,29 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
         Data::File(path) => Some((path.clone(), check_data(path, spec.options.data_size))),
     });
     let data = data.collect();
-    let directories = specs.iter().map(|spec| directories(&spec.options)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Machine { available, ports, data, directories: directories.into_iter().flatten().collect() })
+    let mut all = Vec::new();
+    for spec in specs {
+        all.extend(directories(spec)?);
+    }
+    Ok(Machine { available, ports, data, directories: all })
 }
 
-fn directories(options: &Options) -> Result<Vec<Directory>, PreflightError> {
+fn directories(spec: &NodeSpec) -> Result<Vec<Directory>, PreflightError> {
+    let options = &spec.options;
+    // The control plane's archives are those of all nodes.
+    let mut small = SMALL_FILES;
+    for path in options.images.iter().filter(|_| spec.index == 0) {
+        let packed = image_archive::packed_size(path)
+            .map_err(|error| PreflightError::Images { path: path.clone(), source: ImageArchiveError::Read(error) })?;
+        small = small.saturating_add(packed);
+    }
     let (temporary, kept) = match &options.data {
         Data::Temporary => (LEAST_DATA, None),
         Data::File(path) => (Bytes::ZERO, Some((path, LEAST_DATA.saturating_sub(allocated(path))))),
     };
     let mut directories = vec![directory(
         &options.state,
-        SMALL_FILES.saturating_add(temporary),
+        small.saturating_add(temporary),
         "with TMPDIR (XDG_STATE_HOME if the cluster is kept)",
     )?];
     // Errors of the path itself are reported for the file.
@@ -303,6 +314,7 @@ fn directory_of(path: &Path) -> Option<&Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{ClusterOptions, Options};
 
     const ENOUGH: Bytes = Bytes::new(16 << 30);
 
@@ -425,7 +437,7 @@ mod tests {
         let data = directory.path().join("data.img");
         let mut options = Options::fake(directory.path());
         let needs = |options: &Options| -> Vec<Bytes> {
-            directories(options).unwrap().iter().map(|directory| directory.need).collect()
+            directories(&NodeSpec::control_plane(options)).unwrap().iter().map(|directory| directory.need).collect()
         };
         assert_eq!(needs(&options), [SMALL_FILES.saturating_add(LEAST_DATA)]);
         options.data = Data::File(data.clone());
@@ -433,6 +445,22 @@ mod tests {
         fs::write(&data, vec![1; 8 << 20]).unwrap();
         fs::File::open(&data).unwrap().sync_all().unwrap();
         assert!(needs(&options)[1] <= Bytes::new((1 << 30) - (8 << 20)), "{:?}", needs(&options));
+    }
+
+    /// The launcher filled the disk with archives, and QEMU stopped the guests.
+    #[test]
+    fn images_in_a_directory_need_space_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let [layout, archive] = ["layout", "archive.tar"].map(|name| directory.path().join(name));
+        fs::create_dir(&layout).unwrap();
+        for path in [&layout.join("index.json"), &archive] {
+            fs::write(path, "{}").unwrap();
+        }
+        let data = Data::File(directory.path().join("data.img"));
+        let options = Options { images: vec![layout, archive], data, ..Options::fake(directory.path()) };
+        let specs = NodeSpec::all(&ClusterOptions::new(options, "2".parse().unwrap()));
+        let needs: Vec<Bytes> = specs.iter().map(|spec| directories(spec).unwrap()[0].need).collect();
+        assert_eq!(needs, [SMALL_FILES.saturating_add(Bytes::new(2)), SMALL_FILES]);
     }
 
     #[test]

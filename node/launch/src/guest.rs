@@ -85,12 +85,7 @@ impl Machine {
             }
             (Boot::Firmware(disk), Origin::Boot) => with_firmware(spec, firmware()?, disk, host.accelerator)?,
         };
-        for (index, path) in (1..).zip(&spec.options.images) {
-            let serial = format!("{IMAGE_ARCHIVE_PREFIX}{index}");
-            let packed = image_archive::packed(path, spec.file(&spec.options.state, &format!("{serial}.tar")));
-            let packed = packed.map_err(StepError::of(format!("pack the images in {}", path.display())))?;
-            machine.disks.push(read_only(&serial, &packed)?);
-        }
+        machine.disks.extend(image_archives(spec)?);
         Ok(machine)
     }
 
@@ -252,6 +247,21 @@ fn read_only(serial: &str, path: &Path) -> Result<Disk, StepError> {
     Ok(disk)
 }
 
+/// The disks with images. The control plane is prepared first, and workers have its archives.
+fn image_archives(spec: &NodeSpec) -> Result<Vec<Disk>, StepError> {
+    let mut disks = Vec::new();
+    for (index, path) in (1..).zip(&spec.options.images) {
+        let serial = format!("{IMAGE_ARCHIVE_PREFIX}{index}");
+        let archive = image_archive::archive(path, spec.options.state.join(format!("{serial}.tar")));
+        if spec.index == 0 && archive != *path {
+            let packed = image_archive::pack(path, &archive);
+            packed.map_err(StepError::of(format!("pack the images in {}", path.display())))?;
+        }
+        disks.push(read_only(&serial, &archive)?);
+    }
+    Ok(disks)
+}
+
 fn serial(text: &str) -> Result<Serial, StepError> {
     text.parse().map_err(StepError::of("configure QEMU"))
 }
@@ -279,6 +289,25 @@ fn arguments(accelerator: Accelerator, options: &Options) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::ClusterOptions;
+
+    /// Each node had its own copy, which filled the disk.
+    #[test]
+    fn nodes_share_the_archive_of_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let [state, layout] = ["state", "layout"].map(|name| directory.path().join(name));
+        for path in [&state, &layout] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::fs::write(layout.join("index.json"), "{}").unwrap();
+        let options = Options { images: vec![layout], ..Options::fake(&state) };
+        let specs = NodeSpec::all(&ClusterOptions::new(options, "3".parse().unwrap()));
+        for disks in specs.iter().map(|spec| image_archives(spec).unwrap()) {
+            let paths: Vec<_> = disks.into_iter().map(|disk| disk.path).collect();
+            assert_eq!(paths, [state.join("image-1.tar")]);
+        }
+        assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1);
+    }
 
     #[test]
     fn mitigations_are_off_only_in_emulation() {

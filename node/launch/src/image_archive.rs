@@ -1,8 +1,9 @@
 //! Archives of container images, as `skopeo copy` and `docker save` write them, and OCI layouts, which are directories.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use units::Bytes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImageArchiveError {
@@ -36,15 +37,28 @@ pub(crate) fn check(path: &Path) -> Result<(), ImageArchiveError> {
     Err(ImageArchiveError::Format)
 }
 
-/// The path of the archive. That of a directory is created, as `packed`.
-pub(crate) fn packed(path: &Path, packed: PathBuf) -> io::Result<PathBuf> {
-    if !path.is_dir() {
-        return Ok(path.to_owned());
+/// The path of the archive: `packed` for a directory, which [`pack`] creates.
+pub(crate) fn archive(path: &Path, packed: PathBuf) -> PathBuf {
+    if path.is_dir() { packed } else { path.to_owned() }
+}
+
+pub(crate) fn pack(directory: &Path, packed: &Path) -> io::Result<()> {
+    let mut archive = tar::Builder::new(File::create(packed)?);
+    archive.append_dir_all("", directory)?;
+    archive.into_inner().map(drop)
+}
+
+/// The files of a directory, which [`pack`] copies. Zero for an archive.
+pub(crate) fn packed_size(path: &Path) -> io::Result<Bytes> {
+    let mut size = Bytes::ZERO;
+    if path.is_dir() {
+        for entry in fs::read_dir(path)? {
+            let path = entry?.path();
+            let more = if path.is_dir() { packed_size(&path)? } else { Bytes::new(path.metadata()?.len()) };
+            size = size.saturating_add(more);
+        }
     }
-    let mut archive = tar::Builder::new(File::create(&packed)?);
-    archive.append_dir_all("", path)?;
-    archive.into_inner()?;
-    Ok(packed)
+    Ok(size)
 }
 
 #[cfg(test)]
@@ -83,10 +97,13 @@ mod tests {
         assert!(matches!(check(&layout), Err(ImageArchiveError::Format)));
         std::fs::write(layout.join("index.json"), "{}").unwrap();
         check(&layout).unwrap();
-        let archive = directory.path().join("image.tar");
-        assert_eq!(packed(&layout, archive.clone()).unwrap(), archive);
-        check(&archive).unwrap();
-        assert_eq!(packed(&archive, PathBuf::new()).unwrap(), archive, "not copied");
+        let packed = directory.path().join("image.tar");
+        assert_eq!(archive(&layout, packed.clone()), packed);
+        assert_eq!(packed_size(&layout).unwrap(), Bytes::new(4));
+        pack(&layout, &packed).unwrap();
+        check(&packed).unwrap();
+        assert_eq!(archive(&packed, PathBuf::new()), packed, "not copied");
+        assert_eq!(packed_size(&packed).unwrap(), Bytes::ZERO);
     }
 
     #[test]
