@@ -5,9 +5,9 @@
 use crate::name::ClusterName;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, fchown};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -142,20 +142,16 @@ fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>
     paths.into_iter().map(take).collect()
 }
 
-/// A new file with the owner and the mode of the file at `path`, or with the mode 0600 if there is none.
+/// A new file with the owner of the file at `path`, if there is one. Only the owner can read it: it has a private key.
 fn replacement(path: &Path, directory: &Path) -> Result<NamedTempFile, Cause> {
     let file = NamedTempFile::with_prefix_in(".kubeconfig.", directory)?;
     let old = match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(file),
         old => old?,
     };
-    let new = file.as_file().metadata()?;
-    // Users can only give files to groups that they are in. Another group gets no access.
-    let has_group = new.gid() == old.gid() || fchown(file.as_file(), None, Some(old.gid())).is_ok();
-    let kept = if has_group { 0o777 } else { 0o707 };
-    file.as_file().set_permissions(Permissions::from_mode(old.mode() & kept))?;
-    if new.uid() != old.uid() {
-        fchown(file.as_file(), Some(old.uid()), None).map_err(|source| Cause::Owner { user: old.uid(), source })?;
+    if file.as_file().metadata()?.uid() != old.uid() {
+        let kept = fchown(file.as_file(), Some(old.uid()), Some(old.gid()));
+        kept.map_err(|source| Cause::Owner { user: old.uid(), source })?;
     }
     Ok(file)
 }
@@ -268,7 +264,7 @@ mod tests {
     use super::*;
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
-    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
     /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
     const USER: &str = r##"# a comment
@@ -385,7 +381,7 @@ preferences: {colors: true}
     }
 
     #[test]
-    fn the_file_is_created_private_and_replaced_through_links() {
+    fn the_file_is_replaced_through_links_with_mode_600() {
         let directory = tempfile::tempdir().unwrap();
         let (link, target) = (directory.path().join(".kube/config"), directory.path().join("dotfiles/config"));
         let (node_file, a) = (directory.path().join("node"), name("a"));
@@ -400,12 +396,14 @@ preferences: {colors: true}
         assert_eq!(link.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
         fs::write(&target, USER).unwrap();
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).unwrap();
         fs::remove_file(&link).unwrap();
         symlink("../dotfiles/config", &link).unwrap();
         assert!(!remove(&link, &a).unwrap());
         assert_eq!(fs::read_to_string(&target).unwrap(), USER);
         add(&link, &a, &node_file).unwrap();
         assert!(link.is_symlink());
+        assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(remove(&link, &a).unwrap());
         assert_eq!(fs::read_dir(directory.path().join("dotfiles")).unwrap().count(), 1);
 
@@ -418,18 +416,16 @@ preferences: {colors: true}
 
     /// With sudo, the kubeconfig of a user belonged to root, and kubectl could not read it.
     #[test]
-    fn owner_and_mode_of_the_replaced_file_are_kept() {
+    fn the_owner_of_the_replaced_file_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
         let a = Contexts { name: &a, directory: Path::new("/state/a") };
         fs::write(&node_file, node(1).to_string()).unwrap();
         fs::write(&file, USER).unwrap();
-        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         // Only root can do this. For other users, the owner is the user of the test.
         _ = chown(&file, Some(1), Some(1));
-        let shown = || file.metadata().map(|found| (found.uid(), found.gid(), found.mode() & 0o777)).unwrap();
+        let shown = || file.metadata().map(|found| (found.uid(), found.gid())).unwrap();
         let before = shown();
-        assert_eq!(before.2, 0o640);
         check(&file, &a).unwrap();
         add(&file, &a, &node_file).unwrap();
         assert_eq!(shown(), before);
