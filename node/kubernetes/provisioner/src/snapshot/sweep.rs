@@ -1,5 +1,7 @@
 //! Compares the snapshots on the disk with the contents in the cluster, as a part of [`crate::sweep`].
 //!
+//! Contents are those that this node serves, or will: not those with the label of another node.
+//!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
 //! | staged | content | none: the pass of the content continues |
@@ -43,7 +45,7 @@ impl Provisioner {
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => return Err(api("list the contents of snapshots")(error).into()),
         };
-        let found = findings(snapshots, retired, &listed, &self.all_groups().await?);
+        let found = findings(snapshots, retired, &listed, &self.all_groups().await?, &self.node);
         for id in &found.removable {
             let Some(_guard) = self.locks.try_lock(id) else { continue };
             match self.on_volume(id, |store, id| store.remove_snapshot(id)).await? {
@@ -64,10 +66,14 @@ fn findings(
     retired: &BTreeSet<VolumeId>,
     contents: &[Content],
     groups: &[GroupContent],
+    node: &str,
 ) -> Findings {
-    let members = groups.iter().filter(|group| group.is_of_driver()).flat_map(GroupContent::members);
-    let single = contents.iter().filter(|content| content.is_of_driver()).filter_map(Content::id);
-    let known: BTreeSet<VolumeId> = single.chain(members).collect();
+    // Another node can create contents with its own label and any ID.
+    let is_served = |label: Option<&str>| label.is_none_or(|served| served == node);
+    let groups_here = groups.iter().filter(|group| group.is_of_driver() && is_served(group.node()));
+    let here = contents.iter().filter(|content| content.is_of_driver() && is_served(content.node()));
+    let known: BTreeSet<VolumeId> =
+        here.filter_map(Content::id).chain(groups_here.flat_map(GroupContent::members)).collect();
     let is_plausible =
         !contents.is_empty() || !groups.is_empty() || snapshots.values().all(|record| record.state == State::Staged);
     let mut found = Findings::default();
@@ -93,6 +99,8 @@ mod tests {
     use super::*;
     use crate::fixture::{self, id};
 
+    const NODE: &str = "one";
+
     fn record(state: State) -> Record {
         fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, state)
     }
@@ -113,12 +121,35 @@ mod tests {
         ];
         let (snapshots, retired) = (BTreeMap::from(snapshots), BTreeSet::from([id("snapshot-trash")]));
         let contents = [content("begun", "local.granary.dev"), content("ready", "local.granary.dev")];
-        let found = findings(&snapshots, &retired, &contents, &[]);
+        let found = findings(&snapshots, &retired, &contents, &[], NODE);
         assert_eq!(found.removable, [id("snapshot-left"), id("snapshot-trash")].into());
         assert_eq!(found.orphans, [id("snapshot-orphan")].into());
         // A handle of another driver.
-        let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[]);
+        let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[], NODE);
         assert!(foreign.removable.contains(&id("snapshot-begun")));
+    }
+
+    /// Regression: root on a worker could keep the unfinished snapshots of all nodes, by a content of its own for each.
+    #[test]
+    fn contents_of_other_nodes_keep_no_snapshot() {
+        let labelled = |node: &str, mut content: serde_json::Value| {
+            content["metadata"]["labels"] = json!({cluster::snapshot::MANAGED_BY: node});
+            content
+        };
+        let content = |node: &str| -> Content {
+            let source = json!({"snapshotHandle": "snapshot-begun"});
+            let spec = json!({"driver": "local.granary.dev", "source": source});
+            serde_json::from_value(labelled(node, json!({"metadata": {"uid": "c"}, "spec": spec}))).expect("a content")
+        };
+        let group = |node: &str| -> GroupContent {
+            let spec = json!({"driver": "local.granary.dev", "source": {"volumeHandles": ["pvc-1"]}});
+            serde_json::from_value(labelled(node, json!({"metadata": {"uid": "u"}, "spec": spec}))).expect("a content")
+        };
+        let begun = ["snapshot-begun", "group-u-pvc-1"].map(id);
+        let snapshots = begun.clone().map(|id| (id, record(State::Staged))).into();
+        let found = |node: &str| findings(&snapshots, &BTreeSet::new(), &[content(node)], &[group(node)], NODE);
+        assert_eq!(found("another").removable, begun.into());
+        assert_eq!(found(NODE), Findings::default());
     }
 
     #[test]
@@ -127,7 +158,7 @@ mod tests {
         let snapshots = [(id("snapshot-begun"), State::Staged), (id("snapshot-ready"), State::Announced)];
         let snapshots = snapshots.map(|(id, state)| (id, Record { owner: owner(), ..record(state) })).into();
         let other = [content("other", "local.granary.dev")];
-        let found = findings(&snapshots, &BTreeSet::from([id("snapshot-ready")]), &other, &[]);
+        let found = findings(&snapshots, &BTreeSet::from([id("snapshot-ready")]), &other, &[], NODE);
         assert_eq!(found, Findings::default());
     }
 
@@ -137,17 +168,17 @@ mod tests {
         let group = serde_json::from_value(json!({"metadata": {"uid": "u"}, "spec": spec})).expect("a content");
         let snapshots = [("group-u-pvc-1", State::Staged), ("group-u-pvc-2", State::Staged)];
         let snapshots = snapshots.map(|(name, state)| (id(name), record(state))).into();
-        let found = findings(&snapshots, &BTreeSet::new(), &[], &[group]);
+        let found = findings(&snapshots, &BTreeSet::new(), &[], &[group], NODE);
         assert_eq!(found.removable, [id("group-u-pvc-2")].into());
     }
 
     #[test]
     fn an_empty_list_removes_nothing_if_a_snapshot_was_ready() {
         let begun = BTreeMap::from([(id("snapshot-begun"), record(State::Staged))]);
-        assert_eq!(findings(&begun, &BTreeSet::new(), &[], &[]).removable, [id("snapshot-begun")].into());
+        assert_eq!(findings(&begun, &BTreeSet::new(), &[], &[], NODE).removable, [id("snapshot-begun")].into());
         let mut both = begun;
         both.insert(id("snapshot-ready"), record(State::Announced));
-        let found = findings(&both, &BTreeSet::new(), &[], &[]);
+        let found = findings(&both, &BTreeSet::new(), &[], &[], NODE);
         assert_eq!((found.removable, found.orphans), (BTreeSet::new(), [id("snapshot-ready")].into()));
     }
 }

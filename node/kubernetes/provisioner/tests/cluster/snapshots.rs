@@ -220,8 +220,12 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     node.halt().await?;
     api.force("orphan", &orphan.name_any()).await?;
     api.force("begun", &begun.name_any()).await?;
+    // Regression: root on a worker could keep it, by a content of its own.
+    let handle = json!({"snapshotHandle": snapshot_of(&begun)?.as_str()});
+    let foreign = api.create("foreign", Some("another"), handle, json!({})).await?;
     node.run().await?;
     removed(&node, &snapshot_of(&begun)?).await?;
+    api.force("foreign", &foreign.name_any()).await?;
     let (kept_id, orphan_id) = (snapshot_of(kept)?, snapshot_of(orphan)?);
     let note = node.orphan_event(&orphan_id).await?;
     assert!(note.contains("has no VolumeSnapshotContent"), "{note}");
