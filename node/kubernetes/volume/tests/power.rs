@@ -6,12 +6,15 @@ mod node;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use dir::{Name, OFlag};
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
-use volume::{Allocation, Claim, Error, Mode, Request, RollbackRequest, State, Store, VolumeId, Volumes as _};
+use volume::{
+    Allocation, Claim, Error, Mode, Request, RollbackRequest, Settings, State, Store, VolumeId, Volumes as _,
+};
 
 use crate::node::{INODES, Node, id, only_byte, settings, sized, snapshot_request, without_pods};
 
@@ -74,6 +77,39 @@ fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
         cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
+    }
+}
+
+/// Regression: the log was not forced after the first pass, and a power cut took a snapshot back whose instant the API server
+/// had. It was taken again, with a later content.
+#[test]
+fn a_power_cut_keeps_the_instant_that_the_first_pass_returned() {
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+    let (source, snapshot) = (id("pvc-source"), id("snapshot-1"));
+    let want = snapshot_request(claim, source.clone());
+    let recorder = Recorder::on_xfs();
+    let mounted = recorder.mount("prjquota");
+    let one_piece = Settings { pass: Duration::ZERO, ..settings() };
+    let store = Store::open(&Node::volumes(mounted.path()), one_piece).expect("the store starts");
+    made(&store, &sized("pvc-source", THICK, SIZE));
+    write(&store, &source, 1);
+    let begun = store.take_snapshot(&snapshot, &want).unwrap().into_inner();
+    assert_eq!(begun.state, State::Staged);
+    recorder.mark("begin");
+    write(&store, &source, 2);
+    drop(store);
+    drop(mounted);
+
+    let mut replay = recorder.finish();
+    for cut in &cuts_after_begin(&replay) {
+        let disk = replay.restore(cut);
+        let mounted = disk.mount("prjquota");
+        let store = open(mounted.path());
+        while store.take_snapshot(&snapshot, &want).unwrap().into_inner().state != State::Announced {}
+        let record = store.records().unwrap().readable.remove(&snapshot).expect("a record");
+        assert_eq!(record.mode, begun.mode);
+        let content = fs::read(mounted.path().join("volumes/live/snapshot-1/image")).unwrap();
+        assert_eq!(only_byte(&content), Some(1));
     }
 }
 
