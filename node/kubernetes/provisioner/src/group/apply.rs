@@ -12,7 +12,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tracing::{Instrument as _, debug, info, info_span};
-use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId};
+use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId, Volumes};
 
 use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
@@ -120,7 +120,11 @@ impl Provisioner {
         members: BTreeMap<VolumeId, SnapshotRequest>,
     ) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
-        let is_new = content.status.as_ref().is_none_or(|status| status.creation_time.is_none());
+        let is_shown = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
+        // The store undoes members for which the disk has no space, also after their first pass. Then all are taken again.
+        let ids: Vec<VolumeId> = members.keys().cloned().collect();
+        let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
+        let is_new = !is_shown || !self.on_disk(exists).await?;
         let class =
             content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| is_new && !class.is_empty());
         let max_pause = match class {

@@ -144,7 +144,10 @@ impl Provisioner {
 
     /// One pass. The handle and the instant are written after the first one.
     async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Outcome, Error> {
-        let is_new = content.status.as_ref().is_none_or(|status| status.snapshot_handle.is_none());
+        let is_shown = content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
+        // The store undoes one for which the disk has no space, also after its first pass. Then it is taken again.
+        let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
+        let is_new = !is_shown || found.is_none();
         if is_new && !want.class.is_empty() {
             want.max_pause = self.max_pause(&want.class).await?;
         }

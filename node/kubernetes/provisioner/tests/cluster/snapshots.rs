@@ -68,7 +68,7 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
     let api = SnapshotApi::install(&cluster, "files").await?;
-    let node = Node::start(&cluster, "files").await?;
+    let mut node = Node::start(&cluster, "files").await?;
     let source = node.volume("data", json!({})).await?;
     api.create_class("short", json!({"maxPause": "750ms"})).await?;
     let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
@@ -86,6 +86,26 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     assert_eq!(node.volumes.source(&id_of(&claim.uid().unwrap_or_default())?), Some(id.clone()));
     api.gone("before", &name).await?;
     removed(&node, &id).await?;
+
+    // Regression: one that the store had undone after its instant was taken again within the default pause.
+    node.volumes.set_passes(u32::MAX);
+    let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
+    let content = api.create("undone", Some(&node.name), json!({"volumeHandle": source.as_str()}), more).await?;
+    let (name, id) = (content.name_any(), snapshot_of(&content)?);
+    api.status(&name, |status| status["snapshotHandle"].is_string()).await?;
+    node.halt().await?;
+    let before = node.volumes.pauses().len();
+    node.volumes.lose(&id);
+    node.run().await?;
+    until("the second instant", async || {
+        let pauses = node.volumes.pauses();
+        Ok((pauses.len() == before).then(|| before.to_string()))
+    })
+    .await?;
+    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
+    node.volumes.set_passes(0);
+    api.ready("undone", &name).await?;
+    api.gone("undone", &name).await?;
     node.end().await
 }
 
