@@ -31,6 +31,10 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// volume open can add names for ever, and each pass occupies one of the threads that remove volumes.
 pub(crate) const PASS: u64 = 2048;
 
+/// Passes of one call that may free no inode, before the call ends with an error. Only the last name of a file frees it, and a
+/// tenant can give it any number of them.
+const IDLE_PASSES: u32 = 512;
+
 /// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
 /// volume open can create nothing, root included. They also mark for a restoration that owner and mode may have been
 /// replaced: XFS logs them before the changes that follow.
@@ -45,6 +49,18 @@ const IMAGE_ROOT: Mode = Mode::S_IRWXU;
 /// Whether a project has these limits. The kernel rounds the bytes up to a block; no volume has one inode.
 pub(crate) fn is_confined(quota: Quota) -> bool {
     quota.limits.inodes == CONFINED.inodes
+}
+
+/// Repeats a removal of which each call is one pass, if no process is known to have the directory open.
+pub(crate) fn in_passes(mut remove: impl FnMut() -> Result<Ensured<()>, Error>) -> Result<Ensured<()>, Error> {
+    let mut idle = 0;
+    loop {
+        match remove() {
+            Err(error) if error.is_shrinking() => idle = 0,
+            Err(Error::Unfinished { .. }) if idle < IDLE_PASSES => idle += 1,
+            done => return done,
+        }
+    }
 }
 
 pub(crate) struct Execution<'a> {

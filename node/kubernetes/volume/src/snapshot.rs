@@ -9,6 +9,7 @@ use dir::Ensured;
 use units::Bytes;
 
 use crate::error::{Error, SourceError};
+use crate::execution::in_passes;
 use crate::index::{Entry, Known};
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record};
@@ -77,13 +78,8 @@ impl Store {
             Some(Known { record, .. }) => self.check_ended(id, &record)?,
         }
         self.retire(id)?;
-        loop {
-            match self.discard(id) {
-                // No process has a snapshot open: the passes over its files end.
-                Err(error) if error.is_shrinking() => {}
-                done => return done,
-            }
-        }
+        // Only a process that had the content of a volume open before a rollback can have it open.
+        in_passes(|| self.discard(id))
     }
 
     pub(crate) fn is_snapshot(&self, id: &VolumeId) -> bool {

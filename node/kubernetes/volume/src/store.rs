@@ -16,7 +16,7 @@ use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
 use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError};
-use crate::execution::Execution;
+use crate::execution::{Execution, in_passes};
 use crate::files::Files;
 use crate::group::Shared;
 use crate::index::{Entry, Index, Known};
@@ -442,12 +442,7 @@ impl Store {
 
     /// [`Store::undo_known`] in all its passes. No process has a staged directory open: they end.
     pub(crate) fn undo_all(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        loop {
-            match self.undo_known(id) {
-                Err(error) if error.is_shrinking() => {}
-                done => return done,
-            }
-        }
+        in_passes(|| self.undo_known(id))
     }
 
     /// Removes what a cut run left of a volume that was never there: what is in staging, the limits of these projects,
