@@ -220,19 +220,35 @@ pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation, pass: 
 }
 
 fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
-    let (begin, mut at) = (Instant::now(), Bytes::ZERO);
+    let extents = |at| reflink::extents(image, at).map_err(failed("examine"));
+    let act = |work| match work {
+        Work::Copy { start, length } => reflink::unshare(image, start, length).map_err(failed("copy")),
+        Work::Allocate { start, length } => {
+            let [start, length] = [start, length].map(|number| number.get().cast_signed());
+            fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))
+        }
+    };
+    one_pass(size, allocation, pass, extents, act, Instant::now)
+}
+
+/// The time of the pass begins with its first piece, as that of [`crate::tree::end_sharing`]: each pass reads the extents from the
+/// begin of the image, which takes seconds if there are millions of them.
+fn one_pass(
+    size: Bytes,
+    allocation: Allocation,
+    pass: Duration,
+    extents: impl Fn(Bytes) -> Result<Vec<Extent>, ActError>,
+    act: impl Fn(Work) -> Result<(), ActError>,
+    now: impl Fn() -> Instant,
+) -> Result<(), ActError> {
+    let (mut begin, mut at) = (None, Bytes::ZERO);
     loop {
-        let batch = reflink::extents(image, at).map_err(failed("examine"))?;
+        let batch = extents(at)?;
         for work in remaining(at, &batch, size, allocation) {
+            let begin = *begin.get_or_insert_with(&now);
             // At least one piece in each pass.
-            match work {
-                Work::Copy { start, length } => reflink::unshare(image, start, length).map_err(failed("copy"))?,
-                Work::Allocate { start, length } => {
-                    let [start, length] = [start, length].map(|number| number.get().cast_signed());
-                    fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))?;
-                }
-            }
-            if begin.elapsed() >= pass {
+            act(work)?;
+            if now().saturating_duration_since(begin) >= pass {
                 let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
                 return Err(ActError::Copying { left: size.saturating_sub(start) });
             }
@@ -272,6 +288,8 @@ pub(crate) fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -280,6 +298,28 @@ mod tests {
 
     fn blocks(count: u64) -> Bytes {
         Bytes::new(count * BLOCK)
+    }
+
+    /// Regression: the time of a pass was used up by the extents that earlier passes had copied, so that each pass copied one more.
+    /// The snapshot of an image with millions of them did not get ready.
+    #[test]
+    fn a_pass_over_many_extents_copies_more_than_one() {
+        const COUNT: u64 = 1000;
+        let extent = |number: u64| Extent { start: blocks(2 * number), length: blocks(1), shared: number >= COUNT / 2 };
+        let (time, copied) = (Cell::new(Instant::now()), Cell::new(0));
+        let extents = |at: Bytes| {
+            time.set(time.get() + Duration::from_millis(500));
+            Ok((0..COUNT).map(extent).filter(|extent| extent.end() > at).take(64).collect())
+        };
+        let act = |_| {
+            time.set(time.get() + Duration::from_millis(10));
+            copied.set(copied.get() + 1);
+            Ok(())
+        };
+        let second = Duration::from_secs(1);
+        let done = one_pass(blocks(2 * COUNT), Allocation::Thin, second, extents, act, || time.get());
+        assert!(matches!(done, Err(ActError::Copying { .. })), "{done:?}");
+        assert!(copied.get() > 10, "{}", copied.get());
     }
 
     /// Extents with holes between them, and the size of the image.
