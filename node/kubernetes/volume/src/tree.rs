@@ -21,7 +21,7 @@ use rustix::io::Errno as XattrErrno;
 use tracing::info;
 use units::Bytes;
 
-use crate::clone::{PIECE, failed};
+use crate::clone::{PIECE, end_of_pass, failed};
 use crate::error::ActError;
 use crate::record::Cloning;
 use crate::store::Store;
@@ -116,9 +116,9 @@ pub(crate) fn end_sharing(dir: &Dir, project: ProjectId, size: Bytes, pass: Dura
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
     // files that were written since the last writeback of all.
     let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get()));
-    let mut begin = None;
+    let (start, mut end) = (Instant::now(), None);
     let visited = for_each_shared(dir, |file, extent| {
-        let end = *begin.get_or_insert_with(Instant::now) + pass;
+        let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));
         let copied = match unshare(file, extent, end) {
             Err(Errno::ENOSPC | Errno::EDQUOT) => free().and_then(|()| unshare(file, extent, end)),
             copied => copied,
