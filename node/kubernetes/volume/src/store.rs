@@ -195,7 +195,14 @@ impl Store {
         let is_clone = |step: &Step| matches!(step, Step::CloneImage | Step::CloneTree);
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
-        execution.run(undo)?;
+        match execution.run(undo) {
+            // No process has the directory open: the passes end.
+            Err(Error::Unfinished { .. }) => {
+                self.undo_all(id)?;
+                return self.provision(id, want, max_pause);
+            }
+            undone => undone?,
+        }
         let source = match want.source.as_ref().filter(|_| make.iter().any(is_clone)) {
             Some(source) => Some(self.begin_clone(&mut execution, source, want)?),
             None => None,
@@ -243,12 +250,12 @@ impl Store {
             }
             // The existing directory is unmanaged; only the record is removed.
             Step::MakeStaging if source.is_foreign() => execution.run(&[Step::RemoveRecord]),
-            Step::Publish if source.is_foreign() => self.undo_known(id).map(drop),
+            Step::Publish if source.is_foreign() => self.undo_all(id).map(drop),
             // It is there, and may have been for long.
             Step::SyncLive => return error,
             // Until the next attempt, the source has no headroom, and the disk is not reserved.
-            Step::CloneTree => self.undo_known(id).map(drop),
-            _ if source.is_full() || source.is_too_large() || source.is_unsupported() => self.undo_known(id).map(drop),
+            Step::CloneTree => self.undo_all(id).map(drop),
+            _ if source.is_full() || source.is_too_large() || source.is_unsupported() => self.undo_all(id).map(drop),
             _ => return error,
         };
         if let Err(error) = undone {

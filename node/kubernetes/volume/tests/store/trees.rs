@@ -14,7 +14,7 @@ use ktest_support::{Writer, mount_cgroups, numbers, this_program};
 use nix::errno::Errno;
 use nix::unistd::syncfs;
 use reflink::for_each_shared;
-use units::Bytes;
+use units::{Bytes, Inodes};
 use volume::{
     ActError, Allocation, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings, SourceError, State,
     VolumeId, Volumes as _,
@@ -104,6 +104,25 @@ fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
     taken(&node, &source, "snapshot-1");
     assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Created(()));
     assert_eq!(node.traces(&snapshot), [""; 0]);
+}
+
+/// Regression: a call removed a part of what an earlier one had undone, ended with an error, and was repeated after up to five
+/// minutes.
+#[test]
+fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: Inodes::new(4096) }, SIZE));
+    let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
+    // More than one pass removes.
+    (0..2500).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
+    fs::write(top.join("large"), vec![1; 4 << 20]).unwrap();
+    let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+    assert_eq!(take().state, State::Staged);
+    // As after a kill within the removal.
+    fs::rename(node.path("staging", &snapshot), node.path("trash", &snapshot)).unwrap();
+    assert_eq!(take().state, State::Staged);
+    assert!(node.path("staging", &snapshot).join("2499").exists());
 }
 
 #[test]
