@@ -20,6 +20,7 @@ use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVe
 use crate::group::plan::{self, GroupPlan};
 use crate::pv::object;
 use crate::snapshot::apply::{backoff_key, patch, patch_status, release, show_failure};
+use crate::snapshot::plan::ends_snapshot;
 
 pub(crate) async fn reconcile_group(
     content: Arc<GroupContent>,
@@ -183,7 +184,7 @@ impl Provisioner {
                     self.adopt(other).await?;
                 }
             // An administrator may have created a content for the snapshot, or the contents of a group that exists.
-            } else if content.spec.source.group_snapshot_handles.is_none() {
+            } else if content.spec.source.group_snapshot_handles.is_none() && !ends_snapshot(other) {
                 return Err(Error::SharedSnapshot { other: other.name_any(), id });
             }
         }

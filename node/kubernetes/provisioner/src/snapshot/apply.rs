@@ -194,7 +194,9 @@ impl Provisioner {
         let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         // An administrator may have created a second content for the snapshot.
         let all = self.contents.list(&ListParams::default()).await.map_err(api("list the contents"))?;
-        let is_other = |other: &&Content| other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node);
+        let is_other = |other: &&Content| {
+            other.metadata.uid != content.metadata.uid && other.may_show(id, &self.node) && !plan::ends_snapshot(other)
+        };
         if let Some(other) = all.iter().find(is_other) {
             return Err(Error::SharedSnapshot { other: other.name_any(), id: id.clone() });
         }

@@ -90,6 +90,11 @@ pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejec
     volume::max_pause(&class.parameters).map_err(|reason| SnapshotRejection::Class { class: class.name_any(), reason })
 }
 
+/// Whether the content needs the snapshot no more, because its own deletion removes it.
+pub(crate) fn ends_snapshot(content: &Content) -> bool {
+    is_deleted(content) && content.spec.deletion_policy == "Delete"
+}
+
 /// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
 fn is_deleted(content: &Content) -> bool {
     let meta = &content.metadata;

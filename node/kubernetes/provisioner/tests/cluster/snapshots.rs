@@ -111,7 +111,7 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
 
 pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "retained").await?;
-    let content = api.create("first", Some(&node.name), source, json!({"deletionPolicy": "Retain"})).await?;
+    let content = api.create("first", Some(&node.name), source.clone(), json!({"deletionPolicy": "Retain"})).await?;
     let id = snapshot_of(&content)?;
     let first = api.ready("first", &content.name_any()).await?;
     api.gone("first", &content.name_any()).await?;
@@ -131,6 +131,20 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     assert!(note.contains(&other.name_any()) && note.contains("Retain"), "{note}");
     api.gone("other", &other.name_any()).await?;
     removed(&node, &id).await?;
+
+    // Regression: of two contents that were deleted, as with their namespace, each protected the snapshot, and none ended.
+    let one = api.create("one", Some(&node.name), source, json!({})).await?;
+    api.ready("one", &one.name_any()).await?;
+    let id = snapshot_of(&one)?;
+    let two = api.create("two", Some(&node.name), json!({"snapshotHandle": id.as_str()}), json!({})).await?;
+    api.ready("two", &two.name_any()).await?;
+    api.delete("one", &one.name_any()).await?;
+    api.gone("two", &two.name_any()).await?;
+    removed(&node, &id).await?;
+    until("the end of the first content", async || {
+        Ok(api.contents.get_opt(&one.name_any()).await?.map(|found| found.data.to_string()))
+    })
+    .await?;
     node.end().await
 }
 
