@@ -94,9 +94,9 @@ impl Body {
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
     }
 
-    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and in a group.
+    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and of a snapshot.
     pub(crate) fn is_complete_at_once(&self) -> bool {
-        self.origin.is_some() && (self.shape == Shape::Filesystem || self.together.is_some())
+        self.origin.is_some() && (self.shape == Shape::Filesystem || self.is_snapshot)
     }
 
     /// The volume that a mark in this slot names.

@@ -26,8 +26,8 @@ pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
 
-/// Operations that may flush nothing: copies, if they are of images.
-const QUIET: [&str; 7] = ["announce", "open", "retain", "adopt", "clone", "snapshot", "restore snapshot"];
+/// Operations that may flush nothing: volumes that begin with a content, if they are images.
+const QUIET: [&str; 6] = ["announce", "open", "retain", "adopt", "clone", "restore snapshot"];
 
 impl Progress {
     /// From the marks before a cut.
@@ -49,7 +49,7 @@ impl Progress {
     }
 
     /// The operations that were under way at a cut. Announcing, opening, retaining and adopting may write nothing themselves, and
-    /// the first call of a copy flushes nothing: the log has its writes after the next flush. These are shown by any cut before
+    /// the first call of a clone flushes nothing: the log has its writes after the next flush. These are shown by any cut before
     /// the next operation on their volume, too.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
@@ -193,7 +193,7 @@ fn settled(life: &Life) -> Option<Expected> {
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
-/// A call that copies a part of an image forces no log, the first one included. All files, and the members of a group, are
+/// A call that copies a part of an image forces no log, the first one of a clone included. All files, and snapshots, are
 /// durable when the first call returns. The last call finishes the copy.
 fn copying(body: &Body) -> BTreeSet<Spot> {
     use Register::{Pending, Records};
