@@ -32,8 +32,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// the limit of an image has beside its size ([`image::taken`]).
 pub(crate) const PIECE: Bytes = Bytes::MIB;
 
-/// A shorter look at what is copied makes no pass longer.
-const LOOK: Duration = Duration::from_secs(1);
+/// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor reports passes
+/// of five minutes.
+const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
 /// A range of an image that is not yet the clone's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,9 +236,11 @@ fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation, pass: Duration) ->
 }
 
 /// Each pass begins with the extents that earlier ones have copied, which takes minutes if there are millions of them or of files. It
-/// copies from the `first` shared one on, and about as long as the look at the others took, so that most passes do not only look.
+/// copies from the `first` shared one on, about as long as the look at the others took, but a minute at most: otherwise most passes
+/// would only look.
 pub(crate) fn end_of_pass(start: Instant, first: Instant, pass: Duration) -> Instant {
-    first + pass.max(first.saturating_duration_since(start).saturating_sub(LOOK))
+    let look = first.saturating_duration_since(start).saturating_sub(LOOK[0]);
+    first + pass.max(look.min(LOOK[1]))
 }
 
 /// One pass, with the operations on the image.
