@@ -94,7 +94,8 @@ impl Body {
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
     }
 
-    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and of a snapshot.
+    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and of a
+    /// snapshot.
     pub(crate) fn is_complete_at_once(&self) -> bool {
         self.origin.is_some() && (self.shape == Shape::Filesystem || self.is_snapshot)
     }

@@ -193,8 +193,8 @@ fn settled(life: &Life) -> Option<Expected> {
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
-/// A call that copies a part of an image forces no log, the first one of a clone included. All files, and snapshots, are
-/// durable when the first call returns. The last call finishes the copy.
+/// A call that copies a part of an image forces no log, the first one of a clone included. All files, and snapshots,
+/// are durable when the first call returns. The last call finishes the copy.
 fn copying(body: &Body) -> BTreeSet<Spot> {
     use Register::{Pending, Records};
 

@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// the limit of an image has beside its size ([`image::taken`]).
 pub(crate) const PIECE: Bytes = Bytes::MIB;
 
-/// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor reports passes
-/// of five minutes.
+/// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor
+/// reports passes of five minutes.
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
 /// A range of an image that is not yet the clone's own.
@@ -235,9 +235,9 @@ fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation, pass: Duration) ->
     one_pass(size, allocation, pass, extents, act, Instant::now)
 }
 
-/// Each pass begins with the extents that earlier ones have copied, which takes minutes if there are millions of them or of files. It
-/// copies from the `first` shared one on, about as long as the look at the others took, but a minute at most: otherwise most passes
-/// would only look.
+/// Each pass begins with the extents that earlier ones have copied, which takes minutes if there are millions of them
+/// or of files. It copies from the `first` shared one on, about as long as the look at the others took, but a minute at
+/// most: otherwise most passes would only look.
 pub(crate) fn end_of_pass(start: Instant, first: Instant, pass: Duration) -> Instant {
     let look = first.saturating_duration_since(start).saturating_sub(LOOK[0]);
     first + pass.max(look.min(LOOK[1]))
@@ -311,8 +311,8 @@ mod tests {
         Bytes::new(count * BLOCK)
     }
 
-    /// Regression: the time of a pass was used up by the extents that earlier passes had copied, so that each pass copied one more.
-    /// The snapshot of an image with millions of them did not get ready.
+    /// Regression: the time of a pass was used up by the extents that earlier passes had copied, so that each pass
+    /// copied one more. The snapshot of an image with millions of them did not get ready.
     #[test]
     fn a_pass_over_many_extents_copies_more_than_one() {
         const COUNT: u64 = 1000;

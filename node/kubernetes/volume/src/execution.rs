@@ -31,8 +31,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// volume open can add names for ever, and each pass occupies one of the threads that remove volumes.
 pub(crate) const PASS: u64 = 2048;
 
-/// Passes of one call that may free no inode, before the call ends with an error. Only the last name of a file frees it, and a
-/// tenant can give it any number of them.
+/// Passes of one call that may free no inode, before the call ends with an error. Only the last name of a file frees
+/// it, and a tenant can give it any number of them.
 const IDLE_PASSES: u32 = 512;
 
 /// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the

@@ -218,7 +218,8 @@ impl Store {
         let cloned = execution.run(clone);
         // Copying takes long, and its failure locks the source again.
         drop(source);
-        // The API server gets the instant before the blocks are copied, and a power cut must not undo it. A tree is synced.
+        // The API server gets the instant before the blocks are copied, and a power cut must not undo it. A tree is
+        // synced.
         let is_taken = want.mode.is_snapshot() && clone.contains(&Step::CloneImage);
         let synced = cloned
             .and_then(|()| if is_taken { execution.attempt(Step::CloneImage, Execution::sync_image) } else { Ok(()) });

@@ -80,8 +80,8 @@ fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     }
 }
 
-/// Regression: the log was not forced after the first pass, and a power cut took a snapshot back whose instant the API server
-/// had. It was taken again, with a later content.
+/// Regression: the log was not forced after the first pass, and a power cut took a snapshot back whose instant the API
+/// server had. It was taken again, with a later content.
 #[test]
 fn a_power_cut_keeps_the_instant_that_the_first_pass_returned() {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };

@@ -7,8 +7,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use volume::VolumeId;
 
-/// Passes that free no inode, between two pauses. Only the last name of a file frees it, and a tenant can give it any number of them.
-/// The pauses are for processes that add names.
+/// Passes that free no inode, between two pauses. Only the last name of a file frees it, and a tenant can give it any
+/// number of them. The pauses are for processes that add names.
 const IDLE_PASSES: u32 = 512;
 
 /// Volumes in the trash without a PV. The sweep fills it again after a restart.
@@ -105,8 +105,8 @@ mod tests {
         assert!(ends[0] > ends[2], "{ends:?}");
     }
 
-    /// Regression: each pass over the names of one file was followed by a pause of up to five minutes. A tenant could delete volume
-    /// after volume, and their space stayed reserved for days.
+    /// Regression: each pass over the names of one file was followed by a pause of up to five minutes. A tenant could
+    /// delete volume after volume, and their space stayed reserved for days.
     #[tokio::test(start_paused = true)]
     async fn passes_that_free_no_inode_pause_rarely() {
         let (queue, id): (_, VolumeId) = (DiscardQueue::default(), "pvc-1".parse().expect("an identifier"));

@@ -122,7 +122,8 @@ impl Provisioner {
     ) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
         let is_shown = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
-        // The store undoes members for which the disk has no space, also after their first pass. Then all are taken again.
+        // The store undoes members for which the disk has no space, also after their first pass. Then all are taken
+        // again.
         let ids: Vec<VolumeId> = members.keys().cloned().collect();
         let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
         let is_new = !is_shown || !self.on_disk(exists).await?;

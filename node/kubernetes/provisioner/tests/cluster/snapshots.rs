@@ -132,7 +132,8 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     api.gone("other", &other.name_any()).await?;
     removed(&node, &id).await?;
 
-    // Regression: of two contents that were deleted, as with their namespace, each protected the snapshot, and none ended.
+    // Regression: of two contents that were deleted, as with their namespace, each protected the snapshot, and none
+    // ended.
     let one = api.create("one", Some(&node.name), source, json!({})).await?;
     api.ready("one", &one.name_any()).await?;
     let id = snapshot_of(&one)?;

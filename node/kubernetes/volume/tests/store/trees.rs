@@ -88,8 +88,8 @@ fn tree_of(snapshot: &Record) -> SystemTime {
     taken
 }
 
-/// Regression: a pass that frees no inode ended the call, and the next one began after up to five minutes. The names of one file
-/// kept a deleted snapshot for days.
+/// Regression: a pass that frees no inode ended the call, and the next one began after up to five minutes. The names of
+/// one file kept a deleted snapshot for days.
 #[test]
 fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
     let node = Node::new();
@@ -106,8 +106,8 @@ fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
     assert_eq!(node.traces(&snapshot), [""; 0]);
 }
 
-/// Regression: a call removed a part of what an earlier one had undone, ended with an error, and was repeated after up to five
-/// minutes.
+/// Regression: a call removed a part of what an earlier one had undone, ended with an error, and was repeated after up
+/// to five minutes.
 #[test]
 fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
