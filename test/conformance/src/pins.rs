@@ -12,7 +12,7 @@ struct Driver {
     info: Info,
     snapshot_class: Option<BTreeMap<String, bool>>,
     group_snapshot_class: Option<BTreeMap<String, bool>>,
-    volume_attributes_class: Option<BTreeMap<String, String>>,
+    volume_attributes_class: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -22,8 +22,13 @@ struct Info {
     topology_keys: Vec<String>,
     volume_snapshot_stress_test_options: Option<BTreeMap<String, u32>>,
     volume_group_snapshot_stress_test_options: Option<BTreeMap<String, u32>>,
-    volume_modify_stress_test_options: Option<BTreeMap<String, u32>>,
     capabilities: BTreeMap<String, bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Attributes {
+    driver_name: String,
 }
 
 #[test]
@@ -42,8 +47,9 @@ fn a_claimed_capability_has_its_class() {
     assert_eq!(claims("snapshotDataSource"), driver.info.volume_snapshot_stress_test_options.is_some());
     assert_eq!(claims("groupSnapshot"), driver.group_snapshot_class.is_some());
     assert_eq!(claims("groupSnapshot"), driver.info.volume_group_snapshot_stress_test_options.is_some());
-    let modifies = driver.volume_attributes_class.is_some();
-    assert_eq!(modifies, driver.info.volume_modify_stress_test_options.is_some());
+    let attributes: Attributes = serde_saphyr::from_str(include_str!("../attributes.yaml")).unwrap();
+    assert_eq!(driver.volume_attributes_class["FromFile"], "test/conformance/attributes.yaml");
+    assert_eq!(attributes.driver_name, cluster::DRIVER_NAME);
     assert_eq!(claims("nodeExpansion"), claims("controllerExpansion"), "the node expands what the claim has got");
 }
 
