@@ -128,8 +128,7 @@ impl Events {
 
     /// Failures of a claim of the same kind are one series, with the text of the first.
     pub(crate) fn provisioning_failed(&self, claim: &PersistentVolumeClaim, error: &Error) {
-        let action = format!("Provision{}", error.kind());
-        self.publish(Reason::ProvisioningFailed, &action, causes::line(error), claim.object_ref(&()));
+        self.publish_failure(Reason::ProvisioningFailed, "Provision", error, &[claim.object_ref(&())]);
     }
 
     pub(crate) fn resizing(&self, claim: &PersistentVolumeClaim, has: Bytes, to: Bytes) {
@@ -322,8 +321,7 @@ impl Events {
     }
 
     pub(crate) fn delete_failed(&self, pv: &PersistentVolume, error: &Error) {
-        let action = format!("Delete{}", error.kind());
-        self.publish(Reason::DeleteFailed, &action, causes::line(error), pv.object_ref(&()));
+        self.publish_failure(Reason::DeleteFailed, "Delete", error, &[pv.object_ref(&())]);
     }
 
     pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
@@ -334,24 +332,15 @@ impl Events {
         };
         let (size, free) = (record.size, free_space(free));
         let note = format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}");
-        self.publish_snapshot(Reason::SnapshotTaken, "TakeSnapshot", &note, content);
+        self.publish_to_each(Reason::SnapshotTaken, "TakeSnapshot", &note, &of_snapshot(content));
     }
 
     pub(crate) fn snapshot_failed(&self, content: &Content, error: &Error) {
-        let action = format!("TakeSnapshot{}", error.kind());
-        self.publish_snapshot(Reason::SnapshotFailed, &action, &causes::line(error), content);
+        self.publish_failure(Reason::SnapshotFailed, "TakeSnapshot", error, &of_snapshot(content));
     }
 
     pub(crate) fn snapshot_delete_failed(&self, content: &Content, error: &Error) {
-        let action = format!("DeleteSnapshot{}", error.kind());
-        self.publish_snapshot(Reason::SnapshotDeleteFailed, &action, &causes::line(error), content);
-    }
-
-    /// The owner of the snapshot does not see its content.
-    fn publish_snapshot(&self, reason: Reason, action: &str, note: &str, content: &Content) {
-        for regarding in [content.object_ref(&()), content.spec.volume_snapshot_ref.clone()] {
-            self.publish(reason, action, note.to_owned(), regarding);
-        }
+        self.publish_failure(Reason::SnapshotDeleteFailed, "DeleteSnapshot", error, &of_snapshot(content));
     }
 
     /// States what the snapshots cost.
@@ -368,25 +357,15 @@ impl Events {
             "node {node} has taken {count} snapshots at one instant; until their blocks are copied, they reserve \
              {reserved}{free}"
         );
-        self.publish_group(Reason::GroupTaken, "TakeGroup", &note, content);
+        self.publish_to_each(Reason::GroupTaken, "TakeGroup", &note, &of_group(content));
     }
 
     pub(crate) fn group_failed(&self, content: &GroupContent, error: &Error) {
-        let action = format!("TakeGroup{}", error.kind());
-        self.publish_group(Reason::GroupFailed, &action, &causes::line(error), content);
+        self.publish_failure(Reason::GroupFailed, "TakeGroup", error, &of_group(content));
     }
 
     pub(crate) fn group_delete_failed(&self, content: &GroupContent, error: &Error) {
-        let action = format!("DeleteGroup{}", error.kind());
-        self.publish_group(Reason::GroupDeleteFailed, &action, &causes::line(error), content);
-    }
-
-    /// The owner of the group does not see its content.
-    fn publish_group(&self, reason: Reason, action: &str, note: &str, content: &GroupContent) {
-        let of = content.spec.volume_group_snapshot_ref.clone();
-        for regarding in [content.object_ref(&GroupVersion::default()), of] {
-            self.publish(reason, action, note.to_owned(), regarding);
-        }
+        self.publish_failure(Reason::GroupDeleteFailed, "DeleteGroup", error, &of_group(content));
     }
 
     /// I/O of the volume's pods continues.
@@ -394,6 +373,18 @@ impl Events {
         let note = "a process tried to detach the volume's block device (LOOP_CLR_FD), and the node revoked it; look at \
                     the pods that use the claim";
         self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&()));
+    }
+
+    /// Each kind of error has series of its own.
+    fn publish_failure(&self, reason: Reason, action: &str, error: &Error, regarding: &[ObjectReference]) {
+        self.publish_to_each(reason, &format!("{action}{}", error.kind()), &causes::line(error), regarding);
+    }
+
+    /// The owner of a snapshot or a group does not see its content.
+    fn publish_to_each(&self, reason: Reason, action: &str, note: &str, regarding: &[ObjectReference]) {
+        for object in regarding {
+            self.publish(reason, action, note.to_owned(), object.clone());
+        }
     }
 
     fn publish(&self, reason: Reason, action: &str, note: String, regarding: ObjectReference) {
@@ -433,6 +424,14 @@ impl Events {
             warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
         }
     }
+}
+
+fn of_snapshot(content: &Content) -> [ObjectReference; 2] {
+    [content.object_ref(&()), content.spec.volume_snapshot_ref.clone()]
+}
+
+fn of_group(content: &GroupContent) -> [ObjectReference; 2] {
+    [content.object_ref(&GroupVersion::default()), content.spec.volume_group_snapshot_ref.clone()]
 }
 
 fn node_reference(node: &str) -> ObjectReference {
