@@ -51,7 +51,7 @@ impl Context {
 
     /// A [`round`](Self::round) that is not a future, at its end: the result of an effort that others complete, such as a watch that
     /// a library opens again. They try again within [`Settings::round_deadline`]: without a failure for this time, the effort has
-    /// succeeded.
+    /// succeeded. A success ends the failures that were reported, not those of rounds.
     pub fn report(&self, has_progress: bool) {
         self.node.progress().report(self.attempt, self.node.settings(), has_progress);
     }

@@ -69,7 +69,7 @@ impl Progress {
     /// the effort succeeded meanwhile, without a report.
     pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
         let round = Round::begin(self, attempt);
-        if has_progress { round.succeeded() } else { round.failed(settings.round_deadline) }
+        if has_progress { round.reported(settings.round_deadline) } else { round.failed(settings.round_deadline) }
     }
 
     /// How long the service has made no progress, if it is stalled.
@@ -116,6 +116,14 @@ impl Round {
         let mut rounds = self.progress.lock();
         if rounds.running.contains_key(&self.number) {
             rounds.failed.clear();
+        }
+    }
+
+    /// An effort that others complete succeeded. The failed rounds of the service stay.
+    fn reported(self, pause: Duration) {
+        let mut rounds = self.progress.lock();
+        if rounds.running.contains_key(&self.number) {
+            rounds.failed.remove(&pause);
         }
     }
 

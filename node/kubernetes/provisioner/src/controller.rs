@@ -11,9 +11,10 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{self, Action};
-use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::utils::StreamBackoff;
-use kube::runtime::watcher::{self, DefaultBackoff, watcher};
+use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Api, Client, Resource};
 use supervisor::Context;
 use tokio::sync::watch;
@@ -92,14 +93,11 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let context = shared();
     let claims = cx.start("claims", move |cx| {
         let api = Api::<PersistentVolumeClaim>::all(context.client.clone());
-        let (claims, writer) = reflector::store();
-        let watched = Watched { objects: claims, what: "claims", parallel };
+        let watched = Watched { writer: Writer::default(), what: "claims", parallel };
         let keeper = Arc::clone(&context);
-        let changes = watcher(api, watcher::Config::default())
+        let events = watcher(api, watcher::Config::default())
             .modify(arrival::trim_claim)
-            .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))))
-            .reflect(writer)
-            .applied_objects();
+            .try_filter_map(move |event| future::ready(Ok(arrival::only(event, |claim| keeper.is_relevant(claim)))));
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
         let context = Arc::clone(&context);
         async move {
@@ -108,25 +106,22 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
                 () = cx.cancelled() => return Ok(()),
                 () = context.index.listed() => {}
             }
-            control(cx, watched, changes, context, reconcile, failed).await
+            control(cx, watched, events, context, reconcile, failed).await
         }
     });
     let context = shared();
     let volumes = cx.start("volumes", move |cx| {
-        let (pvs, writer) = reflector::store();
-        *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(pvs.clone());
-        let watched = Watched { objects: pvs, what: "volumes", parallel };
+        let watched = Watched { writer: Writer::default(), what: "volumes", parallel };
+        *context.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched.writer.as_reader());
         let (indexed, keeper) = (Arc::clone(&context), Arc::clone(&context));
-        let changes = watcher(context.pvs.clone(), watcher::Config::default())
+        let events = watcher(context.pvs.clone(), watcher::Config::default())
             .inspect(move |item| indexed.index.update(item))
             .modify(arrival::trim_pv)
             .try_filter_map(move |event| {
                 let is_ours = |pv: &_| object::volume_of(pv, &keeper.node).is_some() || object::is_incomplete(pv);
                 future::ready(Ok(arrival::only(event, is_ours)))
-            })
-            .reflect(writer)
-            .applied_objects();
-        control(cx, watched, changes, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
+            });
+        control(cx, watched, events, Arc::clone(&context), pv::apply::reconcile_pv, pv::apply::failed)
     });
     let context = shared();
     cx.start("snapshots", move |cx| snapshot::watch::run(cx, Arc::clone(&context), parallel));
@@ -161,8 +156,9 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
-pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + 'static> {
-    pub(crate) objects: reflector::Store<K>,
+pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + Clone + 'static> {
+    /// Of the copies that the passes get.
+    pub(crate) writer: Writer<K>,
     pub(crate) what: &'static str,
     pub(crate) parallel: NonZeroU16,
 }
@@ -170,24 +166,35 @@ pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + 'static>
 /// Runs one controller until it is cancelled; running passes are completed.
 ///
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
-pub(crate) async fn control<K, Pass>(
+pub(crate) async fn control<K, C, Pass>(
     cx: Context,
-    Watched { objects, what, parallel }: Watched<K>,
-    changes: impl Stream<Item = watcher::Result<K>> + Send,
-    provisioner: Arc<Provisioner>,
-    reconcile: fn(Arc<K>, Arc<Provisioner>) -> Pass,
-    failed: fn(Arc<K>, &Error, Arc<Provisioner>) -> Action,
+    Watched { writer, what, parallel }: Watched<K>,
+    events: impl Stream<Item = watcher::Result<Event<K>>> + Send,
+    context: Arc<C>,
+    reconcile: fn(Arc<K>, Arc<C>) -> Pass,
+    failed: fn(Arc<K>, &Error, Arc<C>) -> Action,
 ) -> Result<(), RunError>
 where
+    C: Send + Sync + 'static,
     K: Resource<DynamicType: Debug + Default + Eq + Hash + Clone + Send + Sync + Unpin> + Clone + Send + Sync + 'static,
     Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
+    let objects = writer.as_reader();
+    let changes = events
+        .inspect(|event| {
+            // Incomplete lists do not count.
+            if matches!(event, Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_))) {
+                cx.report(true);
+            }
+        })
+        .reflect(writer)
+        .applied_objects();
     let queue = StreamBackoff::new(changes, DefaultBackoff::default())
         .map_ok(|object| ObjectRef::from_obj(&object))
         .take_until(cx.token().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());
-    let reconcile = |object, provisioner| Box::pin(cx.round(reconcile(object, provisioner), Error::is_progress));
-    let passes = controller::applier(reconcile, failed, provisioner, objects.clone(), queue, config).for_each(|pass| {
+    let reconcile = |object, context| Box::pin(cx.round(reconcile(object, context), Error::is_progress));
+    let passes = controller::applier(reconcile, failed, context, objects.clone(), queue, config).for_each(|pass| {
         log(&cx, what, pass);
         future::ready(())
     });
@@ -209,5 +216,48 @@ fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pa
             cx.report(false);
             warn!(what, error = causes::of(&error), "watch failed, will continue");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::stream;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use supervisor::Supervisor;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// A controller without work was stalled for five minutes after its watch worked again.
+    #[tokio::test(start_paused = true)]
+    async fn a_complete_list_ends_the_stall_of_a_failed_watch() {
+        let settings = supervisor::Settings::default();
+        let outage = settings.round_deadline + Duration::from_mins(3);
+        let tree = Supervisor::start("maps", settings, move |cx| {
+            let end = Instant::now() + outage;
+            let watched =
+                Watched::<ConfigMap> { writer: Writer::default(), what: "maps", parallel: Settings::PARALLEL };
+            let failures = stream::repeat_with(|| Err(watcher::Error::NoResourceVersion));
+            let events = failures
+                .take_while(move |_| future::ready(Instant::now() < end))
+                .chain(stream::iter([Ok(Event::Init), Ok(Event::InitDone)]))
+                .chain(stream::pending());
+            control(
+                cx,
+                watched,
+                events,
+                Arc::new(()),
+                |_, _| future::ready(Ok(Action::await_change())),
+                |_, _, _| Action::await_change(),
+            )
+        });
+        sleep(outage).await;
+        assert!(tree.status().stalled.is_some());
+        // The longest pause between two attempts is a minute.
+        sleep(Duration::from_mins(2)).await;
+        assert_eq!(tree.status().stalled, None);
+        tree.stop(Duration::from_mins(1)).await.unwrap();
     }
 }

@@ -61,6 +61,8 @@ where
         // An error means that the controller has ended.
         if objects.wait_until_ready().await.is_ok() {
             cx.healthy();
+            // The first list; the stream has no item for another one.
+            cx.report(true);
         }
     };
     futures::join!(passes, ready);

@@ -154,6 +154,8 @@ async fn a_failed_round_does_not_join_reports_that_are_apart() {
     round(&cx, 1, Err(BROKEN)).await;
     assert_eq!(stalled(&tree), Some(185), "the rounds are one effort");
     cx.report(true);
+    assert_eq!(stalled(&tree), Some(185), "a watch that works does not hide that the rounds fail");
+    round(&cx, 1, Ok(())).await;
     assert_eq!(stalled(&tree), None, "progress of the service");
 }
 

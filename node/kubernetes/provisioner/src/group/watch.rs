@@ -8,7 +8,7 @@ use apiclient::is_missing;
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector;
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, watcher};
 use supervisor::Context;
 
@@ -29,19 +29,16 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
     if !served(&cx, "VolumeGroupSnapshotContents", find).await {
         return Ok(());
     }
-    let (contents, writer) = reflector::store();
-    let watched = Watched { objects: contents, what: "contents of groups", parallel };
+    let watched = Watched { writer: Writer::default(), what: "contents of groups", parallel };
     let keeper = Arc::clone(&provisioner);
     let is_kept =
         move |content: &GroupContent| content.is_of_driver() && content.node().is_none_or(|node| node == keeper.node);
-    let changes = watcher(provisioner.served_groups(), watcher::Config::default())
+    let events = watcher(provisioner.served_groups(), watcher::Config::default())
         // The CRDs were removed: the service starts again and waits for them.
         .take_while(|item| future::ready(!item.as_ref().is_err_and(ends)))
         .modify(|content: &mut GroupContent| content.metadata.managed_fields = None)
-        .try_filter_map(move |event| future::ready(Ok(arrival::only(event, &is_kept))))
-        .reflect(writer)
-        .applied_objects();
-    control(cx, watched, changes, provisioner, reconcile_group, failed).await
+        .try_filter_map(move |event| future::ready(Ok(arrival::only(event, &is_kept))));
+    control(cx, watched, events, provisioner, reconcile_group, failed).await
 }
 
 impl Provisioner {
