@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use image::{Image, MIB, Page, alone, attached, bytes, formatted, node, open, open_direct, sysfs, temporary};
-use ktest_support::{Disk, Tmpfs, XfsDisk, run};
+use ktest_support::{Disk, Tmpfs, XfsDisk, eventually, run};
 use loopdev::{
     AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
     Status,
@@ -248,19 +248,21 @@ fn a_loop_device_carries_another() {
 fn a_loop_device_without_a_backing_file_carries_none() {
     let image = Image::new(MIB);
     // Another test may take the number as soon as it is free.
-    let found = image::eventually("a loop device without a backing file", || {
+    let mut found = None;
+    eventually("a loop device without a backing file", || {
         let below = image.attach(&Config::default());
         let node = open(&below);
         assert_eq!(below.detach(&image.file).unwrap(), Detach::Deferred);
         let path = Device::from_node(&node).unwrap().path();
         drop(node);
-        let below = File::options().read(true).write(true).open(path).map_err(|error| error.to_string())?;
-        match Control::open().unwrap().attach(below, &temporary()) {
-            Err(AttachError::Backing(BackingError::Detached { device })) => Ok(device),
-            other => Err(format!("{other:?}")),
+        let below = File::options().read(true).write(true).open(path);
+        let attached = below.map(|below| Control::open().unwrap().attach(below, &temporary()));
+        if let Ok(Err(AttachError::Backing(BackingError::Detached { device }))) = attached {
+            found = Some(device.major);
         }
+        found.is_some()
     });
-    assert_eq!(found.major, 7);
+    assert_eq!(found, Some(7));
 }
 
 /// Kinds of file systems number their devices differently: by disk, and by "anonymous" numbers, in the case

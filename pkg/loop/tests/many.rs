@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use image::{Image, MIB, alone, bytes, held, node, open, sysfs, temporary};
+use ktest_support::eventually_is;
 use loopdev::{
     AttachError, Backing, BackingError, Config, Control, Detach, DetachError, Device, DeviceError, DeviceNumber,
     Number, Numbers, Removal,
@@ -66,10 +67,7 @@ fn thirty_two_at_once_get_a_device_each() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert_distinct(&devices);
-        image::eventually("32 are attached and no more", || match held().1 - before.1 {
-            32 => Ok(()),
-            other => Err(other),
-        });
+        eventually_is(&32, || held().1 - before.1);
         for ((_, device), image) in devices.into_iter().zip(&images) {
             assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
         }
@@ -134,10 +132,7 @@ fn there_can_be_more_than_256() {
     let offsets: BTreeSet<_> = list.iter().map(|device| device.status.config.offset).collect();
     assert_eq!(offsets, (0..300).map(|index| bytes(index * 512)).collect());
     drop((devices, image, control));
-    image::eventually("all are detached", || match held() {
-        now if now == before => Ok(()),
-        now => Err(now),
-    });
+    eventually_is(&before, held);
     assert!(Path::new("/sys/block/loop299").exists(), "the kernel keeps the devices themselves");
     assert_eq!(loopdev::list().unwrap().len(), before.1);
 }

@@ -3,17 +3,14 @@
 // Each program uses a part of it.
 #![allow(dead_code)]
 
-use std::fmt::Debug;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use ktest_support::{Mount, run};
+use ktest_support::{Mount, eventually_is, run};
 use loopdev::{Attached, Backing, Config, Control, Device, DeviceNumber};
 use nix::libc::O_DIRECT;
 use units::Bytes;
@@ -124,22 +121,7 @@ pub fn held() -> (Vec<PathBuf>, usize) {
     (open, loopdev::list().unwrap().len())
 }
 
-/// Waits until the kernel has come so far. `look` says what it sees instead.
-pub fn eventually<T, S: Debug>(what: &str, mut look: impl FnMut() -> Result<T, S>) -> T {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        match look() {
-            Ok(found) => return found,
-            Err(seen) => assert!(Instant::now() < end, "not within 30 s: {what}; at last: {seen:?}"),
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Waits until the kernel has let go of this file.
 pub fn detached(backing: Backing) {
-    eventually("the file is detached", || match attached(backing) {
-        devices if devices.is_empty() => Ok(()),
-        devices => Err(devices),
-    });
+    eventually_is(&Vec::new(), || attached(backing));
 }
