@@ -4,14 +4,20 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use ktest_support::mount_cgroups;
+use clap::Args;
+use ktest_support::{eventually, mount_cgroups};
 
 use crate::call::{CallError, arrange};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Where a process of a pod writes until it is killed.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    #[arg(long)]
+    pub(crate) cgroup: PathBuf,
+    #[arg(long)]
+    pub(crate) file: PathBuf,
+}
 
 /// With the controller memory, its writeback has an owner.
 #[derive(Debug)]
@@ -41,17 +47,11 @@ impl Cgroup {
         &self,
         subcommand: &str,
         file: &Path,
-        has_begun: impl Fn() -> Result<bool, CallError>,
+        has_begun: impl Fn() -> bool,
     ) -> Result<Writer, CallError> {
-        let begun = Instant::now();
         let mut command = Command::new(env::current_exe()?);
         let writer = Writer(command.arg(subcommand).arg("--cgroup").arg(&self.0).arg("--file").arg(file).spawn()?);
-        while !has_begun()? {
-            if begun.elapsed() > PATIENCE {
-                return Err(format!("the {subcommand} does not start").into());
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        eventually(&format!("the {subcommand} to start"), has_begun);
         Ok(writer)
     }
 }

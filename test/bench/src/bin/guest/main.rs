@@ -27,6 +27,7 @@ use bench::Operation;
 use clap::{Parser, Subcommand};
 
 use crate::call::CallError;
+use crate::cgroup::Place;
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -61,26 +62,16 @@ enum Command {
         #[arg(long)]
         milliseconds: u64,
     },
-    /// Writes to a device and syncs it, in this cgroup, until it is killed.
-    Tenant {
-        #[arg(long)]
-        cgroup: PathBuf,
-        #[arg(long)]
-        file: PathBuf,
-    },
+    /// Writes to a device and syncs it.
+    Tenant(Place),
     Pause {
         #[arg(long)]
         runs: u32,
         #[arg(long)]
         files: u32,
     },
-    /// Writes to a file, in this cgroup, until it is killed.
-    Pod {
-        #[arg(long)]
-        cgroup: PathBuf,
-        #[arg(long)]
-        file: PathBuf,
-    },
+    /// Writes to a file.
+    Pod(Place),
     /// Thaws the cgroup of a pod.
     Guard,
     /// Makes one operation, traced by its parent.
@@ -106,9 +97,9 @@ fn main() -> ExitCode {
             io::measure_in(&directory, runs, milliseconds)
         }
         Command::Neighbour { runs, milliseconds } => neighbour::measure(runs, Duration::from_millis(milliseconds)),
-        Command::Tenant { cgroup, file } => neighbour::write(&cgroup, &file),
+        Command::Tenant(place) => neighbour::write(&place),
         Command::Pause { runs, files } => pause::measure(runs, files),
-        Command::Pod { cgroup, file } => pause::write(&cgroup, &file),
+        Command::Pod(place) => pause::write(&place),
         Command::Guard => return freezer::guard(),
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),

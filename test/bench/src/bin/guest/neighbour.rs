@@ -12,7 +12,7 @@ use loopdev::{Control, Detach};
 use nix::sys::stat::{major, minor};
 
 use crate::call::{CallError, arrange, print};
-use crate::cgroup::{self, Cgroup};
+use crate::cgroup::{self, Cgroup, Place};
 use crate::loops::CONFIG;
 
 const BLOCK: [u8; 4096] = [0x5a; 4096];
@@ -38,7 +38,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
             let wbps = if tenant == Tenant::Limited { LIMIT.to_string() } else { "max".to_owned() };
             cgroup.limit(&format!("{}:{} wbps={wbps}", major(number), minor(number)))?;
             let before = written(&counts)?;
-            let start = || cgroup.start("tenant", &device.path(), || Ok(written(&counts)? != before));
+            let start = || cgroup.start("tenant", &device.path(), || written(&counts).is_ok_and(|now| now != before));
             let writer = (tenant != Tenant::Idle).then(start).transpose()?;
             let (begun, before) = (Instant::now(), written(&counts)?);
             let mut times = neighbour(xfs.path(), limit).map_err(arrange("create and sync files in", xfs.path()))?;
@@ -60,7 +60,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
 }
 
 /// The tenant: in the cgroup, writes to the device and syncs it after each MiB.
-pub(crate) fn write(cgroup: &Path, device: &Path) -> Result<(), CallError> {
+pub(crate) fn write(Place { cgroup, file: device }: &Place) -> Result<(), CallError> {
     cgroup::enter(cgroup)?;
     let file = OpenOptions::new().write(true).open(device).map_err(arrange("open", device))?;
     let piece = vec![7; MIB];

@@ -19,7 +19,7 @@ use units::{Bytes, Inodes};
 use volume::{FrozenPods, Mode, Owner, PodFreezer, Request, Settings, SnapshotRequest, Store, VolumeId, Volumes as _};
 
 use crate::call::{CallError, arrange, print};
-use crate::cgroup::{self, Cgroup};
+use crate::cgroup::{self, Cgroup, Place};
 use crate::volumes::{id, open_with, request};
 
 /// Of the files: small ones, and ones that are 128 times as large.
@@ -43,7 +43,9 @@ pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
                 // A copy of the large ones takes minutes, and a third of it is not the limit that counts.
                 let copied =
                     if source.size == small.size { Some(source.copy(&xfs.path().join("copy"))?) } else { None };
-                let pod = cgroup.start("pod", &source.top().join("0/0"), || Ok(!fs::read(&processes)?.is_empty()))?;
+                let pod = cgroup.start("pod", &source.top().join("0/0"), || {
+                    fs::read(&processes).is_ok_and(|text| !text.is_empty())
+                })?;
                 let (passes, phases) = source.snapshot(&store, &cgroup, changed)?;
                 drop(pod);
                 print(&PauseSample {
@@ -64,7 +66,7 @@ pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
 }
 
 /// The pod: in the cgroup, writes to a file of its volume.
-pub(crate) fn write(cgroup: &Path, file: &Path) -> Result<(), CallError> {
+pub(crate) fn write(Place { cgroup, file }: &Place) -> Result<(), CallError> {
     let opened = File::options().write(true).open(file).map_err(arrange("open", file))?;
     cgroup::enter(cgroup)?;
     loop {
