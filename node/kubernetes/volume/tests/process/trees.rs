@@ -2,14 +2,17 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
 use dir::{Ensured, Name, OFlag};
+use ktest_support::XfsDisk;
+use ktest_support::process::{Flush, without_flush};
 use nix::sys::stat::Mode as Permissions;
 use units::{Bytes, Inodes};
-use volume::{Claim, Error, Mode, Request, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{Claim, Error, Mode, Request, Settings, SnapshotRequest, State, Store, VolumeId, Volumes as _};
 
-use crate::killed::{Steps, deleted, killed_at, made};
-use crate::node::{id, only_byte, sized, snapshot_request, without_pods};
+use crate::killed::{Steps, deleted, killed_at, made, open};
+use crate::node::{Node, SIZE, id, only_byte, settings, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
@@ -127,4 +130,39 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
         is_settled(store, request, Bytes::ZERO);
         deleted(store, &source_of(request));
     });
+}
+
+/// Each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size.
+#[test]
+fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
+    // Each takes half a second, and the pauses between flushes are 1, 2, 4 … seconds.
+    const PASSES: usize = 6;
+    let disk = XfsDisk::with_project_quota();
+    let request = sized("pvc-1", FILES, SIZE);
+    let (source, snapshot, want) = (id("pvc-1-source"), id("snapshot-1"), snapshot_of(&request));
+    let fill = |store: &Store, name: &str, size: u64| {
+        let file = file(store, &source, name);
+        file.write_all_at(&vec![1; size as usize], 0).unwrap();
+        file.sync_all().unwrap();
+    };
+    let store = Store::open(&Node::volumes(disk.path()), Settings { pass: Duration::ZERO, ..settings() }).unwrap();
+    without_pods(&store);
+    made(&store, &source_of(&request));
+    fill(&store, "one", SIZE.get() / 2);
+    assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().into_inner().state, State::Staged);
+    // Into the headroom.
+    fill(&store, "two", SIZE.get());
+    drop(store);
+    let store = open(disk.path());
+    without_pods(&store);
+    let flushes = without_flush(usize::MAX, || {
+        for _ in 0..PASSES {
+            assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().into_inner().state, State::Staged);
+        }
+    });
+    for flushed in ["live/pvc-1-source", "staging/snapshot-1"] {
+        let count =
+            flushes.iter().filter(|flush| matches!(flush, Flush::Syncfs(path) if path.ends_with(flushed))).count();
+        assert!((1..PASSES).contains(&count), "{flushed}: {count}, {flushes:?}");
+    }
 }
