@@ -17,8 +17,7 @@ fn calls(work: impl FnOnce()) -> Vec<i64> {
 
 #[test]
 fn a_kernel_without_quotactl_fd_is_reported() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (_volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let mut child = Traced::start(|| {
         assert_eq!(fsquota::get(&dir), Err(GetError::Fs(FsError::KernelTooOld)));
         assert_eq!(fsquota::require(&dir), Err(FsError::KernelTooOld));

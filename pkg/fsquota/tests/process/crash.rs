@@ -125,8 +125,7 @@ fn a_killed_set_limits_leaves_the_old_or_new_limits() {
 
 #[test]
 fn a_killed_transfer_is_finished_with_the_recorded_id() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", LIMITS);
+    let (volumes, dir, _) = Volumes::with_volume(LIMITS);
     fs::create_dir(volumes.path("a/below")).unwrap();
     for file in ["a/file", "a/below/file"] {
         fs::write(volumes.path(file), file).unwrap();

@@ -24,8 +24,7 @@ fn usage(bytes: Bytes, inodes: u64) -> Usage {
 
 #[test]
 fn buffered_direct_and_mapped_writes_are_counted_equally() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     write(&volumes.path("a/buffered"), mib(4));
     append(&create_direct(&volumes.path("a/direct")), mib(4));
     xfs_io_ok(&volumes.path("a/mapped"), &["-f"], &["truncate 4m", "mmap -rw 0 4m", "mwrite 0 4m", "msync -s"]);
@@ -35,8 +34,7 @@ fn buffered_direct_and_mapped_writes_are_counted_equally() {
 
 #[test]
 fn delayed_allocations_count_and_deleted_blocks_do_not() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     write(&volumes.path("a/data"), mib(4));
     assert!(fsquota::get(&dir).unwrap().used.bytes >= mib(4));
     fs::remove_file(volumes.path("a/data")).unwrap();
@@ -45,8 +43,7 @@ fn delayed_allocations_count_and_deleted_blocks_do_not() {
 
 #[test]
 fn a_hole_is_not_counted() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(mib(1)));
+    let (volumes, dir, _) = Volumes::with_volume(size(mib(1)));
     let file = File::create(volumes.path("a/data")).unwrap();
     file.set_len(1 << 40).unwrap();
     file.write_all_at(&[1], 1 << 39).unwrap();
@@ -56,8 +53,7 @@ fn a_hole_is_not_counted() {
 
 #[test]
 fn preallocated_space_counts_until_it_is_freed() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
     fallocate(&file, FallocateFlags::empty(), 0, 8 << 20).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used.bytes, mib(8));
@@ -72,8 +68,7 @@ fn preallocated_space_counts_until_it_is_freed() {
 
 #[test]
 fn directories_count_the_blocks_of_their_names() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     (0..100).for_each(|n| drop(File::create(volumes.path(&format!("a/{n:0200}"))).unwrap()));
     let used = fsquota::get(&dir).unwrap().used;
     assert_eq!(used.inodes, Inodes::new(101));
@@ -82,8 +77,7 @@ fn directories_count_the_blocks_of_their_names() {
 
 #[test]
 fn a_reflinked_file_is_charged_in_full() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(mib(6)));
+    let (volumes, dir, _) = Volumes::with_volume(size(mib(6)));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
     // Reflinks if possible.
@@ -93,8 +87,7 @@ fn a_reflinked_file_is_charged_in_full() {
 
 #[test]
 fn writing_a_reflinked_file_does_not_charge_it_again() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let (data, copy) = (volumes.path("a/data"), volumes.path("a/copy"));
     write(&data, mib(4));
     fsquota::sync(&dir).unwrap();
@@ -158,8 +151,7 @@ fn a_failed_change_of_project_leaves_no_reservation() {
 
 #[test]
 fn every_kind_of_file_counts_as_one_inode_of_the_project() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 7));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 7));
     mkfifo(&volumes.path("a/pipe"), Mode::S_IRWXU).unwrap();
     symlink("nowhere", volumes.path("a/link")).unwrap();
     let _socket = UnixListener::bind(volumes.path("a/socket")).unwrap();
@@ -178,8 +170,7 @@ fn every_kind_of_file_counts_as_one_inode_of_the_project() {
 
 #[test]
 fn a_long_symbolic_link_counts_its_block() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     symlink("x".repeat(1000), volumes.path("a/link")).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used, usage(Bytes::new(4096), 2));
 }

@@ -74,8 +74,7 @@ fn ids_in_use_are_skipped_after_losing_the_counter() {
 
 #[test]
 fn the_id_of_a_removed_project_is_not_reused() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     fsquota::remove(&dir).unwrap();
     let later = Allocator::open(&volumes.root).unwrap();
     assert!(later.next().unwrap() > id);
@@ -122,8 +121,7 @@ fn an_assign_that_stopped_after_the_limits_is_completed() {
 
 #[test]
 fn directories_that_join_a_project_have_its_limits_together() {
-    let volumes = Volumes::new();
-    let (first, id) = volumes.volume("a", size(SIZE));
+    let (volumes, first, id) = Volumes::with_volume(size(SIZE));
     let second = volumes.dir("b");
     assert!(matches!(fsquota::assign(&second, id, size(SIZE)), Err(SetError::InUse { .. })));
     assert_eq!(fsquota::join(&second, id, size(SIZE)).unwrap(), Ensured::Created(id));

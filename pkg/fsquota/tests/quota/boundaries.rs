@@ -26,8 +26,7 @@ fn drifts(volumes: &Volumes, name: &str, id: ProjectId) -> Vec<(String, Drift)> 
 
 #[test]
 fn new_files_inherit_the_project_at_any_depth() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     fs::create_dir_all(volumes.path("a/b/c")).unwrap();
     File::create(volumes.path("a/b/c/file")).unwrap();
     let deep = File::open(volumes.path("a/b/c")).unwrap();
@@ -53,8 +52,7 @@ fn files_older_than_the_project_are_not_counted() {
 
 #[test]
 fn without_the_inherit_flag_new_files_have_no_project() {
-    let volumes = Volumes::new();
-    let (_dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, _dir, id) = Volumes::with_volume(size(SIZE));
     fs::create_dir(volumes.path("a/old")).unwrap();
     xfs_io_ok(&volumes.path("a"), &[], &["chattr -P"]);
     fs::create_dir(volumes.path("a/new")).unwrap();
@@ -128,8 +126,7 @@ fn an_unnamed_file_cannot_be_linked_into_another_volume() {
 
 #[test]
 fn special_files_without_a_project_can_be_linked_into_a_volume() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     mkfifo(&volumes.path("outside"), Mode::S_IRWXU).unwrap();
     fs::hard_link(volumes.path("outside"), volumes.path("a/pipe")).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used.inodes, Inodes::new(1));
@@ -138,8 +135,7 @@ fn special_files_without_a_project_can_be_linked_into_a_volume() {
 
 #[test]
 fn a_file_moved_out_of_a_volume_stays_counted() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     write(&volumes.path("a/file"), mib(1));
     fsquota::sync(&dir).unwrap();
     fs::rename(volumes.path("a/file"), volumes.path("outside")).unwrap();

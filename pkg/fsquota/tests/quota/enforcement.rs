@@ -13,8 +13,7 @@ use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
 fn writes_beyond_the_limit_fail_with_enospc() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let (written, error) = fill(&File::create(volumes.path("a/data")).unwrap());
     assert_eq!((written, error.raw_os_error()), (SIZE, Some(ENOSPC)));
     let quota = fsquota::get(&dir).unwrap();
@@ -23,8 +22,7 @@ fn writes_beyond_the_limit_fail_with_enospc() {
 
 #[test]
 fn direct_writes_fail_with_enospc_before_the_last_blocks() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     // Each write first reserves space for extent records, which it may not use.
     let (written, error) = fill(&create_direct(&volumes.path("a/data")));
     assert_eq!((written.round_up::<{ 1 << 20 }>(), error.raw_os_error()), (Some(SIZE), Some(ENOSPC)));
@@ -35,8 +33,7 @@ fn direct_writes_fail_with_enospc_before_the_last_blocks() {
 
 #[test]
 fn mapped_writes_beyond_the_limit_raise_sigbus() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let path = volumes.path("a/data");
     let writer = xfs_io(&path, &["-f"], &["truncate 32m", "mmap -rw 0 32m", "mwrite 0 32m"]);
     assert_eq!(writer.status.signal(), Some(SIGBUS), "{writer:?}");
@@ -47,8 +44,7 @@ fn mapped_writes_beyond_the_limit_raise_sigbus() {
 
 #[test]
 fn preallocation_beyond_the_limit_fails_with_enospc() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
     let reserved = fallocate(&file, FallocateFlags::empty(), 0, 1 << 30);
     assert_eq!(reserved, Err(nix::errno::Errno::ENOSPC));
@@ -57,8 +53,7 @@ fn preallocation_beyond_the_limit_fails_with_enospc() {
 
 #[test]
 fn creating_files_beyond_the_limit_fails_with_enospc() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", both(SIZE, 8));
+    let (volumes, dir, _) = Volumes::with_volume(both(SIZE, 8));
     let made = (0..100).map(|n| File::create(volumes.path(&format!("a/{n}")))).take_while(Result::is_ok).count();
     let error = File::create(volumes.path("a/more")).unwrap_err();
     // The directory itself is the eighth inode.
@@ -71,15 +66,13 @@ fn creating_files_beyond_the_limit_fails_with_enospc() {
 
 #[test]
 fn one_inode_is_enough_for_the_directory_alone() {
-    let volumes = Volumes::new();
-    let (_dir, _) = volumes.volume("a", both(SIZE, 1));
+    let (volumes, _dir, _) = Volumes::with_volume(both(SIZE, 1));
     assert_eq!(fs::create_dir(volumes.path("a/b")).unwrap_err().raw_os_error(), Some(ENOSPC));
 }
 
 #[test]
 fn a_limit_can_be_raised_while_a_program_writes() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
     let (before, _) = fill(&file);
     fsquota::set(&dir, size(mib(24)), &volumes.ids).unwrap();
@@ -89,8 +82,7 @@ fn a_limit_can_be_raised_while_a_program_writes() {
 
 #[test]
 fn a_limit_below_the_usage_rejects_writes() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
     fsquota::set_limits(&volumes.root, id, both(mib(1), 1)).unwrap();
@@ -106,8 +98,7 @@ fn a_limit_below_the_usage_rejects_writes() {
 
 #[test]
 fn space_preallocated_behind_the_end_of_a_file_is_usable() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     let file = File::create(volumes.path("a/data")).unwrap();
     append(&file, mib(4));
     fsquota::sync(&dir).unwrap();
@@ -120,8 +111,7 @@ fn space_preallocated_behind_the_end_of_a_file_is_usable() {
 
 #[test]
 fn overwriting_needs_no_space() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(mib(4)));
+    let (volumes, dir, _) = Volumes::with_volume(size(mib(4)));
     let path = volumes.path("a/data");
     write(&path, mib(4));
     fsquota::sync(&dir).unwrap();
@@ -132,8 +122,7 @@ fn overwriting_needs_no_space() {
 
 #[test]
 fn growing_a_directory_beyond_the_limit_fails_with_enospc() {
-    let volumes = Volumes::new();
-    let (_dir, _) = volumes.volume("a", size(mib(1)));
+    let (volumes, _dir, _) = Volumes::with_volume(size(mib(1)));
     fs::create_dir(volumes.path("a/names")).unwrap();
     fs::create_dir(volumes.path("a/moved")).unwrap();
     let data = volumes.path("a/data");
@@ -154,8 +143,7 @@ fn growing_a_directory_beyond_the_limit_fails_with_enospc() {
 
 #[test]
 fn files_that_grow_in_turns_can_use_the_whole_limit() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, _) = Volumes::with_volume(size(SIZE));
     // XFS preallocates space behind the end of each file; near the limit it frees that space.
     let files: Vec<_> = (0..4).map(|n| File::create(volumes.path(&format!("a/{n}"))).unwrap()).collect();
     for _ in 0..15 {

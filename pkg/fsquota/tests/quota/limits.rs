@@ -10,8 +10,7 @@ use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
 fn limits_that_were_set_are_read_back() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     let quota = fsquota::get(&dir).unwrap();
     assert_eq!((quota.id, quota.limits), (id, both(SIZE, 100)));
     assert_eq!(quota.used, Usage { bytes: Bytes::ZERO, inodes: Inodes::new(1) });
@@ -63,8 +62,7 @@ fn a_size_is_rounded_up_to_a_block_of_64_kib() {
 
 #[test]
 fn a_limit_of_none_is_unchanged() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     let again = fsquota::set(&dir, size(mib(32)), &volumes.ids).unwrap();
     assert_eq!(again, Ensured::Unchanged(id));
     assert_eq!(fsquota::get(&dir).unwrap().limits, both(mib(32), 100));
@@ -77,8 +75,7 @@ fn a_limit_of_none_is_unchanged() {
 
 #[test]
 fn the_default_limits_of_a_size_can_be_set() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", Limits::for_size(mib(100)));
+    let (_volumes, dir, _) = Volumes::with_volume(Limits::for_size(mib(100)));
     assert_eq!(fsquota::get(&dir).unwrap().limits, both(mib(100), 51_200));
 }
 

@@ -66,8 +66,7 @@ fn accounting_without_enforcement_is_rejected() {
 
 #[test]
 fn enforcement_turned_off_at_run_time_is_reported() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     xfs_quota(&volumes, "disable -p");
     assert_eq!(fsquota::get(&dir), Err(GetError::Fs(FsError::EnforcementOff)));
     xfs_quota(&volumes, "enable -p");
@@ -106,8 +105,7 @@ fn quotas_work_after_a_read_only_remount_is_reverted() {
 
 #[test]
 fn quotas_of_a_frozen_file_system_can_be_read() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     xfs_io_ok(&volumes.path("a"), &[], &["freeze"]);
     let (got, walked) = (fsquota::get(&dir), fsquota::strays(&dir, id).unwrap().count());
     xfs_io_ok(&volumes.path("a"), &[], &["thaw"]);
@@ -132,8 +130,7 @@ fn a_file_is_rejected() {
 
 #[test]
 fn symbolic_links_and_pipes_are_rejected() {
-    let volumes = Volumes::new();
-    let (_a, _) = volumes.volume("a", size(SIZE));
+    let (volumes, _a, _) = Volumes::with_volume(size(SIZE));
     symlink("a", volumes.path("link")).unwrap();
     mkfifo(&volumes.path("pipe"), Mode::S_IRWXU).unwrap();
     for name in ["link", "pipe"] {
@@ -172,8 +169,7 @@ fn an_o_path_descriptor_is_sufficient() {
 
 #[test]
 fn projects_cannot_be_nested() {
-    let volumes = Volumes::new();
-    let (_a, outer) = volumes.volume("a", size(SIZE));
+    let (volumes, _a, outer) = Volumes::with_volume(size(SIZE));
     let inner = volumes.dir("a/inner");
     for refused in [fsquota::set(&inner, size(mib(1)), &volumes.ids), fsquota::assign(&inner, outer, size(mib(1)))] {
         assert!(matches!(refused, Err(SetError::Nested { outer: found }) if found == outer), "{refused:?}");
@@ -200,8 +196,7 @@ fn the_root_of_the_file_system_is_rejected() {
 
 #[test]
 fn a_bind_mount_does_not_hide_the_parents_project() {
-    let volumes = Volumes::new();
-    let (_a, outer) = volumes.volume("a", size(SIZE));
+    let (volumes, _a, outer) = Volumes::with_volume(size(SIZE));
     volumes.dir("a/inner");
     volumes.dir("b");
     let (from, to) = (volumes.path("a/inner"), volumes.path("b"));
@@ -303,8 +298,7 @@ fn a_failed_assign_leaves_no_limits() {
 
 #[test]
 fn a_second_project_or_directory_is_rejected() {
-    let volumes = Volumes::new();
-    let (a, id) = volumes.volume("a", size(SIZE));
+    let (volumes, a, id) = Volumes::with_volume(size(SIZE));
     let other = volumes.ids.next().unwrap();
     let refused = fsquota::assign(&a, other, size(SIZE)).unwrap_err();
     assert!(matches!(refused, SetError::OtherProject { found, wanted } if (found, wanted) == (id, other)));

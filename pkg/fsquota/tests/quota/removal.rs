@@ -10,8 +10,7 @@ use crate::volumes::{SIZE, Volumes, both, size};
 
 #[test]
 fn remove_clears_id_and_limits() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     assert_eq!(fsquota::remove(&dir), Ok(Some(id)));
     assert_eq!(fsquota::project(&dir), Ok(None));
     assert_eq!(fsquota::get(&dir), Err(GetError::NotFound));
@@ -23,8 +22,7 @@ fn remove_clears_id_and_limits() {
 
 #[test]
 fn remove_rejects_a_directory_with_content() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, _) = Volumes::with_volume(both(SIZE, 100));
     write(&volumes.path("a/data"), mib(1));
     assert_eq!(fsquota::remove(&dir), Err(RemoveError::NotEmpty));
     assert_eq!(fsquota::get(&dir).unwrap().limits, both(SIZE, 100));
@@ -32,8 +30,7 @@ fn remove_rejects_a_directory_with_content() {
 
 #[test]
 fn remove_rejects_a_project_with_open_deleted_files() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     let open = File::create(volumes.path("a/data")).unwrap();
     fs::remove_file(volumes.path("a/data")).unwrap();
     assert!(matches!(fsquota::remove(&dir), Err(RemoveError::InUse { .. })));
@@ -45,8 +42,7 @@ fn remove_rejects_a_project_with_open_deleted_files() {
 
 #[test]
 fn remove_does_not_count_deleted_files() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     // XFS frees deleted files in the background; `remove` waits for it.
     (0..200).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     (0..200).for_each(|n| fs::remove_file(volumes.path(&format!("a/{n}"))).unwrap());
@@ -55,8 +51,7 @@ fn remove_does_not_count_deleted_files() {
 
 #[test]
 fn clear_removes_limits_of_a_deleted_directory() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     assert!(matches!(Quotas::open(&volumes.root).unwrap().clear(id), Err(RemoveError::InUse { .. })));
     fs::remove_dir(volumes.path("a")).unwrap();
     drop(dir);
@@ -67,8 +62,7 @@ fn clear_removes_limits_of_a_deleted_directory() {
 
 #[test]
 fn the_id_of_a_deleted_directory_can_be_assigned() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     (0..200).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     drop(dir);
     fs::remove_dir_all(volumes.path("a")).unwrap();

@@ -15,8 +15,7 @@ fn bytes(seen: &Statvfs) -> [Bytes; 3] {
 
 #[test]
 fn statfs_of_a_volume_shows_its_limits() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, _) = Volumes::with_volume(both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
     let seen = statvfs(&volumes.path("a")).unwrap();
@@ -28,8 +27,7 @@ fn statfs_of_a_volume_shows_its_limits() {
 
 #[test]
 fn statfs_of_subdirectories_shows_the_limits() {
-    let volumes = Volumes::new();
-    let (_dir, _) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, _dir, _) = Volumes::with_volume(both(SIZE, 100));
     fs::create_dir_all(volumes.path("a/b/c")).unwrap();
     assert_eq!(bytes(&statvfs(&volumes.path("a/b/c")).unwrap())[0], SIZE);
     // Files have no inherit flag, and statfs uses it.
@@ -40,8 +38,7 @@ fn statfs_of_subdirectories_shows_the_limits() {
 
 #[test]
 fn statfs_shows_no_free_space_above_the_limit() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
     fsquota::set_limits(&dir, id, both(mib(1), 1)).unwrap();
@@ -52,16 +49,14 @@ fn statfs_shows_no_free_space_above_the_limit() {
 
 #[test]
 fn statfs_shows_at_most_the_size_of_the_disk() {
-    let volumes = Volumes::new();
-    let (_dir, _) = volumes.volume("a", size(Bytes::TIB));
+    let (volumes, _dir, _) = Volumes::with_volume(size(Bytes::TIB));
     let inside = bytes(&statvfs(&volumes.path("a")).unwrap());
     assert_eq!(inside, bytes(&statvfs(&volumes.path(".")).unwrap()));
 }
 
 #[test]
 fn statfs_shows_at_most_the_free_space_of_the_disk() {
-    let volumes = Volumes::new();
-    let (_dir, _) = volumes.volume("a", size(mib(500)));
+    let (volumes, _dir, _) = Volumes::with_volume(size(mib(500)));
     xfs_io_ok(&volumes.path("outside"), &["-f"], &["falloc 0 700m"]);
     let inside = bytes(&statvfs(&volumes.path("a")).unwrap());
     let [_, free, available] = bytes(&statvfs(&volumes.path(".")).unwrap());

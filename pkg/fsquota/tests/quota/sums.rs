@@ -81,8 +81,7 @@ fn act(dir: &Path, step: &Step) {
 
 #[test]
 fn usage_is_the_sum_after_any_operations() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(mib(64)));
+    let (volumes, dir, _) = Volumes::with_volume(size(mib(64)));
     let path = volumes.path("a");
     proptest!(ProptestConfig::with_cases(40), |(steps in steps())| {
         for step in &steps {
@@ -97,8 +96,7 @@ fn usage_is_the_sum_after_any_operations() {
 
 #[test]
 fn blocks_of_a_split_extent_list_are_counted() {
-    let volumes = Volumes::new();
-    let (dir, _) = volumes.volume("a", size(mib(64)));
+    let (volumes, dir, _) = Volumes::with_volume(size(mib(64)));
     let path = volumes.path("a/data");
     // Writes every other block of preallocated space, until the extent list needs blocks of its own.
     xfs_io_ok(&path, &["-f"], &["falloc 0 8m"]);

@@ -63,8 +63,7 @@ fn xfs_quota_reports_the_same_numbers() {
 
 #[test]
 fn xfs_quota_reports_the_same_for_one_project() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, id) = Volumes::with_volume(both(SIZE, 100));
     write(&volumes.path("a/data"), mib(5));
     fsquota::sync(&dir).unwrap();
     let quota = fsquota::get(&dir).unwrap();
@@ -76,8 +75,7 @@ fn xfs_quota_reports_the_same_for_one_project() {
 
 #[test]
 fn limits_set_by_xfs_quota_are_read() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     xfs_quota(&volumes, &format!("limit -p bsoft=5m bhard=5m isoft=77 ihard=77 {id}"));
     assert_eq!(fsquota::get(&dir).unwrap().limits, both(mib(5), 77));
     xfs_quota(&volumes, &format!("limit -p bsoft=0 bhard=0 isoft=0 ihard=0 {id}"));
@@ -86,8 +84,7 @@ fn limits_set_by_xfs_quota_are_read() {
 
 #[test]
 fn the_kernel_ignores_a_hard_limit_below_the_soft_limit() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     // The kernel ignores such a limit without an error. Therefore `set` always sets both.
     xfs_quota(&volumes, &format!("limit -p bhard=5m {id}"));
     assert_eq!(fsquota::get(&dir).unwrap().limits, size(SIZE));

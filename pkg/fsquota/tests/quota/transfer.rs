@@ -14,8 +14,7 @@ const TO: ProjectId = ProjectId::new(1 << 31).unwrap();
 
 #[test]
 fn all_that_is_in_a_directory_is_counted_to_its_new_project() {
-    let volumes = Volumes::new();
-    let (dir, from) = volumes.volume("a", both(SIZE, 100));
+    let (volumes, dir, from) = Volumes::with_volume(both(SIZE, 100));
     fs::create_dir_all(volumes.path("a/one/two")).unwrap();
     fs::write(volumes.path("a/one/two/file"), vec![1; 1 << 20]).unwrap();
     fs::hard_link(volumes.path("a/one/two/file"), volumes.path("a/again")).unwrap();
@@ -52,8 +51,7 @@ fn what_the_kernel_does_not_move_keeps_the_former_project_and_its_limits() {
 
 #[test]
 fn a_directory_that_has_no_project_of_its_own_is_left_alone() {
-    let volumes = Volumes::new();
-    let (_dir, from) = volumes.volume("a", size(SIZE));
+    let (volumes, _dir, from) = Volumes::with_volume(size(SIZE));
     fs::create_dir(volumes.path("a/below")).unwrap();
     let below = File::open(volumes.path("a/below")).unwrap();
     let refused = fsquota::transfer(&below, TO, size(SIZE));

@@ -40,16 +40,14 @@ fn inodes_with_another_project_are_found() {
 
 #[test]
 fn a_directory_without_its_project_is_found() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     xfs_io_ok(&volumes.path("a"), &[], &["chproj 0", "chattr -P"]);
     assert_eq!(walked(&dir, id), [(PathBuf::new(), Drift::NoProject)].into());
 }
 
 #[test]
 fn a_walk_skips_links_mounts_and_pipes() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     volumes.dir("outside");
     File::create(volumes.path("outside/file")).unwrap();
     symlink(volumes.path("outside"), volumes.path("a/link")).unwrap();
@@ -65,8 +63,7 @@ fn a_walk_skips_links_mounts_and_pipes() {
 
 #[test]
 fn a_directory_that_is_too_deep_is_reported_and_skipped() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     let deepest = (0..200).fold(File::open(volumes.path("a")).unwrap(), |above, _| {
         mkdirat(&above, "d", Mode::S_IRWXU).unwrap();
         openat(&above, "d", OFlag::O_RDONLY, Mode::empty()).unwrap().into()
@@ -83,8 +80,7 @@ fn a_directory_that_is_too_deep_is_reported_and_skipped() {
 
 #[test]
 fn a_large_directory_is_walked_completely() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     (0..2000).for_each(|n| drop(File::create(volumes.path(&format!("a/{n}"))).unwrap()));
     xfs_io_ok(&volumes.path("a/1999"), &[], &["chproj 0"]);
     assert_eq!(walked(&dir, id), [(PathBuf::from("1999"), Drift::NoProject)].into());
@@ -92,8 +88,7 @@ fn a_large_directory_is_walked_completely() {
 
 #[test]
 fn a_walk_ends_after_the_given_number_of_inodes() {
-    let volumes = Volumes::new();
-    let (dir, id) = volumes.volume("a", size(SIZE));
+    let (volumes, dir, id) = Volumes::with_volume(size(SIZE));
     for n in 0..20 {
         let name = format!("a/{n}");
         File::create(volumes.path(&name)).unwrap();

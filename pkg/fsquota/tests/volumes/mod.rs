@@ -23,6 +23,13 @@ impl Volumes {
         Self { root, ids, disk }
     }
 
+    /// With volume `a`.
+    pub fn with_volume(limits: Limits) -> (Self, File, ProjectId) {
+        let volumes = Self::new();
+        let (dir, id) = volumes.volume("a", limits);
+        (volumes, dir, id)
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
