@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use image::{Image, MIB, Page, alone, attached, bytes, formatted, node, open, open_direct, sysfs, temporary};
+use image::{Image, MIB, Page, alone_with, attached, bytes, formatted, node, open, open_direct, sysfs, temporary};
 use ktest_support::{Disk, Tmpfs, XfsDisk, eventually, run};
 use loopdev::{
     AttachError, Backing, BackingError, BlockSize, Config, ConfigError, Control, Detach, Device, DeviceError, Number,
@@ -157,8 +157,7 @@ fn each_block_size_is_what_the_disk_has() {
 
 #[test]
 fn a_configuration_with_another_meaning_is_rejected() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     for size in [0, 1, 256, 513, 1234, 3072, 8192, 1 << 31, u32::MAX] {
         assert_eq!(BlockSize::new(size), Err(ConfigError::BlockSize { asked: size, page: 4096 }));
@@ -203,8 +202,7 @@ fn a_number_that_was_read_only_can_be_written_for_the_next_file() {
 
 #[test]
 fn a_writable_device_needs_a_descriptor_for_both() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let open = |options: &mut fs::OpenOptions| options.open(&image.path).unwrap();
     let [reading, writing] = [open(File::options().read(true)), open(File::options().write(true))];
     let path = open(File::options().read(true).custom_flags(O_PATH));
@@ -231,8 +229,7 @@ fn only_files_and_block_devices_carry_a_device() {
 
 #[test]
 fn a_loop_device_carries_another() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let below = image.attach(&temporary());
     let above = Control::open().unwrap().attach(open(&below), &temporary()).unwrap();
     assert_eq!(above.status().unwrap().size, bytes(MIB));
@@ -380,8 +377,7 @@ fn losetup_shows_the_same() {
 
 #[test]
 fn what_losetup_attached_is_read() {
-    let _alone = alone();
-    let image = Image::new(8 * MIB);
+    let (_alone, image) = alone_with(8 * MIB);
     let options = ["--find", "--show", "--read-only", "--offset", "4096", "--sector-size", "2048"];
     let path = run(Command::new("losetup").args(options).arg(&image.path));
     let device = Device::open(path.trim()).unwrap();

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use image::{Image, MIB, alone, attached, bytes, detached, ext4, formatted, open, sysfs, temporary};
+use image::{Image, MIB, alone, alone_with, attached, bytes, detached, ext4, formatted, open, sysfs, temporary};
 use ktest_support::{Mount, Tmpfs, run};
 use loopdev::{BackingError, Config, Control, Detach, DetachError, Device, ResizeError, Status, StatusError};
 use nix::errno::Errno;
@@ -19,8 +19,7 @@ use nix::sys::statvfs::statvfs;
 
 #[test]
 fn a_number_can_be_used_again_right_after_a_detach() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     for _ in 0..50 {
         let device = image.attach(&Config::default());
         assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
@@ -32,8 +31,7 @@ fn a_number_can_be_used_again_right_after_a_detach() {
 /// the log.
 #[test]
 fn what_was_written_to_a_device_is_in_its_file_after_a_detach() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     for round in 1_u8..20 {
         let device = image.attach(&Config::default());
         // Not its last user: closing this writes nothing.
@@ -87,8 +85,7 @@ fn the_same_inode_of_another_file_system_is_another_file() {
 
 #[test]
 fn an_unsuitable_descriptor_detaches_nothing() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&temporary());
     let refused = Device::open(device.path()).unwrap().detach(File::open("/").unwrap());
     assert!(matches!(refused, Err(DetachError::Backing(BackingError::NotAFile))), "{refused:?}");
@@ -111,8 +108,7 @@ fn a_stale_node_does_not_detach_the_next_file() {
 
 #[test]
 fn a_device_without_a_backing_file_says_so() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&Config::default());
     let number = device.number();
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
@@ -127,8 +123,7 @@ fn a_device_without_a_backing_file_says_so() {
 
 #[test]
 fn a_busy_device_is_detached_by_its_last_user() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&Config::default());
     let user = open(&device);
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Deferred);
@@ -141,8 +136,7 @@ fn a_busy_device_is_detached_by_its_last_user() {
 
 #[test]
 fn a_mounted_device_is_detached_when_it_is_unmounted() {
-    let _alone = alone();
-    let image = Image::new(16 * MIB);
+    let (_alone, image) = alone_with(16 * MIB);
     let device = image.attach(&Config::default());
     let mounted = ext4(&device.path());
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Deferred);
@@ -168,8 +162,7 @@ fn an_open_device_keeps_its_file() {
 
 #[test]
 fn a_detach_by_another_process_is_revoked() {
-    let _alone = alone();
-    let image = Image::new(4 * MIB);
+    let (_alone, image) = alone_with(4 * MIB);
     let config = Config { offset: bytes(MIB), size_limit: Some(bytes(2 * MIB)), ..Config::default() };
     let device = image.attach(&config);
     assert!(!device.is_autoclear().unwrap());
@@ -190,8 +183,7 @@ fn a_detach_by_another_process_is_revoked() {
 
 #[test]
 fn autoclear_detaches_with_the_last_user() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&temporary());
     let user = open(&device);
     drop(device);
@@ -202,8 +194,7 @@ fn autoclear_detaches_with_the_last_user() {
 
 #[test]
 fn a_device_stays_attached_without_users() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let number = image.attach(&Config::default()).number();
     let [seen] = attached(image.backing())[..] else { panic!("it is one device") };
     assert_eq!(seen.number, number);
@@ -212,8 +203,7 @@ fn a_device_stays_attached_without_users() {
 
 #[test]
 fn a_device_that_is_open_grows_and_shrinks_with_its_file() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&temporary());
     let user = open(&device);
     for size in [MIB, 3 * MIB, 3 * MIB + 700, 2 * MIB, 0, MIB] {
@@ -233,8 +223,7 @@ fn a_device_that_is_open_grows_and_shrinks_with_its_file() {
 
 #[test]
 fn offset_and_size_limit_count_when_a_file_grows() {
-    let _alone = alone();
-    let image = Image::new(2 * MIB);
+    let (_alone, image) = alone_with(2 * MIB);
     let [offset, limit] = [bytes(MIB), bytes(3 * MIB)];
     let device = image.attach(&Config { offset, size_limit: Some(limit), ..temporary() });
     assert_eq!(device.status().unwrap().size, bytes(MIB));
@@ -246,8 +235,7 @@ fn offset_and_size_limit_count_when_a_file_grows() {
 
 #[test]
 fn a_read_only_device_grows_too() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let device = image.attach(&Config { read_only: true, ..temporary() });
     image.file.set_len(2 * MIB).unwrap();
     assert_eq!(device.refresh_size().unwrap(), bytes(2 * MIB));
@@ -311,8 +299,7 @@ fn the_list_shows_each_attached_device_and_no_other() {
 
 #[test]
 fn what_the_list_shows_can_be_detached() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let twice = [image.attach(&Config::default()), image.attach(&Config::default())];
     drop(twice);
     let orphans = attached(image.backing());
@@ -326,8 +313,7 @@ fn what_the_list_shows_can_be_detached() {
 
 #[test]
 fn the_list_holds_while_devices_come_and_go() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let kept = image.attach(&temporary());
     std::thread::scope(|scope| {
         let coming = scope.spawn(|| {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use image::{Image, MIB, alone, bytes, held, node, open, sysfs, temporary};
+use image::{Image, MIB, alone, alone_with, bytes, held, node, open, sysfs, temporary};
 use ktest_support::eventually_is;
 use loopdev::{
     AttachError, Backing, BackingError, Config, Control, Detach, DetachError, Device, DeviceError, DeviceNumber,
@@ -139,8 +139,7 @@ fn there_can_be_more_than_256() {
 
 #[test]
 fn what_is_refused_leaves_nothing_behind() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let reading = File::open(&image.path).unwrap();
     let path = File::options().read(true).custom_flags(O_PATH).open(&image.path).unwrap();
@@ -191,8 +190,7 @@ impl Drop for Descriptors {
 /// Each step that needs a descriptor fails once.
 #[test]
 fn an_attach_that_runs_out_of_descriptors_leaves_nothing_behind() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let before = held();
     let next = u64::try_from(before.0.len()).unwrap();
@@ -222,8 +220,7 @@ fn an_attach_that_runs_out_of_descriptors_leaves_nothing_behind() {
 #[test]
 fn an_attach_whose_calls_fail_leaves_nothing_behind() {
     const CONFIGURE: Call = Call::ioctl(0x4C0A);
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let path = free(&control, &image);
     let before = held();
@@ -261,8 +258,7 @@ fn an_attach_whose_calls_fail_leaves_nothing_behind() {
 #[test]
 fn an_open_whose_calls_fail_leaves_nothing_behind() {
     type Expected = fn(&DeviceError) -> bool;
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let device = control.attach(&image.file, &temporary()).unwrap();
     let path = device.path();
@@ -348,8 +344,7 @@ const LIMIT: Duration = Duration::from_millis(200);
 
 #[test]
 fn the_wait_for_a_missing_node_is_limited() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap().with_limit(LIMIT);
     let path = free(&control, &image);
     let before = held();
@@ -365,8 +360,7 @@ fn the_wait_for_a_missing_node_is_limited() {
 
 #[test]
 fn the_wait_for_an_exclusively_open_device_is_limited() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap().with_limit(LIMIT);
     let path = free(&control, &image);
     let before = held();
@@ -394,8 +388,7 @@ fn remove(control: &File, number: i32) {
 
 #[test]
 fn a_number_that_was_removed_meanwhile_is_skipped() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let before = held();
     thread::scope(|scope| {
@@ -483,8 +476,7 @@ fn numbers_go_on_above_the_highest_device() {
 
 #[test]
 fn a_next_device_that_cannot_be_attached_is_removed() {
-    let _alone = alone();
-    let image = Image::new(MIB);
+    let (_alone, image) = alone_with(MIB);
     let control = Control::open().unwrap();
     let numbers = Numbers::after_existing().unwrap();
     let before = held();

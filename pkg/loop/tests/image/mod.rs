@@ -60,6 +60,11 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The same, with an image of this size.
+pub fn alone_with(size: u64) -> (MutexGuard<'static, ()>, Image) {
+    (alone(), Image::new(size))
+}
+
 /// Goes when the test drops the device, also if it fails.
 pub fn temporary() -> Config {
     Config { autoclear: true, ..Config::default() }
