@@ -96,6 +96,13 @@ impl<'n> Case<'n> {
         parent.join(name)
     }
 
+    /// A shared volume and its target for a pod.
+    pub fn place(&self, kind: Kind) -> (Volume, PathBuf) {
+        let volume = self.volume(kind);
+        let target = self.target(&volume, "pod");
+        (volume, target)
+    }
+
     pub async fn publish(&self, message: NodePublishVolumeRequest) -> Result<(), Code> {
         answer(self.node.client().node_publish_volume(message).await).map(drop)
     }
@@ -119,8 +126,7 @@ impl<'n> Case<'n> {
     }
 
     pub async fn published(&self, kind: Kind) -> (Volume, PathBuf) {
-        let volume = self.volume(kind);
-        let target = self.target(&volume, "pod");
+        let (volume, target) = self.place(kind);
         self.publish(self.publishing(&volume, &target)).await.expect("publish");
         (volume, target)
     }

@@ -15,8 +15,7 @@ use tonic::Code;
 #[test]
 fn modes_of_one_node_are_accepted() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let modes = [
             (Mode::SingleNodeWriter, false),
             (Mode::SingleNodeSingleWriter, false),
@@ -35,8 +34,7 @@ fn modes_of_one_node_are_accepted() {
 #[test]
 fn modes_of_many_nodes_and_unknown_modes_are_invalid() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let many = [Mode::MultiNodeReaderOnly, Mode::MultiNodeSingleWriter, Mode::MultiNodeMultiWriter];
         for mode in many.map(i32::from).into_iter().chain([8, -1, i32::MAX]) {
             let mut message = case.publishing(&volume, &target);
@@ -70,8 +68,7 @@ fn can_write(kind: Kind, target: &Path) -> bool {
 #[test]
 fn read_only_is_read_only() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let whole = case.publishing(&volume, &target);
         let messages = [read_only(whole.clone()), with_mode(whole.clone(), Mode::SingleNodeReaderOnly)];
         for message in messages {

@@ -24,8 +24,7 @@ fn assert_graceful(answers: &[Result<(), Code>]) {
 #[test]
 fn calls_for_one_target_make_one_mount() {
     hold_each_in_turn(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let publish = join_all((0..TIMES).map(|_| case.publish(case.publishing(&volume, &target)))).await;
         assert_graceful(&publish);
         case.assert_published(&volume, &target, false);
@@ -84,8 +83,7 @@ fn one_of_many_gets_the_only_target() {
 #[test]
 fn publish_and_unpublish_at_once_end_in_one_of_two_states() {
     hold_each_in_turn(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         for _ in 0..3 {
             let publish = join_all((0..3).map(|_| case.publish(case.publishing(&volume, &target))));
             let unpublish = join_all((0..3).map(|_| case.unpublish(case.unpublishing(&volume, &target))));
@@ -106,8 +104,7 @@ fn publish_and_unpublish_at_once_end_in_one_of_two_states() {
 #[test]
 fn concurrent_stats_see_a_volume_or_none() {
     hold_each_in_turn(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let change = async {
             for _ in 0..3 {
                 case.publish(case.publishing(&volume, &target)).await.expect("publish");
@@ -131,8 +128,7 @@ fn concurrent_stats_see_a_volume_or_none() {
 #[test]
 fn the_next_call_completes_a_canceled_one() {
     hold_each_in_turn(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let publish = || case.publish(case.publishing(&volume, &target));
         let unpublish = || case.unpublish(case.unpublishing(&volume, &target));
         let mut whole = [Duration::MAX; 2];

@@ -133,8 +133,7 @@ fn a_device_of_an_earlier_plugin_is_used_and_detached() {
 #[test]
 fn a_file_that_an_earlier_call_left_is_used() {
     hold(async |case| {
-        let volume = case.volume(Kind::Block);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Block);
         File::create_new(&target).expect("a file");
         case.publish(case.publishing(&volume, &target)).await.expect("publish");
         case.assert_published(&volume, &target, false);

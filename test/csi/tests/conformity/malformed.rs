@@ -106,8 +106,7 @@ type Place = (Volume, PathBuf);
 /// Two of each kind; each half has both.
 fn places(case: &Case<'_>) -> [Place; 4] {
     [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         (volume, target)
     })
 }

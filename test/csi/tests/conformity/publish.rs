@@ -16,8 +16,7 @@ use volume::Volumes as _;
 #[test]
 fn missing_fields_are_invalid() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let whole = case.publishing(&volume, &target);
         let partial = |change: fn(&mut VolumeCapability)| {
             let mut message = whole.clone();
@@ -44,8 +43,7 @@ fn missing_fields_are_invalid() {
 #[test]
 fn an_id_that_no_volume_can_have_is_invalid() {
     hold(async |case| {
-        let volume = case.volume(Kind::Filesystem);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Filesystem);
         let long = format!("pvc-{}", "a".repeat(200));
         for id in ["a", "1vc", "..", "../pvc", "pvc\0", "PVC-1", "pvc-1-", "pvc-ü", &long] {
             let message = NodePublishVolumeRequest { volume_id: id.to_owned(), ..case.publishing(&volume, &target) };
@@ -100,8 +98,7 @@ fn written_data_is_there_after_the_next_publish() {
 fn the_same_call_again_changes_nothing() {
     hold_each(async |case, kind| {
         for reads_only in [false, true] {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
+            let (volume, target) = case.place(kind);
             let message = case.publishing(&volume, &target);
             let message = if reads_only { read_only(message) } else { message };
             for _ in 0..3 {
@@ -186,8 +183,7 @@ fn a_mode_for_many_targets_has_many() {
 #[test]
 fn mount_options_that_would_be_ignored_are_invalid() {
     hold(async |case| {
-        let volume = case.volume(Kind::Filesystem);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Filesystem);
         let mounts = [
             MountVolume { fs_type: "ext4".to_owned(), ..MountVolume::default() },
             MountVolume { mount_flags: vec!["noatime".to_owned()], ..MountVolume::default() },
@@ -209,8 +205,7 @@ fn mount_options_that_would_be_ignored_are_invalid() {
 #[test]
 fn unused_fields_are_ignored() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let context: HashMap<_, _> =
             (0..30).map(|number| (format!("local.granary.dev/key-{number}"), "v".repeat(100))).collect();
         let message = NodePublishVolumeRequest {
@@ -231,8 +226,7 @@ fn unused_fields_are_ignored() {
 #[test]
 fn a_volume_of_the_other_kind_is_refused() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let other = Some(capability(kind.other(), Mode::SingleNodeMultiWriter));
         let message = NodePublishVolumeRequest { volume_capability: other, ..case.publishing(&volume, &target) };
         assert_eq!(case.publish(message.clone()).await, Err(Code::InvalidArgument));

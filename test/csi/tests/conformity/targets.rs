@@ -136,8 +136,7 @@ fn a_link_is_followed_neither_on_the_way_nor_at_the_end() {
 #[test]
 fn targets_of_the_wrong_kind_stay() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         let inside = target.join("stray");
         match kind {
             Kind::Filesystem => fs::write(&target, "a file"),
@@ -166,8 +165,7 @@ fn targets_of_the_wrong_kind_stay() {
 #[test]
 fn files_below_the_mount_are_never_deleted() {
     hold(async |case| {
-        let volume = case.volume(Kind::Filesystem);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Filesystem);
         let stray = target.join("stray");
         fs::create_dir(&target).and_then(|()| fs::write(&stray, "not the volume's")).expect("a file");
         case.publish(case.publishing(&volume, &target)).await.expect("publish");
@@ -185,8 +183,7 @@ fn files_below_the_mount_are_never_deleted() {
 #[test]
 fn a_file_with_content_is_never_deleted() {
     hold(async |case| {
-        let volume = case.volume(Kind::Block);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Block);
         fs::write(&target, "other data").expect("a file");
         assert_eq!(case.publish(case.publishing(&volume, &target)).await, Err(Code::FailedPrecondition));
         let refused = case.unpublish(case.unpublishing(&volume, &target)).await;
@@ -205,8 +202,7 @@ fn tmpfs(at: &Path) {
 #[test]
 fn a_foreign_mount_stays() {
     hold(async |case| {
-        let volume = case.volume(Kind::Filesystem);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(Kind::Filesystem);
         fs::create_dir(&target).expect("a directory");
         tmpfs(&target);
         fs::write(target.join("file"), "foreign").expect("write");

@@ -11,8 +11,7 @@ use volume::{Error, Volumes as _};
 fn the_target_is_removed() {
     hold_each(async |case, kind| {
         for reads_only in [false, true] {
-            let volume = case.volume(kind);
-            let target = case.target(&volume, "pod");
+            let (volume, target) = case.place(kind);
             let message = case.publishing(&volume, &target);
             case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
             assert!(target.exists());
@@ -36,8 +35,7 @@ fn the_same_call_again_is_ok() {
 #[test]
 fn a_partial_target_is_removed() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         match kind {
             Kind::Filesystem => fs::create_dir(&target),
             Kind::Block => File::create_new(&target).map(drop),
@@ -110,8 +108,7 @@ fn a_target_in_use_stays_mounted() {
 #[test]
 fn a_target_is_published_unpublished_and_published_again() {
     hold_each(async |case, kind| {
-        let volume = case.volume(kind);
-        let target = case.target(&volume, "pod");
+        let (volume, target) = case.place(kind);
         for reads_only in [false, true, false] {
             let message = case.publishing(&volume, &target);
             case.publish(if reads_only { read_only(message) } else { message }).await.expect("publish");
