@@ -293,6 +293,12 @@ mod tests {
         Name::try_from(text).expect("valid name")
     }
 
+    fn scratch() -> (tempfile::TempDir, Dir) {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Dir::open(scratch.path()).unwrap();
+        (scratch, dir)
+    }
+
     fn chain(top: &Dir, levels: usize) {
         let mut dir = top.try_clone().unwrap();
         for _ in 0..levels {
@@ -303,8 +309,7 @@ mod tests {
 
     #[test]
     fn targets_of_links_in_a_removed_tree_remain() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (scratch, dir) = scratch();
         fs::create_dir_all(scratch.path().join("tree/sub/empty")).unwrap();
         fs::create_dir(scratch.path().join("outside")).unwrap();
         fs::write(scratch.path().join("outside/kept"), b"x").unwrap();
@@ -317,8 +322,7 @@ mod tests {
 
     #[test]
     fn a_tree_deeper_than_any_path_is_removed() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         chain(&dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap(), 2500); // a path of 5000 bytes exceeds PATH_MAX
         dir.remove_all(&name("tree")).unwrap();
         assert!(dir.is_empty().unwrap());
@@ -326,8 +330,7 @@ mod tests {
 
     #[test]
     fn many_trees_that_are_too_deep_are_removed() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
         for number in 0..12 {
             chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
@@ -338,8 +341,7 @@ mod tests {
 
     #[test]
     fn subtrees_moved_up_by_an_interrupted_run_are_removed() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
         chain(&dir.create_dir(&name(".tree.7"), Mode::S_IRWXU).unwrap(), 60);
         dir.create_dir(&name(".tree.new"), Mode::S_IRWXU).unwrap();
@@ -352,8 +354,7 @@ mod tests {
 
     #[test]
     fn a_large_directory_is_removed() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (scratch, dir) = scratch();
         fs::create_dir(scratch.path().join("tree")).unwrap();
         for number in 0..3000 {
             fs::write(scratch.path().join(format!("tree/{number}")), b"").unwrap();
@@ -364,8 +365,7 @@ mod tests {
 
     #[test]
     fn a_removal_stops_after_its_steps_and_the_next_continues() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
         for number in 0..3 {
             chain(&tree.create_dir(&name(&number.to_string()), Mode::S_IRWXU).unwrap(), 60);
@@ -383,8 +383,7 @@ mod tests {
 
     #[test]
     fn a_directory_becomes_private_before_it_is_listed() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (scratch, dir) = scratch();
         let tree = dir.create_dir(&name("tree"), Mode::from_bits_truncate(0o777)).unwrap();
         chain(&tree, 2);
         // The first step finds that the tree is not empty.
@@ -397,8 +396,7 @@ mod tests {
     #[test]
     fn a_removal_ends_while_another_process_adds_names() {
         const STEPS: u64 = 2000;
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         let tree = dir.create_dir(&name("tree"), Mode::S_IRWXU).unwrap();
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -424,8 +422,7 @@ mod tests {
 
     #[test]
     fn remove_all_accepts_a_file_and_a_missing_name() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = Dir::open(scratch.path()).unwrap();
+        let (_scratch, dir) = scratch();
         dir.write(&name("file"), b"x", Mode::S_IRWXU).unwrap();
         dir.remove_all(&name("file")).unwrap();
         dir.remove_all(&name("file")).unwrap();
