@@ -52,8 +52,7 @@ fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
     let _writer = Writer::start("frozen::the_writer", Path::new(CGROUP), &stage.from, &FILES);
     let mut last = 0;
     for _ in 0..4 {
-        let mut clone = stage.begin();
-        clone.approach(None).unwrap();
+        let clone = stage.approached();
         clone.sync().unwrap();
         let frozen = freezer::freeze(this_program("frozen::the_guard"), &[CGROUP], BUDGET).unwrap();
         let complete = clone.complete(Some(frozen.deadline())).unwrap();
@@ -87,8 +86,7 @@ fn the_last_pass_takes_at_most_a_third_of_a_copy() {
     syncfs(&disk).unwrap();
     let copied = begin.elapsed();
 
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     clone.sync().unwrap();
     for number in 0..20 {
         fs::write(stage.from.join(number.to_string()).join(number.to_string()), "changed").unwrap();

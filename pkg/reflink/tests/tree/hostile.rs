@@ -37,8 +37,7 @@ fn a_path_that_is_longer_than_any_call_takes_is_cloned() {
         dir = below(&dir, &name, OFlag::O_DIRECTORY);
     }
     drop(below(&dir, &name, OFlag::O_WRONLY | OFlag::O_CREAT));
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     let written = below(&dir, &name, OFlag::O_WRONLY);
     nix::unistd::write(&written, b"deep").unwrap();
     stage.complete(clone);
@@ -67,8 +66,7 @@ fn attributes_of_the_largest_number_and_size_are_cloned() {
         }
         lsetxattr(&path, "user.largest", &[9; 1 << 16], XattrFlags::empty()).unwrap();
     }
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     stage.complete(clone);
     stage.expect_equal();
 }
@@ -102,8 +100,7 @@ fn flags_and_projects_of_the_source_are_not_cloned() {
     let project = |path: &Path| quotas.project(File::open(path).unwrap()).unwrap();
     assert_eq!(project(&stage.from.join("other/file")), Some(OTHER));
 
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     stage.complete(clone);
     stage.expect_equal();
     for (path, flag) in protected {

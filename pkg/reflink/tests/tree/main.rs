@@ -77,6 +77,13 @@ impl Stage {
         TreeClone::begin(File::open(&self.from).unwrap(), File::open(&self.to).unwrap()).unwrap()
     }
 
+    /// After one pass.
+    fn approached(&self) -> TreeClone {
+        let mut clone = self.begin();
+        clone.approach(None).unwrap();
+        clone
+    }
+
     fn complete(&self, clone: TreeClone) -> Counts {
         let complete = clone.complete(None).unwrap();
         let counts = complete.counts();
@@ -204,8 +211,7 @@ fn the_last_pass_clones_a_small_file_with_the_name_of_another_one_in_place() {
 #[test]
 fn a_change_right_after_the_first_pass_is_copied_too() {
     let stage = Stage::populated();
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     change(&stage.from);
     stage.complete(clone);
     stage.expect_equal();
@@ -232,8 +238,7 @@ fn large_directories_are_cloned_by_several_threads() {
     for number in 0..60 {
         fs::create_dir_all(stage.from.join(format!("{}/{number}/below", number % 7))).unwrap();
     }
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let clone = stage.approached();
     for number in (0..1000).step_by(2) {
         fs::remove_file(stage.from.join(format!("file-{number}"))).unwrap();
     }
@@ -373,8 +378,7 @@ fn a_pass_that_removes_entries_ends_at_its_deadline() {
     for number in 0..10 {
         fs::write(stage.from.join(number.to_string()), "").unwrap();
     }
-    let mut clone = stage.begin();
-    clone.approach(None).unwrap();
+    let mut clone = stage.approached();
     for entry in fs::read_dir(&stage.from).unwrap() {
         fs::remove_file(entry.unwrap().path()).unwrap();
     }
