@@ -31,6 +31,12 @@ impl Machine {
         Self::with(&[])
     }
 
+    fn booted() -> (Self, Mounted<Data>) {
+        let machine = Self::new();
+        let data = machine.boot();
+        (machine, data)
+    }
+
     fn with(options: &[&str]) -> Self {
         let (place, disk) = (tempfile::tempdir().unwrap(), Disk::take());
         let data = Root::at(place.path()).data;
@@ -107,8 +113,7 @@ fn fill(directory: &Path) -> Bytes {
 
 #[test]
 fn every_part_has_its_limits_before_anything_is_in_it() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let budget = data.budget().unwrap();
     for part in Part::ALL {
         assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
@@ -119,8 +124,7 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
 
 #[test]
 fn what_the_node_alone_writes_to_has_no_project() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     for directory in [
         data.path(),
         data.pki.path(),
@@ -135,8 +139,7 @@ fn what_the_node_alone_writes_to_has_no_project() {
 
 #[test]
 fn the_projects_of_volumes_are_others_than_those_of_parts() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
     let volume = data.volumes.path().join("volume");
     fs::create_dir(&volume).unwrap();
@@ -150,8 +153,7 @@ fn the_projects_of_volumes_are_others_than_those_of_parts() {
 
 #[test]
 fn only_root_reads_the_secret_projects_of_the_parts() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     for part in Part::ALL {
         assert!(quota(path(&data, part)).id.get() >= former::FIRST, "{part:?}");
     }
@@ -176,8 +178,7 @@ fn parts_of_the_former_release_move_to_secret_projects() {
 /// A damaged record must not cost the node its disk.
 #[test]
 fn a_lost_record_of_projects_is_restored_from_directories() {
-    let machine = Machine::new();
-    let mut data = machine.boot();
+    let (machine, mut data) = Machine::booted();
     let before = Part::ALL.map(|part| quota(path(&data, part)).id);
     let record = fs::read(data.project_ids.path()).unwrap();
     // The latter cannot be read (EFBIG), as if its sectors were broken.
@@ -191,8 +192,7 @@ fn a_lost_record_of_projects_is_restored_from_directories() {
 
 #[test]
 fn a_later_boot_keeps_the_projects_and_sets_the_limits_again() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (machine, data) = Machine::booted();
     let before = Part::ALL.map(|part| quota(path(&data, part)));
     for quota in before {
         let other = Limits { bytes: Some(Bytes::GIB), inodes: Some(Inodes::new(7)) };
@@ -260,8 +260,7 @@ fn a_part_filled_without_a_limit_keeps_its_data() {
 
 #[test]
 fn the_size_that_programs_see_in_a_part_is_its_limit() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let budget = data.budget().unwrap();
     for part in Part::ALL {
         let seen = statvfs(path(&data, part)).unwrap();
@@ -273,8 +272,7 @@ fn the_size_that_programs_see_in_a_part_is_its_limit() {
 
 #[test]
 fn full_parts_leave_volumes_all_that_was_not_reserved() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let budget = data.budget().unwrap();
     let free = budget.size().saturating_sub(budget.reserve());
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
@@ -301,8 +299,7 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
 
 #[test]
 fn a_part_full_of_empty_files_leaves_the_others_their_files() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let limit = data.budget().unwrap().limits(Part::Etcd).inodes.unwrap().get();
     let mut made = 1; // the directory itself
     let refused = loop {
@@ -320,8 +317,7 @@ fn a_part_full_of_empty_files_leaves_the_others_their_files() {
 
 #[test]
 fn nothing_moves_from_one_part_to_another() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let from = data.kubelet.pods.path().join("file");
     fs::write(&from, "x").unwrap();
     for to in [data.containerd.content.path(), data.log.pods.path()] {
@@ -334,8 +330,7 @@ fn nothing_moves_from_one_part_to_another() {
 
 #[test]
 fn a_part_does_not_hold_another_project() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
     let inner = data.containerd.content.path().join("inner");
     fs::create_dir(&inner).unwrap();
@@ -382,8 +377,7 @@ impl Drop for Overlay {
 
 #[test]
 fn containers_write_to_an_overlay_in_a_part_as_to_any_other() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let overlay = Overlay::mount(data.containerd.overlayfs.snapshots.path(), |lower| {
         for file in ["changed", "deleted", "renamed", "linked"] {
             fs::write(lower.join(file), "lower").unwrap();
@@ -410,8 +404,7 @@ fn containers_write_to_an_overlay_in_a_part_as_to_any_other() {
 
 #[test]
 fn what_containers_write_is_limited_with_their_images() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     let overlay = Overlay::mount(data.containerd.overlayfs.snapshots.path(), |_| {});
     let limit = data.budget().unwrap().bytes(Part::Containerd);
     let before = quota(data.containerd.content.path()).used.bytes;
@@ -423,8 +416,7 @@ fn what_containers_write_is_limited_with_their_images() {
 
 #[test]
 fn images_and_writable_layers_share_one_limit() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (machine, data) = Machine::booted();
     let (content, snapshots) = (data.containerd.content.path(), data.containerd.overlayfs.snapshots.path());
     fill(snapshots);
     let refused = fs::write(content.join("image"), [1; 4096]).unwrap_err();
@@ -464,8 +456,7 @@ fn the_part_of_a_former_release_grows_with_the_disk() {
 
 #[test]
 fn programs_move_files_within_their_part() {
-    let machine = Machine::new();
-    let data = machine.boot();
+    let (_machine, data) = Machine::booted();
     for part in [Part::Containerd, Part::Pods, Part::Etcd] {
         let (ingest, blobs) = (path(&data, part).join("ingest"), path(&data, part).join("blobs/sha256"));
         fs::create_dir_all(&ingest).unwrap();
