@@ -34,104 +34,52 @@ impl<V: Volumes> Fused<V> {
     }
 }
 
+macro_rules! changes {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty => $what:literal;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result {
+            self.change($what, |below| below.$name($($argument),*))
+        })*
+    };
+}
+
+macro_rules! reads {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $type),*) -> $result {
+            self.below.$name($($argument),*)
+        })*
+    };
+}
+
 impl<V: Volumes> Volumes for Fused<V> {
-    fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> {
-        self.change("provision", |below| below.provision(id, want))
+    changes! {
+        provision(id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error> => "provision";
+        announce(id: &VolumeId) -> Result<Ensured<()>, Error> => "announce";
+        expand(id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> => "expand";
+        limit_io(id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> => "limit the I/O";
+        retire(id: &VolumeId) -> Result<Ensured<()>, Error> => "retire";
+        restore(id: &VolumeId) -> Result<Ensured<()>, Error> => "restore";
+        discard(id: &VolumeId) -> Result<Ensured<()>, Error> => "discard";
+        undo(id: &VolumeId) -> Result<Ensured<()>, Error> => "undo";
+        roll_back(id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> => "roll back";
+        end_rollback(id: &VolumeId) -> Result<Ensured<()>, Error> => "end the rollback";
+        take_snapshot(id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> => "take a snapshot";
+        take_group(want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>
+            => "take a group of snapshots";
+        remove_snapshot(id: &VolumeId) -> Result<Ensured<()>, Error> => "remove a snapshot";
     }
 
-    fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("announce", |below| below.announce(id))
-    }
-
-    fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error> {
-        self.change("expand", |below| below.expand(id, to))
-    }
-
-    fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error> {
-        self.change("limit the I/O", |below| below.limit_io(id, limits))
-    }
-
-    fn check_io_limits(&self) -> Result<(), ThrottleError> {
-        self.below.check_io_limits()
-    }
-
-    fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("retire", |below| below.retire(id))
-    }
-
-    fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("restore", |below| below.restore(id))
-    }
-
-    fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("discard", |below| below.discard(id))
-    }
-
-    fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("undo", |below| below.undo(id))
-    }
-
-    fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
-        self.change("roll back", |below| below.roll_back(id, want))
-    }
-
-    fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("end the rollback", |below| below.end_rollback(id))
-    }
-
-    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        self.change("take a snapshot", |below| below.take_snapshot(id, want))
-    }
-
-    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
-        self.change("take a group of snapshots", |below| below.take_group(want))
-    }
-
-    fn takes_groups(&self) -> bool {
-        self.below.takes_groups()
-    }
-
-    fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
-        self.change("remove a snapshot", |below| below.remove_snapshot(id))
-    }
-
-    fn live_volume(&self, id: &VolumeId) -> Result<LiveVolume, LiveVolumeError> {
-        self.below.live_volume(id)
-    }
-
-    fn record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
-        self.below.record(id)
-    }
-
-    fn records(&self) -> Result<Records, ListError> {
-        self.below.records()
-    }
-
-    fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
-        self.below.retired()
-    }
-
-    fn strays(&self) -> Result<Strays, ListError> {
-        self.below.strays()
-    }
-
-    fn drifted(&self, id: &VolumeId) -> Result<Drifted, DriftError> {
-        self.below.drifted(id)
-    }
-
-    fn faults(&self) -> Result<Vec<DiskFault>, FsError> {
-        self.below.faults()
-    }
-
-    fn space(&self) -> Result<Space, LookError> {
-        self.below.space()
-    }
-
-    fn usage(&self) -> Result<Vec<VolumeUsage>, UsageError> {
-        self.below.usage()
-    }
-
-    fn calls(&self) -> &VolumeCalls {
-        self.below.calls()
+    reads! {
+        check_io_limits() -> Result<(), ThrottleError>;
+        takes_groups() -> bool;
+        live_volume(id: &VolumeId) -> Result<LiveVolume, LiveVolumeError>;
+        record(id: &VolumeId) -> Result<Option<Record>, Error>;
+        records() -> Result<Records, ListError>;
+        retired() -> Result<Vec<VolumeId>, ListError>;
+        strays() -> Result<Strays, ListError>;
+        drifted(id: &VolumeId) -> Result<Drifted, DriftError>;
+        faults() -> Result<Vec<DiskFault>, FsError>;
+        space() -> Result<Space, LookError>;
+        usage() -> Result<Vec<VolumeUsage>, UsageError>;
+        calls() -> &VolumeCalls;
     }
 }
