@@ -10,6 +10,20 @@ use units::Bytes;
 use crate::backing::Backing;
 use crate::number::{DeviceNumber, Number};
 
+/// The error for `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
+macro_rules! from_errno {
+    ($error:ident, $free:ident) => {
+        impl $error {
+            pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
+                move |errno| match errno {
+                    Errno::ENXIO => Self::$free { number },
+                    source => Self::System { number, operation, source },
+                }
+            }
+        }
+    };
+}
+
 /// [`Control::open`](crate::Control::open) failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
@@ -164,15 +178,7 @@ pub enum StatusError {
     System { number: Number, operation: &'static str, source: Errno },
 }
 
-impl StatusError {
-    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
-    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| match errno {
-            Errno::ENXIO => Self::NotAttached { number },
-            source => Self::System { number, operation, source },
-        }
-    }
-}
+from_errno!(StatusError, NotAttached);
 
 /// [`Device::refresh_size`](crate::Device::refresh_size) failed.
 #[derive(Debug, thiserror::Error)]
@@ -186,15 +192,7 @@ pub enum ResizeError {
     System { number: Number, operation: &'static str, source: Errno },
 }
 
-impl ResizeError {
-    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
-    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| match errno {
-            Errno::ENXIO => Self::Detached { number },
-            source => Self::System { number, operation, source },
-        }
-    }
-}
+from_errno!(ResizeError, Detached);
 
 /// [`Device::detach`](crate::Device::detach) failed; the device is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -222,15 +220,7 @@ pub enum DetachError {
     System { number: Number, operation: &'static str, source: Errno },
 }
 
-impl DetachError {
-    /// For `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
-    pub(crate) fn new(number: Number, operation: &'static str) -> impl FnOnce(Errno) -> Self {
-        move |errno| match errno {
-            Errno::ENXIO => Self::NotAttached { number },
-            source => Self::System { number, operation, source },
-        }
-    }
-}
+from_errno!(DetachError, NotAttached);
 
 /// [`list`](crate::list) failed.
 #[derive(Debug, thiserror::Error)]
