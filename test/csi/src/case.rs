@@ -189,7 +189,7 @@ fn mounts_at(path: &Path) -> usize {
 }
 
 /// Fails on files and mounts.
-fn remove_directories(directory: &Path) -> io::Result<()> {
+pub fn remove_directories(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         remove_directories(&entry?.path())?;
     }

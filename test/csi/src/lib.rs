@@ -24,7 +24,7 @@ mod messages;
 mod node;
 mod volumes;
 
-pub use case::Case;
+pub use case::{Case, remove_directories};
 pub use census::Census;
 pub use client::{answer, connect};
 pub use hold::{hold, hold_each, hold_each_in_turn, hold_in_turn, hold_published, with_case};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use conformity::remove_directories;
 use crash::random::Random;
 use proto::csi::node_client::NodeClient;
 use proto::csi::volume_capability::access_mode::Mode;
@@ -271,12 +272,4 @@ fn fill(target: &Path, is_block: bool, size: u64) -> io::Result<()> {
         }
     }
     Err(io::Error::other(format!("{} MiB were written to {size} MiB", size + 1)))
-}
-
-/// Fails on files and mounts.
-fn remove_directories(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        remove_directories(&entry?.path())?;
-    }
-    fs::remove_dir(directory)
 }
