@@ -8,15 +8,13 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use dir::{Name, OFlag};
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
-use nix::sys::stat::Mode as Permissions;
 use units::Bytes;
 use volume::{
     Allocation, Claim, Error, Mode, Request, RollbackRequest, Settings, State, Store, VolumeId, Volumes as _,
 };
 
-use crate::node::{INODES, Node, id, only_byte, settings, sized, snapshot_request, without_pods};
+use crate::node::{INODES, Node, copied, id, only_byte, settings, sized, snapshot_request, without_pods};
 
 const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
 const SIZE: Bytes = Bytes::new(2 << 20);
@@ -33,10 +31,8 @@ fn content(mode: Mode) -> (&'static str, Bytes) {
 }
 
 fn file(store: &Store, id: &VolumeId) -> File {
-    let volume = store.open_volume(id).unwrap();
-    let name = Name::try_from(content(volume.mode()).0).unwrap();
-    let permissions = Permissions::S_IRUSR | Permissions::S_IWUSR;
-    File::from(volume.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
+    let mode = store.open_volume(id).unwrap().mode();
+    node::file(store, id, content(mode).0)
 }
 
 fn write(store: &Store, id: &VolumeId, byte: u8) {
@@ -52,19 +48,11 @@ fn shared(store: &Store, id: &VolumeId) -> Bytes {
     batch.iter().filter(|extent| extent.shared).map(|extent| extent.length).sum()
 }
 
-fn made(store: &Store, request: &Request) {
-    let id = id(&request.claim.name);
-    while let Err(error) = store.provision(&id, request) {
-        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
-    }
-    store.announce(&id).unwrap();
-}
-
 #[test]
 fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
     let want = Request { source: Some(id("pvc-source")), ..sized("pvc-clone", THICK, SIZE) };
     cut_everywhere(THICK, &id("pvc-clone"), |store| {
-        made(store, &want);
+        copied(store, &want);
         drop(store.open_volume(&id("pvc-clone")).unwrap());
     });
 }
@@ -133,7 +121,7 @@ fn cut_rollback(mode: Mode) {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
     let store = open(mounted.path());
-    made(&store, &sized("pvc-source", mode, SIZE));
+    copied(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &volume, 1);
     let taken = snapshot_request(claim, volume.clone());
     while store.take_snapshot(&snapshot, &taken).unwrap().into_inner().state != State::Announced {}
@@ -191,7 +179,7 @@ fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
     let mounted = recorder.mount("prjquota");
     let source = id("pvc-source");
     let store = open(mounted.path());
-    made(&store, &sized("pvc-source", mode, SIZE));
+    copied(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &source, 1);
     let alone = store.open_volume(&source).unwrap().quota().unwrap().limits;
     recorder.mark("begin");

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use dir::Dir;
+use dir::{Dir, Name, OFlag};
 use fsquota::{Limits, ProjectId};
 use ktest_support::XfsDisk;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::Mode as Permissions;
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{
@@ -110,6 +111,26 @@ impl Node {
         let root = File::open(self.disk.path()).unwrap();
         fsquota::report(&root).unwrap().map(|quota| quota.unwrap().id).collect()
     }
+}
+
+/// A file of a filesystem volume. Creates it first if it is not there.
+pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
+    let (name, permissions) = (Name::try_from(name).unwrap(), Permissions::S_IRUSR | Permissions::S_IWUSR);
+    let opened = store.open_volume(volume).unwrap();
+    File::from(opened.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
+}
+
+/// All passes of a clone, and the PV.
+pub fn copied(store: &Store, request: &Request) -> Record {
+    let id = id(&request.claim.name);
+    let record = loop {
+        match store.provision(&id, request) {
+            Err(volume::Error::Copying { .. }) => {}
+            done => break done.unwrap().into_inner(),
+        }
+    };
+    store.announce(&id).unwrap();
+    record
 }
 
 /// Volumes that no pod has.

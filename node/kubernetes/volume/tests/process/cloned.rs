@@ -11,10 +11,10 @@ use ktest_support::process::{Call, killed_before};
 use nix::errno::Errno;
 use nix::libc;
 use units::Bytes;
-use volume::{Access, Allocation, Claim, Error, Mode, Record, Request, State, Store, VolumeId, Volumes as _};
+use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
-use crate::node::{id, only_byte, sized, snapshot_request};
+use crate::node::{copied, id, only_byte, sized, snapshot_request};
 
 const SIZE: Bytes = Bytes::new(64 << 20);
 
@@ -46,18 +46,6 @@ fn limits(store: &Store, id: &VolumeId) -> Limits {
     store.open_volume(id).unwrap().quota().unwrap().limits
 }
 
-fn cloned(store: &Store, request: &Request) -> Record {
-    let id = id(&request.claim.name);
-    let record = loop {
-        match store.provision(&id, request) {
-            Err(Error::Copying { .. }) => {}
-            done => break done.unwrap().into_inner(),
-        }
-    };
-    store.announce(&id).unwrap();
-    record
-}
-
 /// Of a source to which no clone is bound any more.
 pub fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
     let id = id(&source.claim.name);
@@ -80,11 +68,11 @@ fn a_killed_clone_is_finished_by_the_next() {
         Steps { first: 0, stride: 2 },
         &[THICK, THIN],
         with_source,
-        |store, request| drop(cloned(store, &clone_of(&source_of(request), request))),
+        |store, request| drop(copied(store, &clone_of(&source_of(request), request))),
         |store, request| {
             let source = source_of(request);
             write(store, &source, 2).unwrap();
-            let record = cloned(store, &clone_of(&source, request));
+            let record = copied(store, &clone_of(&source, request));
             is_settled(store, &source, record.reserved());
             let mut content = vec![0; request.size.get() as usize];
             image(store, &id(&request.claim.name)).read_exact_at(&mut content, 0).unwrap();
@@ -118,7 +106,7 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
 
 /// The kernel carries out `FICLONE`, and the process is killed before its next call.
 fn killed_after_the_clone(store: &Store, want: &Request) {
-    killed_after_ficlone(|| drop(cloned(store, want)));
+    killed_after_ficlone(|| drop(copied(store, want)));
 }
 
 fn killed_after_ficlone(make: impl FnOnce()) {
@@ -146,7 +134,7 @@ fn a_part_of_a_clone_is_cloned_again() {
     part.set_len(1 << 20).unwrap();
     drop(part);
     let store = open(disk.path());
-    cloned(&store, &want);
+    copied(&store, &want);
     let mut content = vec![0; source.size.get() as usize];
     image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
     assert_eq!(only_byte(&content), Some(1));
@@ -174,7 +162,7 @@ fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
     assert_eq!(write(&store, &source, 2), Err(Errno::ENOSPC), "without the headroom");
     fsquota::set_limits(&root, record.project, raised).unwrap();
     write(&store, &source, 3).unwrap();
-    let clone = cloned(&store, &want);
+    let clone = copied(&store, &want);
     is_settled(&store, &source, clone.reserved());
     write(&store, &source, 4).unwrap();
     let mut content = vec![0; SIZE.get() as usize];
@@ -212,7 +200,7 @@ fn a_thin_source_has_its_own_limit_for_its_holes() {
     (0..half / PIECE).for_each(|number| file.write_all_at(&block[..4096], number * PIECE).unwrap());
     let used = || store.open_volume(&id).unwrap().quota().unwrap().used.bytes;
     assert!(used() > Bytes::new(half + half / 2), "{}: XFS allocates nothing in advance", used());
-    cloned(&store, &want);
+    copied(&store, &want);
     assert_eq!(limits(&store, &id), alone);
     assert!(used() < Bytes::new(half + half / 8), "{}", used());
     (0..half >> 20).for_each(|part| file.write_all_at(block, half + (part << 20)).unwrap());
@@ -265,7 +253,7 @@ fn a_clone_outlives_its_source() {
     drop(store);
     let store = open(disk.path());
     deleted(&store, &source);
-    let record = cloned(&store, &want);
+    let record = copied(&store, &want);
     assert_eq!(store.space().unwrap().reserved, record.reserved());
     assert_eq!(shared(&store, &id("pvc-clone")), Bytes::ZERO);
     let mut content = vec![0; SIZE.get() as usize];

@@ -10,8 +10,8 @@ use volume::{Claim, DEFAULT_PAUSE, GroupRequest, Request, State, Store, VolumeId
 use crate::cloned::{is_settled, write};
 use crate::killed::{Steps, THIN, deleted, killed_at, made};
 use crate::node::pods::Pods;
-use crate::node::{id, only_byte, sized, snapshot_request};
-use crate::trees::{self, FILES};
+use crate::node::{file, id, only_byte, sized, snapshot_request};
+use crate::trees::FILES;
 
 /// Each step was shown once. All of them take five minutes in emulation.
 const STEPS: Steps = Steps { first: 0, stride: 7 };
@@ -44,7 +44,7 @@ fn contents(store: &Store, request: &Request) -> Vec<u8> {
 fn write_all(store: &Store, request: &Request, byte: u8) {
     let [disk, files] = sources_of(request);
     write(store, &disk, byte).unwrap();
-    let file = trees::file(store, &id(&files.claim.name), "file");
+    let file = file(store, &id(&files.claim.name), "file");
     file.write_all_at(&vec![byte; request.size.get() as usize / 2], 0).unwrap();
     file.sync_all().unwrap();
 }

@@ -10,8 +10,8 @@ use volume::{
 };
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
-use crate::node::{id, only_byte, snapshot_request, without_pods};
-use crate::trees::{self, FILES};
+use crate::node::{self, id, only_byte, snapshot_request, without_pods};
+use crate::trees::FILES;
 
 /// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
 const fn from(first: usize) -> Steps {
@@ -36,7 +36,7 @@ fn file(store: &Store, request: &Request) -> (File, usize) {
     if request.mode.is_block() {
         return (File::from(store.open_volume(&volume).unwrap().image(Access::ReadWrite).unwrap()), size);
     }
-    (trees::file(store, &volume, "file"), size / 2)
+    (node::file(store, &volume, "file"), size / 2)
 }
 
 fn write(store: &Store, request: &Request, byte: u8) {

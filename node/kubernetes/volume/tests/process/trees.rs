@@ -1,18 +1,16 @@
 //! A process is killed while it clones files.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use dir::{Ensured, Name, OFlag};
+use dir::Ensured;
 use ktest_support::XfsDisk;
 use ktest_support::process::{Flush, without_flush};
-use nix::sys::stat::Mode as Permissions;
 use units::{Bytes, Inodes};
-use volume::{Claim, Error, Mode, Request, Settings, SnapshotRequest, State, Store, VolumeId, Volumes as _};
+use volume::{Claim, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
 use crate::killed::{Steps, deleted, killed_at, made, open};
-use crate::node::{Node, SIZE, id, only_byte, settings, sized, snapshot_request, without_pods};
+use crate::node::{Node, SIZE, copied, file, id, only_byte, settings, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
@@ -37,13 +35,6 @@ fn snapshot_of(request: &Request) -> SnapshotRequest {
     snapshot_request(claim, source)
 }
 
-pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
-    let name = Name::try_from(name).unwrap();
-    let permissions = Permissions::S_IRUSR | Permissions::S_IWUSR;
-    let opened = store.open_volume(volume).unwrap();
-    File::from(opened.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
-}
-
 fn write(store: &Store, request: &Request, byte: u8) {
     for name in ["one", "two"] {
         let file = file(store, &id(&source_of(request).claim.name), name);
@@ -59,11 +50,7 @@ fn with_source(store: &Store, request: &Request) {
 }
 
 fn cloned(store: &Store, request: &Request) {
-    let (id, want) = (id(&request.claim.name), clone_of(request));
-    while let Err(error) = store.provision(&id, &want) {
-        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
-    }
-    store.announce(&id).unwrap();
+    copied(store, &clone_of(request));
 }
 
 /// Of a source to which no copy is bound any more.

@@ -13,7 +13,7 @@ use nix::libc::O_DIRECT;
 use units::Bytes;
 use volume::{Access, Allocation, Error, Mode, Record, Request, SourceError, VolumeId, Volumes as _};
 
-use crate::node::{Node, SIZE, disk, files, id, only_byte, sized};
+use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, sized};
 
 pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 pub const LARGE: Bytes = Bytes::new(64 << 20);
@@ -28,16 +28,9 @@ fn clone_of(source: &VolumeId, request: Request) -> Request {
 
 /// All passes, and the PV.
 fn cloned(node: &Node, request: &Request) -> (VolumeId, Record) {
-    let id = id(&request.claim.name);
-    let record = loop {
-        match node.store.provision(&id, request) {
-            Err(Error::Copying { .. }) => {}
-            done => break done.unwrap().into_inner(),
-        }
-    };
-    node.store.announce(&id).unwrap();
+    let record = copied(&node.store, request);
     assert_eq!(record.cloning, None);
-    (id, record)
+    (id(&request.claim.name), record)
 }
 
 pub fn shared(image: &Path) -> Bytes {

@@ -16,7 +16,7 @@ use volume::{
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
-use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snapshot_request};
+use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     let claim = Claim { uid: format!("uid of {name}"), namespace: "default".into(), name: name.into() };
@@ -60,10 +60,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
         node.remove(&source);
         let want = sized("pvc-restored", Mode::Block { allocation: Allocation::Thick }, LARGER);
         let want = Request { source: Some(snapshot.clone()), ..want };
-        while let Err(error) = node.store.provision(&id("pvc-restored"), &want) {
-            assert!(matches!(error, Error::Copying { .. }), "{error:?}");
-        }
-        node.store.announce(&id("pvc-restored")).unwrap();
+        copied(&node.store, &want);
         let restored = fs::read(node.image(&id("pvc-restored"))).unwrap();
         assert!(restored[..content.len()] == content && only_byte(&restored[content.len()..]) == Some(0));
         assert_eq!(node.store.remove_snapshot(&snapshot).unwrap(), Ensured::Created(()));

@@ -21,7 +21,7 @@ use volume::{
 };
 
 use crate::cloning::LARGER;
-use crate::node::{INODES, Node, SIZE, disk, files, id, settings, sized, without_pods};
+use crate::node::{INODES, Node, SIZE, copied, disk, files, id, settings, sized, without_pods};
 use crate::snapshots::{snapshot_of, taken};
 
 const SMALL: usize = 40;
@@ -185,11 +185,7 @@ fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
     let want = sized("pvc-restored", Mode::Filesystem { inodes: INODES }, LARGER);
     let want = Request { source: Some(snapshot.clone()), ..want };
     let restored = id("pvc-restored");
-    while let Err(error) = node.store.provision(&restored, &want) {
-        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
-    }
-    node.store.announce(&restored).unwrap();
-    let record = node.store.records().unwrap().readable.remove(&restored).unwrap();
+    let record = copied(&node.store, &want);
     assert_eq!(record.cloning, None);
     let top = node.path("live", &restored);
     has(&top, 1);
