@@ -32,10 +32,8 @@ pub trait Operation: Sized + Send + 'static {
     type Response: Send + 'static;
 
     const CALL: Call;
-
-    /// # Errors
-    /// The message lacks a field, or has an invalid one.
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError>;
+    /// Of a message and the kubelet's directory. Fails if the message lacks a field, or has an invalid one.
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError>;
 
     /// The path may be left out of a request for the health.
     fn place(&self) -> (&VolumeId, Option<&TargetPath>);
@@ -55,7 +53,7 @@ pub fn call<O: Operation>(host: &impl Host, kubelet: &Path, message: &O::Message
 }
 
 fn parse<O: Operation>(message: &O::Message, kubelet: &Path) -> Result<O, CallError> {
-    O::parse(message, kubelet).map_err(|source| CallError::Request { call: O::CALL, source })
+    O::PARSE(message, kubelet).map_err(|source| CallError::Request { call: O::CALL, source })
 }
 
 fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, CallError> {
@@ -104,10 +102,7 @@ impl Operation for Publish {
     type Response = NodePublishVolumeResponse;
 
     const CALL: Call = Call::Publish;
-
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
-        Self::parse(message, kubelet)
-    }
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
         (&self.volume, Some(&self.target))
@@ -145,10 +140,7 @@ impl Operation for Unpublish {
     type Response = NodeUnpublishVolumeResponse;
 
     const CALL: Call = Call::Unpublish;
-
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
-        Self::parse(message, kubelet)
-    }
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
         (&self.volume, Some(&self.target))
@@ -173,10 +165,7 @@ impl Operation for Expand {
     type Response = NodeExpandVolumeResponse;
 
     const CALL: Call = Call::Expand;
-
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
-        Self::parse(message, kubelet)
-    }
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
         (&self.volume, Some(&self.path))
@@ -203,10 +192,7 @@ impl Operation for Stats {
     type Response = NodeGetVolumeStatsResponse;
 
     const CALL: Call = Call::Stats;
-
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
-        Self::parse(message, kubelet)
-    }
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
         (&self.volume, Some(&self.path))
@@ -243,10 +229,7 @@ impl Operation for Check {
     type Response = NodeGetVolumeHealthResponse;
 
     const CALL: Call = Call::Health;
-
-    fn parse(message: &Self::Message, kubelet: &Path) -> Result<Self, RequestError> {
-        Self::parse(message, kubelet)
-    }
+    const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError> = Self::parse;
 
     fn place(&self) -> (&VolumeId, Option<&TargetPath>) {
         (&self.volume, self.path.as_ref())
