@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod denials;
 mod eventually;
 mod fakevolumes;
 mod faults;
@@ -13,6 +14,7 @@ mod snapshots;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
+pub use denials::{denied, forbidden};
 pub use eventually::{Late, Seen, chain, eventually, until};
 pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};

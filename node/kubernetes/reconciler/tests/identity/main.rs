@@ -21,7 +21,7 @@ mod storage;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, until};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, denied, eventually, forbidden, until};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
@@ -201,17 +201,4 @@ fn last_policy() -> [Value; 2] {
             json!({"policyName": "last.example.invalid", "validationActions": ["Deny"]}),
         ),
     ]
-}
-
-#[track_caller]
-fn denied<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
-    match result {
-        Err(Error::Api(status)) if status.message.contains(message) => {}
-        other => panic!("expected a denial with {message:?}, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn forbidden<T: std::fmt::Debug>(result: Result<T, Error>) {
-    assert!(matches!(&result, Err(Error::Api(status)) if status.is_forbidden()), "{result:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, denied, eventually, forbidden};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
     Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
@@ -125,19 +125,6 @@ fn event(node: &str) -> Event {
         "regarding": {"kind": "PersistentVolumeClaim", "namespace": "default", "name": "c"},
     });
     serde_json::from_value(event).expect("an event")
-}
-
-#[track_caller]
-fn denied<T: std::fmt::Debug>(result: Result<T, kube::Error>, message: &str) {
-    match result {
-        Err(kube::Error::Api(status)) if status.message.contains(message) => {}
-        other => panic!("expected a denial with {message:?}, got {other:?}"),
-    }
-}
-
-#[track_caller]
-pub fn forbidden<T: std::fmt::Debug>(result: Result<T, kube::Error>) {
-    assert!(matches!(&result, Err(kube::Error::Api(status)) if status.is_forbidden()), "{result:?}");
 }
 
 pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, forbidden};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -13,7 +13,7 @@ use standalone::lease::{Candidate, Times};
 use supervisor::{Settings, Supervisor};
 use tokio::runtime::Runtime;
 
-use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE, forbidden, waiting};
+use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE, waiting};
 use crate::objects::NAMESPACE;
 
 /// Shorter than the default, with the same order.
