@@ -147,8 +147,7 @@ pub async fn a_request_that_is_too_large_can_be_lowered(cluster: Arc<Cluster>) -
     let claim = progress(&node, "ControllerResizeInfeasible").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("1Gi"));
     assert_eq!(conditions(&claim), ["Resizing", "ControllerResizeError"]);
-    let note = node.event("data", "VolumeResizeFailed").await?;
-    assert!(note.contains("keeps 1 GiB") && note.contains("free"), "{note}");
+    node.event_with("data", "VolumeResizeFailed", &["keeps 1 GiB", "free"]).await?;
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");
     // Without waiting for the back-off of the first request.
     request(&node, "2Gi").await?;

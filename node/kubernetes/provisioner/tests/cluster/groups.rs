@@ -69,8 +69,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
         assert_eq!(info["creationTime"], infos[0]["creationTime"], "one instant");
     }
     for object in ["both", name.as_str()] {
-        let note = node.event(object, "GroupSnapshotTaken").await?;
-        assert!(note.contains("2 snapshots at one instant") && note.contains("reserve"), "{note}");
+        node.event_with(object, "GroupSnapshotTaken", &["2 snapshots at one instant", "reserve"]).await?;
     }
 
     // A member is a snapshot, and its content takes no other one.
@@ -132,8 +131,7 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
         let status = api.group_status(&content.name_any(), failed).await?;
         assert_eq!(status["readyToUse"], false);
         for object in [name, &content.name_any()] {
-            let note = node.event(object, "GroupSnapshotCreationFailed").await?;
-            assert!(note.contains(words), "{note}");
+            node.event_with(object, "GroupSnapshotCreationFailed", &[words]).await?;
             // The status starts another pass, which found no event yet and sent a second one.
             let events = node.events(object).await?;
             assert_eq!(events.len(), 1, "one event: {events:?}");

@@ -260,6 +260,13 @@ impl Node {
         self.gone(pv).await
     }
 
+    /// Waits for an event of this reason about the object, whose note has all the words.
+    pub async fn event_with(&self, name: &str, reason: &str, words: &[&str]) -> Result<(), Failure> {
+        let note = self.event(name, reason).await?;
+        assert!(words.iter().all(|word| note.contains(*word)), "{name}: {note}");
+        Ok(())
+    }
+
     /// Waits for an event of this reason about the object; its note.
     pub async fn event(&self, name: &str, reason: &str) -> Result<String, Failure> {
         let what = format!("event {reason} about {name}");

@@ -132,11 +132,9 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
     node.volumes.set_passes(2);
     let former = node.volumes.record(volume).ok_or("a record")?.project;
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    let note = node.event("data", "RollbackStarted").await?;
-    assert!(note.contains("snapshot before") && note.contains("To cancel"), "{note}");
+    node.event_with("data", "RollbackStarted", &["snapshot before", "To cancel"]).await?;
     fixture.ended().await?;
-    let note = node.event("data", "RolledBack").await?;
-    assert!(note.contains("content of snapshot before") && note.contains("to undo"), "{note}");
+    node.event_with("data", "RolledBack", &["content of snapshot before", "to undo"]).await?;
     assert_eq!(node.volumes.source(volume), Some(fixture.snapshot()?));
     let name = fixture.name_of_kept().await?;
     assert!(name.starts_with("data-before-rollback-"), "{name}");
@@ -204,8 +202,7 @@ pub async fn a_rollback_waits_for_the_end_of_a_clone_with_an_event(cluster: Arc<
     let owner = Owner::Controller { source: Some(volume.clone()) };
     node.volumes.put(&clone, Record { owner, cloning, state: State::Staged, ..record });
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    let note = node.event("data", "RollbackWaiting").await?;
-    assert!(note.contains("no clone or snapshot of the volume is being created"), "{note}");
+    node.event_with("data", "RollbackWaiting", &["no clone or snapshot of the volume is being created"]).await?;
     assert_eq!(node.volumes.source(volume), None);
     node.volumes.lose(&clone);
     fixture.ended().await?;
@@ -282,8 +279,7 @@ pub async fn a_quota_denies_a_rollback_before_it_begins(cluster: Arc<Cluster>) -
     let Fixture { node, volume, .. } = &fixture;
     let quotas = forbid_snapshots(&fixture).await?;
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    let note = node.event("data", "RollbackFailed").await?;
-    assert!(note.contains("the volume has its former content") && note.contains("exceeded quota"), "{note}");
+    node.event_with("data", "RollbackFailed", &["the volume has its former content", "exceeded quota"]).await?;
     assert_eq!(fixture.annotation(ROLLBACK).await?, None, "nothing is copied");
     assert_eq!(node.volumes.source(volume), None);
     quotas.delete("snapshots", &DeleteParams::default()).await?;
@@ -301,8 +297,7 @@ pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<()
     fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
     fixture.node.run().await?;
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    let note = fixture.node.event("data", "RollbackFailed").await?;
-    assert!(note.contains("create the kept snapshot") && note.contains("exceeded quota"), "{note}");
+    fixture.node.event_with("data", "RollbackFailed", &["create the kept snapshot", "exceeded quota"]).await?;
     let record = fixture.node.volumes.record(&kept).ok_or("the former content")?;
     assert!(record.rollback().is_some(), "it has not ended");
     assert_eq!(fixture.annotation(ROLLBACK).await?, None, "no other one begins");
@@ -326,8 +321,7 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
     fixture.api.snapshots.create(&PostParams::default(), &other).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
-    let note = fixture.node.event("data", "RollbackFailed").await?;
-    assert!(note.contains(&name) && note.contains("delete it"), "{note}");
+    fixture.node.event_with("data", "RollbackFailed", &[&name, "delete it"]).await?;
     assert_eq!(fixture.annotation(ROLLBACK).await?.as_deref(), Some(kept.as_str()), "the request has not ended");
     fixture.api.snapshots.delete(&name, &DeleteParams::default()).await?;
     fixture.ended().await?;
@@ -350,8 +344,7 @@ pub async fn a_content_of_another_node_delays_the_end_of_a_rollback(cluster: Arc
     fixture.api.contents.create(&PostParams::default(), &foreign).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
-    let note = fixture.node.event("data", "RollbackFailed").await?;
-    assert!(note.contains(&format!("content {kept} exists")) && note.contains("delete it"), "{note}");
+    fixture.node.event_with("data", "RollbackFailed", &[&format!("content {kept} exists"), "delete it"]).await?;
     assert_eq!(fixture.annotation(ROLLBACK).await?.as_deref(), Some(kept.as_str()), "the request has not ended");
     fixture.api.contents.delete(kept.as_str(), &DeleteParams::default()).await?;
     fixture.ended().await?;
@@ -377,8 +370,7 @@ pub async fn a_kept_snapshot_that_a_user_annotates_stays(cluster: Arc<Cluster>) 
     assert_eq!(records(), before);
     // As one that has begun, which would be exchanged.
     fixture.annotate(json!({RESTORE_FROM: "before", ROLLBACK: kept.as_str()})).await?;
-    let note = node.event("data", "RollbackFailed").await?;
-    assert!(note.contains("claim rollback-annotated/data-before-rollback-"), "{note}");
+    node.event_with("data", "RollbackFailed", &["claim rollback-annotated/data-before-rollback-"]).await?;
     fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
     fixture.ended().await?;
     assert_eq!(records(), before);

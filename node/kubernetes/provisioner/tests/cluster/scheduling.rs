@@ -126,8 +126,7 @@ pub(crate) async fn one_of_two_claims_that_do_not_fit_together_is_served(cluster
         Ok(Seen::NotYet("neither is".to_owned()))
     })
     .await?;
-    let note = node.event(second, "ProvisioningFailed").await?;
-    assert!(note.contains("60 GiB") && note.contains("40 GiB free"), "{note}");
+    node.event_with(second, "ProvisioningFailed", &["60 GiB", "40 GiB free"]).await?;
     unschedulable(&pods, second, NO_SPACE).await?;
     assert_eq!(chosen(second).await?, None, "the claim was returned to the scheduler");
     let pv = node.bound(first).await?;

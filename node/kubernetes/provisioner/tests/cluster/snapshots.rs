@@ -48,8 +48,7 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     let taken = UNIX_EPOCH + Duration::from_nanos(status["creationTime"].as_u64().unwrap_or_default());
     assert!((before..=SystemTime::now()).contains(&taken), "{status}");
     for object in ["before", name.as_str()] {
-        let note = node.event(object, "SnapshotTaken").await?;
-        assert!(note.contains("1 GiB") && note.contains("reserves"), "{note}");
+        node.event_with(object, "SnapshotTaken", &["1 GiB", "reserves"]).await?;
         let events = node.events(object).await?;
         assert!(events.iter().all(|event| event.type_.as_deref() == Some("Normal")), "{events:?}");
     }
@@ -77,8 +76,8 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     api.ready("before", &name).await?;
     assert_eq!(node.volumes.pauses().first(), Some(&Duration::from_millis(750)));
     node.claim_here("device", restored_from("before")).await?;
-    let note = node.event("device", "ProvisioningFailed").await?;
-    assert!(note.contains("snapshot files/before") && note.contains("set spec.volumeMode: Filesystem"), "{note}");
+    node.event_with("device", "ProvisioningFailed", &["snapshot files/before", "set spec.volumeMode: Filesystem"])
+        .await?;
     let mut files = restored_from("before");
     files["volumeMode"] = "Filesystem".into();
     let claim = node.claim_here("restored", files).await?;
@@ -127,8 +126,7 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     let other = api.create("other", Some(&node.name), handle, json!({"deletionPolicy": "Retain"})).await?;
     api.ready("other", &other.name_any()).await?;
     api.delete("again", &content.name_any()).await?;
-    let note = node.event(&content.name_any(), "SnapshotDeleteError").await?;
-    assert!(note.contains(&other.name_any()) && note.contains("Retain"), "{note}");
+    node.event_with(&content.name_any(), "SnapshotDeleteError", &[&other.name_any(), "Retain"]).await?;
     api.gone("other", &other.name_any()).await?;
     removed(&node, &id).await?;
 
@@ -187,8 +185,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
         let failed = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.contains(words));
         let status = api.status(&content.name_any(), failed).await?;
         assert_eq!(status["readyToUse"], false);
-        let note = node.event(name, "SnapshotCreationFailed").await?;
-        assert!(note.contains(words), "{note}");
+        node.event_with(name, "SnapshotCreationFailed", &[words]).await?;
         if name == "volume" {
             api.delete(name, &content.name_any()).await?;
             node.event(&content.name_any(), "SnapshotDeleteError").await?;
@@ -210,8 +207,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     api.gone("long", &content.name_any()).await?;
     assert_eq!(node.volumes.live(), live);
     node.claim_here("early", restored_from("none")).await?;
-    let note = node.event("early", "ProvisioningFailed").await?;
-    assert!(note.contains("snapshot untaken/none") && note.contains("does not exist"), "{note}");
+    node.event_with("early", "ProvisioningFailed", &["snapshot untaken/none", "does not exist"]).await?;
     node.end().await
 }
 
@@ -299,8 +295,7 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
         ("restored-stolen", restored_from("stolen"), "snapshot thief/stolen, which is not ready"),
     ] {
         node.claim_here(name, spec).await?;
-        let note = node.event(name, "ProvisioningFailed").await?;
-        assert!(note.contains(words), "{name}: {note}");
+        node.event_with(name, "ProvisioningFailed", &[words]).await?;
     }
     for (snapshot, words) in [
         ("before", "snapshot before, which does not exist"),
