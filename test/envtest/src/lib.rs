@@ -10,6 +10,7 @@ mod denials;
 mod eventually;
 mod fakevolumes;
 mod faults;
+mod objects;
 mod snapshots;
 mod suite;
 
@@ -18,6 +19,7 @@ pub use denials::{denied, forbidden};
 pub use eventually::{Late, Seen, chain, eventually, until};
 pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};
+pub use objects::claim;
 pub use programs::Identity;
 pub use snapshots::SnapshotApi;
 pub use suite::{Failure, Suite};

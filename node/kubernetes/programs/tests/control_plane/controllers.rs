@@ -18,12 +18,7 @@ pub fn cases(suite: Suite) -> Suite {
 }
 
 fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
-    serde_json::from_value(json!({
-        "metadata": {"name": class},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": class,
-        },
-    }))
+    serde_json::from_value(envtest::claim(json!({"name": class}), class, json!({})))
 }
 
 async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {

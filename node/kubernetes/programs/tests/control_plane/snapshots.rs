@@ -74,13 +74,7 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": on_the_node}]}},
         },
     });
-    let claim = json!({
-        "metadata": {"name": "source", "labels": {"app": "shop"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-            "storageClassName": "snapshots",
-        },
-    });
+    let claim = envtest::claim(json!({"name": "source", "labels": {"app": "shop"}}), "snapshots", json!({}));
     volumes.create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
     claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
     eventually(PATIENCE, "the claim's phase Bound", async || {

@@ -181,16 +181,7 @@ impl Node {
 
     /// Creates a claim of 1 GiB that waits for a consumer, with more fields of its spec.
     pub async fn claim(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
-        let mut claim = json!({
-            "metadata": {"name": name},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-                "storageClassName": self.class,
-            },
-        });
-        for (key, value) in more.as_object().into_iter().flatten() {
-            claim["spec"][key] = value.clone();
-        }
+        let claim = envtest::claim(json!({"name": name}), &self.class, more);
         Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
     }
 

@@ -22,15 +22,11 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
     // The scheduler has selected another node.
     let claim = |name: &str, source: serde_json::Value| {
-        serde_json::from_value::<PersistentVolumeClaim>(json!({
-            "metadata": {"name": name, "annotations": {
-                "volume.kubernetes.io/storage-provisioner": "local.granary.dev", SELECTED_NODE: "two",
-            }},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-                "storageClassName": reconciler::CLASS, "dataSource": source,
-            },
-        }))
+        let annotations =
+            json!({"volume.kubernetes.io/storage-provisioner": "local.granary.dev", SELECTED_NODE: "two"});
+        let metadata = json!({"name": name, "annotations": annotations});
+        let source = json!({"dataSource": source});
+        serde_json::from_value::<PersistentVolumeClaim>(envtest::claim(metadata, reconciler::CLASS, source))
     };
     let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
     claims.create(&PostParams::default(), &claim("clone", source)?).await?;

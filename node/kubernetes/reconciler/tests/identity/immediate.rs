@@ -52,12 +52,8 @@ async fn class(admin: &Client, name: &str, more: Value) -> Result<(), Failure> {
 }
 
 fn claim(name: &str, class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
-    serde_json::from_value(json!({
-        "metadata": {"name": name},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "8Gi"}}, "storageClassName": class,
-        },
-    }))
+    let size = json!({"resources": {"requests": {"storage": "8Gi"}}});
+    serde_json::from_value(envtest::claim(json!({"name": name}), class, size))
 }
 
 async fn selects(claims: &Api<PersistentVolumeClaim>, claim: &str, node: &str) -> Result<(), Failure> {

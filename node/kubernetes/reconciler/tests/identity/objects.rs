@@ -319,15 +319,9 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "leaving"}}))?;
     nodes.create(&PostParams::default(), &node).await?;
     let claim = |name: &str, node: &str| {
-        serde_json::from_value::<PersistentVolumeClaim>(json!({
-            "metadata": {"name": name, "annotations": {
-                "volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: node,
-            }},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-                "storageClassName": CLASS,
-            },
-        }))
+        let annotations = json!({"volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: node});
+        let metadata = json!({"name": name, "annotations": annotations});
+        serde_json::from_value::<PersistentVolumeClaim>(envtest::claim(metadata, CLASS, json!({})))
     };
     claims.create(&PostParams::default(), &claim("stays", "leaving")?).await?;
     // Users write the annotation. No Node can have the last two names: the client rejects an empty one, and requests the Node

@@ -20,13 +20,8 @@ const FOREIGN: &str = "writes the size of volumes that are on it";
 const NO_NODE: &str = "are named granary:node:NAME";
 
 fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json::Error> {
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "annotations": {VOLUME_NODE: "one"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-            "storageClassName": "none", "volumeName": volume,
-        },
-    }))
+    let metadata = json!({"name": name, "annotations": {VOLUME_NODE: "one"}});
+    serde_json::from_value(envtest::claim(metadata, "none", json!({"volumeName": volume})))
 }
 
 fn resized() -> Patch<Value> {

@@ -32,12 +32,7 @@ pub(crate) async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Clust
     let treasure = read(json!({"metadata": {"name": TREASURE}, "stringData": {"password": "secret"}}))?;
     Api::<Secret>::namespaced(admin, NAMESPACE).create(&post, &treasure).await?;
     nodes.create(&post, &read(json!({"metadata": {"name": NODE}}))?).await?;
-    let claim = json!({
-        "metadata": {"name": "lure"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
-        },
-    });
+    let claim = envtest::claim(json!({"name": "lure"}), "none", json!({}));
     let claim: PersistentVolumeClaim = claims.create(&post, &read(claim)?).await?;
     let pod = json!({
         "metadata": {"name": "lure"},

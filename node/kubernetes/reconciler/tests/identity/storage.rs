@@ -64,14 +64,9 @@ pub(crate) fn retained(uid: &str, node: &str) -> PersistentVolume {
 }
 
 fn claim(name: &str, node: &str) -> PersistentVolumeClaim {
-    let claim = json!({
-        "metadata": {"name": name, "annotations": {SELECTED_NODE: node, "kept": "yes"}, "labels": {"kept": "yes"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-            "storageClassName": "none",
-        },
-    });
-    serde_json::from_value(claim).expect("a claim")
+    let metadata =
+        json!({"name": name, "annotations": {SELECTED_NODE: node, "kept": "yes"}, "labels": {"kept": "yes"}});
+    serde_json::from_value(envtest::claim(metadata, "none", json!({}))).expect("a claim")
 }
 
 pub(crate) fn event(controller: &str, instance: &str) -> Event {

@@ -91,12 +91,8 @@ impl Pods {
 
 /// A claim whose selected node was deleted.
 pub fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
-    serde_json::from_value(json!({
-        "metadata": {"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "other": "yes"}},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "none",
-        },
-    }))
+    let metadata = json!({"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "other": "yes"}});
+    serde_json::from_value(envtest::claim(metadata, "none", json!({})))
 }
 
 /// As the provisioner on the node creates it, for a claim with this UID.

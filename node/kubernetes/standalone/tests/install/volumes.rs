@@ -71,12 +71,7 @@ impl Worker {
     }
 
     async fn claim(&self, name: &str, class: &str, size: &str) -> Result<(), Failure> {
-        let claim = json!({
-            "metadata": {"name": name},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}, "storageClassName": class,
-            },
-        });
+        let claim = envtest::claim(json!({"name": name}), class, json!({"resources": {"requests": {"storage": size}}}));
         self.claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
         Ok(())
     }

@@ -154,16 +154,9 @@ impl User {
     }
 
     pub async fn claim_of(&self, volume_mode: &str) -> Result<(), Failure> {
-        let claim = json!({
-            "metadata": {
-                "name": self.claim,
-                "annotations": {SELECTED_NODE: self.node, PROVISIONER: "local.granary.dev"},
-            },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
-                "storageClassName": CLASS, "volumeMode": volume_mode,
-            },
-        });
+        let annotations = json!({SELECTED_NODE: self.node, PROVISIONER: "local.granary.dev"});
+        let metadata = json!({"name": self.claim, "annotations": annotations});
+        let claim = envtest::claim(metadata, CLASS, json!({"volumeMode": volume_mode}));
         self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
         Ok(())
     }
