@@ -79,7 +79,7 @@ fn a_power_cut_keeps_the_instant_that_the_first_pass_returned() {
     let mounted = recorder.mount("prjquota");
     let one_piece = Settings { pass: Duration::ZERO, ..settings() };
     let store = Store::open(&Node::volumes(mounted.path()), one_piece).expect("the store starts");
-    made(&store, &sized("pvc-source", THICK, SIZE));
+    copied(&store, &sized("pvc-source", THICK, SIZE));
     write(&store, &source, 1);
     let begun = store.take_snapshot(&snapshot, &want).unwrap().into_inner();
     assert_eq!(begun.state, State::Staged);
