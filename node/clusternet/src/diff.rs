@@ -136,15 +136,6 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn the_changes_lead_from_any_state_to_the_wanted_one(have in any_peers(), want in any_wanted()) {
-            let mut kernel = have.clone();
-            for change in diff(&have, &want) {
-                change.apply(&mut kernel);
-            }
-            prop_assert_eq!(kernel, want);
-        }
-
-        #[test]
         fn equal_states_need_no_change(want in any_wanted()) {
             prop_assert_eq!(diff(&want, &want), vec![]);
         }
@@ -199,18 +190,5 @@ pub(crate) mod tests {
         let want = Peers::from([(key(1), peer(2, [1]))]);
         let update = Change::Update { key: key(1), endpoint: peer(2, []).endpoint, allowed: None };
         assert_eq!(diff(&have, &want), [update]);
-    }
-
-    #[test]
-    fn two_peers_can_swap_their_ranges() {
-        let have = Peers::from([(key(1), peer(1, [1])), (key(2), peer(2, [2]))]);
-        let want = Peers::from([(key(1), peer(1, [2])), (key(2), peer(2, [1]))]);
-        let changes = diff(&have, &want);
-        assert_eq!(changes.len(), 2);
-        let mut kernel = have;
-        changes[0].apply(&mut kernel);
-        assert_eq!(kernel, [(key(1), peer(1, [2])), (key(2), peer(2, []))].into());
-        changes[1].apply(&mut kernel);
-        assert_eq!(kernel, want);
     }
 }
