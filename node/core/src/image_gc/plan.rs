@@ -21,10 +21,7 @@ pub(crate) struct Fill(pub(crate) u64);
 
 impl Fill {
     pub(crate) fn of(quota: &Quota) -> Self {
-        let percent = |used: u64, limit: Option<u64>| limit.map_or(0, |limit| used.saturating_mul(100) / limit.max(1));
-        let Quota { limits, used, .. } = quota;
-        let blocks = percent(used.bytes.get(), limits.bytes.map(|limit| limit.get()));
-        Self(blocks.max(percent(used.inodes.get(), limits.inodes.map(|limit| limit.get()))))
+        Self(quota.used.percent_of(quota.limits).unwrap_or(0))
     }
 }
 
@@ -129,9 +126,7 @@ pub(crate) fn plan<'a>(fill: Fill, phase: Phase, images: &'a [Image], history: &
 
 #[cfg(test)]
 mod tests {
-    use fsquota::{Limits, ProjectId};
     use proptest::prelude::*;
-    use units::{Bytes, Inodes};
 
     use super::*;
 
@@ -141,19 +136,6 @@ mod tests {
 
     fn removed<'a>(step: Step<'a>) -> Option<&'a str> {
         if let Step::Remove(image) = step { Some(&image.id.0) } else { None }
-    }
-
-    #[test]
-    fn blocks_and_inodes_fill_a_part() {
-        let quota = |bytes, inodes, limits| Quota {
-            id: ProjectId::new(7).unwrap(),
-            limits,
-            used: fsquota::Usage { bytes: Bytes::new(bytes), inodes: Inodes::new(inodes) },
-        };
-        let limits = Limits { bytes: Some(Bytes::new(1000)), inodes: Some(Inodes::new(10)) };
-        assert_eq!(Fill::of(&quota(849, 2, limits)), Fill(84));
-        assert_eq!(Fill::of(&quota(100, 9, limits)), Fill(90));
-        assert_eq!(Fill::of(&quota(u64::MAX, 9, Limits::default())), Fill(0));
     }
 
     #[test]
