@@ -70,16 +70,6 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// The space that is still available: 0 if the usage is at or above the limit, `None` without a limit.
-    pub fn available_bytes(&self) -> Option<Bytes> {
-        self.limits.bytes.map(|limit| limit.saturating_sub(self.used.bytes))
-    }
-
-    /// The inodes that are still available: 0 if the usage is at or above the limit, `None` without a limit.
-    pub fn available_inodes(&self) -> Option<Inodes> {
-        self.limits.inodes.map(|limit| limit.saturating_sub(self.used.inodes))
-    }
-
     pub(crate) fn from_kernel(id: ProjectId, found: &DiskQuota) -> Self {
         let limit = |number: u64| (number > 0).then_some(number);
         Self {
@@ -220,15 +210,6 @@ mod tests {
         assert_eq!(percent(Some(1), Some(u64::MAX)), Some(89_900));
     }
 
-    #[test]
-    fn nothing_is_available_if_usage_exceeds_the_limit() {
-        let used = Usage { bytes: Bytes::MIB, inodes: Inodes::new(9) };
-        let limits = Limits { bytes: Some(Bytes::KIB), inodes: None };
-        let quota = Quota { id: id(), limits, used };
-        assert_eq!(quota.available_bytes(), Some(Bytes::ZERO));
-        assert_eq!(quota.available_inodes(), None);
-    }
-
     proptest! {
         #[test]
         fn a_limit_read_back_is_at_least_the_one_set(bytes in 1..=BYTES, inodes in 1..=INODES) {
@@ -245,7 +226,7 @@ mod tests {
             (found.blk_hardlimit, found.ino_hardlimit) = (blocks, inodes);
             (found.bcount, found.icount) = (used, used);
             let quota = Quota::from_kernel(id(), &found);
-            prop_assert_eq!(quota.available_bytes().is_none(), blocks == 0);
+            prop_assert_eq!(quota.limits.bytes.is_none(), blocks == 0);
         }
     }
 }
