@@ -86,11 +86,6 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// Time that freezing took. It is part of the pause.
-    pub fn freeze_time(&self) -> Duration {
-        self.freeze
-    }
-
     /// The guard thaws the cgroups at this time at the latest.
     pub fn deadline(&self) -> Instant {
         self.end

@@ -181,9 +181,8 @@ fn frozen_processes_do_not_run_until_they_are_thawed() {
         assert_eq!(pod.counts(), counts);
     }
     assert!(frozen.deadline() > Instant::now() && frozen.deadline() < Instant::now() + LONG);
-    let freeze_time = frozen.freeze_time();
     let pause = frozen.thaw().unwrap();
-    assert!(pause.freeze == freeze_time && pause.freeze < pause.total && pause.total < begin.elapsed(), "{pause:?}");
+    assert!(pause.freeze < pause.total && pause.total < begin.elapsed(), "{pause:?}");
     pod.expect_thawed();
 }
 
