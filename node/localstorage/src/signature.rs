@@ -179,13 +179,6 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_output_makes_parsing_panic(output: String) {
-            if let Ok(marks) = Mark::parse(&output) {
-                let _ = Signature::Known(marks).to_string();
-            }
-        }
-
-        #[test]
         fn a_format_is_never_lost(format in "[a-zA-Z0-9_]{1,20}", others in "(ID_[A-Z]{1,8}=[a-z ]{0,9}\n){0,4}") {
             let marks = Mark::parse(&format!("{others}ID_FS_TYPE={format}\n")).unwrap();
             prop_assert!(marks.iter().any(|mark| mark.format == format));

@@ -135,10 +135,5 @@ mod tests {
         fn a_number_survives_the_way_through_the_kernel(wanted: u64) {
             prop_assert_eq!(number(&format!("{wanted}\n")), Some(wanted));
         }
-
-        #[test]
-        fn no_text_makes_reading_panic(text: String) {
-            let _ = number(&text);
-        }
     }
 }
