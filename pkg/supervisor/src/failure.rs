@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::error::Error;
-use std::fmt::Write;
 
 use tokio::task::JoinError;
 
@@ -36,16 +35,5 @@ impl Failure {
             .map(|said| (*said).to_owned())
             .or_else(|| payload.downcast_ref::<String>().cloned());
         Self::Panicked(said.unwrap_or_else(|| "no message".to_owned()))
-    }
-
-    /// The error and its causes in one line.
-    pub(crate) fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let _ = write!(text, ": {error}"); // a `String` takes everything
-            cause = error.source();
-        }
-        text
     }
 }

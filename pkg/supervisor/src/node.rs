@@ -168,7 +168,8 @@ impl Node {
             let Some((failure, healthy_for)) = self.run(attempt).await else { return };
             failures = self.settings.backoff.count(failures, healthy_for);
             let wait = self.settings.backoff.wait(failures, (self.tree.jitter)());
-            warn!(service = %self.path, attempt, error = %failure.chain(), wait_ms = wait.as_millis(), "service failed");
+            let error = causes::line(&failure);
+            warn!(service = %self.path, attempt, %error, wait_ms = wait.as_millis(), "service failed");
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => {}
@@ -269,7 +270,8 @@ impl Node {
             match exit {
                 Ok(Exit::Body(Ok(())) | Exit::Child) => {}
                 Ok(Exit::Body(Err(error))) => {
-                    debug!(service = %self.path, error = %Failure::Returned(error).chain(), "service stopped with an error");
+                    let error = causes::line(&Failure::Returned(error));
+                    debug!(service = %self.path, %error, "service stopped with an error");
                 }
                 Err(error) if error.is_cancelled() => {}
                 Err(error) => warn!(service = %self.path, %error, "service panicked while it stopped"),
@@ -285,7 +287,7 @@ impl Node {
                 State::Healthy | State::Done => Some(record.since.elapsed()),
                 State::Starting | State::Failed | State::Stopping | State::Stopped => None,
             };
-            record.last_error = Some(failure.chain());
+            record.last_error = Some(causes::line(failure));
             true
         });
         healthy_for
