@@ -89,16 +89,13 @@ impl DataDisk {
     }
 
     pub fn choose(seen: &[FoundDisk]) -> Result<Self, FindError> {
-        let (Decision::Use(disk) | Decision::Format(disk)) = plan(seen)?;
-        let state = match &disk.content {
-            Content::Ours(_) => DiskState::Formatted,
-            Content::Unfinished => DiskState::Unfinished,
-            Content::Empty => DiskState::Empty,
-            Content::Foreign(what) => {
-                return Err(NoDataDisk::Foreign { disk: disk.name.clone(), what: what.clone() }.into());
-            }
-            Content::Unexamined => return Err(NoDataDisk::Unexamined { disk: disk.name.clone() }.into()),
+        let decision = plan(seen)?;
+        let state = match decision {
+            Decision::Use(_) => DiskState::Formatted,
+            Decision::Format(disk) if disk.content == Content::Unfinished => DiskState::Unfinished,
+            Decision::Format(_) => DiskState::Empty,
         };
+        let disk = decision.disk();
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
 
