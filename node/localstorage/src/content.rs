@@ -30,7 +30,6 @@ pub enum Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub block: Bytes,
-    /// How many blocks the file system has.
     pub blocks: u64,
     /// Part of the space that inodes may take.
     pub inode_percent: u8,

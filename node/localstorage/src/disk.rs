@@ -189,7 +189,6 @@ pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Conten
 struct Machine<'ask> {
     blocks: PathBuf,
     devices: PathBuf,
-    /// The device that the running system's root is on.
     root: dev_t,
     ask: &'ask dyn Fn(&Path) -> Result<Vec<Mark>, ProbeError>,
 }

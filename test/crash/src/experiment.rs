@@ -20,7 +20,6 @@ use crate::random::Random;
 use crate::reconcile::{next_tenants, reconcile};
 use crate::violation::Violation;
 
-/// Operations of a history.
 pub const OPERATIONS: usize = 36;
 
 /// Points of one history: enough to pass each of its operations.

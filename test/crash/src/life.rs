@@ -46,7 +46,6 @@ pub struct Origin {
 /// How large a volume is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size {
-    /// The size of the claim.
     pub bytes: Bytes,
     /// How many files and directories it may hold.
     pub inodes: Inodes,

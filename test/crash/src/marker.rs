@@ -7,7 +7,6 @@ const LINE: usize = 64;
 const PAGE: usize = 4096;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// The content of a slot.
 pub fn content(volume: Number, slot: u16) -> Vec<u8> {
     let mut line = format!("{}slot {slot} ", prefix(volume)).into_bytes();
     line.resize(LINE - 1, b'.');

@@ -281,7 +281,6 @@ fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// The volume's name.
 pub(crate) fn id(volume: Number) -> VolumeId {
     volume.to_string().parse().expect("letters and digits are a name")
 }

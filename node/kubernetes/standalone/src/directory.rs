@@ -56,9 +56,6 @@ pub struct Directory {
 
 impl Directory {
     /// Checks and locks the directory, and opens its volumes.
-    ///
-    /// # Errors
-    /// [`DirectoryError`], with the remedy.
     pub fn open(place: &Place) -> Result<Self, DirectoryError> {
         LockedDirectory::lock(place)?.open(place)
     }
@@ -70,9 +67,6 @@ impl Directory {
 
 impl LockedDirectory {
     /// Checks and locks the directory.
-    ///
-    /// # Errors
-    /// [`DirectoryError`], with the remedy.
     pub fn lock(place: &Place) -> Result<Self, DirectoryError> {
         let path = place.directory.clone();
         let owned = || path.clone();
@@ -91,9 +85,6 @@ impl LockedDirectory {
     }
 
     /// Opens the volumes.
-    ///
-    /// # Errors
-    /// [`DirectoryError`].
     pub fn open(self, place: &Place) -> Result<Directory, DirectoryError> {
         let Self { directory, path, lock } = self;
         let stat = fstatvfs(&directory).map_err(other::<Errno>("read the size of the file system of", &path))?;

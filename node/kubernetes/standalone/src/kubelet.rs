@@ -22,9 +22,6 @@ pub enum KubeletError {
 }
 
 /// Checks that mounts below the kubelet's directory propagate to the node.
-///
-/// # Errors
-/// [`KubeletError`].
 pub fn check(path: &Path) -> Result<(), KubeletError> {
     let owned = || path.to_owned();
     let kubelet = Dir::open(path).map_err(|source| KubeletError::Open { path: owned(), source })?;
