@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use cluster::{API_PORT, MESH_PORT, STATUS_PORT};
 use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
 use e2e::{eventually, has_the_hosts_time};
 use envtest::chain;
@@ -22,13 +23,8 @@ const NAMESPACE: &str = "nodes";
 const CONTROL_PLANE: &str = "granary";
 const WORKER: &str = "granary-1";
 const PORT: u16 = 8080;
-/// See crate `clusternet`.
-const MESH_PORT: u16 = 7838;
 const KEY: &str = "node.granary.dev/wg-pubkey";
-const API_SERVER: u16 = 6443;
 const KUBELET: u16 = 10250;
-/// In the clear, as docs/operations/security.md says.
-const STATUS: u16 = 7839;
 /// A note that a pod sends to another one, as plain text.
 const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 
@@ -298,8 +294,9 @@ async fn nothing_is_in_the_clear(case: &Case, cluster: &Cluster) -> Result<(), F
         }
         match packet.transport {
             Transport::Udp(MESH_PORT, MESH_PORT) => encrypted[usize::from(packet.source == here)] += 1,
+            // Outside of the mesh. The status port is not encrypted, the others use TLS.
             Transport::Tcp(one, other)
-                if [one, other].iter().any(|port| [API_SERVER, KUBELET, STATUS].contains(port)) => {}
+                if [one, other].iter().any(|port| [API_PORT, KUBELET, STATUS_PORT].contains(port)) => {}
             Transport::Tcp(..) | Transport::Udp(..) | Transport::Icmpv6 | Transport::Other => panic!("{packet:?}"),
         }
     }
