@@ -8,7 +8,7 @@ use volume::{ListError, LiveVolumeError, LookError, UsageError, VolumeId};
 use crate::claim::plan::Rejection;
 use crate::claim::source::CloneError;
 use crate::group::plan::GroupRejection;
-use crate::rollback::plan::{Held, RollbackRejection};
+use crate::rollback::plan::{RollbackRejection, VolumeContent};
 use crate::snapshot::plan::SnapshotRejection;
 
 #[derive(Debug, thiserror::Error)]
@@ -36,12 +36,12 @@ pub(crate) enum Error {
     #[error("content {id} exists and is not that of the rollback on this node; delete it")]
     ContentTaken { id: VolumeId },
     #[error(
-        "{held}, and VolumeSnapshot {name} exists, which is not the one that keeps the former content; delete it, then the \
+        "{has}, and VolumeSnapshot {name} exists, which is not the one that keeps the former content; delete it, then the \
          node creates that one"
     )]
-    SnapshotTaken { held: Held, name: String },
-    #[error("{held}, and the node cannot {what}: {message}")]
-    KeptDenied { held: Held, what: &'static str, message: String },
+    SnapshotTaken { has: VolumeContent, name: String },
+    #[error("{has}, and the node cannot {what}: {message}")]
+    KeptDenied { has: VolumeContent, what: &'static str, message: String },
     #[error("the volume keeps {has}; request less, or free space")]
     Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]

@@ -20,7 +20,7 @@ use crate::context::{Outcome, Provisioner};
 use crate::error::{ApiError, Error, api};
 use crate::events::RollbackWait;
 use crate::metrics::Object;
-use crate::rollback::plan::{self, Held, RollbackRejection, Step};
+use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
 
 /// How often a volume is looked at that a pod has: nothing announces that it was unpublished.
@@ -125,7 +125,7 @@ impl Provisioner {
         let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let of = kept_of(claim, &kept);
         if exchanged.is_none() {
-            self.create_snapshot(&of, &kept, Held::Former).await?;
+            self.create_snapshot(&of, &kept, VolumeContent::Former).await?;
         }
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
         let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
@@ -181,7 +181,7 @@ impl Provisioner {
             let _kept = self.locks.lock(earlier).await;
             self.end_exchanged(earlier, record).await?;
         }
-        self.create_snapshot(&kept_of(claim, &kept), &kept, Held::Former).await?;
+        self.create_snapshot(&kept_of(claim, &kept), &kept, VolumeContent::Former).await?;
         self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
         info!(snapshot, kept = %kept, "rollback begins");
         self.events.rollback_started(claim, &self.node, snapshot);
@@ -214,7 +214,7 @@ impl Provisioner {
         served: Option<&str>,
     ) -> Result<(), Error> {
         self.create_content(kept, record).await?;
-        self.create_snapshot(&record.claim, kept, Held::Requested).await?;
+        self.create_snapshot(&record.claim, kept, VolumeContent::Requested).await?;
         let ended =
             if served.is_some() { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
         self.annotate(claim, ended).await?;
@@ -229,7 +229,7 @@ impl Provisioner {
         let what = "create the content of the kept snapshot";
         let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
         let content = plan::content(kept, record, &self.node);
-        if create(&contents, content, Held::Requested, what).await? == Ensured::Unchanged(()) {
+        if create(&contents, content, VolumeContent::Requested, what).await? == Ensured::Unchanged(()) {
             let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
             if !plan::is_content_of(&found, kept, record, &self.node) {
                 return Err(Error::ContentTaken { id: kept.clone() });
@@ -241,15 +241,15 @@ impl Provisioner {
     /// Before the exchange, only verifies that the VolumeSnapshot can be created: a quota of the namespace may not allow it.
     ///
     /// Users of the namespace can read the ID on the claim, and create a snapshot of that name.
-    async fn create_snapshot(&self, of: &Claim, kept: &VolumeId, held: Held) -> Result<(), Error> {
+    async fn create_snapshot(&self, of: &Claim, kept: &VolumeId, has: VolumeContent) -> Result<(), Error> {
         let name = &of.name;
         let resource = ApiResource::erase::<Snapshot>(&());
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &of.namespace, &resource);
-        let created = create(&snapshots, plan::snapshot(kept, name), held, "create the kept snapshot").await?;
+        let created = create(&snapshots, plan::snapshot(kept, name), has, "create the kept snapshot").await?;
         if created == Ensured::Unchanged(()) {
             let found = snapshots.get(name).await.map_err(api("get the kept snapshot"))?;
             if !plan::is_snapshot_of(&found.data, kept) {
-                return Err(Error::SnapshotTaken { held, name: name.clone() });
+                return Err(Error::SnapshotTaken { has, name: name.clone() });
             }
         }
         Ok(())
@@ -323,7 +323,7 @@ impl Provisioner {
         let record = completed.map_err(Error::Store)?.into_inner();
         let created = async {
             self.create_content(kept, &record).await?;
-            self.create_snapshot(&record.claim, kept, Held::Requested).await
+            self.create_snapshot(&record.claim, kept, VolumeContent::Requested).await
         };
         match created.await {
             // The namespace is gone, with the claim. An administrator deletes the content.
@@ -352,17 +352,17 @@ fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
 async fn create(
     api_of: &Api<DynamicObject>,
     object: Value,
-    held: Held,
+    has: VolumeContent,
     what: &'static str,
 ) -> Result<Ensured<()>, Error> {
     let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
-    let params = PostParams { dry_run: held == Held::Former, ..PostParams::default() };
+    let params = PostParams { dry_run: has == VolumeContent::Former, ..PostParams::default() };
     match api_of.create(&params, &object).await {
         Ok(_) => Ok(Ensured::Created(())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
         // Such as a quota of the namespace: its user can help, and no other request fails.
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
-            Err(Error::KeptDenied { held, what, message: status.message.clone() })
+            Err(Error::KeptDenied { has, what, message: status.message.clone() })
         }
         Err(error) => Err(api(what)(error).into()),
     }

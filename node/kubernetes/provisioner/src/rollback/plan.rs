@@ -55,12 +55,12 @@ pub(crate) enum Obstacle {
 
 /// The content that a volume has when a rollback of it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum VolumeContent {
     Former,
     Requested,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for VolumeContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Former => "the volume has its former content",
