@@ -42,6 +42,8 @@ pub(crate) enum Error {
     SnapshotTaken { has: VolumeContent, name: String },
     #[error("{has}, and the node cannot {what}: {message}")]
     KeptDenied { has: VolumeContent, what: &'static str, message: String },
+    #[error("an earlier rollback of the volume has not ended")]
+    EarlierRollback(#[source] Box<Self>),
     #[error("the volume keeps {has}; request less, or free space")]
     Infeasible { has: Bytes, source: volume::Error },
     #[error(transparent)]
@@ -117,6 +119,7 @@ impl Error {
             Self::NameTaken { .. } | Self::ContentTaken { .. } => "NameTaken",
             Self::SnapshotTaken { .. } => "SnapshotTaken",
             Self::KeptDenied { .. } => "KeptDenied",
+            Self::EarlierRollback(_) => "EarlierRollback",
             Self::Infeasible { .. } => "ExpandInfeasible",
             Self::Expand(_) => "ExpandStore",
             Self::Modify(_) => "ModifyStore",

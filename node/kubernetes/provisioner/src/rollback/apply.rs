@@ -114,8 +114,7 @@ impl Provisioner {
             _ => snapshot.as_deref(),
         };
         let Some(kept) = kept else {
-            self.begin(claim, id, snapshot.as_deref().unwrap_or_default()).await?;
-            return Ok(Outcome::Complete);
+            return self.begin(claim, id, snapshot.as_deref().unwrap_or_default()).await;
         };
         // The claim names another snapshot now.
         if begun.as_ref().and_then(Record::rollback).is_some_and(|rollback| rollback.source != source) {
@@ -124,8 +123,8 @@ impl Provisioner {
         }
         let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let of = kept_of(claim, &kept);
-        if exchanged.is_none() {
-            self.create_snapshot(&of, &kept, VolumeContent::Former).await?;
+        if begun.is_none() {
+            self.verify_snapshot(&of, &kept, VolumeContent::Former).await?;
         }
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
         let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
@@ -172,20 +171,25 @@ impl Provisioner {
     }
 
     /// Annotates the claim with the ID of the kept snapshot, which starts the next pass.
-    async fn begin(&self, claim: &PersistentVolumeClaim, id: &VolumeId, snapshot: &str) -> Result<(), Error> {
-        let Some(kept) = plan::kept_id(claim) else { return Ok(()) };
+    async fn begin(&self, claim: &PersistentVolumeClaim, id: &VolumeId, snapshot: &str) -> Result<Outcome, Error> {
+        let Some(kept) = plan::kept_id(claim) else { return Ok(Outcome::Complete) };
         // The former content of an earlier one may have no VolumeSnapshot yet: a quota limits how many there are.
         let records = self.on_disk(|store| store.records()).await??.readable;
         let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);
-        for (earlier, record) in records.iter().filter(|(_, record)| record.is_exchanged() && is_earlier(record)) {
-            let _kept = self.locks.lock(earlier).await;
-            self.end_exchanged(earlier, record).await?;
+        for earlier in records.iter().filter(|(_, record)| is_earlier(record)).map(|(earlier, _)| earlier) {
+            let Some(_guard) = self.locks.try_lock(earlier) else { return Ok(Outcome::Occupied) };
+            // A pass of its content may have ended the rollback, and removed the snapshot.
+            let Some(record) = self.snapshot_record(earlier).await?.filter(Record::is_exchanged) else { continue };
+            self.end_exchanged(earlier, &record).await.map_err(|error| match error {
+                error @ (Error::Api(_) | Error::Panicked(_)) => error,
+                error => Error::EarlierRollback(Box::new(error)),
+            })?;
         }
-        self.create_snapshot(&kept_of(claim, &kept), &kept, VolumeContent::Former).await?;
+        self.verify_snapshot(&kept_of(claim, &kept), &kept, VolumeContent::Former).await?;
         self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
         info!(snapshot, kept = %kept, "rollback begins");
         self.events.rollback_started(claim, &self.node, snapshot);
-        Ok(())
+        Ok(Outcome::Complete)
     }
 
     /// The content is not exchanged.
@@ -213,8 +217,7 @@ impl Provisioner {
         record: &Record,
         served: Option<&str>,
     ) -> Result<(), Error> {
-        self.create_content(kept, record).await?;
-        self.create_snapshot(&record.claim, kept, VolumeContent::Requested).await?;
+        self.create_objects(kept, record).await?;
         let ended =
             if served.is_some() { json!({RESTORE_FROM: null, ROLLBACK: null}) } else { json!({ROLLBACK: null}) };
         self.annotate(claim, ended).await?;
@@ -224,12 +227,22 @@ impl Provisioner {
         Ok(())
     }
 
+    /// The objects of the kept snapshot. A content is created only if its VolumeSnapshot can be: the sweep reports a snapshot
+    /// without a content.
+    async fn create_objects(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
+        let has = VolumeContent::Requested;
+        self.verify_snapshot(&record.claim, kept, has).await?;
+        self.create_content(kept, record).await?;
+        self.create_snapshot(&record.claim, kept, has, &PostParams::default()).await
+    }
+
     /// Every node can read the ID on the claim, and create a content of that name with its own label.
     async fn create_content(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
         let what = "create the content of the kept snapshot";
         let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
         let content = plan::content(kept, record, &self.node);
-        if create(&contents, content, VolumeContent::Requested, what).await? == Ensured::Unchanged(()) {
+        let created = create(&contents, content, VolumeContent::Requested, what, &PostParams::default()).await?;
+        if created == Ensured::Unchanged(()) {
             let found = self.contents.get(kept.as_str()).await.map_err(api("get the content of the kept snapshot"))?;
             if !plan::is_content_of(&found, kept, record, &self.node) {
                 return Err(Error::ContentTaken { id: kept.clone() });
@@ -238,14 +251,23 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Before the exchange, only verifies that the VolumeSnapshot can be created: a quota of the namespace may not allow it.
-    ///
+    /// Whether the API server would accept the VolumeSnapshot: a quota of the namespace may not allow it.
+    async fn verify_snapshot(&self, of: &Claim, kept: &VolumeId, has: VolumeContent) -> Result<(), Error> {
+        self.create_snapshot(of, kept, has, &PostParams { dry_run: true, ..PostParams::default() }).await
+    }
+
     /// Users of the namespace can read the ID on the claim, and create a snapshot of that name.
-    async fn create_snapshot(&self, of: &Claim, kept: &VolumeId, has: VolumeContent) -> Result<(), Error> {
+    async fn create_snapshot(
+        &self,
+        of: &Claim,
+        kept: &VolumeId,
+        has: VolumeContent,
+        params: &PostParams,
+    ) -> Result<(), Error> {
         let name = &of.name;
         let resource = ApiResource::erase::<Snapshot>(&());
         let snapshots = Api::<DynamicObject>::namespaced_with(self.client.clone(), &of.namespace, &resource);
-        let created = create(&snapshots, plan::snapshot(kept, name), has, "create the kept snapshot").await?;
+        let created = create(&snapshots, plan::snapshot(kept, name), has, "create the kept snapshot", params).await?;
         if created == Ensured::Unchanged(()) {
             let found = snapshots.get(name).await.map_err(api("get the kept snapshot"))?;
             if !plan::is_snapshot_of(&found.data, kept) {
@@ -321,12 +343,8 @@ impl Provisioner {
         let want = RollbackRequest { claim: record.claim.clone(), volume: volume.clone(), source: source.clone() };
         let completed = self.on_volume(kept, move |store, kept| store.roll_back(kept, &want)).await?;
         let record = completed.map_err(Error::Store)?.into_inner();
-        let created = async {
-            self.create_content(kept, &record).await?;
-            self.create_snapshot(&record.claim, kept, VolumeContent::Requested).await
-        };
-        match created.await {
-            // The namespace is gone, with the claim. An administrator deletes the content.
+        match self.create_objects(kept, &record).await {
+            // The namespace is gone, with the claim.
             Err(Error::Api(error)) if error.is_not_found() => {}
             created => created?,
         }
@@ -348,16 +366,16 @@ fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
     }
 }
 
-/// An earlier pass may have created it. Before the exchange, the API server only verifies the request.
+/// An earlier pass may have created it.
 async fn create(
     api_of: &Api<DynamicObject>,
     object: Value,
     has: VolumeContent,
     what: &'static str,
+    params: &PostParams,
 ) -> Result<Ensured<()>, Error> {
     let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError).map_err(api(what))?;
-    let params = PostParams { dry_run: has == VolumeContent::Former, ..PostParams::default() };
-    match api_of.create(&params, &object).await {
+    match api_of.create(params, &object).await {
         Ok(_) => Ok(Ensured::Created(())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
         // Such as a quota of the namespace: its user can help, and no other request fails.

@@ -297,9 +297,14 @@ pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<()
     fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
     fixture.node.run().await?;
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    fixture.node.event_with("data", "RollbackFailed", &["create the kept snapshot", "exceeded quota"]).await?;
+    fixture
+        .node
+        .event_with("data", "RollbackFailed", &["an earlier rollback", "create the kept snapshot", "exceeded quota"])
+        .await?;
     let record = fixture.node.volumes.record(&kept).ok_or("the former content")?;
     assert!(record.rollback().is_some(), "it has not ended");
+    let content = fixture.api.contents.get_opt(kept.as_str()).await?;
+    assert!(content.is_none(), "it would be no orphan");
     assert_eq!(fixture.annotation(ROLLBACK).await?, None, "no other one begins");
     quotas.delete("snapshots", &DeleteParams::default()).await?;
     fixture.ended().await?;
