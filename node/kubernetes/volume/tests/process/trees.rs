@@ -134,7 +134,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     };
     let store = Store::open(&Node::volumes(disk.path()), Settings { pass: Duration::ZERO, ..settings() }).unwrap();
     without_pods(&store);
-    made(&store, &source_of(&request));
+    copied(&store, &source_of(&request));
     fill(&store, "one", SIZE.get() / 2);
     assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().into_inner().state, State::Staged);
     // Into the headroom.
