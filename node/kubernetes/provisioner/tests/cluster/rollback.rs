@@ -304,7 +304,7 @@ pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<()
     let record = fixture.node.volumes.record(&kept).ok_or("the former content")?;
     assert!(record.rollback().is_some(), "it has not ended");
     let content = fixture.api.contents.get_opt(kept.as_str()).await?;
-    assert!(content.is_none(), "it would be no orphan");
+    assert!(content.is_none(), "a content would hide the orphan");
     assert_eq!(fixture.annotation(ROLLBACK).await?, None, "no other one begins");
     quotas.delete("snapshots", &DeleteParams::default()).await?;
     fixture.ended().await?;
