@@ -36,6 +36,22 @@ pub fn clone_file(from: impl AsFd, to: impl AsFd) -> Result<(), Errno> {
     sys::clone_file(from.as_fd(), to.as_fd())
 }
 
+/// Replaces `length` bytes of `to` from `at` on by those of `from` from `start` on, as [`clone_file`] does. Offsets and
+/// length are multiples of the block size, except for a range up to the end of `from` that is also the end of `to`
+/// afterwards.
+///
+/// # Errors
+/// Those of [`clone_file`]. `EINVAL`: the range is empty, is not aligned, or exceeds `from`.
+///
+/// ioctl_ficlonerange(2), Linux 4.5.
+pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, at: Bytes) -> Result<(), Errno> {
+    // For the kernel, it is the rest of the file.
+    if length == Bytes::ZERO {
+        return Err(Errno::EINVAL);
+    }
+    sys::clone_range(from.as_fd(), start.get(), length.get(), to.as_fd(), at.get())
+}
+
 /// Frees blocks of the project's files that XFS has allocated in advance and no write has used: behind their ends, and for
 /// the next writes to shared blocks (`cowextsize`). A quota counts them until then, by default for half an hour. Files with
 /// direct I/O in flight keep them, and files that were written through the page cache until the next periodic writeback.

@@ -33,6 +33,17 @@ pub(crate) struct Unused {
 }
 const _: () = assert!(size_of::<Unused>() == 128);
 
+/// `struct file_clone_range`, include/uapi/linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    source: i64,
+    start: u64,
+    length: u64,
+    at: u64,
+}
+const _: () = assert!(size_of::<Range>() == 32);
+
 /// `struct fiemap_extent`, include/uapi/linux/fiemap.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,6 +82,7 @@ impl Map {
 
 mod ioctl {
     nix::ioctl_write_int!(ficlone, 0x94, 9);
+    nix::ioctl_write_ptr!(ficlonerange, 0x94, 13, super::Range);
     // Declared as a read; the kernel reads the structure and writes nothing.
     nix::ioctl_write_ptr_bad!(
         free_unused,
@@ -86,6 +98,21 @@ pub(crate) fn clone_file(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(),
     // SAFETY: both descriptors are open during the call. The argument is a number: the kernel reads and writes no memory
     // of the process.
     unsafe { ioctl::ficlone(to.as_raw_fd(), source) }?;
+    Ok(())
+}
+
+/// `FICLONERANGE`, ioctl_ficlonerange(2).
+pub(crate) fn clone_range(
+    from: BorrowedFd<'_>,
+    start: u64,
+    length: u64,
+    to: BorrowedFd<'_>,
+    at: u64,
+) -> Result<(), Errno> {
+    let range = Range { source: from.as_raw_fd().into(), start, length, at };
+    // SAFETY: both descriptors are open during the call, in which the kernel reads one `struct file_clone_range` (size
+    // asserted above) from the pointer; it does not keep the pointer.
+    unsafe { ioctl::ficlonerange(to.as_raw_fd(), &raw const range) }?;
     Ok(())
 }
 

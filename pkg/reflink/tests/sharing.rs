@@ -7,7 +7,7 @@ use std::path::Path;
 use ktest_support::{Tmpfs, XfsDisk};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use reflink::{Extent, clone_file, extents, unshare};
+use reflink::{Extent, clone_file, clone_range, extents, unshare};
 use units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -48,6 +48,22 @@ fn a_clone_shares_its_blocks_until_either_file_is_overwritten() {
     let mut content = vec![0; 8 * MIB as usize];
     clone.read_exact_at(&mut content, 0).unwrap();
     assert!(content.iter().all(|byte| *byte == 1), "the clone has the content of its instant");
+}
+
+#[test]
+fn a_cloned_range_keeps_blocks_shared_that_a_clone_gives_up() {
+    let disk = XfsDisk::with_project_quota();
+    let [source, clone, kept] = ["source", "clone", "kept"].map(|name| file(&disk.path().join(name)));
+    source.write_all_at(&vec![1; 3 * MIB as usize], 0).unwrap();
+    // Its last block has a part of the file only.
+    source.write_all_at(&[1; 100], 3 * MIB).unwrap();
+    clone_file(&source, &clone).unwrap();
+    clone_range(&clone, Bytes::MIB, Bytes::new(2 * MIB + 100), &kept, Bytes::new(4 * MIB)).unwrap();
+    unshare(&clone, Bytes::ZERO, Bytes::new(3 * MIB + 100)).unwrap();
+    assert_eq!((shared(&clone), shared(&source), shared(&kept)), (0, 2 * MIB + 4096, 2 * MIB + 4096));
+    assert_eq!(kept.metadata().unwrap().len(), 6 * MIB + 100);
+    kept.set_len(0).unwrap();
+    assert_eq!(shared(&source), 0);
 }
 
 #[test]
@@ -105,6 +121,8 @@ fn errors_are_those_of_the_kernel() {
     let (one, two) = (file(&disk.path().join("one")), file(&other.path().join("two")));
     assert_eq!(clone_file(&two, &one), Err(Errno::EXDEV));
     assert_eq!(clone_file(File::open(disk.path()).unwrap(), &one), Err(Errno::EISDIR));
+    let range = |length| clone_range(&one, Bytes::ZERO, length, file(&disk.path().join("three")), Bytes::ZERO);
+    assert_eq!(range(Bytes::ZERO), Err(Errno::EINVAL));
     assert_eq!(unshare(&one, Bytes::ZERO, Bytes::ZERO), Err(Errno::EINVAL));
     assert_eq!(unshare(&one, Bytes::new(u64::MAX), Bytes::MIB), Err(Errno::EINVAL));
     assert_eq!(unshare(&two, Bytes::ZERO, Bytes::MIB), Err(Errno::EOPNOTSUPP));

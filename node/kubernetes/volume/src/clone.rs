@@ -17,6 +17,7 @@ use reflink::Extent;
 use tracing::warn;
 use units::Bytes;
 
+use crate::anchor::Anchor;
 use crate::error::{ActError, Error, SourceError};
 use crate::execution::{Execution, is_confined};
 use crate::flush::Flush;
@@ -215,18 +216,34 @@ impl Store {
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
-pub(crate) fn end_sharing(dir: &Dir, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
+pub(crate) fn end_sharing(
+    dir: &Dir,
+    mut anchor: Anchor<'_>,
+    size: Bytes,
+    allocation: Allocation,
+    pass: Duration,
+) -> Result<(), ActError> {
     let image = dir.open_file(&image::name(), OFlag::O_RDWR, Permissions::empty())?;
-    let done = copy(&image, size, allocation, pass);
+    let copied = copy(&image, &mut anchor, size, allocation, pass);
+    let done = anchor.end().and(copied);
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     done
 }
 
-fn copy(image: &OwnedFd, size: Bytes, allocation: Allocation, pass: Duration) -> Result<(), ActError> {
+fn copy(
+    image: &OwnedFd,
+    anchor: &mut Anchor<'_>,
+    size: Bytes,
+    allocation: Allocation,
+    pass: Duration,
+) -> Result<(), ActError> {
     let extents = |at| reflink::extents(image, at).map_err(failed("examine"));
     let act = |work| match work {
-        Work::Copy { start, length } => reflink::unshare(image, start, length).map_err(failed("copy")),
+        Work::Copy { start, length } => {
+            anchor.keep(image, start, length)?;
+            reflink::unshare(image, start, length).map_err(failed("copy"))
+        }
         Work::Allocate { start, length } => {
             let [start, length] = [start, length].map(|number| number.get().cast_signed());
             fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))
@@ -249,7 +266,7 @@ fn one_pass(
     allocation: Allocation,
     pass: Duration,
     extents: impl Fn(Bytes) -> Result<Vec<Extent>, ActError>,
-    act: impl Fn(Work) -> Result<(), ActError>,
+    mut act: impl FnMut(Work) -> Result<(), ActError>,
     now: impl Fn() -> Instant,
 ) -> Result<(), ActError> {
     let (start, mut end, mut at) = (now(), None, Bytes::ZERO);

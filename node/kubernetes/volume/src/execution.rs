@@ -13,6 +13,7 @@ use reflink::TreeClone;
 use tracing::{info, warn};
 use units::{Bytes, Inodes};
 
+use crate::anchor::Anchor;
 use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error};
 use crate::flush::Flush;
@@ -123,13 +124,15 @@ impl<'a> Execution<'a> {
                 let (size, pass) = (self.record()?.size, self.store.settings.pass);
                 if self.record()?.mode.is_block() {
                     let allocation = self.allocation()?;
-                    clone::end_sharing(self.staged()?, size, allocation, pass)?;
+                    let anchor = Anchor::new(&self.store.anchors, id);
+                    clone::end_sharing(self.staged()?, anchor, size, allocation, pass)?;
                 } else {
                     let former = self.store.index().flushes.get(id).copied();
                     // Later passes only wait until the source fits its size.
                     if Flush::is_due(former, Instant::now()) {
                         // Its top has the mode of the source's.
-                        tree::end_sharing(&staging.open_dir(name)?, self.record()?.project, size, pass)?;
+                        let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
+                        tree::end_sharing(&dir, Anchor::new(&self.store.anchors, id), project, size, pass)?;
                         self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
                     }
                 }
@@ -189,6 +192,7 @@ impl<'a> Execution<'a> {
                 if let Some(Known { record, .. }) = &self.known {
                     // No block is shared: the limits were cleared, which needs a project without blocks.
                     if let Some(cloning) = &record.cloning {
+                        Anchor::new(&self.store.anchors, id).clear()?;
                         self.store.release_headroom(cloning)?;
                     }
                     files.remove(record.state, id)?;

@@ -19,6 +19,7 @@
 //! Linux 5.14 (`quotactl_fd`). README.md describes what is durable, and why.
 #![forbid(unsafe_code)]
 
+mod anchor;
 mod calls;
 mod clone;
 mod disk_state;

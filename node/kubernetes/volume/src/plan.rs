@@ -257,7 +257,7 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
 /// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the directory has
 /// the content that a volume had before its rollback.
 pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
-    use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
+    use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, SyncTrash, Trash};
 
     let Some(record) = &seen.record else {
         return if seen.is_anywhere() { Err(VolumeRefusal::Foreign) } else { Ok(vec![]) };
@@ -266,13 +266,19 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         return Err(VolumeRefusal::RollingBack(rollback.volume.clone()));
     }
     let mut steps = Vec::new();
-    let is_complete = !record.mode.is_block() && record.cloning.as_ref().is_none_or(|cloning| cloning.complete);
+    let is_complete = match &record.cloning {
+        Some(cloning) => record.mode.is_block() || cloning.complete,
+        None => !record.mode.is_block(),
+    };
     for (place, remove) in [(seen.staging, RemoveStaging), (seen.trash, RemoveData)] {
         match place {
             Place::Absent => {}
             // Files that are removed in part must not look complete to the next run.
             place if place == seen.staging && is_complete && place.is_of(record) && !seen.trash.is_present() => {
-                steps.extend([Trash(Where::Staging), RemoveData]);
+                steps.push(Trash(Where::Staging));
+                // Blocks that it gives up are overwritten at once: a power cut must not return it to its place.
+                steps.extend(record.cloning.as_ref().map(|_| SyncTrash));
+                steps.push(RemoveData);
             }
             place if place.begins(record) => steps.push(remove),
             Place::Present { .. } => return Err(VolumeRefusal::Foreign),

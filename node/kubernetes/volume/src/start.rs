@@ -7,12 +7,12 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::disk_state::Place;
-use crate::error::LookError;
+use crate::error::{ActError, LookError};
 use crate::execution::is_confined;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
 use crate::store::{Store, place};
-use crate::{VolumeId, image};
+use crate::{VolumeId, anchor, image};
 
 impl Store {
     /// A first record that was cut while it was written is none, since nothing came after it. Whether that is what it
@@ -58,6 +58,19 @@ impl Store {
                 tracing::error!(volume = %id, error = reason, reservation = %reservation, "volume is closed and kept");
                 index.volumes.insert(id.clone(), Entry::Closed { state, error, project });
             }
+        }
+    }
+
+    /// Those of passes that a kill ended. All copies are durable.
+    pub(crate) fn remove_anchors(&self) {
+        let removed = self
+            .anchors
+            .names()
+            .map_err(ActError::from)
+            .and_then(|names| names.iter().try_for_each(|name| anchor::remove(&self.anchors, name)));
+        if let Err(error) = removed {
+            let reason: &dyn std::error::Error = &error;
+            warn!(error = reason, "blocks of unfinished copies stay until their next pass");
         }
     }
 

@@ -43,6 +43,7 @@ pub struct Store {
     pub(crate) staging: Dir,
     pub(crate) live: Shared,
     pub(crate) trash: Shared,
+    pub(crate) anchors: Dir,
     pub(crate) projects: Allocator,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) settings: Settings,
@@ -83,6 +84,7 @@ impl Store {
             staging: sub("staging")?,
             live: Shared::new(sub("live")?),
             trash: Shared::new(sub("trash")?),
+            anchors: sub("anchors")?,
             projects,
             quotas: Arc::new(Quotas::open(volumes)?),
             settings,
@@ -118,6 +120,7 @@ impl Store {
         store.measure()?;
         // Whatever an earlier process did, announcements and limits too, is on the disk from here on.
         fsquota::sync(volumes)?;
+        store.remove_anchors();
         Ok(store)
     }
 

@@ -21,6 +21,7 @@ use rustix::io::Errno as XattrErrno;
 use tracing::info;
 use units::Bytes;
 
+use crate::anchor::Anchor;
 use crate::clone::{PIECE, end_of_pass, failed};
 use crate::error::ActError;
 use crate::record::Cloning;
@@ -112,43 +113,60 @@ pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
-pub(crate) fn end_sharing(dir: &Dir, project: ProjectId, size: Bytes, pass: Duration) -> Result<(), ActError> {
+pub(crate) fn end_sharing(
+    dir: &Dir,
+    mut anchor: Anchor<'_>,
+    project: ProjectId,
+    size: Bytes,
+    pass: Duration,
+) -> Result<(), ActError> {
+    let copied = copy(dir, &mut anchor, project, size, pass);
+    anchor.end().and(copied)
+}
+
+fn copy(dir: &Dir, anchor: &mut Anchor<'_>, project: ProjectId, size: Bytes, pass: Duration) -> Result<(), ActError> {
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
     // files that were written since the last writeback of all.
-    let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get()));
+    let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get())).map_err(failed("free unused"));
     let (start, mut end) = (Instant::now(), None);
     let visited = for_each_shared(dir, |file, extent| {
         let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));
-        let copied = match unshare(file, extent, end) {
-            Err(Errno::ENOSPC | Errno::EDQUOT) => free().and_then(|()| unshare(file, extent, end)),
+        let copied = match unshare(file, anchor, extent, end) {
+            Err(error) if error.is_full() => free().and_then(|()| unshare(file, anchor, extent, end)),
             copied => copied,
         };
         match copied {
             Ok(true) => ControlFlow::Continue(()),
             Ok(false) => ControlFlow::Break(ActError::Copying { left: size }),
-            Err(errno) => ControlFlow::Break(failed("copy")(errno)),
+            Err(error) => ControlFlow::Break(error),
         }
     })?;
     match visited {
-        ControlFlow::Continue(()) => free().map_err(failed("free unused")),
+        ControlFlow::Continue(()) => free(),
         ControlFlow::Break(error) => Err(error),
     }
 }
 
 /// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file keeps
 /// the attributes that a write changes; if this is killed within, its last file may lose them.
-fn unshare(file: BorrowedFd<'_>, extent: Extent, end: Instant) -> Result<bool, Errno> {
-    let stat = fstat(file)?;
+fn unshare(file: BorrowedFd<'_>, anchor: &mut Anchor<'_>, extent: Extent, end: Instant) -> Result<bool, ActError> {
+    let stat = fstat(file).map_err(failed("examine"))?;
+    let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
     let mut capability = [0; CAPABILITY_SIZE];
     let capability = match rustix::fs::fgetxattr(file, CAPABILITY, &mut capability[..]) {
         Ok(length) => Some(&capability[..length]),
         Err(XattrErrno::NODATA) => None,
-        Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+        Err(error) => return Err(failed("examine")(Errno::from_raw(error.raw_os_error()))),
     };
     let mut at = extent.start;
     let copied = loop {
         let length = extent.end().saturating_sub(at).min(PIECE);
-        let copied = reflink::unshare(file, at, length);
+        // The last block of a file that is shared may have no byte of it.
+        let kept = match size.saturating_sub(at).min(length) {
+            Bytes::ZERO => Ok(()),
+            within => anchor.keep(file, at, within),
+        };
+        let copied = kept.and_then(|()| reflink::unshare(file, at, length).map_err(failed("copy")));
         at = at.saturating_add(length);
         match copied {
             Ok(()) if at < extent.end() && Instant::now() < end => {}
@@ -158,8 +176,9 @@ fn unshare(file: BorrowedFd<'_>, extent: Extent, end: Instant) -> Result<bool, E
     let time = |seconds, nanoseconds| TimeSpec::new(seconds, nanoseconds);
     if let Some(capability) = capability {
         let set = rustix::fs::fsetxattr(file, CAPABILITY, capability, XattrFlags::empty());
-        set.map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+        set.map_err(|error| failed("restore the attributes of")(Errno::from_raw(error.raw_os_error())))?;
     }
-    futimens(file.as_fd(), &time(stat.st_atime, stat.st_atime_nsec), &time(stat.st_mtime, stat.st_mtime_nsec))?;
+    futimens(file.as_fd(), &time(stat.st_atime, stat.st_atime_nsec), &time(stat.st_mtime, stat.st_mtime_nsec))
+        .map_err(failed("restore the times of"))?;
     copied.map(|()| at >= extent.end() && Instant::now() < end)
 }

@@ -336,6 +336,18 @@ fn data_goes_before_its_limits_and_the_record_last() {
     assert_eq!(discard(&seen).unwrap(), [DetachLoops(Where::Trash), RemoveData, ClearLimits, RemoveRecord]);
 }
 
+/// Regression: the blocks that a copy gave up were the source's alone, and a power cut could return the copy with them.
+#[test]
+fn a_copy_is_durably_in_the_trash_before_it_gives_up_blocks() {
+    use Step::{ClearLimits, CloneImage, CloneTree, RemoveData, RemoveRecord, SyncTrash, Trash};
+    for (mode, clone) in [(DISK, CloneImage), (SNAPSHOT, CloneImage), (TREE, CloneTree), (FILES, CloneTree)] {
+        let want = Request { mode, ..clone_of("pvc-source") };
+        let cloned = provision(&want, &NOTHING).unwrap().iter().position(|step| *step == clone).unwrap() + 1;
+        let steps = undo(&made_for(&want, NOTHING, cloned)).unwrap();
+        assert_eq!(steps, [Trash(Where::Staging), SyncTrash, RemoveData, ClearLimits, RemoveRecord]);
+    }
+}
+
 #[test]
 fn the_record_follows_the_image() {
     use Step::{GrowImage, RaiseLimits, RaiseRecord};

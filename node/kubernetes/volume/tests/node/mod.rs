@@ -67,7 +67,7 @@ impl Node {
 
     /// Where something of the volume is left.
     pub fn traces(&self, id: &VolumeId) -> Vec<&'static str> {
-        let places = ["pending", "records", "staging", "live", "trash"];
+        let places = ["pending", "records", "staging", "live", "trash", "anchors"];
         places.into_iter().filter(|place| self.path(place, id).exists()).collect()
     }
 

@@ -82,6 +82,7 @@ pub fn killed_at(
             drop(store);
             let store = open(disk.path());
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
+            assert_eq!(fs::read_dir(disk.path().join("volumes/anchors")).unwrap().count(), 0, "{mode}, call {step}");
             after(&store, &request);
             assert_eq!(store.strays().unwrap(), Strays::default(), "{mode} killed before call {step}");
             assert_eq!(store.space().unwrap().reserved, Bytes::ZERO, "{mode} killed before call {step}");

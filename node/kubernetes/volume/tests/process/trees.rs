@@ -119,6 +119,27 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
     });
 }
 
+/// One for each piece, or each file, would make a copy of small files as slow as the flushes of the disk.
+#[test]
+fn a_copy_forces_the_log_for_many_files_together() {
+    const COUNT: u64 = 300;
+    let disk = XfsDisk::with_project_quota();
+    let one_pass = Settings { pass: Duration::from_hours(1), ..settings() };
+    let store = Store::open(&Node::volumes(disk.path()), one_pass).unwrap();
+    without_pods(&store);
+    let request = sized("pvc-1", Mode::Filesystem { inodes: Inodes::new(1024) }, Bytes::new(16 << 20));
+    made(&store, &source_of(&request));
+    let write = |name: &str, size| {
+        file(&store, &id("pvc-1-source"), name).write_all_at(&vec![1; size], 0).unwrap();
+    };
+    (0..COUNT).for_each(|number| write(&number.to_string(), 100));
+    write("large", 4 << 20);
+    let flushes = without_flush(usize::MAX, || cloned(&store, &request));
+    let forces = flushes.iter().filter(|flush| flush.path().ends_with("anchors/pvc-1")).count();
+    // 128 files each.
+    assert_eq!(forces as u64, COUNT.div_ceil(128), "{flushes:?}");
+}
+
 /// Each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size.
 #[test]
 fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
