@@ -21,7 +21,7 @@ use crate::index::Known;
 use crate::plan::Step;
 use crate::record::Cloning;
 use crate::store::{Store, place};
-use crate::{Allocation, DEFAULT_PAUSE, Record, Request, VolumeId, clone, image, tree};
+use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image, tree};
 
 /// How long XFS may take for inodes that were deleted: it takes them apart in the background (inodegc, since Linux
 /// 5.14), and begins with the next query of a quota.
@@ -31,10 +31,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Names that one pass of a removal takes on: a fraction of a second. A process that still has a directory of the
 /// volume open can add names for ever, and each pass occupies one of the threads that remove volumes.
 pub(crate) const PASS: u64 = 2048;
-
-/// Passes of one call that may free no inode, before the call ends with an error. Only the last name of a file frees
-/// it, and a tenant can give it any number of them.
-const IDLE_PASSES: u32 = 512;
 
 /// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
 /// volume open can create nothing, root included. They also mark for a restoration that owner and mode may have been
@@ -54,11 +50,10 @@ pub(crate) fn is_confined(quota: Quota) -> bool {
 
 /// Repeats a removal of which each call is one pass, if no process is known to have the directory open.
 pub(crate) fn in_passes(mut remove: impl FnMut() -> Result<Ensured<()>, Error>) -> Result<Ensured<()>, Error> {
-    let mut idle = 0;
+    let mut idle = IdlePasses::default();
     loop {
         match remove() {
-            Err(error) if error.is_shrinking() => idle = 0,
-            Err(Error::Unfinished { .. }) if idle < IDLE_PASSES => idle += 1,
+            Err(error) if idle.continues(&error) => {}
             done => return done,
         }
     }

@@ -140,9 +140,7 @@ impl Provisioner {
                 self.discards.requeue(id);
                 info!(volume = %id, error = causes::of(&error), "deleted volume removed in part");
             }
-            Err(Error::Store(volume::Error::Unfinished { .. })) if self.discards.repeats_idle(id) => {
-                self.discards.requeue(id);
-            }
+            Err(Error::Store(error)) if self.discards.continues(id, &error) => self.discards.requeue(id),
             Err(error) => {
                 self.discards.requeue(id);
                 let Retry { attempt, .. } = self.attempts.failed(&backoff_key(id));

@@ -5,11 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use volume::VolumeId;
-
-/// Passes that free no inode, between two pauses. Only the last name of a file frees it, and a tenant can give it any
-/// number of them. The pauses are for processes that add names.
-const IDLE_PASSES: u32 = 512;
+use volume::{Error, IdlePasses, VolumeId};
 
 /// Volumes in the trash without a PV. The sweep fills it again after a restart.
 #[derive(Debug, Default)]
@@ -30,8 +26,8 @@ struct QueuedVolume {
     /// End of the last pass, or when it was added.
     queued: Instant,
     is_checked: bool,
-    /// Passes that freed no inode since the last pause.
-    idle: u32,
+    /// Since the last pause.
+    idle: IdlePasses,
 }
 
 impl DiscardQueue {
@@ -40,7 +36,7 @@ impl DiscardQueue {
         self.volumes()
             .entry(id)
             .and_modify(|volume| *volume = QueuedVolume { end, queued, ..*volume })
-            .or_insert(QueuedVolume { end, queued, is_checked: false, idle: 0 });
+            .or_insert(QueuedVolume { end, queued, is_checked: false, idle: IdlePasses::default() });
         self.added.notify_one();
     }
 
@@ -50,12 +46,9 @@ impl DiscardQueue {
         }
     }
 
-    /// After a pass that freed no inode: whether the next one needs no pause.
-    pub(crate) fn repeats_idle(&self, id: &VolumeId) -> bool {
-        self.volumes().get_mut(id).is_some_and(|volume| {
-            volume.idle = (volume.idle + 1) % IDLE_PASSES;
-            volume.idle != 0
-        })
+    /// After a pass with this error: whether the next one needs no pause.
+    pub(crate) fn continues(&self, id: &VolumeId, error: &Error) -> bool {
+        self.volumes().get_mut(id).is_some_and(|volume| volume.idle.continues(error))
     }
 
     pub(crate) fn remove(&self, id: &VolumeId) {
@@ -80,6 +73,8 @@ impl DiscardQueue {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use units::Inodes;
 
     use super::*;
 
@@ -110,9 +105,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn passes_that_free_no_inode_pause_rarely() {
         let (queue, id): (_, VolumeId) = (DiscardQueue::default(), "pvc-1".parse().expect("an identifier"));
-        assert!(!queue.repeats_idle(&id), "it is not in the queue");
+        let idle = Error::Unfinished { id: id.clone(), freed: Inodes::new(0), left: Inodes::new(1) };
+        assert!(!queue.continues(&id, &idle), "it is not in the queue");
         queue.add(id.clone(), EndOfPv { before: Instant::now(), after: Instant::now() });
-        let pauses = (0..3 * IDLE_PASSES).filter(|_| !queue.repeats_idle(&id)).count();
+        let pauses = (0..3 * IdlePasses::LIMIT).filter(|_| !queue.continues(&id, &idle)).count();
         assert_eq!(pauses, 3);
     }
 }
