@@ -179,8 +179,11 @@ impl Provisioner {
 
     /// `None` also of an unreadable one, and of a volume.
     pub(crate) async fn snapshot_record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
-        let found = self.on_volume(id, |store, id| store.records().map(|mut records| records.readable.remove(id)));
-        Ok(found.await??.filter(|record| record.mode.is_snapshot()))
+        let found = match self.on_volume(id, |store, id| store.record(id)).await? {
+            Err(volume::Error::Closed { .. }) => None,
+            found => found.map_err(Error::Store)?,
+        };
+        Ok(found.filter(|record| record.mode.is_snapshot()))
     }
 
     async fn find(&self, content: &Content, id: &VolumeId) -> Result<(), Error> {
