@@ -31,7 +31,9 @@ use proto::csi::{
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use units::Bytes;
-use volume::{Error, Owner, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes};
+use volume::{
+    Error, IdlePasses, Owner, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes,
+};
 
 use crate::condition::{Health, abnormal, health};
 use crate::controller::request::{Capacity, Create, Grow, Modify, Named, Page, Placement, Validate};
@@ -89,7 +91,7 @@ impl<H: Host> ControllerService<H> {
     async fn change<T: Send + 'static>(
         &self,
         id: &VolumeId,
-        continues: fn(&Result<T, ControllerError>) -> bool,
+        mut continues: impl FnMut(&Result<T, ControllerError>) -> bool + Send,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
         let mut guard = self.locks.lock(id).await;
@@ -232,10 +234,14 @@ impl<H: Host> Controller for ControllerService<H> {
         &self,
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
-        let is_shrinking = |deleted: &Result<(), ControllerError>| matches!(deleted, Err(ControllerError::Volume { source, .. }) if source.is_shrinking());
+        let mut idle = IdlePasses::default();
+        let continues = move |deleted: &Result<(), ControllerError>| match deleted {
+            Err(ControllerError::Volume { source, .. }) => idle.continues(source),
+            _ => false,
+        };
         match Named::parse(&request.get_ref().volume_id).map_err(ControllerError::from)? {
             Named::Impossible => {}
-            Named::Volume(id) => self.change(&id, is_shrinking, delete).await?,
+            Named::Volume(id) => self.change(&id, continues, delete).await?,
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }

@@ -95,6 +95,7 @@ fn the_controller_service_works_beside_the_node_service() {
         other_nodes_are_rejected(&node).await;
         volumes_of_the_provisioner_stay_unchanged(&node).await;
         a_published_volume_is_not_deleted(&node).await;
+        a_file_with_many_names_is_deleted_by_one_call(&node).await;
         a_clone_has_the_content_of_its_source(&node).await;
         pages_have_every_volume_once(&node).await;
         volumes_without_a_fault_are_not_in_the_list_of_health(&node).await;
@@ -282,6 +283,19 @@ async fn a_published_volume_is_not_deleted(node: &Node) {
         answer(node.client().node_unpublish_volume(published).await).expect("unpublish");
         delete(node, &id).await.expect("delete");
     }
+}
+
+/// Regression: a pass that freed no inode ended the call with `ABORTED`, and the client repeated it ever less often.
+async fn a_file_with_many_names_is_deleted_by_one_call(node: &Node) {
+    let id = create(node, request("pvc-links", Kind::Filesystem)).await.expect("create").volume_id;
+    let top = node.kubelet().with_file_name("volumes").join("live").join(&id);
+    std::fs::write(top.join("file"), [1; 4096]).expect("a file");
+    // More than one pass removes.
+    for number in 0..2500 {
+        std::fs::hard_link(top.join("file"), top.join(number.to_string())).expect("a name");
+    }
+    delete(node, &id).await.expect("delete");
+    assert_eq!(record(node, &id), None);
 }
 
 async fn a_clone_has_the_content_of_its_source(node: &Node) {
