@@ -157,11 +157,13 @@ impl Node {
         let Record { claim, owner, class, mode, size, cloning, .. } = record;
         let source = cloning.map(|cloning| cloning.source);
         match (mode, source) {
-            (mode, Some(source)) if mode.is_snapshot() => finish_snapshot(
-                &self.store,
-                volume,
-                &SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause: DEFAULT_PAUSE },
-            ),
+            // The member of a group that is complete waits for the others, and needs no source any more.
+            (mode, source) if mode.is_snapshot() => {
+                let source = source.unwrap_or_else(|| id.clone());
+                let owner = Owner::Provisioner;
+                let want = SnapshotRequest { claim, owner, class, source, max_pause: DEFAULT_PAUSE };
+                finish_snapshot(&self.store, volume, &want)
+            }
             // The first call has finished it.
             (_, None) => Ok(()),
             (_, source) => finish_clone(&self.store, volume, &Request { claim, owner, class, mode, size, source }),

@@ -46,21 +46,46 @@ impl Store {
         if !self.is_of_one_instant(want)? {
             self.begin_group(want)?;
         }
-        let (mut records, mut changed) = (BTreeMap::new(), false);
-        for (id, member) in &want.members {
-            let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
-            let is_busy = records.values().any(|record: &Record| record.state == State::Staged);
-            let record = if is_busy {
-                record
-            } else {
-                // One pass over the first that is not ready.
-                let taken = self.take_snapshot(id, member)?;
-                changed |= matches!(taken, Ensured::Created(_));
-                taken.into_inner()
-            };
-            records.insert(id.clone(), record);
+        let copied = self.copy_group(want);
+        // The disk has no space for the blocks of a member, and the store has undone it. Another one would be of a later instant.
+        if copied.is_err() && want.members.keys().any(|id| matches!(self.known(id), Ok(None))) {
+            self.undo_group(want);
         }
+        let changed = copied?;
+        let record_of = |id: &VolumeId| match self.known(id)? {
+            Some(Known { record, .. }) => Ok((id.clone(), record)),
+            None => Err(Error::Unknown { id: id.clone() }),
+        };
+        let records = want.members.keys().map(record_of).collect::<Result<_, Error>>()?;
         Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
+    }
+
+    /// One pass over the first member that is not complete. All are announced when all are complete: without space for the blocks of
+    /// one, there is no other one that is ready. Returns whether something has changed.
+    fn copy_group(&self, want: &GroupRequest) -> Result<bool, Error> {
+        let mut changed = false;
+        let complete = |id: &VolumeId, member: &SnapshotRequest| {
+            let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
+            self.provision(id, &member.of((record.mode, record.size)), member.max_pause)
+        };
+        for (id, member) in &want.members {
+            let (_, seen) = self.look(id)?;
+            // An earlier pass has completed it.
+            if seen.live.is_present() {
+                continue;
+            }
+            match complete(id, member) {
+                Ok(_) => changed = true,
+                Err(Error::Copying { .. }) => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+        for (id, member) in &want.members {
+            // Its name may not be on the disk yet.
+            complete(id, member)?;
+            changed |= matches!(self.announce_durably(id)?, Ensured::Created(()));
+        }
+        Ok(changed)
     }
 
     /// # Errors
@@ -97,18 +122,22 @@ impl Store {
         }
         let begun = self.clone_all(want);
         if begun.is_err() {
-            for id in want.members.keys() {
-                let undone = match self.known(id) {
-                    Ok(Some(_)) => self.undo_all(id).map(drop),
-                    known => known.map(|_| self.index().ledger.release(id)),
-                };
-                if let Err(error) = undone {
-                    let error: &dyn std::error::Error = &error;
-                    warn!(volume = %id, error, "unfinished snapshot of a group stays until the next attempt");
-                }
-            }
+            self.undo_group(want);
         }
         begun
+    }
+
+    fn undo_group(&self, want: &GroupRequest) {
+        for id in want.members.keys() {
+            let undone = match self.known(id) {
+                Ok(Some(_)) => self.undo_all(id).map(drop),
+                known => known.map(|_| self.index().ledger.release(id)),
+            };
+            if let Err(error) = undone {
+                let error: &dyn std::error::Error = &error;
+                warn!(volume = %id, error, "unfinished snapshot of a group stays until the next attempt");
+            }
+        }
     }
 
     fn clone_all(&self, want: &GroupRequest) -> Result<(), Error> {

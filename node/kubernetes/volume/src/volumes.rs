@@ -95,10 +95,11 @@ pub trait Volumes: Send + Sync + 'static {
     /// Takes snapshots of several volumes at one instant, or continues what an earlier call began: as
     /// [`Volumes::take_snapshot`] for each of them, and the next call copies more of their blocks. The pods that have one of
     /// the volumes are stopped once. All snapshots have the same instant; if an earlier call ended before it, there is a new
-    /// one.
+    /// one. They are announced together, when all are complete.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it began, of all snapshots.
+    /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it and earlier calls began, of all snapshots; the
+    /// next one takes all again.
     /// [`Error::Unknown`]: a snapshot was removed after others of the group were ready; nothing has changed.
     /// [`Error::Refused`]: nothing has changed.
     fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>;

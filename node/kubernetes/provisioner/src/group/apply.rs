@@ -17,7 +17,7 @@ use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, Volume
 use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, GroupVersion};
-use crate::group::plan::{self, GroupPlan};
+use crate::group::plan::{self, GroupPlan, GroupRejection};
 use crate::pv::object;
 use crate::snapshot::apply::{backoff_key, patch, patch_status, release, show_failure};
 use crate::snapshot::plan::ends_snapshot;
@@ -138,7 +138,11 @@ impl Provisioner {
         let Some(_turn) = self.clone_turn(is_new, &sources) else { return Ok(Outcome::Occupied) };
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
-        let records = taken.map_err(Error::of_claim)?.into_inner();
+        let records = taken.map_err(|error| match error {
+            volume::Error::Unknown { id } => Error::GroupRejected(GroupRejection::Removed(id)),
+            error => Error::of_claim(error),
+        });
+        let records = records?.into_inner();
         self.write_group_status(content, &plan::status(content, &records)).await?;
         if is_new {
             info!(snapshots = records.len(), "snapshots of a group taken");

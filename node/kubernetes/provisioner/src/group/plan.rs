@@ -42,6 +42,8 @@ pub(crate) enum GroupRejection {
     Handle(String),
     #[error("volume {0} of the group does not exist on this node; create the group again without its claim")]
     Unknown(VolumeId),
+    #[error("snapshot {0} of the group was removed after others were ready; delete the group, and create it again")]
+    Removed(VolumeId),
     #[error("the VolumeGroupSnapshotClass {class} {reason}")]
     Class { class: String, reason: PauseError },
 }

@@ -6,17 +6,18 @@ use std::os::unix::fs::FileExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use dir::Ensured;
 use units::Bytes;
 use volume::{
-    Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, SourceError, State,
-    VolumeId, Volumes as _,
+    Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, Settings, SourceError,
+    State, VolumeId, Volumes as _,
 };
 
 use crate::cloning::shared;
 use crate::node::pods::{Freezing, Pods};
-use crate::node::{Node, SIZE, disk, files, id, only_byte, sized, snapshot_request};
+use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snapshot_request};
 
 /// More than two: the time between the first clone and the last one is longer.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
@@ -181,6 +182,49 @@ fn a_group_whose_run_ended_before_the_thaw_is_taken_again() {
     let _pods = Pods::of(&node.store);
     for id in taken(&node, &want).keys() {
         assert_eq!(only_byte(&fs::read(node.image(id)).unwrap()[..1 << 20]), Some(2), "{id}");
+    }
+    // Before the disk is unmounted.
+    drop(images);
+}
+
+/// Regression: a member was ready before the disk had no space for the blocks of the next one, which was undone. The group failed
+/// for ever, because a second instant would replace the member that was ready.
+#[test]
+fn a_group_with_a_member_that_does_not_fit_is_taken_again() {
+    const WRITTEN: usize = 8 << 20;
+    // A pass copies 1 MiB.
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let images = with_sources(&node, Allocation::Thin);
+    let write = |byte: u8| {
+        for image in &images {
+            image.write_all_at(&vec![byte; WRITTEN], 0).unwrap();
+            image.sync_all().unwrap();
+        }
+    };
+    write(1);
+    let (space, want, first) = (node.store.space().unwrap(), group_of("group-1", &SOURCES), id("group-1-pvc-1"));
+    let _pods = Pods::of(&node.store);
+    while !node.path("live", &first).exists() {
+        node.store.take_group(&want).unwrap();
+    }
+    let state = node.store.record(&first).unwrap().map(|record| record.state);
+    assert_eq!(state, Some(State::Staged), "it is complete, and others are not");
+    let hog = node.hog(Bytes::new(4 << 20));
+    let full = loop {
+        if let Err(error) = node.store.take_group(&want) {
+            break error;
+        }
+    };
+    assert!(matches!(full, Error::Full { .. }), "{full:?}");
+    want.members.keys().for_each(|id| assert_eq!(node.traces(id), [""; 0]));
+    assert_eq!(node.store.space().unwrap(), space);
+    fs::remove_file(hog).unwrap();
+    write(2);
+    let records = taken(&node, &want);
+    let instants: Vec<_> = records.values().map(|record| record.mode.taken()).collect();
+    assert!(instants.iter().all(|instant| *instant == instants[0]), "{instants:?}");
+    for id in records.keys() {
+        assert_eq!(only_byte(&fs::read(node.image(id)).unwrap()[..WRITTEN]), Some(2), "{id}");
     }
     // Before the disk is unmounted.
     drop(images);
