@@ -48,7 +48,7 @@ impl Store {
         }
         let copied = self.copy_group(want);
         // The disk has no space for the blocks of a member, and the store has undone it. Another one would be of a later instant.
-        if copied.is_err() && want.members.keys().any(|id| matches!(self.known(id), Ok(None))) {
+        if copied.is_err() && self.is_undone_in_part(want)? {
             self.undo_group(want);
         }
         let changed = copied?;
@@ -58,6 +58,19 @@ impl Store {
         };
         let records = want.members.keys().map(record_of).collect::<Result<_, Error>>()?;
         Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
+    }
+
+    /// Earlier releases announced each member alone: such a group stays as it is.
+    fn is_undone_in_part(&self, want: &GroupRequest) -> Result<bool, Error> {
+        let mut missing = false;
+        for id in want.members.keys() {
+            match self.known(id)? {
+                Some(Known { record, .. }) if record.state == State::Announced => return Ok(false),
+                Some(_) => {}
+                None => missing = true,
+            }
+        }
+        Ok(missing)
     }
 
     /// One pass over the first member that is not complete. All are announced when all are complete: without space for the blocks of
