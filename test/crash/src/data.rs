@@ -11,14 +11,14 @@ use volume::Record;
 
 use crate::facts::{Directory, Facts, IMAGE, look};
 use crate::life::{Body, SLOT};
-use crate::marker;
+use crate::marker::{self, Marks};
 use crate::model::{Expected, Place};
-use crate::operation::{Number, Shape};
+use crate::operation::{Mark, Number, Shape};
 use crate::violation::Violation;
 
 /// Synced data is there, that of a copy as it was at its instant, and no data of another volume.
 pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
-    for (volume, Expected { body, writing, fading, is_begun, .. }) in expected {
+    for (&volume, Expected { body, writing, fading, is_begun, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());
         let (Some(body), Some((place, directory))) = (body, found.and_then(|found| found.directories.first())) else {
             continue;
@@ -26,20 +26,19 @@ pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
         let record = found.map(|found| found.record(&volume.to_string())).transpose()?.flatten();
         let is_filled = *place != Place::Staging || record.is_some_and(|record| is_cloned(body, &record, directory));
         if !is_filled && body.is_complete_at_once() && !is_begun && !fading {
-            return Err(Violation::Incomplete { volume: *volume });
+            return Err(Violation::Incomplete { volume });
         }
-        let being_written = writing.map(|slot| (slot, body.mark(*volume, slot)));
-        let slots: BTreeMap<u16, Number> = body.written.clone().into_iter().chain(being_written).collect();
+        let content = Content { volume, body, writing: *writing };
         match (body.shape, place) {
             (_, Place::Trash) => {}
-            (Shape::Filesystem, _) => only_files_of(&slots, *volume, &directory.path, is_filled)?,
+            (Shape::Filesystem, _) => content.has_only_files(&directory.path, is_filled)?,
             (Shape::Thick | Shape::Thin, _) if is_filled => {
-                only_lines_of(*volume, directory.path.join(IMAGE), |slot| slots.get(&slot).copied())?;
+                content.has_only_lines(directory.path.join(IMAGE), |slot| content.marks(slot))?;
             }
             (Shape::Thick | Shape::Thin, _) => {}
         }
         if is_filled && !fading {
-            all_synced(*volume, body, &directory.path)?;
+            content.has_all_synced(&directory.path)?;
         }
     }
     Ok(())
@@ -58,54 +57,76 @@ fn is_cloned(body: &Body, record: &Record, directory: &Directory) -> bool {
     }
 }
 
-fn all_synced(volume: Number, body: &Body, directory: &Path) -> Result<(), Violation> {
-    for (&slot, &mark) in &body.written {
-        let wanted = marker::content(mark, slot);
-        let (path, offset) = match body.shape {
-            Shape::Filesystem => (directory.join(file(slot)), 0),
-            Shape::Thick | Shape::Thin => (directory.join(IMAGE), u64::from(slot) * SLOT.get()),
-        };
-        let mut content = vec![0; wanted.len()];
-        let lost = |found| Violation::Lost { volume, slot, found };
-        match File::open(&path).and_then(|file| file.read_exact_at(&mut content, offset)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(lost("absent")),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost("cut short")),
-            read => read.map_err(look(&path))?,
-        }
-        if content != wanted {
-            return Err(lost("something else"));
-        }
-    }
-    Ok(())
-}
-
-/// Reads all files.
-fn only_files_of(
-    slots: &BTreeMap<u16, Number>,
+/// What the data of a volume can be.
+struct Content<'a> {
     volume: Number,
-    directory: &Path,
-    is_filled: bool,
-) -> Result<(), Violation> {
-    for entry in fs::read_dir(directory).map_err(look(directory))? {
-        let path = entry.map_err(look(directory))?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let mark = name.and_then(|name| slots.get(&name.strip_prefix(FILE)?.parse().ok()?));
-        match (mark, name) {
-            (Some(mark), _) => only_lines_of(volume, path, |_| Some(*mark))?,
-            // The clone of a tree has one in its target until it ends.
-            (None, Some(name)) if !is_filled && name.starts_with(SCRATCH) => {}
-            (None, _) => return Err(Violation::Unwritten { volume, path }),
-        }
-    }
-    Ok(())
+    body: &'a Body,
+    /// The slot that was being written.
+    writing: Option<(u16, Mark)>,
 }
 
-/// Reads a whole file. A slot without an owner was never written.
-fn only_lines_of(volume: Number, path: PathBuf, owner: impl Fn(u16) -> Option<Number>) -> Result<(), Violation> {
-    let content = fs::read(&path).map_err(look(&path))?;
-    match marker::foreign(&content, owner) {
-        Some((at, line)) => Err(Violation::Foreign { volume, path, at: at as u64, line }),
-        None => Ok(()),
+impl Content<'_> {
+    fn marks(&self, slot: u16) -> Marks {
+        let new = self.writing.filter(|(written, _)| *written == slot).map(|(_, mark)| mark);
+        [self.body.written.get(&slot).copied(), new]
+    }
+
+    /// A slot that was being written again has, in each sector, what was synced or what was written.
+    fn has_all_synced(&self, directory: &Path) -> Result<(), Violation> {
+        let Self { volume, body, .. } = *self;
+        for &slot in body.written.keys() {
+            let (path, offset) = match body.shape {
+                Shape::Filesystem => (directory.join(file(slot)), 0),
+                Shape::Thick | Shape::Thin => (directory.join(IMAGE), u64::from(slot) * SLOT.get()),
+            };
+            let mut found = vec![0; SLOT.get() as usize];
+            let lost = |found| Violation::Lost { volume, slot, found };
+            match File::open(&path).and_then(|file| file.read_exact_at(&mut found, offset)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(lost("absent")),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(lost("cut short")),
+                read => read.map_err(look(&path))?,
+            }
+            if !marker::is_of(&found, slot, self.marks(slot)) {
+                return Err(lost("something else"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all files.
+    fn has_only_files(&self, directory: &Path, is_filled: bool) -> Result<(), Violation> {
+        for entry in fs::read_dir(directory).map_err(look(directory))? {
+            let path = entry.map_err(look(directory))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let slot: Option<u16> = name.and_then(|name| name.strip_prefix(FILE)?.parse().ok());
+            match (slot.map_or([None; 2], |slot| self.marks(slot)), name) {
+                // The clone of a tree has one in its target until it ends.
+                ([None, None], Some(name)) if !is_filled && name.starts_with(SCRATCH) => {}
+                ([None, None], _) => return Err(Violation::Unwritten { volume: self.volume, path }),
+                (marks, _) => self.has_only_lines(path, |_| marks)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a whole file. A slot without marks was never written.
+    fn has_only_lines(&self, path: PathBuf, marks: impl Fn(u16) -> Marks) -> Result<(), Violation> {
+        let volume = self.volume;
+        let content = fs::read(&path).map_err(look(&path))?;
+        let Some((at, line)) = marker::foreign(&content, &marks) else { return Ok(()) };
+        let at = at as u64;
+        let [synced, _] = marks(marker::slot_at(at));
+        match self.later(marker::mark(&line), synced) {
+            Some(of) => Err(Violation::Later { volume, of, path, at, line }),
+            None => Err(Violation::Foreign { volume, path, at, line }),
+        }
+    }
+
+    /// The source of a copy, if it has written this after the instant, at which the slot was as `synced`.
+    fn later(&self, found: Option<Mark>, synced: Option<Mark>) -> Option<Number> {
+        let (found, source) = (found?, self.body.origin?.source);
+        let is_later = synced.is_none_or(|synced| synced.volume != source || synced.turn < found.turn);
+        (found.volume == source && is_later).then_some(source)
     }
 }
 
@@ -128,26 +149,29 @@ mod tests {
 
     const SOURCE: Number = Number(1);
     const COPY: Number = Number(2);
+    const FIRST: Mark = Mark { volume: SOURCE, turn: 1 };
+    const SECOND: Mark = Mark { volume: SOURCE, turn: 2 };
+    const OWN: Mark = Mark { volume: COPY, turn: 1 };
 
     fn write(files: &TempDir, name: &str, content: &[u8]) {
         fs::write(files.path().join(name), content).unwrap();
     }
 
     /// A copy that was begun when its source had slot 3.
-    fn copy() -> Body {
-        let body = Body::new(Shape::Filesystem, Bytes::MIB);
+    fn copy(shape: Shape) -> Body {
         let origin = Origin { source: SOURCE, headroom: Bytes::MIB };
-        Body { written: [(3, SOURCE)].into(), origin: Some(origin), ..body }
+        Body { written: [(3, FIRST)].into(), origin: Some(origin), ..Body::new(shape, Bytes::MIB) }
     }
 
     #[test]
     fn a_copy_that_is_not_complete_has_any_part_of_its_source() {
-        let files = tempfile::tempdir().unwrap();
-        let check = |is_filled| only_files_of(&copy().written, COPY, files.path(), is_filled);
+        let (files, body) = (tempfile::tempdir().unwrap(), copy(Shape::Filesystem));
+        let content = Content { volume: COPY, body: &body, writing: None };
+        let check = |is_filled| content.has_only_files(files.path(), is_filled);
         check(false).unwrap();
         write(&files, &file(3), b"");
         check(false).unwrap();
-        write(&files, &file(3), &marker::content(SOURCE, 3));
+        write(&files, &file(3), &marker::content(FIRST, 3));
         fs::create_dir(files.path().join(".reflink-0123456789abcdef")).unwrap();
         check(false).unwrap();
         let violation = check(true).unwrap_err();
@@ -156,27 +180,70 @@ mod tests {
 
     #[test]
     fn files_that_were_written_after_the_instant_are_noticed() {
-        let files = tempfile::tempdir().unwrap();
-        write(&files, &file(3), &marker::content(SOURCE, 3));
+        let (files, body) = (tempfile::tempdir().unwrap(), copy(Shape::Filesystem));
+        write(&files, &file(3), &marker::content(FIRST, 3));
         write(&files, &file(4), b"");
-        let check = |slots: &[(u16, Number)]| only_files_of(&slots.iter().copied().collect(), COPY, files.path(), true);
-        let violation = check(&[(3, SOURCE)]).unwrap_err();
+        let check = |writing| Content { volume: COPY, body: &body, writing }.has_only_files(files.path(), true);
+        let violation = check(None).unwrap_err();
         assert!(matches!(violation, Violation::Unwritten { .. }), "{violation}");
         // A pod of the copy creates it, and then writes its own lines.
-        check(&[(3, SOURCE), (4, COPY)]).unwrap();
-        write(&files, &file(4), &marker::content(COPY, 4));
-        check(&[(3, SOURCE), (4, COPY)]).unwrap();
-        write(&files, &file(4), &marker::content(SOURCE, 4));
-        let violation = check(&[(3, SOURCE), (4, COPY)]).unwrap_err();
+        check(Some((4, OWN))).unwrap();
+        write(&files, &file(4), &marker::content(OWN, 4));
+        check(Some((4, OWN))).unwrap();
+        write(&files, &file(4), &marker::content(SECOND, 4));
+        let violation = check(Some((4, OWN))).unwrap_err();
+        assert!(matches!(violation, Violation::Later { of: SOURCE, .. }), "{violation}");
+        write(&files, &file(4), &marker::content(Mark { volume: Number(3), turn: 1 }, 4));
+        let violation = check(Some((4, OWN))).unwrap_err();
         assert!(matches!(violation, Violation::Foreign { .. }), "{violation}");
     }
 
     #[test]
-    fn a_file_of_the_source_that_is_missing_or_cut_is_noticed() {
+    fn what_the_source_wrote_again_is_noticed_in_a_copy() {
         let files = tempfile::tempdir().unwrap();
-        let lost = || matches!(all_synced(COPY, &copy(), files.path()), Err(Violation::Lost { slot: 3, .. }));
+        let slots = [marker::content(FIRST, 2), marker::content(SECOND, 3)];
+        write(&files, &file(3), &slots[1]);
+        write(&files, IMAGE, &[vec![0; 3 * SLOT.get() as usize], slots[1].clone()].concat());
+        let body = copy(Shape::Thick);
+        let content = Content { volume: COPY, body: &body, writing: None };
+        let image = || content.has_only_lines(files.path().join(IMAGE), |slot| content.marks(slot));
+        let end = 3 * SLOT.get();
+        for violation in [content.has_only_lines(files.path().join(file(3)), |_| content.marks(3)), image()] {
+            let violation = violation.unwrap_err();
+            let is_found = matches!(violation, Violation::Later { of: SOURCE, at, .. } if at == 0 || at == end);
+            assert!(is_found, "{violation}");
+        }
+        // A slot that was not written at the instant.
+        write(&files, IMAGE, &[vec![0; 2 * SLOT.get() as usize], slots[0].clone()].concat());
+        let violation = image().unwrap_err();
+        assert!(matches!(violation, Violation::Later { of: SOURCE, .. }), "{violation}");
+        write(&files, IMAGE, &[vec![0; 3 * SLOT.get() as usize], marker::content(FIRST, 3)].concat());
+        image().unwrap();
+    }
+
+    #[test]
+    fn a_slot_that_is_written_again_has_either_content() {
+        let (files, body) = (tempfile::tempdir().unwrap(), copy(Shape::Filesystem));
+        let check = |writing| Content { volume: COPY, body: &body, writing }.has_all_synced(files.path());
+        let mut torn = marker::content(FIRST, 3);
+        torn[512..1024].copy_from_slice(&marker::content(OWN, 3)[512..1024]);
+        write(&files, &file(3), &torn);
+        check(Some((3, OWN))).unwrap();
+        for writing in [None, Some((4, OWN)), Some((3, SECOND))] {
+            assert!(matches!(check(writing), Err(Violation::Lost { slot: 3, .. })), "{writing:?}");
+        }
+        torn[512..1024].fill(0);
+        write(&files, &file(3), &torn);
+        assert!(matches!(check(Some((3, OWN))), Err(Violation::Lost { slot: 3, .. })));
+    }
+
+    #[test]
+    fn a_file_of_the_source_that_is_missing_or_cut_is_noticed() {
+        let (files, body) = (tempfile::tempdir().unwrap(), copy(Shape::Filesystem));
+        let content = Content { volume: COPY, body: &body, writing: None };
+        let lost = || matches!(content.has_all_synced(files.path()), Err(Violation::Lost { slot: 3, .. }));
         assert!(lost());
-        let whole = marker::content(SOURCE, 3);
+        let whole = marker::content(FIRST, 3);
         write(&files, &file(3), &whole[..4096]);
         assert!(lost());
         write(&files, &file(3), &whole);

@@ -54,6 +54,8 @@ pub enum Plan {
     Random { seed: u64, points: usize },
     /// A part of all short sequences of operations, at each write.
     Sequences { part: usize },
+    /// Sources that are written again while they are copied, at each write since a copy has begun.
+    Rewrites,
 }
 
 /// One history, cut at some points.
@@ -102,6 +104,7 @@ impl Experiment {
         let history = match self.plan {
             Plan::Random { seed, .. } => History::from_seed(seed, OPERATIONS),
             Plan::Sequences { part } => History::of_sequences(part),
+            Plan::Rewrites => History::of_rewrites(),
         };
         let operations = history.operations().count();
         self.try_history(&history, report).map_err(|finding| {
@@ -173,7 +176,11 @@ impl Experiment {
 
     /// Of a random history, most of them lose some of what was not flushed. Each operation that can be cut is.
     fn cuts(&self, replay: &Replay, history: &History) -> Vec<Cut> {
-        let Plan::Random { seed, points } = self.plan else { return replay.every_cut() };
+        let (seed, points) = match self.plan {
+            Plan::Random { seed, points } => (seed, points),
+            Plan::Sequences { .. } => return replay.every_cut(),
+            Plan::Rewrites => return while_sharing(replay.every_cut(), history),
+        };
         let mut random = Random::from_seed(seed);
         let mut shown = BTreeSet::new();
         let mut choose = |cuts: Vec<Cut>, count| {
@@ -187,6 +194,15 @@ impl Experiment {
         cuts.sort_by_key(Cut::position);
         cuts
     }
+}
+
+/// The cuts at which a copy that was begun may share blocks.
+fn while_sharing(mut cuts: Vec<Cut>, history: &History) -> Vec<Cut> {
+    cuts.retain(|cut| {
+        let expected = model::expected(history, &Progress::from_marks(cut.marks()));
+        expected.values().any(|expected| expected.sharing.is_some() && !expected.is_begun)
+    });
+    cuts
 }
 
 /// Looks at what a power cut left, as it is.
@@ -238,6 +254,7 @@ impl fmt::Display for Failure {
         match experiment.plan {
             Plan::Random { seed, points } => write!(f, "--seed={seed} --points={points}"),
             Plan::Sequences { part } => write!(f, "--sequences={part}"),
+            Plan::Rewrites => f.write_str("--rewrites"),
         }
     }
 }

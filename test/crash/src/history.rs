@@ -5,7 +5,7 @@ use std::fmt;
 
 use units::Bytes;
 
-use crate::life::{Body, Life, Lives, after, slots};
+use crate::life::{Body, Life, Lives, after, is_shared, slots};
 use crate::operation::{Action, Case, Number, Operation, Shape};
 use crate::random::Random;
 
@@ -84,7 +84,7 @@ impl History {
                 let life = before.get(&volume).cloned().unwrap_or_default();
                 let action = match life {
                     Life::Unborn => first_action(volume, &there, &before, &mut random),
-                    _ => next_action(volume, &life, &mut random),
+                    _ => next_action(volume, &life, &before, &mut random),
                 };
                 let Some(operation) = action.map(|action| Operation { volume, action }) else { continue };
                 let Some(changed) = after(operation, &before) else { continue };
@@ -187,7 +187,7 @@ fn first_action(new: Number, there: &[Number], lives: &Lives, random: &mut Rando
     }
 }
 
-fn next_action(volume: Number, life: &Life, random: &mut Random) -> Option<Action> {
+fn next_action(volume: Number, life: &Life, lives: &Lives, random: &mut Random) -> Option<Action> {
     match life {
         Life::Copying(body) if body.is_snapshot => {
             random.one_of(&[Action::Copy, Action::Copy, Action::RemoveSnapshot]).copied()
@@ -209,15 +209,15 @@ fn next_action(volume: Number, life: &Life, random: &mut Random) -> Option<Actio
                 1 if !written.is_empty() => random.one_of(&written),
                 _ => random.one_of(&free),
             }?;
-            let mark = body.mark(volume, slot);
+            let (slot, turn) = (rewritten(volume, &written, lives, random).unwrap_or(slot), body.turn + 1);
             match random.below(9) {
                 0 => Some(Action::Retire),
                 1 => Some(Action::ExpandAndRetire { to }),
                 2 if is_small => Some(Action::Expand { to }),
-                3 if is_small => Some(Action::ExpandAndWrite { to, slot, mark }),
+                3 if is_small => Some(Action::ExpandAndWrite { to, slot, turn }),
                 4 if !body.opened => Some(Action::Open),
                 5 if body.opened => Some(Action::Retain),
-                _ => Some(Action::Write { slot, mark, leave: random.below(2) == 0 }),
+                _ => Some(Action::Write { slot, turn, leave: random.below(2) == 0 }),
             }
         }
         Life::Retired(body) if body.grown.is_some() => Some(Action::Discard),
@@ -225,6 +225,14 @@ fn next_action(volume: Number, life: &Life, random: &mut Random) -> Option<Actio
         Life::Retained(_) => Some(Action::Adopt),
         Life::Unborn | Life::Gone(_) => None,
     }
+}
+
+/// While a volume is copied, most of its writes are of written slots: the copy may share their blocks, or have its own
+/// in memory only. This takes no number of `random`, so that a seed has the same operations without it.
+fn rewritten(volume: Number, written: &[u16], lives: &Lives, random: &Random) -> Option<u16> {
+    let mut aside = Random::from_seed(random.clone().number());
+    let is_again = is_shared(volume, lives) && aside.below(4) > 0;
+    aside.one_of(written).copied().filter(|_| is_again)
 }
 
 /// A line for each round, with the numbers of its operations.
@@ -267,6 +275,9 @@ pub(crate) mod tests {
             prop_assert!(is_possible(&history));
             prop_assert_eq!(&history, &History::from_seed(seed, count));
             prop_assert!(history.operations().count() <= count);
+            let marks: Vec<_> = history.operations().filter_map(|operation| Some(operation.written()?.1)).collect();
+            let different = marks.iter().collect::<BTreeSet<_>>().len();
+            prop_assert_eq!(different, marks.len(), "each write has content of its own");
         }
 
         #[test]
@@ -291,5 +302,27 @@ pub(crate) mod tests {
     fn operations_of_a_round_run_at_once() {
         let widest = (0..8).flat_map(|seed| History::from_seed(seed, 30).rounds).map(|round| round.len()).max();
         assert_eq!(widest, Some(PARALLEL));
+    }
+
+    #[test]
+    fn sources_are_written_again_while_they_are_copied() {
+        let shape = |operation: Operation, lives: &Lives| {
+            let (slot, _) = operation.written()?;
+            match lives.get(&operation.volume)? {
+                Life::Announced(body) if is_shared(operation.volume, lives) && body.written.contains_key(&slot) => {
+                    Some(body.shape)
+                }
+                _ => None,
+            }
+        };
+        let mut found = BTreeSet::new();
+        for seed in 0..100 {
+            let mut lives = Lives::new();
+            for operation in History::from_seed(seed, 36).operations() {
+                found.extend(shape(operation, &lives));
+                lives.extend(after(operation, &lives).unwrap_or_default());
+            }
+        }
+        assert_eq!(found, BTreeSet::from(Shape::ALL));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use units::{Bytes, Inodes};
 
-use crate::operation::{Action, Number, Operation, Shape};
+use crate::operation::{Action, Mark, Number, Operation, Shape};
 
 pub const SLOT: Bytes = Bytes::new(8 << 10);
 
@@ -58,8 +58,10 @@ pub struct Body {
     pub size: Size,
     /// The size that an expansion may have given it before it was retired.
     pub grown: Option<Size>,
-    /// The slots that were written and synced, with the volume that their marks name.
-    pub written: BTreeMap<u16, Number>,
+    /// The slots that were written and synced, and what they contain.
+    pub written: BTreeMap<u16, Mark>,
+    /// The last write of the volume, also if a rollback took its content away.
+    pub turn: u16,
     /// Whether it was ever opened for a pod.
     pub opened: bool,
     pub origin: Option<Origin>,
@@ -78,6 +80,7 @@ impl Body {
             size,
             grown: None,
             written,
+            turn: 0,
             opened: false,
             origin: None,
             is_snapshot: false,
@@ -97,11 +100,6 @@ impl Body {
     /// snapshot.
     pub(crate) fn is_complete_at_once(&self) -> bool {
         self.origin.is_some() && (self.shape == Shape::Filesystem || self.is_snapshot)
-    }
-
-    /// The volume that a mark in this slot names.
-    pub(crate) fn mark(&self, volume: Number, slot: u16) -> Number {
-        self.written.get(&slot).copied().unwrap_or(volume)
     }
 }
 
@@ -139,7 +137,7 @@ fn rolled_back(volume: Number, source: Number, lives: &Lives) -> Option<[Body; 2
 }
 
 /// Whether a copy may share blocks with this volume.
-fn is_shared(volume: Number, lives: &Lives) -> bool {
+pub(crate) fn is_shared(volume: Number, lives: &Lives) -> bool {
     let shares =
         |life: &Life| matches!(life, Life::Copying(body) if body.origin.is_some_and(|origin| origin.source == volume));
     lives.values().any(shares)
@@ -173,18 +171,19 @@ impl Life {
             (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
             (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone(None)),
             (Self::Announced(body), Action::Open) => Some(Self::Announced(Body { opened: true, ..body })),
-            (Self::Announced(mut body), Action::Write { slot, mark, .. })
-                if slot < slots(body.size) && mark == body.mark(volume, slot) =>
+            (Self::Announced(mut body), Action::Write { slot, turn, .. })
+                if slot < slots(body.size) && turn > body.turn =>
             {
                 body.opened = true;
-                body.written.insert(slot, mark);
+                body.turn = turn;
+                body.written.insert(slot, Mark { volume, turn });
                 Some(Self::Announced(body))
             }
             (Self::Announced(body), Action::Expand { to }) if to > body.size.bytes => {
                 Some(Self::Announced(Body { size: body.size.grown(body.shape, to), ..body }))
             }
-            (life @ Self::Announced(_), Action::ExpandAndWrite { to, slot, mark }) => {
-                let written = life.after(volume, Action::Write { slot, mark, leave: false }, lives)?;
+            (life @ Self::Announced(_), Action::ExpandAndWrite { to, slot, turn }) => {
+                let written = life.after(volume, Action::Write { slot, turn, leave: false }, lives)?;
                 written.after(volume, Action::Expand { to }, lives)
             }
             (Self::Announced(body), Action::ExpandAndRetire { to }) if to > body.size.bytes => {
@@ -203,8 +202,8 @@ impl Life {
 impl Life {
     /// Each action of a volume once, but those that begin a copy. Not all of them are possible.
     pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 15] {
-        let (size, slot, mark) = match self {
-            Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, volume),
+        let (size, slot, last) = match self {
+            Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, 0),
             Self::Copying(body)
             | Self::Snapshot(body)
             | Self::Staged(body)
@@ -215,19 +214,19 @@ impl Life {
                 let shared = body.written.keys().next().copied().filter(|_| is_shared(volume, lives));
                 let free = (0..slots(body.size)).rev().find(is_free);
                 let slot = shared.or(free).unwrap_or_default();
-                (body.size.bytes, slot, body.mark(volume, slot))
+                (body.size.bytes, slot, body.turn)
             }
         };
-        let to = size.saturating_add(Bytes::MIB);
+        let (to, turn) = (size.saturating_add(Bytes::MIB), last + 1);
         [
             Action::Provision { shape, size: Bytes::MIB },
             Action::Copy,
             Action::RemoveSnapshot,
             Action::Announce,
             Action::Open,
-            Action::Write { slot, mark, leave: shape == Shape::Thin },
+            Action::Write { slot, turn, leave: shape == Shape::Thin },
             Action::Expand { to },
-            Action::ExpandAndWrite { to, slot, mark },
+            Action::ExpandAndWrite { to, slot, turn },
             Action::ExpandAndRetire { to },
             Action::Retain,
             Action::Adopt,

@@ -1,4 +1,5 @@
-//! Runs in the guest: experiments with one seed after the other until so many points were looked at, or all sequences.
+//! Runs in the guest: experiments with one seed after the other until so many points were looked at, or all sequences,
+//! or sources that are written again.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -11,7 +12,8 @@ use crash::history::History;
 use crash::{Coverage, Experiment, Failure, Flushes, POINTS, Plan};
 use ktest_support::stderr_is_terminal;
 
-/// Cuts the power at random points of random histories of volumes, or at each point of all short sequences.
+/// Cuts the power at random points of random histories of volumes, or at each point of all short sequences, or of one
+/// history.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many points are looked at.
@@ -23,16 +25,20 @@ struct Arguments {
     /// All sequences of three operations, from this part on: hours.
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["points", "seed"])]
     sequences: Option<usize>,
+    /// Sources that are written again while they are copied.
+    #[arg(long, conflicts_with_all = ["points", "seed", "sequences"])]
+    rewrites: bool,
     /// How many seconds shorter histories are looked for after a failure.
     #[arg(long, default_value_t = 600)]
     patience: u64,
 }
 
 fn main() -> ExitCode {
-    let Arguments { points, seed, sequences, patience } = Arguments::parse();
+    let Arguments { points, seed, sequences, rewrites, patience } = Arguments::parse();
     let run = Run { start: Instant::now(), patience: Duration::from_secs(patience), is_terminal: stderr_is_terminal() };
     let done = match sequences {
         Some(first) => run.sequences(first),
+        None if rewrites => run.rewrites(),
         None => run.points(points, seed),
     };
     match done {
@@ -94,6 +100,12 @@ impl Run {
             let looked = self.run(Plan::Sequences { part }, shown)?;
             println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
         }
+        Ok(())
+    }
+
+    fn rewrites(&self) -> Result<(), Box<Failure>> {
+        let looked = self.run(Plan::Rewrites, |looked, all| format!("{looked} of {all} points"))?;
+        println!("{looked} points hold, {} s", self.start.elapsed().as_secs());
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use units::Bytes;
 
 use crate::history::History;
 use crate::life::{Body, Life, Lives, Origin, Size, after};
-use crate::operation::{Action, Case, Number, Operation, Shape};
+use crate::operation::{Action, Case, Mark, Number, Operation, Shape};
 
 /// How far a history had come when the power failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,8 +98,10 @@ pub type Spot = Option<(Register, Option<Place>)>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub body: Option<Body>,
-    /// The slot that is being written: it may have its mark.
-    pub writing: Option<u16>,
+    /// The slot that is being written, and what it gets. Each sector has this, or what was there.
+    pub writing: Option<(u16, Mark)>,
+    /// The same of the source of a copy that may not be on the disk. It then begins again, from the source as it is.
+    pub source_writing: Option<(u16, Mark)>,
     pub spots: BTreeSet<Spot>,
     pub sizes: BTreeSet<Size>,
     /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised.
@@ -159,7 +161,10 @@ pub fn expected(history: &History, progress: &Progress) -> BTreeMap<Number, Expe
             None => settled(life)?,
             Some(&operation) => during(volume, life, operation, &lives)?,
         };
-        Some((volume, expected))
+        let is_volatile = expected.body.as_ref().is_some_and(|body| !body.is_complete_at_once());
+        let origin = expected.sharing.filter(|_| is_volatile);
+        let source_writing = origin.and_then(|origin| under_way.get(&origin.source)?.written());
+        Some((volume, Expected { source_writing, ..expected }))
     };
     lives.iter().filter_map(one).collect()
 }
@@ -246,16 +251,13 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
             );
         }
     };
-    let writing = match action {
-        Action::Write { slot, .. } | Action::ExpandAndWrite { slot, .. } => Some(slot),
-        _ => None,
-    };
     let sharing = before.as_ref().and_then(|before| before.sharing).or(after.sharing);
     let body = before.as_ref().map_or(after.body, |before| before.body.clone());
     let (spots, sizes) = before.map_or_else(Default::default, |before| (before.spots, before.sizes));
     Some(Expected {
         body,
-        writing,
+        writing: operation.written(),
+        source_writing: None,
         rollback: None,
         is_begun: matches!(
             action,
@@ -301,6 +303,7 @@ impl Expected {
         Self {
             body: None,
             writing: None,
+            source_writing: None,
             spots: [ABSENT].into(),
             sizes: BTreeSet::new(),
             sharing: None,
@@ -323,7 +326,7 @@ impl Expected {
         };
         Self {
             body: self.body.clone(),
-            writing: self.writing,
+            writing: self.writing.or(self.source_writing),
             spots: [at(Register::Records, Place::Live)].into(),
             sizes: [size].into(),
             wants,
@@ -406,16 +409,14 @@ mod tests {
                 .rounds()
                 .flatten()
                 .filter(|(number, _)| progress.ended.contains(number))
-                .filter_map(|(_, Operation { volume, action })| match action {
-                    Action::Write { slot, .. } | Action::ExpandAndWrite { slot, .. } => Some((volume, slot)),
-                    _ => None,
-                });
+                .filter_map(|(_, operation)| operation.written());
             let expected = expected(&history, &progress);
-            for (volume, slot) in synced {
+            for (slot, Mark { volume, turn }) in synced {
                 let keeps = |kept: &Operation| matches!(kept.action, Action::RollBack { volume: of, .. } if of == volume);
                 let kept = history.operations().filter(keeps).filter_map(|Operation { volume, .. }| expected.get(&volume));
+                let is_it = |mark: &Mark| mark.volume == volume && mark.turn >= turn;
                 let has = |Expected { body, fading, .. }: &Expected| {
-                    *fading || body.as_ref().is_none_or(|body| body.written.contains_key(&slot))
+                    *fading || body.as_ref().is_none_or(|body| body.written.get(&slot).is_some_and(is_it))
                 };
                 prop_assert!(kept.chain([&expected[&volume]]).any(has));
             }
@@ -441,5 +442,47 @@ mod tests {
             let progress = Progress::from_marks(marks.iter().map(String::as_str).chain(["something else"]));
             prop_assert_eq!(progress, Progress { begun: numbers.clone(), ended: numbers });
         }
+    }
+
+    /// All operations before this one have ended, and it has begun.
+    fn within(operation: usize) -> Progress {
+        Progress { begun: (0..=operation).collect(), ended: (0..operation).collect() }
+    }
+
+    const SOURCE: Number = Number(1);
+    const COPY: Number = Number(2);
+
+    /// A thick image: slot 0 is written, the image is copied, and slot 0 is written again.
+    fn written_again(copy: Action) -> History {
+        let write = |turn| (SOURCE, Action::Write { slot: 0, turn, leave: false });
+        let provision = Action::Provision { shape: Shape::Thick, size: Bytes::MIB };
+        let actions =
+            [(SOURCE, provision), (SOURCE, Action::Announce), write(1), (COPY, copy), write(2), (COPY, Action::Copy)];
+        History::sequence(actions.map(|(volume, action)| Operation { volume, action }))
+    }
+
+    #[test]
+    fn a_copy_has_the_content_of_its_instant() {
+        let [first, second] = [1, 2].map(|turn| Mark { volume: SOURCE, turn });
+        let history = written_again(Action::Snapshot { source: SOURCE });
+        let written = |expected: &Expected| expected.body.as_ref().map(|body| body.written.clone());
+        for (operation, of_source, writing) in [(4, first, Some((0, second))), (5, second, None)] {
+            let expected = expected(&history, &within(operation));
+            assert_eq!(written(&expected[&SOURCE]), Some(BTreeMap::from([(0, of_source)])));
+            assert_eq!(expected[&SOURCE].writing, writing);
+            for copy in [&expected[&COPY], &expected[&COPY].reconciled()] {
+                assert_eq!(written(copy), Some(BTreeMap::from([(0, first)])));
+                assert_eq!((copy.writing, copy.source_writing), (None, None));
+            }
+        }
+    }
+
+    #[test]
+    fn a_clone_that_begins_again_has_its_source_as_it_is() {
+        let history = written_again(Action::Clone { source: SOURCE, shape: Shape::Thick, size: Bytes::MIB });
+        let during = &expected(&history, &within(4))[&COPY];
+        assert_eq!(during.writing, None, "one that is on the disk does not begin again");
+        assert_eq!(during.reconciled().writing, Some((0, Mark { volume: SOURCE, turn: 2 })));
+        assert_eq!(expected(&history, &within(5))[&COPY].reconciled().writing, None);
     }
 }

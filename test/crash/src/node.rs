@@ -24,7 +24,7 @@ use crate::data;
 use crate::facts::VOLUMES;
 use crate::life::{INODES, SLOT};
 use crate::marker;
-use crate::operation::{Action, Number, Operation, Shape};
+use crate::operation::{Action, Mark, Number, Operation, Shape};
 use crate::violation::Violation;
 
 /// Kept for what else is on the disk.
@@ -95,11 +95,11 @@ impl Node {
             }
             Action::Announce => store.announce(&id).map(drop).map_err(called("announce", volume)),
             Action::Open => store.open_volume(&id).map(drop).map_err(called("open", volume)),
-            Action::Write { slot, mark, leave } => self.write(volume, slot, mark, leave),
+            Action::Write { slot, turn, leave } => self.write(Mark { volume, turn }, slot, leave),
             Action::Expand { to } => store.expand(&id, to).map(drop).map_err(called("expand", volume)),
-            Action::ExpandAndWrite { to, slot, mark } => thread::scope(|scope| {
+            Action::ExpandAndWrite { to, slot, turn } => thread::scope(|scope| {
                 let expanded = scope.spawn(|| store.expand(&id, to).map(drop).map_err(called("expand", volume)));
-                self.write(volume, slot, mark, false)?;
+                self.write(Mark { volume, turn }, slot, false)?;
                 expanded.join().expect("an expansion panicked")
             }),
             Action::ExpandAndRetire { to } => thread::scope(|scope| {
@@ -183,7 +183,8 @@ impl Node {
     }
 
     /// A pod's life: the volume is published, written, synced, unpublished.
-    fn write(&self, volume: Number, slot: u16, mark: Number, leave: bool) -> Result<(), Violation> {
+    fn write(&self, mark: Mark, slot: u16, leave: bool) -> Result<(), Violation> {
+        let Mark { volume, .. } = mark;
         let opened = self.store.open_volume(&id(volume)).map_err(called("open", volume))?;
         let content = marker::content(mark, slot);
         match opened.mode() {
@@ -203,6 +204,7 @@ impl Node {
         publish().map_err(published("publish", volume))?;
         let write = || -> io::Result<()> {
             let path = target.join(data::file(slot));
+            // In place: a copy may share these blocks.
             let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
             file.write_all(content)?;
             file.sync_all()?;

@@ -9,6 +9,15 @@ use units::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u16);
 
+/// What a slot contains: one write of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark {
+    /// The volume that was written. Its copies have the mark, too.
+    pub volume: Number,
+    /// Later writes of the volume have higher numbers, whatever they write.
+    pub turn: u16,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Shape {
     Filesystem,
@@ -31,13 +40,13 @@ pub enum Action {
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
-    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot that has a mark is written
-    /// again: its blocks may be shared.
+    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot that has a mark is
+    /// overwritten in place: its blocks may be shared.
     Write {
         /// Which file, or which place of the image.
         slot: u16,
-        /// The volume that the mark names: the one that wrote it first.
-        mark: Number,
+        /// Of the [`Mark`].
+        turn: u16,
         /// Whether the image's loop device stays attached, as after kubelet was killed.
         leave: bool,
     },
@@ -49,7 +58,7 @@ pub enum Action {
     ExpandAndWrite {
         to: Bytes,
         slot: u16,
-        mark: Number,
+        turn: u16,
     },
     /// The claim asks for more and is deleted at once: either operation may be the first.
     ExpandAndRetire {
@@ -185,12 +194,20 @@ impl Operation {
         self.volume == volume || self.action.others().any(|other| other == volume)
     }
 
+    /// The slot that is written, and what it contains afterwards.
+    pub(crate) fn written(self) -> Option<(u16, Mark)> {
+        match self.action {
+            Action::Write { slot, turn, .. } | Action::ExpandAndWrite { slot, turn, .. } => {
+                Some((slot, Mark { volume: self.volume, turn }))
+            }
+            _ => None,
+        }
+    }
+
     /// The same with other numbers.
     pub(crate) fn after_number(self, last: u16) -> Self {
         let number = |Number(number)| Number(last + number);
         let action = match self.action {
-            Action::Write { slot, mark, leave } => Action::Write { slot, mark: number(mark), leave },
-            Action::ExpandAndWrite { to, slot, mark } => Action::ExpandAndWrite { to, slot, mark: number(mark) },
             Action::Clone { source, shape, size } => Action::Clone { source: number(source), shape, size },
             Action::Snapshot { source } => Action::Snapshot { source: number(source) },
             Action::RestoreSnapshot { source, shape, size } => {
@@ -227,10 +244,10 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Provision { shape, size } => write!(f, "provision {shape} of {size}"),
-            Self::Write { slot, leave: false, .. } => write!(f, "write slot {slot}"),
-            Self::Write { slot, leave: true, .. } => write!(f, "write slot {slot}, leave it attached"),
+            Self::Write { slot, turn, leave: false } => write!(f, "write {turn} of slot {slot}"),
+            Self::Write { slot, turn, leave: true } => write!(f, "write {turn} of slot {slot}, leave it attached"),
             Self::Expand { to } => write!(f, "expand to {to}"),
-            Self::ExpandAndWrite { to, slot, .. } => write!(f, "expand to {to} and write slot {slot}"),
+            Self::ExpandAndWrite { to, slot, turn } => write!(f, "expand to {to} and write {turn} of slot {slot}"),
             Self::ExpandAndRetire { to } => write!(f, "expand to {to} and retire"),
             Self::Clone { source, shape, size } => write!(f, "clone {source} into {shape} of {size}"),
             Self::RestoreSnapshot { source, shape, size } => {

@@ -55,6 +55,8 @@ pub enum Violation {
     Lost { volume: Number, slot: u16, found: &'static str },
     #[error("{volume} has foreign data in {} at {at}: {line:?}", path.display())]
     Foreign { volume: Number, path: PathBuf, at: u64, line: String },
+    #[error("{volume} has a later write of its source {of} in {} at {at}: {line:?}", path.display())]
+    Later { volume: Number, of: Number, path: PathBuf, at: u64, line: String },
     #[error("the call that has begun the copy {volume} has returned, and the copy is not complete")]
     Incomplete { volume: Number },
     #[error("{volume} and {other} are of one group and have different times")]

@@ -28,6 +28,18 @@ fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_com
     assert_eq!(missing, [], "no cut shows these");
 }
 
+/// Regression: what was copied was not durable when the source was overwritten in place, and the recovered copy shared
+/// the overwritten blocks.
+#[test]
+fn a_copy_keeps_its_instant_while_its_source_is_written_again() {
+    let experiment = Experiment { plan: Plan::Rewrites, flushes: Flushes::Kept, patience: Duration::from_secs(60) };
+    let Coverage { points, shown, .. } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
+    println!("{points} points");
+    for shape in [Shape::Thick, Shape::Filesystem] {
+        assert!(shown.contains(&("write", shape)), "no cut is within the second write of a {shape}");
+    }
+}
+
 /// Shows that the checks can fail: synced data is lost with the flushes. And that the report is short.
 #[test]
 fn a_disk_that_drops_flushes_breaks_the_invariants() {
