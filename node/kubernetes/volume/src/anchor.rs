@@ -56,11 +56,14 @@ impl<'a> Anchor<'a> {
     }
 
     fn next_file(&mut self) -> Result<OwnedFd, ActError> {
-        if self.dir.is_none() {
-            self.clear()?;
-            self.dir = Some(self.anchors.create_dir(self.copy.name(), DIRECTORY)?);
-        }
-        let dir = self.dir.as_ref().ok_or(ActError::NoRecord)?;
+        let dir = match self.dir.take() {
+            Some(dir) => dir,
+            None => {
+                self.clear()?;
+                self.anchors.create_dir(self.copy.name(), DIRECTORY)?
+            }
+        };
+        let dir = self.dir.insert(dir);
         let name = Name::try_from(self.files.to_string().as_str()).map_err(|_| failed("keep")(Errno::EINVAL))?;
         self.files += 1;
         Ok(dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_CREAT, image::PRIVATE)?)
@@ -78,14 +81,15 @@ impl<'a> Anchor<'a> {
 
     /// The end of a pass, also of one that failed.
     pub(crate) fn end(mut self) -> Result<(), ActError> {
+        // An earlier pass that failed may have kept blocks, and this one has nothing to copy.
         if self.dir.is_none() {
-            return Ok(());
+            return self.clear();
         }
         self.release()?;
         remove(self.anchors, self.copy.name())
     }
 
-    /// What a pass left that could not end.
+    /// Removes the files of a pass that failed.
     pub(crate) fn clear(&self) -> Result<(), ActError> {
         match self.anchors.open_dir(self.copy.name()) {
             Ok(dir) => force_log(&dir)?,

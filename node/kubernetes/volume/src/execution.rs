@@ -222,14 +222,15 @@ impl<'a> Execution<'a> {
         let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
         known.record.cloning.as_mut().ok_or(ActError::NoRecord)?.complete = true;
         let Record { project, .. } = known.record;
+        let limits = known.record.limits();
         if !tree::fits(quotas.settled(project).map_err(ActError::Quota)?.used, known.record.complete_limits()) {
             return Err(ActError::Overfull);
         }
         known.record.mode = known.record.mode.taken_at(taken);
         files.replace(self.id, &known.record)?;
-        quotas.set_limits(project, known.record.limits())?;
+        // Before anything can fail: an undo must know that the tree is complete.
         self.put(known);
-        Ok(())
+        Ok(quotas.set_limits(project, limits)?)
     }
 
     /// The record of a snapshot of an earlier run that has not cloned the image, or of a member of a group. The source is locked.

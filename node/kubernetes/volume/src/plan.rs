@@ -246,7 +246,7 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         (None, Place::Present { .. }) => Err(VolumeRefusal::Foreign),
         (Some(_), Place::Absent) => Ok(vec![ClearLimits, RemoveRecord]),
         (Some(record), Place::Present { .. }) => {
-            Ok([detach(record, Where::Trash), vec![RemoveData, ClearLimits, RemoveRecord]].concat())
+            Ok([detach(record, Where::Trash), sync(record), vec![RemoveData, ClearLimits, RemoveRecord]].concat())
         }
     }
 }
@@ -257,7 +257,7 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
 /// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the directory has
 /// the content that a volume had before its rollback.
 pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
-    use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, SyncTrash, Trash};
+    use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
 
     let Some(record) = &seen.record else {
         return if seen.is_anywhere() { Err(VolumeRefusal::Foreign) } else { Ok(vec![]) };
@@ -276,11 +276,13 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
             // Files that are removed in part must not look complete to the next run.
             place if place == seen.staging && is_complete && place.is_of(record) && !seen.trash.is_present() => {
                 steps.push(Trash(Where::Staging));
-                // Blocks that it gives up are overwritten at once: a power cut must not return it to its place.
-                steps.extend(record.cloning.as_ref().map(|_| SyncTrash));
+                steps.extend(sync(record));
                 steps.push(RemoveData);
             }
-            place if place.begins(record) => steps.push(remove),
+            place if place.begins(record) => {
+                steps.extend(if remove == RemoveData { sync(record) } else { vec![] });
+                steps.push(remove);
+            }
             Place::Present { .. } => return Err(VolumeRefusal::Foreign),
         }
     }
@@ -289,6 +291,11 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     }
     steps.extend([ClearLimits, RemoveRecord]);
     Ok(steps)
+}
+
+/// The blocks that an unfinished copy gives up are overwritten at once: a power cut must not return it to its place.
+fn sync(record: &Record) -> Vec<Step> {
+    if record.cloning.is_some() { vec![Step::SyncTrash] } else { vec![] }
 }
 
 fn detach(record: &Record, from: Where) -> Vec<Step> {

@@ -47,8 +47,9 @@ impl Store {
             self.begin_group(want)?;
         }
         let copied = self.copy_group(want);
-        // The disk has no space for the blocks of a member, and the store has undone it. Another one would be of a later instant.
-        if copied.is_err() && self.is_undone_in_part(want)? {
+        // The disk has no space for the blocks of a member, and the store has undone it. Another one would be of a later instant. Earlier
+        // releases announced each member alone: such a group is an error, and stays as it is.
+        if copied.is_err() && matches!(self.is_of_one_instant(want), Ok(false)) {
             self.undo_group(want);
         }
         let changed = copied?;
@@ -58,19 +59,6 @@ impl Store {
         };
         let records = want.members.keys().map(record_of).collect::<Result<_, Error>>()?;
         Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
-    }
-
-    /// Earlier releases announced each member alone: such a group stays as it is.
-    fn is_undone_in_part(&self, want: &GroupRequest) -> Result<bool, Error> {
-        let mut missing = false;
-        for id in want.members.keys() {
-            match self.known(id)? {
-                Some(Known { record, .. }) if record.state == State::Announced => return Ok(false),
-                Some(_) => {}
-                None => missing = true,
-            }
-        }
-        Ok(missing)
     }
 
     /// One pass over the first member that is not complete. All are announced when all are complete: without space for the blocks of

@@ -61,16 +61,15 @@ impl Store {
         }
     }
 
-    /// Those of passes that a kill ended. All copies are durable.
+    /// Those of passes that a kill ended. All copies are durable. The next pass of the copy tries again.
     pub(crate) fn remove_anchors(&self) {
-        let removed = self
-            .anchors
-            .names()
-            .map_err(ActError::from)
-            .and_then(|names| names.iter().try_for_each(|name| anchor::remove(&self.anchors, name)));
-        if let Err(error) = removed {
+        let failed = |error: ActError| {
             let reason: &dyn std::error::Error = &error;
-            warn!(error = reason, "blocks of unfinished copies stay until their next pass");
+            warn!(error = reason, "former blocks of an unfinished copy cannot be removed");
+        };
+        let names = self.anchors.names().map_err(ActError::from).map_err(failed).unwrap_or_default();
+        for name in &names {
+            anchor::remove(&self.anchors, name).unwrap_or_else(failed);
         }
     }
 

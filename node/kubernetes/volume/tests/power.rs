@@ -6,6 +6,7 @@ mod node;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
@@ -97,7 +98,8 @@ fn cut_after_the_first_pass(mode: Mode) {
     drop(mounted);
 
     let mut replay = recorder.finish();
-    for cut in &cuts_after_begin(&replay) {
+    // The source is overwritten by many writes.
+    for cut in cuts_after_begin(&replay).iter().step_by(4) {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
         let store = open(mounted.path());
@@ -107,6 +109,57 @@ fn cut_after_the_first_pass(mode: Mode) {
         let (name, size) = content(mode);
         let content = fs::read(mounted.path().join("volumes/live/snapshot-1").join(name)).unwrap();
         assert_eq!((content.len() as u64, only_byte(&content)), (size.get(), Some(1)));
+    }
+}
+
+/// A pod overwrites the first block in place as soon as the snapshot has its own, long before the pass ends.
+#[test]
+fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {
+    const LARGE: Bytes = Bytes::new(8 << 20);
+    let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
+    let (source, snapshot) = (id("pvc-source"), id("snapshot-1"));
+    let want = snapshot_request(claim, source.clone());
+    let recorder = Recorder::on_xfs();
+    let mounted = recorder.mount("prjquota");
+    let one_pass = Settings { pass: Duration::from_hours(1), ..settings() };
+    let store = Store::open(&Node::volumes(mounted.path()), one_pass).expect("the store starts");
+    copied(&store, &sized("pvc-source", THICK, LARGE));
+    let image = file(&store, &source);
+    image.write_all_at(&vec![1; LARGE.get() as usize], 0).unwrap();
+    image.sync_all().unwrap();
+    let staged = mounted.path().join("volumes/staging/snapshot-1/image");
+    let copies_first_block = || {
+        let first = reflink::extents(File::open(&staged).ok()?, Bytes::ZERO).ok()?.into_iter().next()?;
+        (!first.shared).then_some(())
+    };
+    let written = thread::scope(|scope| {
+        let taken = scope.spawn(|| store.take_snapshot(&snapshot, &want).unwrap());
+        while !taken.is_finished() && copies_first_block().is_none() {}
+        recorder.mark("begin");
+        let mut written = 0;
+        while !taken.is_finished() {
+            image.write_all_at(&[2; 4096], 0).unwrap();
+            image.sync_data().unwrap();
+            written += 1;
+        }
+        recorder.mark("end");
+        written
+    });
+    assert!(written > 1, "the pass was over");
+    drop(image);
+    drop(store);
+    drop(mounted);
+
+    let mut replay = recorder.finish();
+    let mut cuts = cuts_after_begin(&replay);
+    cuts.retain(|cut| !cut.marks().any(|mark| mark == "end"));
+    for cut in &cuts {
+        let disk = replay.restore(cut);
+        let mounted = disk.mount("prjquota");
+        let store = open(mounted.path());
+        while store.take_snapshot(&snapshot, &want).unwrap().into_inner().state != State::Announced {}
+        let content = fs::read(mounted.path().join("volumes/live/snapshot-1/image")).unwrap();
+        assert_eq!((content.len() as u64, only_byte(&content)), (LARGE.get(), Some(1)));
     }
 }
 

@@ -135,12 +135,13 @@ impl Provisioner {
                 self.discards.remove(id);
             }
             // The next pass needs no pause, but waits behind the others.
-            Err(Error::Store(error)) if error.is_shrinking() => {
-                self.attempts.succeeded(&backoff_key(id));
+            Err(Error::Store(error)) if self.discards.continues(id, &error) => {
                 self.discards.requeue(id);
-                info!(volume = %id, error = causes::of(&error), "deleted volume removed in part");
+                if error.is_shrinking() {
+                    self.attempts.succeeded(&backoff_key(id));
+                    info!(volume = %id, error = causes::of(&error), "deleted volume removed in part");
+                }
             }
-            Err(Error::Store(error)) if self.discards.continues(id, &error) => self.discards.requeue(id),
             Err(error) => {
                 self.discards.requeue(id);
                 let Retry { attempt, .. } = self.attempts.failed(&backoff_key(id));

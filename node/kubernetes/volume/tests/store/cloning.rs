@@ -6,14 +6,15 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use dir::Ensured;
 use loopdev::{Config, Control, Detach};
 use nix::libc::O_DIRECT;
 use units::Bytes;
-use volume::{Access, Allocation, Error, Mode, Record, Request, SourceError, VolumeId, Volumes as _};
+use volume::{Access, Allocation, Error, Mode, Record, Request, Settings, SourceError, VolumeId, Volumes as _};
 
-use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, sized};
+use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized};
 
 pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 pub const LARGE: Bytes = Bytes::new(64 << 20);
@@ -54,6 +55,26 @@ pub fn is_settled(node: &Node, volumes: [&Record; 2]) {
     }
     let reserved: Bytes = volumes.iter().map(|record| record.reserved()).sum();
     assert_eq!(node.store.space().unwrap().reserved, reserved);
+}
+
+/// Otherwise the source would share blocks that its limit has no space to overwrite.
+#[test]
+fn blocks_that_a_failed_pass_has_kept_are_released_before_the_limit_of_the_source_is_lowered() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let thick = Mode::Block { allocation: Allocation::Thick };
+    let (source, record) = node.made(&sized("pvc-source", thick, Bytes::MIB));
+    OpenOptions::new().write(true).open(node.image(&source)).unwrap().write_all(&[1; 1 << 20]).unwrap();
+    let request = clone_of(&source, sized("pvc-clone", thick, Bytes::MIB));
+    // It copies the only piece.
+    let first = node.store.provision(&id("pvc-clone"), &request);
+    assert!(matches!(first, Err(Error::Copying { .. })), "{first:?}");
+    let kept = node.path("anchors", &id("pvc-clone"));
+    assert!(!kept.exists(), "a pass ends without it");
+    fs::create_dir(&kept).unwrap();
+    reflink::clone_file(File::open(node.image(&source)).unwrap(), File::create(kept.join("0")).unwrap()).unwrap();
+    let (_, clone) = cloned(&node, &request);
+    assert!(!kept.exists());
+    is_settled(&node, [&record, &clone]);
 }
 
 #[test]
