@@ -57,7 +57,7 @@ fn is_cloned(body: &Body, record: &Record, directory: &Directory) -> bool {
     }
 }
 
-/// What the data of a volume can be.
+/// The data that a volume can have.
 struct Content<'a> {
     volume: Number,
     body: &'a Body,

@@ -9,7 +9,7 @@ const SECTOR: usize = 512;
 const PAGE: usize = 4096;
 const ZEROS: [u8; PAGE] = [0; PAGE];
 
-/// What a slot may contain: what was synced last, and what is being written.
+/// The marks that a slot may have: the last one that was synced, and the one that is being written.
 pub type Marks = [Option<Mark>; 2];
 
 pub fn content(mark: Mark, slot: u16) -> Vec<u8> {

@@ -9,7 +9,7 @@ use units::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u16);
 
-/// What a slot contains: one write of a pod.
+/// The content of a slot: one write of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     /// The volume that was written. Its copies have the mark, too.
