@@ -98,7 +98,7 @@ pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
     }
 }
 
-/// Another SIGTERM changes nothing. The process was alive a moment ago, and the kernel assigns process numbers in
+/// Another SIGTERM changes nothing ([`Source`](crate::interrupts::Source)). The process was alive a moment ago, and the kernel assigns process numbers in
 /// turn, so that no other process has its number already.
 fn terminate(process: &ProcessId) {
     if process.is_alive() {

@@ -44,6 +44,8 @@ pub(crate) enum LaunchError {
     StillRuns { name: ClusterName, pid: u32, limit: Duration },
     #[error("interrupted")]
     Interrupted,
+    #[error("the power was cut")]
+    PowerCut,
     #[error("cannot write the output: it was closed, or its disk is full")]
     OutputClosed,
 }
@@ -55,7 +57,7 @@ impl LaunchError {
     }
 
     pub(crate) fn status(&self) -> u8 {
-        if matches!(self, Self::Interrupted) { INTERRUPTED } else { FAILED }
+        if matches!(self, Self::Interrupted | Self::PowerCut) { INTERRUPTED } else { FAILED }
     }
 
     /// Combines the reason for a shutdown with its error: prints the error and returns the reason, except for an interrupt.
@@ -63,7 +65,7 @@ impl LaunchError {
         match (self, down) {
             (Self::Interrupted, down) => down,
             // The power cut was printed.
-            (reason, Self::Interrupted) => reason,
+            (reason, Self::PowerCut) => reason,
             (reason, down) => {
                 print(&format!("{}\n", causes::lines(&down)));
                 reason
@@ -131,7 +133,7 @@ mod tests {
     fn a_power_cut_does_not_hide_the_reason() {
         for reason in reasons() {
             let text = reason.to_string();
-            let (printed, last) = ending(reason, LaunchError::Interrupted);
+            let (printed, last) = ending(reason, LaunchError::PowerCut);
             assert_eq!((printed.as_str(), last.to_string(), last.status()), ("", text, 1));
         }
     }
@@ -141,7 +143,8 @@ mod tests {
         let (printed, last) = ending(LaunchError::Interrupted, not_shut_down().await);
         assert_eq!((printed.as_str(), last.status()), ("", 1));
         assert!(matches!(last, LaunchError::ShutDown(_)), "{last}");
-        let (printed, last) = ending(LaunchError::Interrupted, LaunchError::Interrupted);
+        let (printed, last) = ending(LaunchError::Interrupted, LaunchError::PowerCut);
         assert_eq!((printed.as_str(), last.status()), ("", 130));
+        assert!(matches!(last, LaunchError::PowerCut), "{last}");
     }
 }

@@ -16,7 +16,9 @@ pub(crate) enum Interrupt {
 pub(crate) enum Source {
     /// The user of a terminal or a pipe.
     Terminal,
-    /// `stop`, which may be called twice. The output is a log file.
+    /// The same, and `stop`, which may be called twice.
+    KeptTerminal,
+    /// `stop`. The output is a log file.
     Background,
 }
 
@@ -45,16 +47,39 @@ impl<'a> Interrupts<'a> {
             _ = self.interrupt.recv() => Interrupt::Interrupted,
             _ = self.terminate.recv() => Interrupt::Interrupted,
             _ = self.hang_up.recv() => Interrupt::Interrupted,
-            () = self.output.lost(), if self.source == Source::Terminal => Interrupt::OutputClosed,
+            () = self.output.lost(), if self.source != Source::Background => Interrupt::OutputClosed,
         }
     }
 
-    /// Waits for another Ctrl-C or, outside of the background, SIGTERM. Ignores SIGHUP, which the kernel and the shell both send when a terminal closes.
-    /// Cancel-safe.
+    /// Waits for another Ctrl-C, or for another SIGTERM if `stop` does not send it. Ignores SIGHUP, which the kernel and the
+    /// shell both send when a terminal closes. Cancel-safe.
     pub(crate) async fn second(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv(), if self.source == Source::Terminal => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::{Signal, raise};
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    /// The second `stop` of a cluster in the foreground cut the power of its nodes.
+    #[tokio::test]
+    async fn a_second_stop_does_not_cut_the_power() {
+        let output = Output::new();
+        for (source, cuts) in [(Source::Terminal, true), (Source::KeptTerminal, false), (Source::Background, false)] {
+            let mut interrupts = Interrupts::watch(&output, source).unwrap();
+            // The runtime receives it, so that it does not end the test.
+            raise(Signal::SIGTERM).unwrap();
+            assert_eq!(interrupts.first().await, Interrupt::Interrupted);
+            raise(Signal::SIGTERM).unwrap();
+            let second = timeout(Duration::from_millis(300), interrupts.second()).await;
+            assert_eq!(second.is_ok(), cuts, "{source:?}");
         }
     }
 }

@@ -110,6 +110,8 @@ impl KeptCluster {
         _ = fs::remove_dir_all(self.place.run());
         self.record.phase = match result {
             Ok(()) | Err(LaunchError::Interrupted) => Phase::Stopped,
+            // When this process has ended, such a cluster is shown as killed.
+            Err(LaunchError::PowerCut) => Phase::Stopping,
             Err(_) => Phase::Failed,
         };
         self.write()
@@ -161,6 +163,22 @@ mod tests {
         assert_eq!(options.control_plane.data, Data::File(kept.place.data()));
         let options = completed(&kept, vec![Forward { host: free, guest: 30080 }]);
         assert_eq!(options.control_plane.port, None);
+    }
+
+    /// A cluster whose power was cut was shown as stopped, and `stop` succeeded.
+    #[test]
+    fn a_cluster_is_stopped_only_if_it_has_shut_down() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
+        for (result, phase) in [
+            (Ok(()), Phase::Stopped),
+            (Err(LaunchError::Interrupted), Phase::Stopped),
+            (Err(LaunchError::PowerCut), Phase::Stopping),
+            (Err(LaunchError::OutputClosed), Phase::Failed),
+        ] {
+            KeptCluster::begin(place.clone(), None, None, &Output::new()).unwrap().end(&result).unwrap();
+            assert_eq!(Record::read(&place.record()).phase, phase);
+        }
     }
 
     /// The cluster could not start again, whatever file was named.

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The user interrupted it.
-            if !matches!(error, LaunchError::Interrupted) {
+            if !matches!(error, LaunchError::Interrupted | LaunchError::PowerCut) {
                 output.print_error(&format!("error: {}", causes::lines(&error)));
             }
             ExitCode::from(error.status())
@@ -116,7 +116,7 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
 
 /// Runs a cluster that is kept.
 async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &Output) -> Result<(), LaunchError> {
-    let source = if arguments.detached { Source::Background } else { Source::Terminal };
+    let source = if arguments.detached { Source::Background } else { Source::KeptTerminal };
     let mut interrupts = Interrupts::watch(output, source).map_err(LaunchError::prepare("wait for signals"))?;
     let configuration = arguments.config.as_deref().map(configuration).transpose()?;
     let mut options = arguments.options(&place.run());
@@ -279,7 +279,7 @@ async fn shut_down(
         ended = down => ended.map_err(|error| LaunchError::ShutDown(Box::new(error)))?,
         () = interrupts.second() => {
             print("The power is cut.");
-            return Err(LaunchError::Interrupted);
+            return Err(LaunchError::PowerCut);
         }
     }
     print(if alone { "The node is down." } else { "The nodes are down." });
