@@ -6,6 +6,7 @@ use crate::options::{Data, Options};
 use qemu::{Cache, Disk, Serial, Wrap};
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
@@ -26,7 +27,8 @@ impl DataDisk {
             Data::Temporary => Self { path: temporary, base: None, kept: false },
             Data::File(path) => Self { path: path.clone(), base: None, kept: true },
         };
-        let created = match OpenOptions::new().write(true).create_new(true).open(&disk.path) {
+        // Only for its owner: a control plane's disk has the key of the cluster's CA.
+        let created = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&disk.path) {
             // The next run would use an incomplete file as a small disk.
             Ok(file) => file.set_len(size.get()).inspect_err(|_| _ = fs::remove_file(&disk.path)),
             Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => {
@@ -105,6 +107,18 @@ mod tests {
         assert_eq!((metadata.len(), metadata.blocks()), (SIZE.unwrap().get(), 0));
         drop(disk);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    /// With `--data`, other users of the machine could read it.
+    #[test]
+    fn only_the_owner_can_read_a_new_disk() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        for data in [Data::Temporary, Data::File(directory.path().join("kept.img"))] {
+            let disk = DataDisk::prepare(&data, SIZE, directory.path().join("data.img")).unwrap();
+            let mode = fs::metadata(disk.path()).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{data:?}");
+        }
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) struct Arguments {
     /// Forwards a TCP port of 127.0.0.1 to a port of the control plane, such as a NodePort; repeatable.
     #[arg(long, value_name = "HOSTPORT:NODEPORT", value_parser = forward)]
     forward: Vec<Forward>,
-    /// Keeps the data disk in this file, created if it is missing. Workers use FILE.1, FILE.2 and so on.
+    /// Keeps the data disk in this file, created with mode 0600 if it is missing. Workers use FILE.1, FILE.2 and so on.
     /// Start a cluster again with the same number of nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,

@@ -2,8 +2,9 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -14,7 +15,8 @@ const SWEEP: &str = "--sweep-up";
 /// Only directories with this prefix are removed.
 const PREFIX: &str = "granary-";
 
-/// A temporary directory. A second process removes it if this one is killed, because it contains an administrator's key.
+/// A temporary directory. Only its owner can read it, and a second process removes it if this one is killed, because it contains
+/// keys of the cluster.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     directory: TempDir,
@@ -23,7 +25,7 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn create() -> io::Result<Self> {
-        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
+        let directory = private_directory()?;
         // In another process group, which receives neither Ctrl-C nor SIGHUP.
         let sweeper = Command::new("/proc/self/exe")
             .arg(SWEEP)
@@ -47,6 +49,11 @@ impl Workspace {
             _ = self.sweeper.wait();
         }
     }
+}
+
+/// Without permissions, it would have those that the umask leaves.
+fn private_directory() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()
 }
 
 /// The main function of the second process; `None` in the first.
@@ -78,6 +85,14 @@ fn remove_after(parent: &mut impl io::Read, directory: &Path) -> io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Other users of the machine could read the data disk, which has the key of the cluster's CA.
+    #[test]
+    fn only_the_owner_can_read_the_directory() {
+        let directory = private_directory().unwrap();
+        assert!(has_prefix(directory.path()));
+        assert_eq!(directory.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
 
     #[test]
     fn only_directories_with_the_prefix_are_removed() {
