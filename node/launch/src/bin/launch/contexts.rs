@@ -5,7 +5,7 @@
 use crate::name::ClusterName;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,9 @@ const EXTENSION: &str = "dev.granary.launch";
 /// Lists of a kubeconfig, with the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
 
-/// kubectl holds its lock for milliseconds.
+/// kubectl and launchers hold their locks for milliseconds.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A cluster, the name of its context, user and cluster entries.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,11 @@ pub(crate) enum Cause {
         lock.display()
     )]
     Locked { lock: PathBuf },
+    #[error(
+        "a launcher has locked its directory {}, as each launcher does with that of its cluster; name a file in another directory",
+        directory.display()
+    )]
+    Directory { directory: PathBuf },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
@@ -69,6 +75,8 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
         // A link that leads to no directory exists, too: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
         let is_parent = existing == path.parent();
+        let directory = existing.filter(|_| is_parent);
+        let _turn = directory.map(|directory| turn(directory, limit(directory, contexts))).transpose()?;
         let _locks = is_parent.then(|| lock(named, &path, LOCK_LIMIT)).transpose()?;
         merge(parse(&read(&path)?)?, contexts, &json!({}))?;
         replacement(&path, existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?).map(drop)
@@ -92,8 +100,7 @@ fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Res
     let path = &target(named)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let turn = File::open(directory)?;
-    turn.lock()?;
+    let _turn = turn(directory, LOCK_LIMIT)?;
     let locks = lock(named, path, LOCK_LIMIT);
     let old = parse(&read(path)?)?;
     let new = change(old.clone())?;
@@ -108,6 +115,27 @@ fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Res
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(true)
+}
+
+/// The launcher of this cluster keeps the lock of the cluster's directory.
+fn limit(directory: &Path, contexts: &Contexts<'_>) -> Duration {
+    let is_cluster =
+        contexts.directory.canonicalize().is_ok_and(|cluster| directory.canonicalize().ok() == Some(cluster));
+    if is_cluster { Duration::ZERO } else { LOCK_LIMIT }
+}
+
+/// Locks the directory of a kubeconfig (flock(2)). The lock of another descriptor of this process excludes it, too.
+fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
+    let file = File::open(directory)?;
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(Cause::File(error)),
+            Err(TryLockError::WouldBlock) if start.elapsed() < limit => sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(Cause::Directory { directory: directory.to_owned() }),
+        }
+    }
 }
 
 /// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
@@ -136,7 +164,7 @@ fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>
             Ok(_) => return Ok(KubectlLock(path)),
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Cause::File(error)),
             Err(_) if start.elapsed() >= limit => return Err(Cause::Locked { lock: path }),
-            Err(_) => sleep(Duration::from_millis(20)),
+            Err(_) => sleep(PAUSE),
         }
     };
     paths.into_iter().map(take).collect()
@@ -262,6 +290,7 @@ fn entries<'a>(root: &'a mut Map<String, Value>, list: &'static str) -> Result<&
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Place;
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -453,6 +482,21 @@ preferences: {colors: true}
             Kubeconfig::read_from(&file).unwrap().contexts.into_iter().map(|named| named.name).collect();
         assert_eq!(names, ["work", "a"]);
         assert!(!held.exists());
+    }
+
+    /// The launcher booted all nodes, and then waited for its own lock without end.
+    #[test]
+    fn a_file_in_the_directory_of_a_cluster_is_rejected() {
+        let root = tempfile::tempdir().unwrap();
+        let (directory, a) = (root.path().join("a"), name("a"));
+        let place = Place { name: a.clone(), directory: directory.clone() };
+        let a = Contexts { name: &a, directory: &directory };
+        let _lock = place.lock().unwrap();
+        let error = check(&directory.join("config"), &a).unwrap_err();
+        assert!(matches!(&error.source, Cause::Directory { directory: found } if *found == directory), "{error:?}");
+        check(&root.path().join("config"), &a).unwrap();
+        // The directory of another cluster is locked as long as that runs.
+        assert!(matches!(turn(&directory, PAUSE), Err(Cause::Directory { .. })));
     }
 
     #[test]
