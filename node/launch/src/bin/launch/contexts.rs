@@ -90,8 +90,12 @@ pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path) -> Result<(
     edit(path, change).map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
-/// Removes the entries of this cluster; `false` if the file has none.
+/// Removes the entries of this cluster; `false` if the file has none or is missing.
 pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, KubeconfigError> {
+    // Its directory may be missing, too, and is not created.
+    if path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(false);
+    }
     edit(path, |file| without(file, contexts)).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
@@ -550,6 +554,15 @@ preferences: {colors: true}
         symlink("not-mounted", &link).unwrap();
         let error = check(&link.join("config"), &a).unwrap_err();
         assert!(matches!(error.source, Cause::File(_)), "{error:?}");
+    }
+
+    /// `delete` created the directory of a kubeconfig that the user had removed, or whose disk was not mounted.
+    #[test]
+    fn nothing_is_created_to_remove_a_context() {
+        let (directory, a) = (tempfile::tempdir().unwrap(), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        assert!(!remove(&directory.path().join("removed/config"), &a).unwrap());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
     /// It was replaced by a file, and the user's kubeconfig was not used any more.
