@@ -104,9 +104,9 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
         std::fs::create_dir_all(path).map_err(LaunchError::prepare(step))?;
     }
     let configuration = arguments.config.as_deref().map(configuration).transpose()?;
-    let place = env::temp_dir();
+    let place = workspace::temporary(|name| env::var_os(name));
     let step = format!("create a temporary directory in {}; name another place with TMPDIR", place.display());
-    let workspace = Workspace::create().map_err(LaunchError::prepare(step))?;
+    let workspace = Workspace::create(&place).map_err(LaunchError::prepare(step))?;
     let mut options = arguments.options(workspace.path());
     options.control_plane.configuration = configuration;
     let result = show(&options, arguments, None, &mut interrupts, output).await;

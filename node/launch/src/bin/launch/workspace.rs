@@ -1,7 +1,7 @@
 //! The directory of a run, which is removed however the run ends.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -24,8 +24,8 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub(crate) fn create() -> io::Result<Self> {
-        let directory = private_directory()?;
+    pub(crate) fn create(place: &Path) -> io::Result<Self> {
+        let directory = private_directory(place)?;
         // In another process group, which receives neither Ctrl-C nor SIGHUP.
         let sweeper = Command::new("/proc/self/exe")
             .arg(SWEEP)
@@ -51,9 +51,15 @@ impl Workspace {
     }
 }
 
+/// The place for temporary directories. bazelw renames `TMPDIR` of the user.
+pub(crate) fn temporary(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let renamed = variable("GRANARY_TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    renamed.unwrap_or_else(env::temp_dir)
+}
+
 /// Without permissions, it would have those that the umask leaves.
-fn private_directory() -> io::Result<TempDir> {
-    tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()
+fn private_directory(place: &Path) -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(place)
 }
 
 /// The main function of the second process; `None` in the first.
@@ -89,9 +95,22 @@ mod tests {
     /// Other users of the machine could read the data disk, which has the key of the cluster's CA.
     #[test]
     fn only_the_owner_can_read_the_directory() {
-        let directory = private_directory().unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let directory = private_directory(place.path()).unwrap();
+        assert_eq!(directory.path().parent(), Some(place.path()));
         assert!(has_prefix(directory.path()));
         assert_eq!(directory.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    /// The remedy for a full disk, another `TMPDIR`, had no effect with bazelw.
+    #[test]
+    fn the_place_is_that_of_bazelw_or_of_the_system() {
+        let place =
+            |renamed: Option<&str>| temporary(|name| renamed.filter(|_| name == "GRANARY_TMPDIR").map(OsString::from));
+        assert_eq!(place(Some("/big")), Path::new("/big"));
+        for other in [None, Some(""), Some("relative")] {
+            assert_eq!(place(other), env::temp_dir(), "{other:?}");
+        }
     }
 
     #[test]
