@@ -6,9 +6,9 @@ use crate::spec::NodeSpec;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Seek as _, SeekFrom};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
@@ -62,10 +62,10 @@ pub enum PreflightError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum DataFileError {
-    #[error("it is neither a regular file nor a block device; name a file, which is created if it is missing")]
+    #[error(
+        "it is not a regular file, as a data disk of the launcher must be; name a file, which is created if it is missing"
+    )]
     Kind,
-    #[error("it is a block device, and each node needs its own disk; name a file, the others are created beside it")]
-    SharedDevice,
     #[error(
         "it is a symbolic link to {}, which does not exist; create that file with truncate --size=8G, or remove the link", target.display()
     )]
@@ -76,8 +76,6 @@ pub enum DataFileError {
         "it has {size}, and a data disk is never shrunk to {requested}; choose at least {size} with --data-size, or another file"
     )]
     Shrink { size: Bytes, requested: Bytes },
-    #[error("it is a block device of {size}, which the launcher does not resize; leave --data-size out")]
-    DeviceSize { size: Bytes },
     #[error("it cannot be opened for writing; name a file in an existing directory that you may write to")]
     Open(#[source] io::Error),
 }
@@ -215,9 +213,6 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     }
     let data = specs.iter().filter_map(|spec| match &spec.options.data {
         Data::Temporary => None,
-        Data::File(path) if specs.len() > 1 && is_block_device(path) => {
-            Some((path.clone(), Err(DataFileError::SharedDevice)))
-        }
         Data::File(path) => Some((path.clone(), check_data(path, spec.options.data_size))),
     });
     let data = data.collect();
@@ -248,16 +243,11 @@ fn directories(spec: &NodeSpec) -> Result<Vec<Directory>, PreflightError> {
     )?];
     // Errors of the path itself are reported for the file.
     if let Some((path, need)) = kept
-        && !is_block_device(path)
         && let Some(parent) = directory_of(path).filter(|parent| parent.is_dir())
     {
         directories.push(directory(parent, need, "with --data (XDG_STATE_HOME if the cluster is kept)")?);
     }
     Ok(directories)
-}
-
-fn is_block_device(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 fn directory(path: &Path, need: Bytes, remedy: &'static str) -> Result<Directory, PreflightError> {
@@ -280,15 +270,13 @@ fn check_data(path: &Path, requested: Option<Bytes>) -> Result<(), DataFileError
         Err(error) if error.kind() == io::ErrorKind::NotFound => return check_absent(path),
         Err(error) => return Err(DataFileError::Open(error)),
     };
-    let kind = metadata.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
+    // QEMU's driver `file` also rejects block devices.
+    if !metadata.is_file() {
         return Err(DataFileError::Kind);
     }
-    // The end of a block device is found by seeking: its length says 0.
-    let size = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
-    let size = Bytes::new(size.map_err(DataFileError::Open)?);
+    OpenOptions::new().read(true).write(true).open(path).map_err(DataFileError::Open)?;
+    let size = Bytes::new(metadata.len());
     match requested {
-        Some(requested) if kind.is_block_device() && requested != size => Err(DataFileError::DeviceSize { size }),
         Some(requested) if requested < size => Err(DataFileError::Shrink { size, requested }),
         None if size < LEAST_DATA => Err(DataFileError::Small { size }),
         Some(_) | None => Ok(()),
@@ -365,9 +353,9 @@ mod tests {
 
     #[test]
     fn an_unusable_data_file_is_rejected() {
-        let data = vec![("data.img".into(), Err(DataFileError::SharedDevice))];
+        let data = vec![("data.img".into(), Err(DataFileError::Kind))];
         let error = decide(&[Bytes::new(2 << 30)], Machine { data, ..machine() });
-        assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::SharedDevice, .. })));
+        assert!(matches!(error, Err(PreflightError::Data { source: DataFileError::Kind, .. })));
         assert_eq!(error.unwrap_err().to_string(), "cannot use data file data.img");
     }
 
@@ -476,6 +464,19 @@ mod tests {
         let missing = check_data(&place("missing/data.img"), None);
         assert!(matches!(missing, Err(DataFileError::Open(error)) if error.kind() == io::ErrorKind::NotFound));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    /// They passed the check, and QEMU did not start.
+    #[test]
+    fn block_devices_are_rejected() {
+        use std::os::unix::fs::FileTypeExt as _;
+        // Not every machine of a test has one.
+        let paths = fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
+        for path in paths.filter(|path| path.metadata().is_ok_and(|found| found.file_type().is_block_device())) {
+            for size in [None, Some(LEAST_DATA)] {
+                assert!(matches!(check_data(&path, size), Err(DataFileError::Kind)), "{}", path.display());
+            }
+        }
     }
 
     #[test]
