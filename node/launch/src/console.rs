@@ -18,10 +18,17 @@ pub struct Console {
 
 impl Console {
     pub(crate) fn read(path: &Path) -> Self {
-        let lines = qemu::console_tail(path, LINES)
-            .unwrap_or_else(|error| vec![format!("{} cannot be read: {error}", path.display())]);
+        let lines = match qemu::console_tail(path, LINES) {
+            Ok(lines) => lines.iter().map(|line| printable(line)).collect(),
+            Err(error) => vec![format!("{} cannot be read: {error}", path.display())],
+        };
         Self { path: path.into(), lines }
     }
+}
+
+/// Without the control characters of the firmware and of programs, which would also clear the terminal of the user.
+fn printable(line: &str) -> String {
+    line.replace('\t', " ").chars().filter(|character| !character.is_control()).collect()
 }
 
 impl fmt::Display for Console {
@@ -138,6 +145,19 @@ mod tests {
         assert_eq!(first, Event::stage("kernel", Started));
         assert_eq!(direct.finish(), [Event::stage("kernel", Ready)]);
         assert_eq!(direct.finish(), []);
+    }
+
+    /// The firmware's last lines cleared the terminal, and the error before them was gone.
+    #[test]
+    fn the_end_of_the_console_does_not_control_the_terminal() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(log.path(), format!("{}a\tb\x07\u{9b}2J\n", LINES.concat())).unwrap();
+        let shown = Console::read(log.path()).to_string();
+        assert!(shown.lines().all(|line| !line.contains(|character: char| character.is_control())), "{shown:?}");
+        assert!(
+            shown.contains("\n  [2J[001;001HBdsDxe: loading Boot0002 ") && shown.ends_with("\n  a b2J"),
+            "{shown:?}"
+        );
     }
 
     proptest! {
