@@ -131,7 +131,7 @@ impl Command {
 }
 
 impl Arguments {
-    /// Parses a command line, and rejects options that have no effect.
+    /// Parses a command line, and rejects options that have no effect, and paths that the shell left as they are.
     pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let mut parser = <Self as CommandFactory>::command();
         let options: Vec<clap::Id> = parser.get_arguments().map(clap::Arg::get_id).cloned().collect();
@@ -155,7 +155,18 @@ impl Arguments {
             let option = option.replace('_', "-");
             return Err(parser.error(ErrorKind::ArgumentConflict, format!("--{option} {problem}")));
         }
+        if let Some(rest) = arguments.paths().find_map(|path| path.strip_prefix("~").ok()) {
+            let rest = rest.display();
+            let problem = format!("a shell does not replace ~ in --OPTION=~/{rest}; write \"$HOME/{rest}\"");
+            return Err(parser.error(ErrorKind::ValueValidation, problem));
+        }
         Ok(arguments)
+    }
+
+    /// Paths of the user.
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        let files = [&self.data, &self.keep_logs, &self.config].into_iter().flatten();
+        files.chain(self.kubeconfig.iter().flatten()).chain(&self.images)
     }
 
     /// Resolves paths of the user relative to `directory`; those of the image are unchanged.
@@ -304,6 +315,24 @@ mod tests {
             let error = parse(rejected).unwrap_err();
             assert!(error.to_string().contains(shown), "{rejected:?}: {error}");
             assert!(error.use_stderr());
+        }
+    }
+
+    /// The launcher created a directory with the name `~`.
+    #[test]
+    fn a_tilde_that_the_shell_left_is_rejected() {
+        for rejected in [
+            &["--data=~/a"][..],
+            &["--keep-logs=~/a"],
+            &["--config=~/a"],
+            &["--image=b", "--image=~/a"],
+            &["start", "--kubeconfig=~/a"],
+        ] {
+            let error = parse(rejected).unwrap_err().to_string();
+            assert!(error.contains("--OPTION=~/a; write \"$HOME/a\""), "{rejected:?}: {error}");
+        }
+        for accepted in ["./~/a", "a/~", "~a", "a~"] {
+            parse(&["--data", accepted]).unwrap();
         }
     }
 
