@@ -2,25 +2,20 @@
 //!
 //! Entries of others pass through as untyped values: a type would leave out fields with `null` and change the order.
 
+use crate::locks::{LOCK_LIMIT, lock, turn};
 use crate::name::ClusterName;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::NamedTempFile;
 
 /// Name of the extension that marks entries of the launcher.
 const EXTENSION: &str = "dev.granary.launch";
 /// Lists of a kubeconfig, with the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
-
-/// kubectl and launchers hold their locks for milliseconds.
-const LOCK_LIMIT: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// A cluster, the name of its context, user and cluster entries.
 #[derive(Clone, Copy, Debug)]
@@ -126,52 +121,6 @@ fn limit(directory: &Path, contexts: &Contexts<'_>) -> Duration {
     let is_cluster =
         contexts.directory.canonicalize().is_ok_and(|cluster| directory.canonicalize().ok() == Some(cluster));
     if is_cluster { Duration::ZERO } else { LOCK_LIMIT }
-}
-
-/// Locks the directory of a kubeconfig (flock(2)). The lock of another descriptor of this process excludes it, too.
-fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
-    let file = File::open(directory)?;
-    let start = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::Error(error)) => return Err(Cause::File(error)),
-            Err(TryLockError::WouldBlock) if start.elapsed() < limit => sleep(PAUSE),
-            Err(TryLockError::WouldBlock) => return Err(Cause::Directory { directory: directory.to_owned() }),
-        }
-    }
-}
-
-/// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
-/// client-go/tools/clientcmd/loader.go.
-struct KubectlLock(PathBuf);
-
-impl Drop for KubectlLock {
-    fn drop(&mut self) {
-        _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Locks the file and the link that leads to it, in the order of their names: kubectl locks the name that it is given.
-fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>, Cause> {
-    let mut paths = BTreeSet::new();
-    for path in [named, target] {
-        let found = path.parent().zip(path.file_name());
-        let (directory, name) = found.ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
-        let mut name = name.to_owned();
-        name.push(".lock");
-        paths.insert(fs::canonicalize(directory)?.join(name));
-    }
-    let start = Instant::now();
-    let take = |path: PathBuf| loop {
-        match File::create_new(&path) {
-            Ok(_) => return Ok(KubectlLock(path)),
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Cause::File(error)),
-            Err(_) if start.elapsed() >= limit => return Err(Cause::Locked { lock: path }),
-            Err(_) => sleep(PAUSE),
-        }
-    };
-    paths.into_iter().map(take).collect()
 }
 
 /// A new file with the owner of the file at `path`, if there is one. Only the owner can read it: it has a private key.
@@ -300,6 +249,7 @@ mod tests {
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::thread::sleep;
 
     /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
     const USER: &str = r##"# a comment
@@ -504,37 +454,7 @@ preferences: {colors: true}
         assert!(matches!(&error.source, Cause::Directory { directory: found } if *found == directory), "{error:?}");
         check(&root.path().join("config"), &a).unwrap();
         // The directory of another cluster is locked as long as that runs.
-        assert!(matches!(turn(&directory, PAUSE), Err(Cause::Directory { .. })));
-    }
-
-    #[test]
-    fn link_and_file_are_locked_once_each() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path().canonicalize().unwrap();
-        let path = |name: &str| root.join(name);
-        fs::create_dir(path("dotfiles")).unwrap();
-        symlink("dotfiles", path("alias")).unwrap();
-        symlink("dotfiles/config", path("config")).unwrap();
-        let (file, lock_of_file, lock_of_link) =
-            (path("dotfiles/config"), path("dotfiles/config.lock"), path("config.lock"));
-        for (named, wanted) in [
-            (path("config"), vec![lock_of_link.clone(), lock_of_file.clone()]),
-            (path("alias/config"), vec![lock_of_file.clone()]),
-            (file.clone(), vec![lock_of_file.clone()]),
-        ] {
-            let locks = lock(&named, &file, Duration::ZERO).unwrap();
-            assert_eq!(locks.iter().map(|lock| lock.0.clone()).collect::<Vec<_>>(), wanted, "{named:?}");
-            assert!(wanted.iter().all(|lock| lock.exists()), "{named:?}");
-            let Err(Cause::Locked { lock: found }) = lock(&named, &file, Duration::ZERO) else { panic!("{named:?}") };
-            assert_eq!(found, wanted[0]);
-            drop(locks);
-            assert!(!wanted.iter().any(|lock| lock.exists()), "{named:?}");
-        }
-        // The lock that was taken before the other one is released.
-        fs::write(&lock_of_file, "").unwrap();
-        let error = lock(&path("config"), &file, Duration::ZERO).err().unwrap().to_string();
-        assert!(error.contains(&format!("{} exists", lock_of_file.display())), "{error}");
-        assert!(lock_of_file.exists() && !lock_of_link.exists());
+        assert!(matches!(turn(&directory, Duration::ZERO), Err(Cause::Directory { .. })));
     }
 
     /// The launcher booted all nodes first, and shut them down again.

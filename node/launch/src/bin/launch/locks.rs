@@ -1,0 +1,95 @@
+//! Locks of kubeconfigs: of launchers by the directory, and of kubectl by a file.
+
+use crate::contexts::Cause;
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// kubectl and launchers hold their locks for milliseconds.
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Locks the directory of a kubeconfig (flock(2)). The lock of another descriptor of this process excludes it, too.
+pub(crate) fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
+    let file = File::open(directory)?;
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(Cause::File(error)),
+            Err(TryLockError::WouldBlock) if start.elapsed() < limit => sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => return Err(Cause::Directory { directory: directory.to_owned() }),
+        }
+    }
+}
+
+/// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
+/// client-go/tools/clientcmd/loader.go.
+pub(crate) struct KubectlLock(PathBuf);
+
+impl Drop for KubectlLock {
+    fn drop(&mut self) {
+        _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Locks the file and the link that leads to it, in the order of their names: kubectl locks the name that it is given.
+pub(crate) fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>, Cause> {
+    let mut paths = BTreeSet::new();
+    for path in [named, target] {
+        let found = path.parent().zip(path.file_name());
+        let (directory, name) = found.ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
+        let mut name = name.to_owned();
+        name.push(".lock");
+        paths.insert(fs::canonicalize(directory)?.join(name));
+    }
+    let start = Instant::now();
+    let take = |path: PathBuf| loop {
+        match File::create_new(&path) {
+            Ok(_) => return Ok(KubectlLock(path)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Cause::File(error)),
+            Err(_) if start.elapsed() >= limit => return Err(Cause::Locked { lock: path }),
+            Err(_) => sleep(PAUSE),
+        }
+    };
+    paths.into_iter().map(take).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn link_and_file_are_locked_once_each() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        let path = |name: &str| root.join(name);
+        fs::create_dir(path("dotfiles")).unwrap();
+        symlink("dotfiles", path("alias")).unwrap();
+        symlink("dotfiles/config", path("config")).unwrap();
+        let (file, lock_of_file, lock_of_link) =
+            (path("dotfiles/config"), path("dotfiles/config.lock"), path("config.lock"));
+        for (named, wanted) in [
+            (path("config"), vec![lock_of_link.clone(), lock_of_file.clone()]),
+            (path("alias/config"), vec![lock_of_file.clone()]),
+            (file.clone(), vec![lock_of_file.clone()]),
+        ] {
+            let locks = lock(&named, &file, Duration::ZERO).unwrap();
+            assert_eq!(locks.iter().map(|lock| lock.0.clone()).collect::<Vec<_>>(), wanted, "{named:?}");
+            assert!(wanted.iter().all(|lock| lock.exists()), "{named:?}");
+            let Err(Cause::Locked { lock: found }) = lock(&named, &file, Duration::ZERO) else { panic!("{named:?}") };
+            assert_eq!(found, wanted[0]);
+            drop(locks);
+            assert!(!wanted.iter().any(|lock| lock.exists()), "{named:?}");
+        }
+        // The lock that was taken before the other one is released.
+        fs::write(&lock_of_file, "").unwrap();
+        let error = lock(&path("config"), &file, Duration::ZERO).err().unwrap().to_string();
+        assert!(error.contains(&format!("{} exists", lock_of_file.display())), "{error}");
+        assert!(lock_of_file.exists() && !lock_of_link.exists());
+    }
+}
