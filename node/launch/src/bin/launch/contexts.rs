@@ -172,6 +172,7 @@ fn parse(text: &str) -> Result<Value, Cause> {
 
 /// Replaces the entries of this cluster by those of a node's kubeconfig.
 fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Cause> {
+    let former = former_context(&file, contexts);
     let mut file = without(file, contexts)?;
     let root = object(&mut file)?;
     for (list, _) in LISTS {
@@ -183,7 +184,11 @@ fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Ca
     let mark = json!([{"name": EXTENSION, "extension": {"directory": contexts.directory.to_string_lossy()}}]);
     for (list, field) in LISTS {
         let mut value = match field {
-            "context" => json!({"cluster": name, "user": name}),
+            "context" => {
+                let mut context = former.clone();
+                context.extend(["cluster", "user"].map(|field| (field.to_owned(), Value::from(name.as_str()))));
+                Value::Object(context)
+            }
             _ => node.pointer(&format!("/{list}/0/{field}")).cloned().unwrap_or_default(),
         };
         if list == "clusters" {
@@ -201,10 +206,7 @@ fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Ca
 fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
     let original = file.clone();
     let root = object(&mut file)?;
-    let is_own = |entry: &Value| {
-        has_name(entry, contexts.name) && directory(entry) == Some(&*contexts.directory.to_string_lossy())
-    };
-    if !entries(root, "clusters")?.iter().any(is_own) {
+    if !entries(root, "clusters")?.iter().any(|entry| has_mark(entry, contexts)) {
         return Ok(original);
     }
     for (list, _) in LISTS {
@@ -214,6 +216,20 @@ fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
         root.insert("current-context".to_owned(), "".into());
     }
     Ok(file)
+}
+
+/// The context of this cluster, with fields that the user has set, such as the namespace.
+fn former_context(file: &Value, contexts: &Contexts<'_>) -> Map<String, Value> {
+    let list = |name: &'static str| file.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    if !list("clusters").iter().any(|entry| has_mark(entry, contexts)) {
+        return Map::new();
+    }
+    let context = list("contexts").iter().find(|entry| has_name(entry, contexts.name));
+    context.and_then(|entry| entry.get("context")?.as_object().cloned()).unwrap_or_default()
+}
+
+fn has_mark(entry: &Value, contexts: &Contexts<'_>) -> bool {
+    has_name(entry, contexts.name) && directory(entry) == Some(&*contexts.directory.to_string_lossy())
 }
 
 fn has_name(entry: &Value, name: &ClusterName) -> bool {
@@ -322,6 +338,19 @@ preferences: {colors: true}
         let mut expected = value(USER);
         expected["current-context"] = "".into();
         assert_eq!(file, expected);
+    }
+
+    /// After another start, kubectl used the namespace `default`, which has no objects of the user.
+    #[test]
+    fn a_context_keeps_the_namespace_of_the_user() {
+        let a = name("a");
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let mut file = merge(value(USER), &a, &node(1)).unwrap();
+        file["contexts"][1]["context"]["namespace"] = "tutorial".into();
+        let file = merge(file, &a, &node(2)).unwrap();
+        let context = json!({"cluster": "a", "user": "a", "namespace": "tutorial"});
+        assert_eq!(file["contexts"][1], json!({"name": "a", "context": context}));
+        assert_eq!(file["clusters"][1]["cluster"]["server"], "https://127.0.0.1:2");
     }
 
     #[test]
