@@ -25,6 +25,15 @@ pub(crate) struct Contexts<'a> {
     pub(crate) directory: &'a Path,
 }
 
+/// The current context of a file that gets a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Current {
+    /// The added one, on request of the user.
+    Added,
+    /// The former one.
+    Unchanged,
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the kubeconfig {}", path.display())]
 pub(crate) struct KubeconfigError {
@@ -79,9 +88,16 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
     checked().map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
-/// Adds the first cluster and user of a node's kubeconfig, and makes the context the current one.
-pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path) -> Result<(), KubeconfigError> {
-    let change = |file| merge(file, contexts, &parse(&fs::read_to_string(node)?)?);
+/// Adds the first cluster and user of a node's kubeconfig.
+pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path, current: Current) -> Result<(), KubeconfigError> {
+    let change = |file: Value| -> Result<Value, Cause> {
+        let former = file.get("current-context").cloned();
+        let mut file = merge(file, contexts, &parse(&fs::read_to_string(node)?)?)?;
+        if current == Current::Unchanged {
+            object(&mut file)?.insert("current-context".to_owned(), former.unwrap_or_else(|| "".into()));
+        }
+        Ok(file)
+    };
     edit(path, change).map(drop).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
@@ -408,7 +424,7 @@ preferences: {colors: true}
         check(&link, &a).unwrap();
         assert!(!link.exists());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
-        add(&link, &a, &node_file).unwrap();
+        add(&link, &a, &node_file, Current::Added).unwrap();
         assert_eq!(link.metadata().unwrap().permissions().mode() & 0o777, 0o600);
 
         fs::write(&target, USER).unwrap();
@@ -417,14 +433,14 @@ preferences: {colors: true}
         symlink("../dotfiles/config", &link).unwrap();
         assert!(!remove(&link, &a).unwrap());
         assert_eq!(fs::read_to_string(&target).unwrap(), USER);
-        add(&link, &a, &node_file).unwrap();
+        add(&link, &a, &node_file, Current::Added).unwrap();
         assert!(link.is_symlink());
         assert_eq!(target.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(remove(&link, &a).unwrap());
         assert_eq!(fs::read_dir(directory.path().join("dotfiles")).unwrap().count(), 1);
 
         fs::write(&target, "{").unwrap();
-        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file).unwrap_err()] {
+        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file, Current::Added).unwrap_err()] {
             assert!(error.to_string().ends_with("config"), "{error}");
         }
         assert_eq!(fs::read_to_string(&target).unwrap(), "{");
@@ -443,10 +459,26 @@ preferences: {colors: true}
         let shown = || file.metadata().map(|found| (found.uid(), found.gid())).unwrap();
         let before = shown();
         check(&file, &a).unwrap();
-        add(&file, &a, &node_file).unwrap();
+        add(&file, &a, &node_file, Current::Added).unwrap();
         assert_eq!(shown(), before);
         assert!(remove(&file, &a).unwrap());
         assert_eq!(shown(), before);
+    }
+
+    /// Another start without --kubeconfig changed the current context.
+    #[test]
+    fn the_current_context_changes_on_request_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
+        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        fs::write(&file, USER).unwrap();
+        for (current, shown) in
+            [(Current::Unchanged, "work"), (Current::Added, "a"), (Current::Unchanged, "a"), (Current::Added, "a")]
+        {
+            add(&file, &a, &node_file, current).unwrap();
+            assert_eq!(parse(&read(&file).unwrap()).unwrap()["current-context"], shown, "{current:?}");
+        }
     }
 
     /// One of two changes at the same time was lost.
@@ -463,7 +495,7 @@ preferences: {colors: true}
                 fs::write(&file, USER).unwrap();
                 fs::remove_file(&held).unwrap();
             });
-            add(&file, &a, &node_file).unwrap();
+            add(&file, &a, &node_file, Current::Added).unwrap();
         });
         let names: Vec<_> =
             Kubeconfig::read_from(&file).unwrap().contexts.into_iter().map(|named| named.name).collect();
@@ -526,7 +558,7 @@ preferences: {colors: true}
         let a = Contexts { name: &a, directory: Path::new("/state/a") };
         fs::write(&node_file, node(1).to_string()).unwrap();
         symlink("not-mounted/config", &link).unwrap();
-        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file).unwrap_err()] {
+        for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file, Current::Added).unwrap_err()] {
             assert!(matches!(error.source, Cause::Link(_)), "{error:?}");
         }
         assert!(link.is_symlink());

@@ -20,6 +20,8 @@ pub(crate) struct KeptDirections<'a> {
     pub(crate) name: &'a ClusterName,
     /// Files with a context of this name.
     pub(crate) kubeconfigs: &'a BTreeSet<PathBuf>,
+    /// The file in which this context is the current one.
+    pub(crate) current: Option<&'a Path>,
     pub(crate) is_in_background: bool,
 }
 
@@ -38,11 +40,11 @@ impl Directions<'_> {
             Logs::Removed => " (removed afterwards; --keep-logs=DIR keeps it)",
         };
         let mut text = format!("kubeconfig  {}\nkubectl     {kubectl} get pods -A\n", kubeconfig.display());
-        if let Some(KeptDirections { name, kubeconfigs, .. }) = kept {
+        if let Some(KeptDirections { name, kubeconfigs, current, .. }) = kept {
             for file in *kubeconfigs {
                 text.push_str(&format!("context     {name} in {}\n", file.display()));
             }
-            let file = kubeconfigs.first().map_or(*kubeconfig, PathBuf::as_path);
+            let file = current.unwrap_or(kubeconfig);
             text.push_str(&format!("shell       export KUBECONFIG={}\n", quoted(file)));
         }
         for (node, console) in *nodes {
@@ -90,21 +92,26 @@ mod tests {
     #[test]
     fn a_kept_cluster_has_a_context_and_a_command_that_stops_it() {
         let name: ClusterName = "team-1".parse().unwrap();
-        let text = |kubeconfigs: &[&str], is_in_background| {
+        let text = |kubeconfigs: &[&str], current: Option<&str>, is_in_background| {
             let kubeconfigs = kubeconfigs.iter().map(PathBuf::from).collect();
-            let kept = Some(KeptDirections { name: &name, kubeconfigs: &kubeconfigs, is_in_background });
+            let current = current.map(Path::new);
+            let kept = Some(KeptDirections { name: &name, kubeconfigs: &kubeconfigs, current, is_in_background });
             let nodes = [("granary".to_owned(), PathBuf::from("/state/console.log"))];
             let kubeconfig = Path::new("/state/run/kubeconfig");
             Directions { nodes: &nodes, kubeconfig, api: 40123, logs: Logs::Kept, kept }.text()
         };
-        let plain = text(&[], true);
+        let plain = text(&[], None, true);
         assert!(plain.contains("\nshell       export KUBECONFIG=/state/run/kubeconfig\n"), "{plain}");
         let stop = "The node runs in the background. `./bazelw run //:launch -- stop --name=team-1` shuts it down.";
         assert!(plain.ends_with(stop), "{plain}");
-        let merged = text(&["/home/a user's/config"], false);
+        let merged = text(&["/home/a user's/config"], Some("/home/a user's/config"), false);
         assert!(merged.contains("\ncontext     team-1 in /home/a user's/config\n"), "{merged}");
         assert!(merged.contains(r"export KUBECONFIG='/home/a user'\''s/config'"), "{merged}");
         assert!(merged.ends_with("The node runs. Ctrl-C shuts it down."), "{merged}");
+        // In a file of an earlier start, the context of another cluster may be the current one.
+        let earlier = text(&["/home/user/config"], None, true);
+        assert!(earlier.contains("\ncontext     team-1 in /home/user/config\n"), "{earlier}");
+        assert!(earlier.contains("\nshell       export KUBECONFIG=/state/run/kubeconfig\n"), "{earlier}");
     }
 
     /// TMPDIR and XDG_STATE_HOME may have spaces.

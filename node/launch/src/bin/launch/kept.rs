@@ -1,6 +1,6 @@
 //! A run of a cluster that is kept.
 
-use crate::contexts::{self, Contexts};
+use crate::contexts::{self, Contexts, Current};
 use crate::error::LaunchError;
 use crate::name::ClusterName;
 use crate::output::Output;
@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The process holds the lock of the directory.
 pub(crate) struct KeptCluster {
@@ -20,6 +20,8 @@ pub(crate) struct KeptCluster {
     record: Record,
     /// Files that get a context in this run.
     kubeconfigs: BTreeSet<PathBuf>,
+    /// The file whose current context changes.
+    kubeconfig: Option<PathBuf>,
     /// `None` in the background, where standard input is the lock.
     _lock: Option<Lock>,
 }
@@ -43,13 +45,13 @@ impl KeptCluster {
         let mut record = Record::read(&place.record());
         record.phase = Phase::Starting;
         record.process = Some(ProcessId::own().map_err(LaunchError::prepare("find the start time of this process"))?);
-        let mut kept = Self { place, record, kubeconfigs: BTreeSet::new(), _lock: lock };
-        kept.record.kubeconfigs.extend(kubeconfig.clone());
+        let mut kept = Self { place, record, kubeconfigs: BTreeSet::new(), kubeconfig, _lock: lock };
+        kept.record.kubeconfigs.extend(kept.kubeconfig.clone());
         let mut usable = BTreeSet::new();
         for path in &kept.record.kubeconfigs {
             match contexts::check(path, &kept.contexts()) {
                 Ok(()) => _ = usable.insert(path.clone()),
-                Err(error) if kubeconfig.as_ref() == Some(path) => return Err(error.into()),
+                Err(error) if kept.kubeconfig.as_ref() == Some(path) => return Err(error.into()),
                 Err(error) => output.print_error(&format!(
                     "warning: a file of an earlier start does not get the context {}: {}",
                     kept.place.name,
@@ -88,7 +90,8 @@ impl KeptCluster {
         self.record.port = NonZeroU16::new(node.api_port());
         self.record.nodes = Some(nodes.get());
         for path in &self.kubeconfigs {
-            contexts::add(path, &self.contexts(), node.kubeconfig())?;
+            let current = if self.kubeconfig.as_ref() == Some(path) { Current::Added } else { Current::Unchanged };
+            contexts::add(path, &self.contexts(), node.kubeconfig(), current)?;
         }
         self.write()
     }
@@ -126,6 +129,11 @@ impl KeptCluster {
         &self.kubeconfigs
     }
 
+    /// The file in which the context of this run is the current one.
+    pub(crate) fn current(&self) -> Option<&Path> {
+        self.kubeconfig.as_deref()
+    }
+
     fn contexts(&self) -> Contexts<'_> {
         Contexts { name: &self.place.name, directory: &self.place.directory }
     }
@@ -157,7 +165,7 @@ mod tests {
         let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let record = Record { port: NonZeroU16::new(free), nodes: Some(2), ..Record::default() };
-        let kept = KeptCluster { place, record, kubeconfigs: BTreeSet::new(), _lock: None };
+        let kept = KeptCluster { place, record, kubeconfigs: BTreeSet::new(), kubeconfig: None, _lock: None };
         let options = completed(&kept, Vec::new());
         assert_eq!((options.control_plane.port, options.nodes.get()), (NonZeroU16::new(free), 2));
         assert_eq!(options.control_plane.data, Data::File(kept.place.data()));

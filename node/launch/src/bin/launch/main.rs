@@ -302,6 +302,7 @@ fn directions(
         kept: kept.map(|kept| KeptDirections {
             name: kept.name(),
             kubeconfigs: kept.kubeconfigs(),
+            current: kept.current(),
             is_in_background: arguments.detached,
         }),
     };
