@@ -9,7 +9,6 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, fchown};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tempfile::NamedTempFile;
 
 /// Name of the extension that marks entries of the launcher.
@@ -55,10 +54,15 @@ pub(crate) enum Cause {
     )]
     Locked { lock: PathBuf },
     #[error(
-        "a launcher has locked its directory {}, as each launcher does with that of its cluster; name a file in another directory",
+        "another program has locked its directory {}; wait until that program ends, or name a file in another directory",
         directory.display()
     )]
     Directory { directory: PathBuf },
+    #[error(
+        "it is below {}, whose files are removed with their clusters; name another file with --kubeconfig=FILE",
+        directory.display()
+    )]
+    Clusters { directory: PathBuf },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
@@ -79,8 +83,10 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
         // A link that leads to no directory exists, too: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
         let is_parent = existing == path.parent();
-        let directory = existing.filter(|_| is_parent);
-        let _turn = directory.map(|directory| turn(directory, limit(directory, contexts))).transpose()?;
+        if let Some(directory) = existing.and_then(|directory| clusters(directory, contexts)) {
+            return Err(Cause::Clusters { directory });
+        }
+        let _turn = existing.filter(|_| is_parent).map(|directory| turn(directory, LOCK_LIMIT)).transpose()?;
         let _locks = is_parent.then(|| lock(named, &path, LOCK_LIMIT)).transpose()?;
         merge(parse(&read(&path)?)?, contexts, &json!({}))?;
         replacement(&path, existing.ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?).map(drop)
@@ -132,11 +138,10 @@ fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Res
     Ok(true)
 }
 
-/// The launcher of this cluster keeps the lock of the cluster's directory.
-fn limit(directory: &Path, contexts: &Contexts<'_>) -> Duration {
-    let is_cluster =
-        contexts.directory.canonicalize().is_ok_and(|cluster| directory.canonicalize().ok() == Some(cluster));
-    if is_cluster { Duration::ZERO } else { LOCK_LIMIT }
+/// The directory of all clusters, if it contains this one. Launchers hold locks of the directories there, and remove them.
+fn clusters(directory: &Path, contexts: &Contexts<'_>) -> Option<PathBuf> {
+    let clusters = contexts.directory.parent()?.canonicalize().ok()?;
+    directory.canonicalize().is_ok_and(|directory| directory.starts_with(&clusters)).then_some(clusters)
 }
 
 /// A new file with the owner of the file at `path`, if there is one. Only the owner can read it: it has a private key.
@@ -282,6 +287,7 @@ mod tests {
     use proptest::prelude::*;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::thread::sleep;
+    use std::time::Duration;
 
     /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
     const USER: &str = r##"# a comment
@@ -503,19 +509,21 @@ preferences: {colors: true}
         assert!(!held.exists());
     }
 
-    /// The launcher booted all nodes, and then waited for its own lock without end.
+    /// The launcher booted all nodes first. Then it waited for its own lock without end, or it found the entries of the
+    /// kubeconfig of the run, which `export KUBECONFIG=…` of its output names.
     #[test]
-    fn a_file_in_the_directory_of_a_cluster_is_rejected() {
+    fn a_file_below_the_directory_of_the_clusters_is_rejected() {
         let root = tempfile::tempdir().unwrap();
-        let (directory, a) = (root.path().join("a"), name("a"));
-        let place = Place { name: a.clone(), directory: directory.clone() };
-        let a = Contexts { name: &a, directory: &directory };
+        let (clusters, a) = (root.path().join("granary"), name("a"));
+        let place = Place { name: a.clone(), directory: clusters.join("a") };
+        let a = Contexts { name: &a, directory: &place.directory };
         let _lock = place.lock().unwrap();
-        let error = check(&directory.join("config"), &a).unwrap_err();
-        assert!(matches!(&error.source, Cause::Directory { directory: found } if *found == directory), "{error:?}");
+        for file in ["a/config", "a/run/kubeconfig", "b/run/kubeconfig", "config"] {
+            let error = check(&clusters.join(file), &a).unwrap_err();
+            assert!(matches!(error.source, Cause::Clusters { .. }), "{file}: {error:?}");
+        }
         check(&root.path().join("config"), &a).unwrap();
-        // The directory of another cluster is locked as long as that runs.
-        assert!(matches!(turn(&directory, Duration::ZERO), Err(Cause::Directory { .. })));
+        assert!(matches!(turn(&place.directory, Duration::ZERO), Err(Cause::Directory { .. })));
     }
 
     /// The launcher booted all nodes first, and shut them down again.

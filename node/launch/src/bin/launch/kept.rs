@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn an_unusable_kubeconfig_of_earlier_starts_is_only_reported() {
         let directory = tempfile::tempdir().unwrap();
-        let place = Place { name: ClusterName::default(), directory: directory.path().join("granary") };
+        let place = Place { name: ClusterName::default(), directory: directory.path().join("clusters/granary") };
         let [gone, other] = ["gone", "other"].map(|name| directory.path().join(name));
         create_private(&place.directory).unwrap();
         std::os::unix::fs::symlink("not-mounted", &gone).unwrap();
