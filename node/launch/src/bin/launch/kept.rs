@@ -108,11 +108,18 @@ impl KeptCluster {
         _ = self.write();
     }
 
+    /// All nodes have shut down in order.
+    pub(crate) fn down(&mut self) {
+        self.record.phase = Phase::Stopped;
+    }
+
     /// Removes the files of this run, and records its end.
     pub(crate) fn end(mut self, result: &Result<(), LaunchError>) -> Result<(), LaunchError> {
         _ = fs::remove_dir_all(self.place.run());
         self.record.phase = match result {
             Ok(()) | Err(LaunchError::Interrupted) => Phase::Stopped,
+            // The nodes continue after a failed demonstration.
+            Err(LaunchError::Demo(_)) if self.record.phase == Phase::Stopped => Phase::Stopped,
             // When this process has ended, such a cluster is shown as killed.
             Err(LaunchError::PowerCut) => Phase::Stopping,
             Err(_) => Phase::Failed,
@@ -147,6 +154,7 @@ impl KeptCluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::DemoError;
     use launch::{Forward, Image, Options};
 
     fn completed(kept: &KeptCluster, forwards: Vec<Forward>) -> ClusterOptions {
@@ -185,6 +193,16 @@ mod tests {
             (Err(LaunchError::OutputClosed), Phase::Failed),
         ] {
             KeptCluster::begin(place.clone(), None, None, &Output::new()).unwrap().end(&result).unwrap();
+            assert_eq!(Record::read(&place.record()).phase, phase);
+        }
+        // `stop` reported an error after a demonstration that had failed.
+        let failed = Err(LaunchError::Demo(Box::new(DemoError::new("no account"))));
+        for (is_down, phase) in [(true, Phase::Stopped), (false, Phase::Failed)] {
+            let mut kept = KeptCluster::begin(place.clone(), None, None, &Output::new()).unwrap();
+            if is_down {
+                kept.down();
+            }
+            kept.end(&failed).unwrap();
             assert_eq!(Record::read(&place.record()).phase, phase);
         }
     }

@@ -186,10 +186,13 @@ async fn show(
     if cluster.names().is_empty() {
         return result;
     }
-    if let Some(kept) = kept {
+    if let Some(kept) = kept.as_mut() {
         kept.stopping();
     }
     let down = shut_down(cluster.shut_down(SHUTDOWN_LIMIT), options, interrupts, |text| output.print(text)).await;
+    if let (Ok(()), Some(kept)) = (&down, kept) {
+        kept.down();
+    }
     match (down, result) {
         (Err(down), Err(reason)) => Err(reason.after(down, |text| output.print_error(text))),
         (down, result) => down.and(result),
