@@ -98,8 +98,8 @@ pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
     }
 }
 
-/// Another SIGTERM changes nothing ([`Source`](crate::interrupts::Source)). The process was alive a moment ago, and the kernel assigns process numbers in
-/// turn, so that no other process has its number already.
+/// Another SIGTERM changes nothing ([`Source`](crate::interrupts::Source)). The process was alive a moment ago, and the
+/// kernel assigns process numbers in turn, so that no other process has its number already.
 fn terminate(process: &ProcessId) {
     if process.is_alive() {
         // Fails if it has ended.
