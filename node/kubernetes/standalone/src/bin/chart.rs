@@ -277,6 +277,17 @@ mod tests {
         assert_eq!(rows.iter().filter(|row| !row.default.is_empty()).count(), leaves + limits - 1);
     }
 
+    /// With `--set` alone, Helm resets all other values: the pods get an image that does not exist.
+    #[test]
+    fn upgrades_in_the_notes_keep_the_other_values() {
+        let notes = include_str!("../../chart/templates/NOTES.txt");
+        let lines: Vec<_> = notes.lines().filter(|line| line.contains("--set ")).collect();
+        assert!(!lines.is_empty(), "the notes have no upgrade");
+        for line in lines {
+            assert!(line.contains("helm upgrade ") && line.contains(" --reuse-values "), "{line}");
+        }
+    }
+
     #[test]
     fn ambiguous_texts_are_quoted() {
         for text in ["", "yes", "No", "1.0", "-", "a: b", "#", "*", "{a}", "true", "a\"b", " a", "~"] {
