@@ -386,6 +386,11 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     let tagged = rendered(NAMESPACE, &json!({"image": {"tag": "v1", "digest": DIGEST}}))?;
     let tagged = find(&tagged, "Deployment").pointer("/spec/template/spec/containers/0/image");
     assert_eq!(tagged, Some(&json!(format!("granary.invalid/storage:v1@{DIGEST}"))));
+    // YAML reads the plain text as a number.
+    for object in rendered("2026", &others())? {
+        let namespace = &object["metadata"]["namespace"];
+        assert!(namespace.is_null() || namespace == "2026", "{object}");
+    }
     let closed = rendered(NAMESPACE, &json!({"storageClasses": [], "networkPolicy": {"enabled": true}}))?;
     assert!(closed.iter().all(|object| object["kind"] != "StorageClass"));
     assert_eq!(find(&closed, "NetworkPolicy")["spec"]["ingress"], json!([]), "without peers, no pod is allowed");
