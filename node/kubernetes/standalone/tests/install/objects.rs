@@ -114,6 +114,9 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"node": {"directory": "data"}}), "directory"),
         (json!({"node": {"directory": "/data/../etc"}}), "directory"),
         (json!({"node": {"directory": "/data:1"}}), "directory"),
+        // Mounts in the kubelet's directory propagate to the node.
+        (json!({"node": {"directory": "/var/lib/kubelet/granary"}}), "is in node.kubelet"),
+        (json!({"node": {"directory": "/srv//k/", "kubelet": "/srv/k"}}), "is in node.kubelet"),
         (json!({"node": {"fileSystem": "mine"}}), "fileSystem"),
         (json!({"node": {"provisioner": "none"}}), "provisioner"),
         (json!({"node": {"reserve": "much"}}), "reserve"),
@@ -155,6 +158,9 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
     ] {
         let error = render(NAMESPACE, &values)?.expect_err("invalid values");
         assert!(error.contains(named), "{values}: {error}");
+    }
+    for directory in ["/var/lib/kubelet-volumes", "/var/lib"] {
+        render(NAMESPACE, &json!({"node": {"directory": directory}}))??;
     }
     // The program accepts what the schema accepts.
     for reserve in ["0%", "99%", "20Gi", "20 GiB", "4096 B", "9999999999999999999", "9E"] {
