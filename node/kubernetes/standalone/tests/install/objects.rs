@@ -135,6 +135,11 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"node": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": "half"}}}}), "maxUnavailable"),
         (json!({"node": {"podLabels": {"a": 1}}}), "podLabels"),
         (json!({"reclaimer": {"replicas": 0}}), "replicas"),
+        (json!({"reclaimer": {"updateStrategy": {"type": "Recreate", "rollingUpdate": {}}}}), "updateStrategy"),
+        (
+            json!({"reclaimer": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": "0%"}}}}),
+            "updateStrategy",
+        ),
         (json!({"logLevel": "loud"}), "logLevel"),
         (json!({"storageClasses": [{"nam": "local"}]}), "nam"),
         (json!({"storageClasses": [{"name": "Local_1"}]}), "name"),
@@ -170,6 +175,10 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
     for overcommit in ["1", "1.0", "99.999", "100.0"] {
         overcommit.parse::<Overcommit>()?;
         render(NAMESPACE, &json!({"node": {"overcommit": overcommit}}))??;
+    }
+    for strategy in [json!({"maxUnavailable": 0, "maxSurge": 1}), json!({"maxSurge": 0}), json!({"maxUnavailable": 0})]
+    {
+        render(NAMESPACE, &json!({"reclaimer": {"updateStrategy": {"rollingUpdate": strategy}}}))??;
     }
     // external-provisioner removes some of them. The own provisioner would reject all claims of the class.
     let class = json!({"name": "local", "parameters": {"csi.storage.k8s.io/fstype": "xfs", "bytesPerInode": "512"}});
