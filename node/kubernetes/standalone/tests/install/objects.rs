@@ -251,6 +251,7 @@ fn monitoring(kind: &str, plural: &str) -> Value {
         "selector": {"type": "object", "properties": {"matchLabels": texts}},
         "podMetricsEndpoints": list(json!({
             "port": text, "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+            "honorLabels": {"type": "boolean"},
             "relabelings": list(json!({
                 "action": {"type": "string", "enum": ["replace", "keep", "drop"]},
                 "sourceLabels": {"type": "array", "items": text}, "targetLabel": text, "replacement": text,
@@ -371,6 +372,7 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
         (&other, "StorageClass", "/metadata/annotations/storageclass.kubernetes.io~1is-default-class", json!("true")),
         (&other, "PodMonitor", "/metadata/labels/release", json!("prometheus")),
         (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/interval", json!("30s")),
+        (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/honorLabels", json!(true)),
         (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/relabelings/0/replacement", json!("granary")),
         (&other, "PrometheusRule", "/metadata/labels/release", json!("prometheus")),
         (&other, "PrometheusRule", "/spec/groups/0/name", json!("granary-storage")),
