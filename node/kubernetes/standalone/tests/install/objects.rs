@@ -21,6 +21,8 @@ use standalone::arguments::Reserve;
 
 pub const NAMESPACE: &str = "kube-system";
 
+const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
+
 /// Path of the DaemonSet's container in errors.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
 
@@ -144,6 +146,7 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"storageClasses": [{"nam": "local"}]}), "nam"),
         (json!({"storageClasses": [{"name": "Local_1"}]}), "name"),
         (json!({"storageClasses": [{"name": "local"}, {"name": "local", "reclaimPolicy": "Retain"}]}), "local twice"),
+        (json!({"storageClasses": [{"name": "local", "annotations": {IS_DEFAULT: "true"}}]}), "set isDefault"),
         (json!({"storageClasses": [{"name": "local", "reclaimPolicy": "Recycle"}]}), "reclaimPolicy"),
         (json!({"storageClasses": [{"name": "local", "parameters": {"bytesPerInode": "511"}}]}), "bytesPerInode"),
         (json!({"storageClasses": [{"name": "local", "parameters": {"blockAllocation": "slim"}}]}), "blockAllocation"),
