@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         objects::invalid_values_are_rejected_by_name,
         objects::every_object_is_valid_with_any_values,
         objects::every_value_reaches_its_field,
+        objects::no_probe_restarts_a_container,
         objects::the_api_server_accepts_every_expression,
         accounts::a_pod_writes_nothing_of_another_node,
         accounts::a_pod_creates_pvs_of_the_provisioners_shape_only,

@@ -417,6 +417,20 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     Ok(())
 }
 
+/// Every pod can reach the port where no NetworkPolicy is in force, and the endpoint serves few connections at once.
+pub async fn no_probe_restarts_a_container(_: Arc<Cluster>) -> Result<(), Failure> {
+    for objects in [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?] {
+        for kind in ["DaemonSet", "Deployment"] {
+            let container = &find(&objects, kind)["spec"]["template"]["spec"]["containers"][0];
+            assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/readyz", "{kind}");
+            for probe in ["livenessProbe", "startupProbe"] {
+                assert!(container[probe].is_null(), "{kind}: {probe}");
+            }
+        }
+    }
+    Ok(())
+}
+
 pub async fn the_api_server_accepts_every_expression(cluster: Arc<Cluster>) -> Result<(), Failure> {
     install(&cluster).await?;
     let policies = Api::<ValidatingAdmissionPolicy>::all(cluster.admin());
