@@ -379,6 +379,7 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
         (&other, "PodMonitor", "/spec/podMetricsEndpoints/0/relabelings/0/replacement", json!("granary")),
         (&other, "PrometheusRule", "/metadata/labels/release", json!("prometheus")),
         (&other, "PrometheusRule", "/spec/groups/0/name", json!("granary-storage")),
+        (&other, "PrometheusRule", "/spec/groups/0/rules/0/alert", json!("GranaryNodeDown")),
         (&other, "NetworkPolicy", "/spec/ingress/0/from", values["networkPolicy"]["metricsFrom"].clone()),
     ];
     for (kind, values) in [("DaemonSet", node), ("Deployment", reclaimer)] {
