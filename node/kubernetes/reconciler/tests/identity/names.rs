@@ -62,7 +62,14 @@ impl Names {
         upstream.spawn(answer_all(socket));
         let web = create_objects(cluster).await?;
         let (program, server) = cluster.start_dns(&[SILENT, NAME_SERVER]).await?;
-        Ok(Self { server, web, upstream: Mutex::new(upstream), _program: program })
+        let names = Self { server, web, upstream: Mutex::new(upstream), _program: program };
+        // CoreDNS is ready a moment before it listens.
+        eventually(PATIENCE, "an answer", async || match names.ask(&format!("web.{SUFFIX}"), Record::A).await {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Seen::NotYet(error.to_string())),
+            answered => answered.map(|_| Seen::Done(())),
+        })
+        .await?;
+        Ok(names)
     }
 
     async fn ask(&self, name: &str, record: Record) -> Result<Resolved, io::Error> {
