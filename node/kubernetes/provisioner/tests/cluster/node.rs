@@ -253,9 +253,15 @@ impl Node {
 
     /// Waits for an event of this reason about the object, whose note has all the words.
     pub async fn event_with(&self, name: &str, reason: &str, words: &[&str]) -> Result<(), Failure> {
-        let note = self.event(name, reason).await?;
-        assert!(words.iter().all(|word| note.contains(*word)), "{name}: {note}");
-        Ok(())
+        // A class that was replaced a moment before may not exist yet in the cache of the API server.
+        until(&format!("event {reason} about {name} with {words:?}"), async || {
+            let events = self.events(name).await?;
+            let notes = events.iter().filter(|event| event.reason.as_deref() == Some(reason));
+            let notes: Vec<_> = notes.filter_map(|event| event.note.as_deref()).collect();
+            let is_reported = notes.iter().any(|note| words.iter().all(|word| note.contains(*word)));
+            Ok((!is_reported).then(|| format!("{notes:?}")))
+        })
+        .await
     }
 
     /// Waits for an event of this reason about the object; its note.
