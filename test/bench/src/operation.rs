@@ -125,10 +125,9 @@ impl Operation {
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
             Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), flushes: None },
             Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
-            // Two thirds of them keep the former blocks of the piece until it is durable, whatever pieces a pass has.
-            Self::TakeSnapshot | Self::CloneVolume => Expected { slope: Some(0), at_most: Some(110), flushes: Some(6) },
-            // Two thirds of the calls of `CopyImage`.
-            Self::FinishSnapshot => Expected { slope: None, at_most: Some(2600), flushes: Some(24) },
+            Self::TakeSnapshot | Self::CloneVolume => Expected { slope: Some(0), at_most: Some(45), flushes: Some(4) },
+            // Half of the calls of `CopyImage`, whatever pieces a pass has.
+            Self::FinishSnapshot => Expected { slope: None, at_most: Some(2000), flushes: Some(16) },
             // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
             Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
             Self::CopyImage => Expected { slope: None, at_most: None, flushes: None },

@@ -6,10 +6,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use dir::{Dir, Mode, Name, OFlag};
+use dir::{Dir, Name, OFlag};
 use nix::errno::Errno;
-use nix::sys::stat::futimens;
+use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
+use nix::unistd::{fsync, ftruncate};
 use units::Bytes;
 
 use crate::clone::failed;
@@ -20,102 +21,121 @@ use crate::{BLOCK, VolumeId, image};
 const MAX_BYTES: Bytes = Bytes::new(64 << 20);
 const MAX_FILES: u32 = 128;
 
-const DIRECTORY: Mode = Mode::S_IRWXU;
-
-/// The directory of one copy, which exists during a pass only, and after a kill until the next start.
+/// The files of one copy, `ID`, `ID~1`, `ID~2`…, which exist during a pass only, and after a kill until the next start.
+///
+/// They are created in this order and removed in the opposite one: the first that is missing is the end.
 pub(crate) struct Anchor<'a> {
-    anchors: &'a Dir,
+    dir: &'a Dir,
     copy: &'a VolumeId,
-    dir: Option<Dir>,
-    /// The last file and its end, if the next piece can follow.
-    last: Option<(OwnedFd, Bytes)>,
     files: u32,
+    /// The last file and its end.
+    last: Option<(OwnedFd, Bytes)>,
     bytes: Bytes,
 }
 
 impl<'a> Anchor<'a> {
-    pub(crate) const fn new(anchors: &'a Dir, copy: &'a VolumeId) -> Self {
-        Self { anchors, copy, dir: None, last: None, files: 0, bytes: Bytes::ZERO }
+    pub(crate) const fn new(dir: &'a Dir, copy: &'a VolumeId) -> Self {
+        Self { dir, copy, files: 0, last: None, bytes: Bytes::ZERO }
     }
 
-    /// Keeps the blocks of a piece of the copy, which ends at the end of a block or of the file.
+    /// One pass, which keeps each piece before it copies it. The former blocks are given up at its end, also if it fails.
+    pub(crate) fn during(mut self, pass: impl FnOnce(&mut Self) -> Result<(), ActError>) -> Result<(), ActError> {
+        let copied = pass(&mut self);
+        // An earlier pass that failed may have kept blocks, and this one had nothing to copy.
+        let ended = if self.files == 0 { self.clear() } else { self.release() };
+        ended.and(copied)
+    }
+
+    /// Keeps the blocks of a range of the copy, which ends at the end of a block or of the file.
     pub(crate) fn keep(&mut self, file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), ActError> {
         if self.bytes >= MAX_BYTES || self.files >= MAX_FILES {
             self.release()?;
         }
         let (to, at) = match self.last.take() {
-            Some(last) => last,
-            None => (self.next_file()?, Bytes::ZERO),
-        };
-        reflink::clone_range(file, start, length, &to, at).map_err(failed("keep"))?;
-        self.bytes = self.bytes.saturating_add(length);
-        let end = at.saturating_add(length);
-        // XFS fills the rest of the last block with zeros before anything can follow, in a block of its own.
-        self.last = end.get().is_multiple_of(BLOCK).then_some((to, end));
-        Ok(())
-    }
-
-    fn next_file(&mut self) -> Result<OwnedFd, ActError> {
-        let dir = match self.dir.take() {
-            Some(dir) => dir,
-            None => {
-                self.clear()?;
-                self.anchors.create_dir(self.copy.name(), DIRECTORY)?
+            Some((to, end)) if end.get().is_multiple_of(BLOCK) => (to, end),
+            // XFS fills the rest of the last block with zeros before anything can follow, in a block of its own.
+            last => {
+                self.last = last;
+                (self.create()?, Bytes::ZERO)
             }
         };
-        let dir = self.dir.insert(dir);
-        let name = Name::try_from(self.files.to_string().as_str()).map_err(|_| failed("keep")(Errno::EINVAL))?;
-        self.files += 1;
-        Ok(dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_CREAT, image::PRIVATE)?)
-    }
-
-    /// Makes the pieces durable, and gives up their former blocks.
-    fn release(&mut self) -> Result<(), ActError> {
-        let Some(dir) = &self.dir else { return Ok(()) };
-        force_log(dir)?;
-        self.last = None;
-        empty(dir)?;
-        (self.files, self.bytes) = (0, Bytes::ZERO);
-        Ok(())
-    }
-
-    /// The end of a pass, also of one that failed.
-    pub(crate) fn end(mut self) -> Result<(), ActError> {
-        // An earlier pass that failed may have kept blocks, and this one has nothing to copy.
-        if self.dir.is_none() {
-            return self.clear();
-        }
-        self.release()?;
-        remove(self.anchors, self.copy.name())
+        let kept = reflink::clone_range(file, start, length, &to, at).map_err(failed("keep"));
+        self.last = Some((to, at.saturating_add(length)));
+        self.bytes = self.bytes.saturating_add(length);
+        kept
     }
 
     /// Removes the files of a pass that failed.
-    pub(crate) fn clear(&self) -> Result<(), ActError> {
-        match self.anchors.open_dir(self.copy.name()) {
-            Ok(dir) => force_log(&dir)?,
-            Err(error) if error.is_not_found() => return Ok(()),
-            Err(error) => return Err(error.into()),
+    pub(crate) fn clear(&mut self) -> Result<(), ActError> {
+        loop {
+            match self.open(OFlag::O_WRONLY) {
+                Ok(file) => self.last = Some((file, Bytes::ZERO)),
+                Err(error) if error.is_not_found() => return self.release(),
+                Err(error) => return Err(error.into()),
+            }
+            self.files += 1;
         }
-        remove(self.anchors, self.copy.name())
     }
-}
 
-/// An fsync writes the log up to the last change of the directory: this one, which follows those of the copy.
-fn force_log(dir: &Dir) -> Result<(), ActError> {
-    futimens(dir.as_fd(), &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).map_err(failed("sync"))?;
-    Ok(dir.sync()?)
+    fn create(&mut self) -> Result<OwnedFd, ActError> {
+        const NEW: OFlag = OFlag::O_WRONLY.union(OFlag::O_CREAT).union(OFlag::O_EXCL);
+        let file = match self.open(NEW) {
+            Err(error) if error.errno() == Errno::EEXIST => {
+                self.clear()?;
+                self.open(NEW)
+            }
+            opened => opened,
+        }?;
+        self.files += 1;
+        Ok(file)
+    }
+
+    /// Opens the file that follows the last one.
+    fn open(&self, flags: OFlag) -> Result<OwnedFd, dir::Error> {
+        self.dir.open_file(&self.name(self.files), flags, image::PRIVATE)
+    }
+
+    /// The identifier of a volume has no `~`.
+    fn name(&self, number: u32) -> Name {
+        match number {
+            0 => self.copy.name().clone(),
+            _ => Name::try_from(format!("{}~{number}", self.copy).as_str()).expect("it is short, and without a slash"),
+        }
+    }
+
+    /// Makes the pieces durable, and then gives up their former blocks.
+    fn release(&mut self) -> Result<(), ActError> {
+        let Some((last, _)) = &self.last else { return Ok(()) };
+        // An fsync writes the log up to the last change of the file: this one, which follows those of the copy.
+        futimens(last, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).and_then(|()| fsync(last)).map_err(failed("sync"))?;
+        while let Some(number) = self.files.checked_sub(1) {
+            let name = self.name(number);
+            match self.last.take() {
+                Some((last, _)) => ftruncate(last, 0).map_err(failed("empty"))?,
+                None => empty(self.dir, &name)?,
+            }
+            self.dir.remove_file(&name)?;
+            self.files = number;
+        }
+        self.bytes = Bytes::ZERO;
+        Ok(())
+    }
 }
 
 /// XFS frees the blocks of a removed file later, and until then the source's writes would take other ones.
-fn empty(dir: &Dir) -> Result<(), ActError> {
-    for name in dir.names()? {
-        drop(dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty())?);
-    }
-    Ok(())
+fn empty(dir: &Dir, name: &Name) -> Result<(), dir::Error> {
+    dir.open_file(name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty()).map(drop)
 }
 
-/// Removes the files of a copy that is durable.
-pub(crate) fn remove(anchors: &Dir, copy: &Name) -> Result<(), ActError> {
-    empty(&anchors.open_dir(copy)?)?;
-    Ok(anchors.remove_all(copy)?)
+/// Removes all files, of copies that are durable.
+pub(crate) fn remove_all(dir: &Dir) -> Result<(), ActError> {
+    for name in dir.names()? {
+        match empty(dir, &name) {
+            // Earlier versions had a directory for each copy.
+            Err(error) if error.errno() == Errno::EISDIR => {}
+            emptied => emptied?,
+        }
+        dir.remove_all(&name)?;
+    }
+    Ok(())
 }

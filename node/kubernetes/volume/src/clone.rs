@@ -218,14 +218,13 @@ impl Store {
 /// [`ActError::Copying`]: the next pass continues.
 pub(crate) fn end_sharing(
     dir: &Dir,
-    mut anchor: Anchor<'_>,
+    anchor: Anchor<'_>,
     size: Bytes,
     allocation: Allocation,
     pass: Duration,
 ) -> Result<(), ActError> {
     let image = dir.open_file(&image::name(), OFlag::O_RDWR, Permissions::empty())?;
-    let copied = copy(&image, &mut anchor, size, allocation, pass);
-    let done = anchor.end().and(copied);
+    let done = anchor.during(|anchor| copy(&image, anchor, size, allocation, pass));
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     done
@@ -239,9 +238,15 @@ fn copy(
     pass: Duration,
 ) -> Result<(), ActError> {
     let extents = |at| reflink::extents(image, at).map_err(failed("examine"));
+    let mut kept = Bytes::ZERO;
     let act = |work| match work {
         Work::Copy { start, length } => {
-            anchor.keep(image, start, length)?;
+            // One call for all small extents near each other.
+            if start.saturating_add(length) > kept {
+                let near = size.saturating_sub(start).min(PIECE);
+                anchor.keep(image, start, near)?;
+                kept = start.saturating_add(near);
+            }
             reflink::unshare(image, start, length).map_err(failed("copy"))
         }
         Work::Allocate { start, length } => {

@@ -127,7 +127,8 @@ impl<'a> Execution<'a> {
                     if Flush::is_due(former, Instant::now()) {
                         // Its top has the mode of the source's.
                         let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
-                        tree::end_sharing(&dir, Anchor::new(&self.store.anchors, id), project, size, pass)?;
+                        let anchor = Anchor::new(&self.store.anchors, id);
+                        anchor.during(|anchor| tree::end_sharing(&dir, anchor, project, size, pass))?;
                         self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
                     }
                 }

@@ -7,7 +7,7 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::disk_state::Place;
-use crate::error::{ActError, LookError};
+use crate::error::LookError;
 use crate::execution::is_confined;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
@@ -63,13 +63,9 @@ impl Store {
 
     /// Those of passes that a kill ended. All copies are durable. The next pass of the copy tries again.
     pub(crate) fn remove_anchors(&self) {
-        let failed = |error: ActError| {
+        if let Err(error) = anchor::remove_all(&self.anchors) {
             let reason: &dyn std::error::Error = &error;
-            warn!(error = reason, "former blocks of an unfinished copy cannot be removed");
-        };
-        let names = self.anchors.names().map_err(ActError::from).map_err(failed).unwrap_or_default();
-        for name in &names {
-            anchor::remove(&self.anchors, name).unwrap_or_else(failed);
+            warn!(error = reason, "former blocks of unfinished copies cannot be removed");
         }
     }
 

@@ -115,16 +115,11 @@ pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
 /// [`ActError::Copying`]: the next pass continues.
 pub(crate) fn end_sharing(
     dir: &Dir,
-    mut anchor: Anchor<'_>,
+    anchor: &mut Anchor<'_>,
     project: ProjectId,
     size: Bytes,
     pass: Duration,
 ) -> Result<(), ActError> {
-    let copied = copy(dir, &mut anchor, project, size, pass);
-    anchor.end().and(copied)
-}
-
-fn copy(dir: &Dir, anchor: &mut Anchor<'_>, project: ProjectId, size: Bytes, pass: Duration) -> Result<(), ActError> {
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
     // files that were written since the last writeback of all.
     let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get())).map_err(failed("free unused"));

@@ -70,10 +70,12 @@ fn blocks_that_a_failed_pass_has_kept_are_released_before_the_limit_of_the_sourc
     assert!(matches!(first, Err(Error::Copying { .. })), "{first:?}");
     let kept = node.path("anchors", &id("pvc-clone"));
     assert!(!kept.exists(), "a pass ends without it");
-    fs::create_dir(&kept).unwrap();
-    reflink::clone_file(File::open(node.image(&source)).unwrap(), File::create(kept.join("0")).unwrap()).unwrap();
+    let following = kept.with_file_name("pvc-clone~1");
+    for file in [&kept, &following] {
+        reflink::clone_file(File::open(node.image(&source)).unwrap(), File::create(file).unwrap()).unwrap();
+    }
     let (_, clone) = cloned(&node, &request);
-    assert!(!kept.exists());
+    assert!(!kept.exists() && !following.exists());
     is_settled(&node, [&record, &clone]);
 }
 
