@@ -286,8 +286,10 @@ mod tests {
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::sync::LazyLock;
     use std::thread::sleep;
     use std::time::Duration;
+    use tempfile::TempDir;
 
     /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
     const USER: &str = r##"# a comment
@@ -329,10 +331,23 @@ preferences: {colors: true}
         parse(text).unwrap()
     }
 
+    /// The cluster `a`.
+    fn a() -> Contexts<'static> {
+        static NAME: LazyLock<ClusterName> = LazyLock::new(|| name("a"));
+        Contexts { name: &NAME, directory: Path::new("/state/a") }
+    }
+
+    /// A directory, the path of a kubeconfig in it, and the kubeconfig of a node.
+    fn files() -> (TempDir, PathBuf, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, node_file) = (directory.path().join("config"), directory.path().join("node"));
+        fs::write(&node_file, node(1).to_string()).unwrap();
+        (directory, file, node_file)
+    }
+
     #[test]
     fn a_context_is_added_replaced_and_removed() {
-        let (a, b) = (name("a"), name("b"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let (a, b) = (a(), name("b"));
         let b = Contexts { name: &b, directory: Path::new("/state/b") };
         let mut file = value(USER);
         for (contexts, port) in [(&a, 1), (&b, 2), (&a, 3)] {
@@ -365,8 +380,7 @@ preferences: {colors: true}
     /// After another start, kubectl used the namespace `default`, which has no objects of the user.
     #[test]
     fn a_context_keeps_the_namespace_of_the_user() {
-        let a = name("a");
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let a = a();
         let mut file = merge(value(USER), &a, &node(1)).unwrap();
         file["contexts"][1]["context"]["namespace"] = "tutorial".into();
         let file = merge(file, &a, &node(2)).unwrap();
@@ -377,7 +391,7 @@ preferences: {colors: true}
 
     #[test]
     fn entries_of_others_are_never_replaced() {
-        let (work, other) = (name("work"), name("a"));
+        let (work, a) = (name("work"), a());
         let work = Contexts { name: &work, directory: Path::new("/state/work") };
         assert_eq!(
             merge(value(USER), &work, &node(1)).unwrap_err().to_string(),
@@ -386,7 +400,6 @@ preferences: {colors: true}
         assert_eq!(without(value(USER), &work).unwrap(), value(USER));
         // A user or a context alone is the user's, too.
         let users = value("users: [{name: a, user: {token: x}}]");
-        let a = Contexts { name: &other, directory: Path::new("/state/a") };
         assert!(matches!(merge(users, &a, &node(1)), Err(Cause::Other { list: "users", .. })));
         // The same name in another state directory.
         let file = merge(Value::Null, &a, &node(1)).unwrap();
@@ -396,8 +409,7 @@ preferences: {colors: true}
 
     #[test]
     fn invalid_kubeconfigs_are_rejected() {
-        let a = name("a");
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let a = a();
         for (text, wanted) in [
             ("[1]", "the document is not a mapping"),
             ("text", "the document is not a mapping"),
@@ -420,11 +432,8 @@ preferences: {colors: true}
 
     #[test]
     fn the_file_is_replaced_through_links_with_mode_600() {
-        let directory = tempfile::tempdir().unwrap();
+        let ((directory, _, node_file), a) = (files(), a());
         let (link, target) = (directory.path().join(".kube/config"), directory.path().join("dotfiles/config"));
-        let (node_file, a) = (directory.path().join("node"), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
-        fs::write(&node_file, node(1).to_string()).unwrap();
         fs::create_dir(directory.path().join("dotfiles")).unwrap();
         // It creates the file and its directory.
         check(&link, &a).unwrap();
@@ -455,10 +464,7 @@ preferences: {colors: true}
     /// With sudo, the kubeconfig of a user belonged to root, and kubectl could not read it.
     #[test]
     fn the_owner_of_the_replaced_file_is_kept() {
-        let directory = tempfile::tempdir().unwrap();
-        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
-        fs::write(&node_file, node(1).to_string()).unwrap();
+        let ((_directory, file, node_file), a) = (files(), a());
         fs::write(&file, USER).unwrap();
         // Only root can do this. For other users, the owner is the user of the test.
         _ = chown(&file, Some(1), Some(1));
@@ -474,10 +480,7 @@ preferences: {colors: true}
     /// Another start without --kubeconfig changed the current context.
     #[test]
     fn the_current_context_changes_on_request_only() {
-        let directory = tempfile::tempdir().unwrap();
-        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
-        fs::write(&node_file, node(1).to_string()).unwrap();
+        let ((_directory, file, node_file), a) = (files(), a());
         fs::write(&file, USER).unwrap();
         for (current, shown) in
             [(Current::Unchanged, "work"), (Current::Added, "a"), (Current::Unchanged, "a"), (Current::Added, "a")]
@@ -490,10 +493,8 @@ preferences: {colors: true}
     /// One of two changes at the same time was lost.
     #[test]
     fn a_change_waits_for_the_lock_of_kubectl() {
-        let directory = tempfile::tempdir().unwrap();
-        let (file, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
-        let (held, a) = (directory.path().join("config.lock"), Contexts { name: &a, directory: Path::new("/state/a") });
-        fs::write(&node_file, node(1).to_string()).unwrap();
+        let ((directory, file, node_file), a) = (files(), a());
+        let held = directory.path().join("config.lock");
         fs::write(&held, "").unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -529,8 +530,7 @@ preferences: {colors: true}
     /// The launcher booted all nodes first, and shut them down again.
     #[test]
     fn a_directory_that_takes_no_file_is_found_before_the_start() {
-        let a = name("a");
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let a = a();
         // Not even root creates files in procfs.
         for path in ["/proc/self/config", "/proc/self/.kube/config"] {
             let error = check(Path::new(path), &a).unwrap_err();
@@ -542,8 +542,7 @@ preferences: {colors: true}
     #[test]
     fn a_directory_that_is_a_dangling_link_is_found_before_the_start() {
         let directory = tempfile::tempdir().unwrap();
-        let (link, a) = (directory.path().join(".kube"), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let (link, a) = (directory.path().join(".kube"), a());
         symlink("not-mounted", &link).unwrap();
         let error = check(&link.join("config"), &a).unwrap_err();
         assert!(matches!(error.source, Cause::File(_)), "{error:?}");
@@ -552,8 +551,7 @@ preferences: {colors: true}
     /// `delete` created the directory of a kubeconfig that the user had removed, or whose disk was not mounted.
     #[test]
     fn nothing_is_created_to_remove_a_context() {
-        let (directory, a) = (tempfile::tempdir().unwrap(), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
+        let (directory, a) = (tempfile::tempdir().unwrap(), a());
         assert!(!remove(&directory.path().join("removed/config"), &a).unwrap());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -561,10 +559,7 @@ preferences: {colors: true}
     /// It was replaced by a file, and the user's kubeconfig was not used any more.
     #[test]
     fn a_link_that_leads_to_no_file_is_kept() {
-        let directory = tempfile::tempdir().unwrap();
-        let (link, node_file, a) = (directory.path().join("config"), directory.path().join("node"), name("a"));
-        let a = Contexts { name: &a, directory: Path::new("/state/a") };
-        fs::write(&node_file, node(1).to_string()).unwrap();
+        let ((_directory, link, node_file), a) = (files(), a());
         symlink("not-mounted/config", &link).unwrap();
         for error in [check(&link, &a).unwrap_err(), add(&link, &a, &node_file, Current::Added).unwrap_err()] {
             assert!(matches!(error.source, Cause::Link(_)), "{error:?}");
