@@ -87,14 +87,18 @@ pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
         }
         thread::sleep(INTERVAL);
     }
-    match Record::read(&place.record()).shown() {
-        Shown::Stopped => {
-            output.print(&format!("Cluster {} is stopped.", place.name));
-            Ok(())
-        }
-        Shown::Running { .. } | Shown::Failed | Shown::Killed => {
-            Err(LaunchError::NotInOrder { name: place.name.clone(), log: place.log() })
-        }
+    outcome(place, &Record::read(&place.record()).shown())?;
+    output.print(&format!("Cluster {} is stopped.", place.name));
+    Ok(())
+}
+
+/// Whether the nodes have shut down in order, after the end of their launcher.
+fn outcome(place: &Place, shown: &Shown) -> Result<(), LaunchError> {
+    let name = place.name.clone();
+    match shown {
+        Shown::Stopped => Ok(()),
+        Shown::Killed => Err(LaunchError::Killed { name }),
+        Shown::Running { .. } | Shown::Failed => Err(LaunchError::NotInOrder { name, log: place.log() }),
     }
 }
 
@@ -203,6 +207,20 @@ mod tests {
         assert_eq!(cells[2][..5], ["granary", "killed", "2", "-", "-"]);
         assert_eq!(cells[3][..5], ["granary", "stopped", "2", "-", "-"]);
         assert_eq!(cells[4][..5], ["granary", "stopped", "-", "-", "-"]);
+    }
+
+    /// The error named a log, which a cluster in the foreground does not have.
+    #[test]
+    fn a_power_cut_is_reported_without_a_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = place(directory.path());
+        outcome(&place, &Shown::Stopped).unwrap();
+        let text = |shown| outcome(&place, &shown).unwrap_err().to_string();
+        let killed = text(Shown::Killed);
+        assert!(killed.contains("Ctrl-C cut the power") && !killed.contains("launcher.log"), "{killed}");
+        assert!(killed.ends_with("`start --name=granary` boots them again"), "{killed}");
+        let failed = text(Shown::Failed);
+        assert!(failed.contains("granary/launcher.log, or the terminal "), "{failed}");
     }
 
     #[test]

@@ -36,8 +36,15 @@ pub(crate) enum LaunchError {
     Unknown { name: ClusterName },
     #[error("cluster {name} did not start, its launcher ended with {status}; {} has its output", log.display())]
     NotStarted { name: ClusterName, status: ExitStatus, log: PathBuf },
-    #[error("cluster {name} did not shut down in order; {} has the reason", log.display())]
+    #[error(
+        "cluster {name} did not shut down in order; {}, or the terminal of a launcher in the foreground, has the reason",
+        log.display()
+    )]
     NotInOrder { name: ClusterName, log: PathBuf },
+    #[error(
+        "cluster {name} did not shut down in order: its launcher was killed, or Ctrl-C cut the power of its nodes, which loses data that they did not flush; `start --name={name}` boots them again"
+    )]
+    Killed { name: ClusterName },
     #[error(
         "cluster {name} still runs after {limit:?}; `kill -9 {pid}` cuts the power of its nodes, which loses data that they did not flush"
     )]
