@@ -59,7 +59,7 @@ pub(crate) enum Cause {
     )]
     Directory { directory: PathBuf },
     #[error(
-        "it is below {}, whose files are removed with their clusters; name another file with --kubeconfig=FILE",
+        "the file is below {}, the directory of the clusters, whose files `delete` removes; name a file outside of it with --kubeconfig=FILE",
         directory.display()
     )]
     Clusters { directory: PathBuf },
@@ -522,6 +522,9 @@ preferences: {colors: true}
         for file in ["a/config", "a/run/kubeconfig", "b/run/kubeconfig", "config"] {
             let error = check(&clusters.join(file), &a).unwrap_err();
             assert!(matches!(error.source, Cause::Clusters { .. }), "{file}: {error:?}");
+            let (text, directory) = (error.source.to_string(), clusters.canonicalize().unwrap());
+            assert!(text.starts_with(&format!("the file is below {}, ", directory.display())), "{text}");
+            assert!(text.ends_with("; name a file outside of it with --kubeconfig=FILE"), "{text}");
         }
         check(&root.path().join("config"), &a).unwrap();
         assert!(matches!(turn(&place.directory, Duration::ZERO), Err(Cause::Directory { .. })));
