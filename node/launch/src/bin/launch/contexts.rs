@@ -13,6 +13,8 @@ use tempfile::NamedTempFile;
 
 /// Name of the extension that marks entries of the launcher.
 const EXTENSION: &str = "dev.granary.launch";
+/// Field of a kubeconfig. A file without it has no current context.
+const CURRENT: &str = "current-context";
 /// Lists of a kubeconfig, with the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
 
@@ -97,10 +99,14 @@ pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), Kubeconf
 /// Adds the first cluster and user of a node's kubeconfig.
 pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path, current: Current) -> Result<(), KubeconfigError> {
     let change = |file: Value| -> Result<Value, Cause> {
-        let former = file.get("current-context").cloned();
+        let former = file.get(CURRENT).cloned();
         let mut file = merge(file, contexts, &parse(&fs::read_to_string(node)?)?)?;
         if current == Current::Unchanged {
-            object(&mut file)?.insert("current-context".to_owned(), former.unwrap_or_else(|| "".into()));
+            let root = object(&mut file)?;
+            match former {
+                Some(former) => root.insert(CURRENT.to_owned(), former),
+                None => root.remove(CURRENT),
+            };
         }
         Ok(file)
     };
@@ -219,7 +225,7 @@ fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Ca
     }
     root.entry("apiVersion").or_insert_with(|| "v1".into());
     root.entry("kind").or_insert_with(|| "Config".into());
-    root.insert("current-context".to_owned(), name.into());
+    root.insert(CURRENT.to_owned(), name.into());
     Ok(file)
 }
 
@@ -233,8 +239,8 @@ fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
     for (list, _) in LISTS {
         entries(root, list)?.retain(|entry| !has_name(entry, contexts.name));
     }
-    if root.get("current-context").and_then(Value::as_str) == Some(contexts.name.as_str()) {
-        root.insert("current-context".to_owned(), "".into());
+    if root.get(CURRENT).and_then(Value::as_str) == Some(contexts.name.as_str()) {
+        root.remove(CURRENT);
     }
     Ok(file)
 }
@@ -373,7 +379,7 @@ preferences: {colors: true}
             file = without(value(&written(&file).unwrap()), contexts).unwrap();
         }
         let mut expected = value(USER);
-        expected["current-context"] = "".into();
+        expected.as_object_mut().unwrap().remove(CURRENT);
         assert_eq!(file, expected);
     }
 
@@ -488,6 +494,21 @@ preferences: {colors: true}
             add(&file, &a, &node_file, current).unwrap();
             assert_eq!(parse(&read(&file).unwrap()).unwrap()["current-context"], shown, "{current:?}");
         }
+    }
+
+    /// The launcher wrote an empty one.
+    #[test]
+    fn a_file_without_a_current_context_keeps_none() {
+        let ((_directory, file, node_file), a) = (files(), a());
+        let shown = || parse(&read(&file).unwrap()).unwrap().get(CURRENT).cloned();
+        for (text, kept) in [("contexts: []\n", None), ("current-context: ''\n", Some(Value::from("")))] {
+            fs::write(&file, text).unwrap();
+            add(&file, &a, &node_file, Current::Unchanged).unwrap();
+            assert_eq!(shown(), kept, "{text}");
+        }
+        add(&file, &a, &node_file, Current::Added).unwrap();
+        assert!(remove(&file, &a).unwrap());
+        assert_eq!(shown(), None);
     }
 
     /// One of two changes at the same time was lost.
