@@ -67,6 +67,8 @@ pub(crate) enum Cause {
     Clusters { directory: PathBuf },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
+    #[error("it is not a regular file; name another file with --kubeconfig=FILE")]
+    Kind,
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
     Read(#[source] Box<serde_saphyr::Error>),
     #[error("it cannot be written as YAML; name another file with --kubeconfig=FILE")]
@@ -164,11 +166,12 @@ fn replacement(path: &Path, directory: &Path) -> Result<NamedTempFile, Cause> {
     Ok(file)
 }
 
-/// The file behind links, which a rename must not replace. One that leads to no file may lead to a disk that is not
-/// mounted.
+/// The file behind links, which a rename must not replace, nor a device. A link that leads to no file may lead to a disk
+/// that is not mounted.
 fn target(path: &Path) -> Result<PathBuf, Cause> {
     match fs::canonicalize(path) {
-        Ok(target) => Ok(target),
+        Ok(target) if target.is_file() => Ok(target),
+        Ok(_) => Err(Cause::Kind),
         Err(error) if path.is_symlink() => Err(Cause::Link(error)),
         Err(_) => Ok(path.to_owned()),
     }
@@ -589,6 +592,19 @@ preferences: {colors: true}
             assert!(matches!(error.source, Cause::Link(_)), "{error:?}");
         }
         assert!(link.is_symlink());
+    }
+
+    /// With `KUBECONFIG=/dev/null` and the rights of root, a file replaced the device.
+    #[test]
+    fn devices_and_directories_are_rejected() {
+        let ((directory, _, node_file), a) = (files(), a());
+        for found in [
+            check(Path::new("/dev/null"), &a),
+            check(directory.path(), &a),
+            add(directory.path(), &a, &node_file, Current::Added),
+        ] {
+            assert!(matches!(found, Err(KubeconfigError { source: Cause::Kind, .. })), "{found:?}");
+        }
     }
 
     proptest! {
