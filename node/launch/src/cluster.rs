@@ -57,7 +57,8 @@ impl Cluster {
 
     /// Names of the running nodes, the control plane first.
     pub fn names(&self) -> Vec<String> {
-        let nodes = std::iter::once(&self.control_plane).chain(self.workers.iter().filter_map(Worker::node));
+        let workers = self.workers.iter().filter_map(|worker| worker.node.as_ref());
+        let nodes = std::iter::once(&self.control_plane).chain(workers);
         nodes.filter(|node| !node.has_ended()).map(|node| node.name().to_owned()).collect()
     }
 

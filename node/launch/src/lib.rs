@@ -14,7 +14,7 @@
 //! let options = ClusterOptions::new(Options::new(image, directory.path()), "2".parse()?);
 //! let mut cluster = Cluster::boot(&options, |node, event| println!("{node}: {event}")).await?;
 //! for worker in cluster.workers_mut() {
-//!     worker.power_cut().await;
+//!     worker.shut_down(launch::SHUTDOWN_LIMIT).await?;
 //!     worker.boot(|event| println!("again: {event}")).await?;
 //! }
 //! cluster.shut_down(launch::SHUTDOWN_LIMIT).await?;

@@ -4,7 +4,6 @@ use crate::spec::NodeSpec;
 use clap::Args;
 use cluster::Overcommit;
 use qemu::{Card, DiskModel, Forward};
-use std::fmt;
 use std::num::{NonZeroU8, NonZeroU16};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -141,12 +140,6 @@ impl FromStr for Nodes {
 
     fn from_str(text: &str) -> Result<Self, NodesError> {
         text.parse().ok().and_then(Self::new).ok_or_else(|| NodesError { text: text.to_owned() })
-    }
-}
-
-impl fmt::Display for Nodes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

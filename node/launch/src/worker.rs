@@ -17,6 +17,7 @@ use tokio::task::spawn_blocking;
 pub struct Worker {
     pub(crate) start: Arc<WorkerStart>,
     pub(crate) access: Access,
+    /// `None` if the worker is off.
     pub(crate) node: Option<Node>,
 }
 
@@ -56,11 +57,6 @@ impl Worker {
         &self.start.spec.name
     }
 
-    /// `None` if the worker is off.
-    pub fn node(&self) -> Option<&Node> {
-        self.node.as_ref()
-    }
-
     /// Log of the console of the last boot.
     pub fn console(&self) -> PathBuf {
         self.start.spec.console()
@@ -89,12 +85,6 @@ impl Worker {
         match self.node.take() {
             Some(node) => node.shut_down(limit).await,
             None => Ok(()),
-        }
-    }
-
-    pub async fn power_cut(&mut self) {
-        if let Some(node) = self.node.take() {
-            node.power_cut().await;
         }
     }
 }
