@@ -1,7 +1,7 @@
 //! A launcher in the background: its start by a launcher that waits until the cluster is ready.
 
 use crate::error::LaunchError;
-use crate::interrupts::{Interrupts, Source};
+use crate::interrupts::{Interrupt, Interrupts, Source};
 use crate::output::Output;
 use crate::place::Place;
 use crate::record::{Phase, Record};
@@ -13,7 +13,7 @@ use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, Command};
+use std::process::{self, Child, Command, ExitStatus};
 use std::time::Duration;
 
 /// Hidden option of the launcher in the background.
@@ -29,28 +29,31 @@ pub(crate) async fn start(place: &Place, output: &Output) -> Result<(), LaunchEr
         LaunchError::prepare(format!("start a launcher in the background with its output in {}", place.log().display()))
     };
     let (mut child, mut log) = spawn(&place.log(), lock.into_file()).map_err(failed())?;
-    let mut is_interrupted = false;
+    let mut interrupt: Option<Interrupt> = None;
     // The last line of the log may be incomplete.
     let mut unprinted = Vec::new();
     let mut ticks = tokio::time::interval(INTERVAL);
     loop {
-        let is_second = is_interrupted;
+        let first = interrupt;
         let woken = async {
-            match is_second {
-                true => interrupts.second().await,
-                false => _ = interrupts.first().await,
+            match first {
+                None => Some(interrupts.first().await),
+                Some(_) => {
+                    interrupts.second().await;
+                    None
+                }
             }
         };
         tokio::select! {
             _ = ticks.tick() => {}
-            // The launcher in the background continues the shutdown.
-            () = woken => match is_second {
-                true => return Err(LaunchError::Interrupted),
-                false => {
-                    is_interrupted = true;
+            end = woken => match end {
+                Some(_) => {
+                    interrupt = end;
                     // It is this process's child, so that its number cannot be another's. It may have ended.
                     _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
                 }
+                // The launcher in the background continues the shutdown.
+                None => return Err(LaunchError::Interrupted),
             },
         }
         // Read before the output, which is then complete.
@@ -66,13 +69,25 @@ pub(crate) async fn start(place: &Place, output: &Output) -> Result<(), LaunchEr
             let lines = String::from_utf8_lossy(&lines);
             output.print(lines.strip_suffix('\n').unwrap_or(&lines));
         }
-        match ended {
-            None if is_ready && !is_interrupted => return Ok(()),
-            None => {}
-            Some(_) if is_interrupted => return Err(LaunchError::Interrupted),
-            Some(status) => {
-                return Err(LaunchError::NotStarted { name: place.name.clone(), status, log: place.log() });
-            }
+        if let Some(outcome) = outcome(place, ended, is_ready, interrupt) {
+            return outcome;
+        }
+    }
+}
+
+/// The result of a start; `None` while the launcher in the background boots the cluster or shuts it down.
+fn outcome(
+    place: &Place,
+    ended: Option<ExitStatus>,
+    is_ready: bool,
+    interrupt: Option<Interrupt>,
+) -> Option<Result<(), LaunchError>> {
+    match (ended, interrupt) {
+        (None, None) => is_ready.then_some(Ok(())),
+        (None, Some(_)) => None,
+        (Some(_), Some(interrupt)) => Some(Err(interrupt.into())),
+        (Some(status), None) => {
+            Some(Err(LaunchError::NotStarted { name: place.name.clone(), status, log: place.log() }))
         }
     }
 }
@@ -110,7 +125,22 @@ pub(crate) fn pin(path: &mut PathBuf) -> Result<File, LaunchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::ClusterName;
     use std::fs;
+    use std::os::unix::process::ExitStatusExt as _;
+
+    /// A `start` whose reader had ended reported no error, and its exit status was that of Ctrl-C.
+    #[test]
+    fn a_start_ends_with_the_reason_of_its_interrupt() {
+        let place = Place { name: ClusterName::default(), directory: "/state/granary".into() };
+        let ended = Some(ExitStatus::from_raw(130 << 8));
+        let status = |interrupt| outcome(&place, ended, false, interrupt).unwrap().unwrap_err().status();
+        let interrupts = [None, Some(Interrupt::OutputClosed), Some(Interrupt::Interrupted)];
+        assert_eq!(interrupts.map(status), [1, 1, 130]);
+        assert!(outcome(&place, None, true, None).unwrap().is_ok());
+        assert!(outcome(&place, None, false, None).is_none());
+        assert!(outcome(&place, None, true, Some(Interrupt::Interrupted)).is_none());
+    }
 
     #[test]
     fn a_pinned_file_is_read_after_its_name_was_replaced() {
