@@ -61,7 +61,8 @@ impl Root {
             let mut names = Vec::new();
             for entry in entries {
                 let entry = entry?;
-                if entry.file_type()?.is_dir() {
+                // It may be a link to a directory on a larger disk.
+                if entry.path().is_dir() {
                     names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
                 }
             }
@@ -158,6 +159,7 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn the_directory_is_that_of_the_specification() {
@@ -183,8 +185,14 @@ mod tests {
             create_private(&root.0.join(name)).unwrap();
         }
         fs::write(root.0.join("file"), "").unwrap();
-        let names: Vec<String> = root.places().unwrap().iter().map(|place| place.name.to_string()).collect();
-        assert_eq!(names, ["a", "b"]);
+        // `start` uses the first one, and `status` did not list it.
+        for (name, target) in [("linked", "b"), ("dangling", "not-mounted")] {
+            symlink(target, root.0.join(name)).unwrap();
+        }
+        let places = root.places().unwrap();
+        let names: Vec<String> = places.iter().map(|place| place.name.to_string()).collect();
+        assert_eq!(names, ["a", "b", "linked"]);
+        assert!(places.iter().all(Place::exists));
         assert_eq!(root.0.metadata().unwrap().mode() & 0o777, 0o700);
     }
 
