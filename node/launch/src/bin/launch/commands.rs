@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 use units::Bytes;
@@ -135,14 +135,24 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
             Err(error) => output.print_error(&causes::lines(&error).to_string()),
         }
     }
-    let disks = disks(place);
+    let file = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path);
+    let disks: Vec<_> = disks(place).into_iter().map(|(path, size)| (path.clone(), file(path), size)).collect();
     let removed = fs::remove_dir_all(&place.directory);
     removed.map_err(LaunchError::prepare(format!("remove {}", place.directory.display())))?;
-    for (path, size) in disks {
-        output.print(&format!("Removed data disk {} ({}).", path.display(), rounded(size)));
+    for (path, file, size) in disks {
+        output.print(&deleted(&path, &file, size));
     }
     output.print(&format!("Removed cluster {} and its directory {}.", place.name, place.directory.display()));
     Ok(())
+}
+
+/// What the deletion did with a data disk. The file behind a link may belong to another program, and stays.
+fn deleted(path: &Path, file: &Path, size: Bytes) -> String {
+    let size = rounded(size);
+    match file.exists() {
+        true => format!("Data disk {} ({size}) stays: {} led to it by a link.", file.display(), path.display()),
+        false => format!("Removed data disk {} ({size}).", path.display()),
+    }
 }
 
 /// Data disks with their allocated sizes.
@@ -172,7 +182,6 @@ mod tests {
     use crate::name::ClusterName;
     use crate::place::create_private;
     use std::num::NonZeroU16;
-    use std::path::Path;
 
     fn place(root: &Path) -> Place {
         let place = Place { name: ClusterName::default(), directory: root.join("granary") };
@@ -221,6 +230,22 @@ mod tests {
         assert!(killed.ends_with("`start --name=granary` boots them again"), "{killed}");
         let failed = text(Shown::Failed);
         assert!(failed.contains("granary/launcher.log, or the terminal "), "{failed}");
+    }
+
+    /// `delete` printed that it had removed the disk.
+    #[test]
+    fn a_disk_behind_a_link_stays_and_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let (place, file) = (place(directory.path()), directory.path().join("large.img"));
+        fs::write(&file, "content").unwrap();
+        std::os::unix::fs::symlink(&file, place.data()).unwrap();
+        delete(&place, &Output::new()).unwrap();
+        assert!(!place.exists());
+        let text = deleted(&place.data(), &file, Bytes::MIB);
+        assert!(text.starts_with(&format!("Data disk {} (1 MiB) stays: ", file.display())), "{text}");
+        fs::remove_file(&file).unwrap();
+        let text = deleted(&place.data(), &file, Bytes::MIB);
+        assert_eq!(text, format!("Removed data disk {} (1 MiB).", place.data().display()));
     }
 
     #[test]
