@@ -4,14 +4,16 @@ use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Copies a file to a new one, with its holes. An existing file is an error and is not changed. Nothing is synced.
+/// Copies a file to a new one, with its holes, which only its owner can read: a control plane's disk has the key of the
+/// cluster's CA. An existing file is an error and is not changed. Nothing is synced.
 ///
 /// `SEEK_DATA`, Linux 3.1, lseek(2).
 pub(crate) fn sparse(from: &Path, to: &Path) -> io::Result<()> {
     let from = File::open(from)?;
-    let copy = File::options().write(true).create_new(true).open(to)?;
+    let copy = File::options().write(true).create_new(true).mode(0o600).open(to)?;
     copy_data(&from, &copy).inspect_err(|_| _ = fs::remove_file(to))
 }
 
@@ -35,7 +37,7 @@ fn copy_data(mut from: &File, mut to: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 
     #[test]
     fn a_copy_has_the_data_and_the_holes() {
@@ -49,6 +51,7 @@ mod tests {
         }
         sparse(&original, &copy).unwrap();
         assert_eq!(copy.metadata().unwrap().len(), length);
+        assert_eq!(copy.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(copy.metadata().unwrap().blocks() * 512 <= 1 << 20);
         assert!(fs::read(&copy).unwrap() == fs::read(&original).unwrap());
     }
