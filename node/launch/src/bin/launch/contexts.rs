@@ -67,6 +67,8 @@ pub(crate) enum Cause {
     Clusters { directory: PathBuf },
     #[error("it is a symbolic link that leads to no file; create that file, or remove the link")]
     Link(#[source] io::Error),
+    #[error("its path is not valid UTF-8; name another file with --kubeconfig=FILE")]
+    Encoding,
     #[error("it is not a regular file; name another file with --kubeconfig=FILE")]
     Kind,
     #[error("it is not valid YAML; repair it, or name another file with --kubeconfig=FILE")]
@@ -83,6 +85,8 @@ pub(crate) enum Cause {
 pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
     let checked = || -> Result<(), Cause> {
         let named = path;
+        // The record of the cluster is JSON.
+        named.to_str().ok_or(Cause::Encoding)?;
         let path = target(named)?;
         // A link that leads to no directory exists, too: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
@@ -294,6 +298,8 @@ mod tests {
     use crate::place::Place;
     use kube::config::Kubeconfig;
     use proptest::prelude::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::sync::LazyLock;
     use std::thread::sleep;
@@ -592,6 +598,14 @@ preferences: {colors: true}
             assert!(matches!(error.source, Cause::Link(_)), "{error:?}");
         }
         assert!(link.is_symlink());
+    }
+
+    /// The launcher reported that it could not write the record of the cluster.
+    #[test]
+    fn a_path_that_the_record_cannot_have_is_rejected() {
+        let (directory, a) = (tempfile::tempdir().unwrap(), a());
+        let error = check(&directory.path().join(OsStr::from_bytes(b"\xff")), &a).unwrap_err();
+        assert!(matches!(error.source, Cause::Encoding), "{error:?}");
     }
 
     /// With `KUBECONFIG=/dev/null` and the rights of root, a file replaced the device.
