@@ -1,8 +1,8 @@
 //! Errors and exit status of the program.
 
-use crate::contexts::KubeconfigError;
 use crate::demo::DemoError;
 use crate::interrupts::Interrupt;
+use crate::kubeconfig_error::KubeconfigError;
 use crate::name::ClusterName;
 use launch::{ClusterError, ClusterShutdownError, ConfigurationError, Ended};
 use std::io;

@@ -1,6 +1,6 @@
 //! Locks of kubeconfigs: of launchers by the directory, and of kubectl by a file.
 
-use crate::contexts::Cause;
+use crate::kubeconfig_error::Cause;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;

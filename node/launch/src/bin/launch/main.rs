@@ -15,6 +15,7 @@ mod directions;
 mod error;
 mod interrupts;
 mod kept;
+mod kubeconfig_error;
 mod locks;
 mod mesh;
 mod name;
