@@ -2,6 +2,7 @@
 
 use crate::contexts::{self, Contexts, Current};
 use crate::error::LaunchError;
+use crate::kubeconfig_error::KubeconfigError;
 use crate::name::ClusterName;
 use crate::output::Output;
 use crate::place::{Lock, Place, create_private};
@@ -10,6 +11,7 @@ use launch::{Cluster, ClusterOptions, Data, Nodes};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::mem;
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -45,21 +47,10 @@ impl KeptCluster {
         let mut record = Record::read(&place.record());
         record.phase = Phase::Starting;
         record.process = Some(ProcessId::own().map_err(LaunchError::prepare("find the start time of this process"))?);
-        let mut kept = Self { place, record, kubeconfigs: BTreeSet::new(), kubeconfig, _lock: lock };
-        kept.record.kubeconfigs.extend(kept.kubeconfig.clone());
-        let mut usable = BTreeSet::new();
-        for path in &kept.record.kubeconfigs {
-            match contexts::check(path, &kept.contexts()) {
-                Ok(()) => _ = usable.insert(path.clone()),
-                Err(error) if kept.kubeconfig.as_ref() == Some(path) => return Err(error.into()),
-                Err(error) => output.print_error(&format!(
-                    "warning: a file of an earlier start does not get the context {}: {}",
-                    kept.place.name,
-                    causes::lines(&error)
-                )),
-            }
-        }
-        kept.kubeconfigs = usable;
+        record.kubeconfigs.extend(kubeconfig.clone());
+        let kubeconfigs = record.kubeconfigs.clone();
+        let mut kept = Self { place, record, kubeconfigs, kubeconfig, _lock: lock };
+        kept.each_kubeconfig(|path, contexts, _| contexts::check(path, contexts), |text| output.print_error(text))?;
         // Before the contexts are added, so that a deletion removes those of a launcher that is killed.
         kept.write()?;
         Ok(kept)
@@ -85,15 +76,43 @@ impl KeptCluster {
     }
 
     /// Adds the contexts, and remembers what the next start uses.
-    pub(crate) fn booted(&mut self, cluster: &Cluster, nodes: Nodes) -> Result<(), LaunchError> {
+    pub(crate) fn booted(
+        &mut self,
+        cluster: &Cluster,
+        nodes: Nodes,
+        print_error: impl Fn(&str),
+    ) -> Result<(), LaunchError> {
         let node = cluster.control_plane();
         self.record.port = NonZeroU16::new(node.api_port());
         self.record.nodes = Some(nodes.get());
-        for path in &self.kubeconfigs {
-            let current = if self.kubeconfig.as_ref() == Some(path) { Current::Added } else { Current::Unchanged };
-            contexts::add(path, &self.contexts(), node.kubeconfig(), current)?;
-        }
+        self.add_contexts(node.kubeconfig(), print_error)?;
         self.write()
+    }
+
+    fn add_contexts(&mut self, node: &Path, print_error: impl Fn(&str)) -> Result<(), LaunchError> {
+        self.each_kubeconfig(|path, contexts, current| contexts::add(path, contexts, node, current), print_error)
+    }
+
+    /// Takes a step for each file that gets a context. Files of earlier starts for which it fails are reported and left out.
+    fn each_kubeconfig(
+        &mut self,
+        step: impl Fn(&Path, &Contexts<'_>, Current) -> Result<(), KubeconfigError>,
+        print_error: impl Fn(&str),
+    ) -> Result<(), LaunchError> {
+        for path in mem::take(&mut self.kubeconfigs) {
+            let current = if self.kubeconfig.as_ref() == Some(&path) { Current::Added } else { Current::Unchanged };
+            let taken = step(&path, &self.contexts(), current);
+            match taken {
+                Ok(()) => _ = self.kubeconfigs.insert(path),
+                Err(error) if current == Current::Added => return Err(error.into()),
+                Err(error) => print_error(&format!(
+                    "warning: a file of an earlier start does not get the context {}: {}",
+                    self.place.name,
+                    causes::lines(&error)
+                )),
+            }
+        }
+        Ok(())
     }
 
     /// Records that the cluster can be used, and that its output says how.
@@ -223,5 +242,25 @@ mod tests {
         assert_eq!(begin(Some(other.clone())).unwrap().kubeconfigs(), &BTreeSet::from([other.clone()]));
         assert_eq!(Record::read(&place.record()).kubeconfigs, BTreeSet::from([gone.clone(), other]));
         assert!(matches!(begin(Some(gone)).err(), Some(LaunchError::Kubeconfig(_))));
+    }
+
+    /// The launcher shut the nodes down, which had booted.
+    #[test]
+    fn a_kubeconfig_of_earlier_starts_may_become_unusable_during_the_boot() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place { name: ClusterName::default(), directory: directory.path().join("clusters/granary") };
+        let [earlier, other, node] = ["earlier", "other", "node"].map(|name| directory.path().join(name));
+        fs::write(&node, "clusters: [{name: a, cluster: {}}]").unwrap();
+        for kubeconfig in [&earlier, &other] {
+            let begun = KeptCluster::begin(place.clone(), None, Some(kubeconfig.clone()), &Output::new());
+            let mut kept = begun.unwrap();
+            fs::write(&earlier, "{").unwrap();
+            // The file of the command line must be usable.
+            assert_eq!(kept.add_contexts(&node, |_| ()).is_ok(), kubeconfig == &other);
+            assert!(!kept.kubeconfigs().contains(&earlier));
+            fs::remove_file(&earlier).unwrap();
+        }
+        assert!(other.exists());
+        assert_eq!(Record::read(&place.record()).kubeconfigs, BTreeSet::from([earlier, other]));
     }
 }

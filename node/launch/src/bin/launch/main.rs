@@ -161,7 +161,8 @@ async fn show(
 ) -> Result<(), LaunchError> {
     let progress = Progress::new(output, options.consoles());
     let mut cluster = boot(options, &progress, interrupts).await?;
-    let booted = kept.as_mut().map_or(Ok(()), |kept| kept.booted(&cluster, options.nodes));
+    let booted =
+        kept.as_mut().map_or(Ok(()), |kept| kept.booted(&cluster, options.nodes, |text| progress.print_error(text)));
     let shown = match booted {
         Ok(()) if arguments.command.is_none() => demonstrate(&mut cluster, progress, interrupts, output).await,
         booted => {
