@@ -25,11 +25,12 @@ pub(crate) fn status(root: &Root, output: &Output) -> Result<(), LaunchError> {
     let places = root.places()?;
     if places.is_empty() {
         output.print("No cluster exists. `start` creates one.");
-        return Ok(());
+    } else {
+        let rows: Vec<_> = places.iter().map(|place| (place, Record::read(&place.record()))).collect();
+        output.print(table::lines(&columns(&rows)).trim_end());
     }
-    let rows: Vec<_> = places.iter().map(|place| (place, Record::read(&place.record()))).collect();
-    output.print(table::lines(&columns(&rows)).trim_end());
-    Ok(())
+    // Other commands have done their work then.
+    if output.is_lost() { Err(LaunchError::OutputClosed) } else { Ok(()) }
 }
 
 fn columns(rows: &[(&Place, Record)]) -> Vec<Vec<String>> {
@@ -216,6 +217,17 @@ mod tests {
         assert_eq!(cells[2][..5], ["granary", "killed", "2", "-", "-"]);
         assert_eq!(cells[3][..5], ["granary", "stopped", "2", "-", "-"]);
         assert_eq!(cells[4][..5], ["granary", "stopped", "-", "-", "-"]);
+    }
+
+    /// The exit status of `status > FILE` was 0 on a full disk.
+    #[test]
+    fn a_status_that_cannot_be_written_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::find(|_| Some(directory.path().into())).unwrap();
+        let output = Output::new();
+        status(&root, &output).unwrap();
+        output.write(&mut fs::File::options().write(true).open("/dev/full").unwrap(), "text");
+        assert!(matches!(status(&root, &output), Err(LaunchError::OutputClosed)));
     }
 
     /// The error named a log, which a cluster in the foreground does not have.

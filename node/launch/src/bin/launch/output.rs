@@ -22,7 +22,7 @@ impl Output {
         self.write(&mut io::stderr().lock(), text);
     }
 
-    fn write(&self, stream: &mut impl Write, text: &str) {
+    pub(crate) fn write(&self, stream: &mut impl Write, text: &str) {
         if writeln!(stream, "{text}").and_then(|()| stream.flush()).is_err() {
             self.lost.send_replace(true);
         }
