@@ -101,11 +101,11 @@ impl Place {
     /// Creates the directory if it is missing, and locks it.
     pub(crate) fn lock(&self) -> Result<Lock, LaunchError> {
         let step = format!("lock {}", self.directory.display());
+        let create = format!("create {}; name another place with XDG_STATE_HOME", self.directory.display());
         let start = Instant::now();
         let mut attempts = 0;
         while attempts < ATTEMPTS {
-            create_private(&self.directory)
-                .map_err(LaunchError::prepare(format!("create {}", self.directory.display())))?;
+            create_private(&self.directory).map_err(LaunchError::prepare(&*create))?;
             match try_lock(&self.directory).map_err(LaunchError::prepare(&*step))? {
                 Attempt::Locked(lock) => return Ok(lock),
                 Attempt::InUse if start.elapsed() < EXIT => sleep(PAUSE),
@@ -194,6 +194,14 @@ mod tests {
         assert_eq!(names, ["a", "b", "linked"]);
         assert!(places.iter().all(Place::exists));
         assert_eq!(root.0.metadata().unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_created_is_reported_with_a_remedy() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Root(file.path().to_owned()).place(&ClusterName::default()).lock().unwrap_err().to_string();
+        let wanted = format!("cannot create {}/granary; name another place with XDG_STATE_HOME", file.path().display());
+        assert_eq!(error, wanted);
     }
 
     #[test]
