@@ -28,16 +28,25 @@ pub(crate) async fn off(vm: Arc<Vm>, limit: Duration, console: &Path) -> Result<
 
 fn press(vm: &Vm, limit: Duration) -> Exit {
     let start = Instant::now();
+    let mut silent: Option<Instant> = None;
     loop {
-        // If QEMU does not accept a command, it is about to end.
-        let limit = if vm.powerdown().is_ok() { limit } else { QEMU_EXIT.min(limit) };
-        let left = limit.saturating_sub(start.elapsed());
+        match vm.powerdown() {
+            Ok(()) => silent = None,
+            Err(_) => _ = silent.get_or_insert_with(Instant::now),
+        }
+        let left = left(limit.saturating_sub(start.elapsed()), silent.map(|since| since.elapsed()));
         match vm.wait(left.min(PRESS_AGAIN)) {
             Some(exit) => return exit,
             None if left.is_zero() => return vm.shut_down(Duration::ZERO),
             None => {}
         }
     }
+}
+
+/// Time until the guest is killed. A QEMU that has accepted no command for some time is about to end.
+fn left(of_guest: Duration, silent: Option<Duration>) -> Duration {
+    let of_qemu = silent.map(|silent| QEMU_EXIT.saturating_sub(silent));
+    of_qemu.map_or(of_guest, |left| left.min(of_guest))
 }
 
 /// Ends the guest at once; data that it did not flush may be lost.
@@ -51,5 +60,21 @@ struct KillOnDrop(Arc<Vm>);
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The time of the shutdown was subtracted: a QEMU that ended after more than 10 s was killed while it closed its disks.
+    #[test]
+    fn a_qemu_that_ends_late_has_its_time() {
+        let seconds = Duration::from_secs;
+        assert_eq!(left(seconds(60), None), seconds(60));
+        assert_eq!(left(seconds(60), Some(Duration::ZERO)), QEMU_EXIT);
+        assert_eq!(left(seconds(60), Some(seconds(4))), QEMU_EXIT - seconds(4));
+        assert_eq!(left(seconds(60), Some(seconds(11))), Duration::ZERO);
+        assert_eq!(left(seconds(3), Some(seconds(4))), seconds(3));
     }
 }
