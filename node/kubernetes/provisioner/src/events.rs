@@ -326,10 +326,10 @@ impl Events {
 
     pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
         let reserved = record.mode.reserved(record.size);
-        let more = match &record.cloning {
-            Some(cloning) => format!(", and {} more until its blocks are copied", cloning.headroom),
-            None => String::new(),
-        };
+        // The headroom of the source, and what a tree has beside its size while it shares blocks.
+        let more = record.reserved().saturating_sub(reserved);
+        let more =
+            if more == Bytes::ZERO { String::new() } else { format!(", and {more} more until its blocks are copied") };
         let (size, free) = (record.size, free_space(free));
         let note = format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}");
         self.publish_to_each(Reason::SnapshotTaken, "TakeSnapshot", &note, &of_snapshot(content));
