@@ -35,7 +35,7 @@ pub(super) const REASONS: [(&str, &str); 24] = [
     ("1.1.16", "fails by intention: scheduler.kubeconfig belongs to the user of kube-scheduler"),
     ("1.1.18", "fails by intention: controller-manager.kubeconfig belongs to the user of kube-controller-manager"),
     ("1.1.19", "fails by intention: the keys and kubeconfigs of confined programs belong to their users"),
-    ("1.2.18", "depends on the disk: 1 to 9 files on data disks below 19 GiB, since each holds the longest line"),
+    ("1.2.18", "depends on the disk: 1 to 9 files on data disks below 19 GiB, since each has 6 MiB or more"),
     ("1.2.19", "depends on the disk: 6 to 100 MiB, 100 MiB from a data disk of 235 GiB on"),
     ("2.7", "fails: etcd and the API server share the CA; etcd accepts two certificates by their name"),
     ("4.1.1", UNIT),
@@ -46,5 +46,5 @@ pub(super) const REASONS: [(&str, &str); 24] = [
     ("4.2.6", "fails: the image has no iptables, and kube-proxy uses nftables"),
     ("5.1.5", "partly: the default accounts have no role; whether pods get their tokens is the tenants' decision"),
     ("5.1.6", "partly: no pod of the image has a token; automountServiceAccountToken is the tenants' decision"),
-    ("5.1.7", "fails by intention: the administrator's certificate, for emergencies, is in system:masters"),
+    ("5.1.7", "fails by intention: the break-glass certificate is in system:masters"),
 ];
