@@ -41,7 +41,7 @@ pub enum Neighbours {
     Limited,
     /// Any process, on other clusters. The space that they use is measured for each query of the space, and kept
     /// on top of the reserve, which is for what they write until the next time. Volumes have projects from
-    /// [`Neighbours::FIRST_PROJECT`] on, and what is below is no [stray](crate::Store::strays).
+    /// [`Neighbours::FIRST_PROJECT`] on, and what is below is no [stray](crate::Volumes::strays).
     Strangers,
 }
 
