@@ -60,10 +60,12 @@ The kernel's command line has only what is needed before the configuration can b
 
 | word | meaning |
 |---|---|
-| `granary.failure=poweroff` or `reboot` | What the machine does when it cannot start. Default: `poweroff`. |
-| `granary.log=LEVEL` | Lowest level of the log lines of the node's programs on the console: `error`, `warn`, `info`, `debug`, `trace`. Default: `error`. |
+| `granary.failure=poweroff` or `reboot` | What the machine does when it cannot start, until the configuration with its `onFailure` is read. Default: `poweroff`. |
+| `granary.log=LEVEL` | Least severe level of the log lines of etcd, kubelet and the other programs on the console, and of those among the recent warnings on the status page: `error`, `warn`, `info`, `debug`, `trace`. The node's own program is not affected. Default: `error`. |
 
-Further words there that begin with `granary.` are the image's own; another one is refused.
+If one of them occurs more than once, the last one counts. `granary.system` is on the command line of a direct boot, and
+selects its system; a disk image does not start with it. The node does not start with any other word that begins with
+`granary.`.
 ";
 
 type Comments<'file> = HashMap<&'file [i32], String>;
