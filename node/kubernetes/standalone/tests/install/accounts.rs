@@ -147,6 +147,7 @@ pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Resu
         nodes.get(node).await?;
         forbidden(nodes.patch(node, &PatchParams::default(), &annotation).await);
     }
+    forbidden(nodes.list(&kube::api::ListParams::default()).await);
     forbidden(Api::<k8s_openapi::api::core::v1::Secret>::all(one).list(&kube::api::ListParams::default()).await);
     Ok(())
 }
