@@ -16,13 +16,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use supervisor::BoxError;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::{AbortHandle, JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::model::{Page, Service, not_ready};
 
-/// Maximum number of connections. One or two clients send two requests per minute.
+/// Maximum number of connections, see [`Connections`]. One or two clients send two requests per minute.
 const CONNECTIONS: usize = 8;
 
 /// Maximum size of a request's head in bytes; the API server's proxy adds headers to those of its client.
@@ -109,15 +109,18 @@ pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn S
 async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, source: Arc<dyn Source>) {
     let server = Arc::new(Server { source, looks: Arc::new(Semaphore::new(LOOKS)) });
     // Other clients cannot use up the connections of the audience.
-    let (mut connections, mut public) = (JoinSet::new(), JoinSet::new());
+    let (mut tasks, mut public) = (JoinSet::new(), JoinSet::new());
+    let mut connections = Connections::default();
     loop {
         tokio::select! {
-            Some(_) = connections.join_next() => {}
+            Some(_) = tasks.join_next() => {}
             Some(_) = public.join_next() => {}
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => match access(peer.ip()) {
                     Access::All => {
-                        connections.spawn(converse(stream, Arc::clone(&server), Access::All));
+                        connections.make_place(peer.ip());
+                        let task = tasks.spawn(converse(stream, Arc::clone(&server), Access::All));
+                        connections.0.push((peer.ip(), task));
                     }
                     Access::Public if public.len() < PUBLIC_CONNECTIONS && !server.source.public().is_empty() => {
                         public.spawn(converse(stream, Arc::clone(&server), Access::Public));
@@ -129,6 +132,30 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
                     sleep(PAUSE).await;
                 }
             },
+        }
+    }
+}
+
+/// The connections of the audience, the oldest first. Clients that open many and send or read nothing delay no probe of the
+/// kubelet.
+#[derive(Debug, Default)]
+struct Connections(Vec<(IpAddr, AbortHandle)>);
+
+impl Connections {
+    /// If there is no place for one more of this client, ends the oldest one of the client that has the most.
+    fn make_place(&mut self, next: IpAddr) {
+        self.0.retain(|(_, task)| !task.is_finished());
+        if self.0.len() < CONNECTIONS {
+            return;
+        }
+        let count =
+            |client: IpAddr| self.0.iter().filter(|(peer, _)| *peer == client).count() + usize::from(client == next);
+        // `max_by_key` returns the last of equal ones.
+        let oldest = self.0.iter().enumerate().rev().max_by_key(|(_, (peer, _))| count(*peer)).map(|(at, _)| at);
+        if let Some(oldest) = oldest {
+            let (peer, task) = self.0.remove(oldest);
+            task.abort();
+            debug!(%peer, "status connection ended, there are too many");
         }
     }
 }

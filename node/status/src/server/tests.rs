@@ -1,9 +1,11 @@
+use std::future;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use supervisor::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 
 use super::*;
 use crate::model::{Clock, Versions};
@@ -295,6 +297,51 @@ async fn connections_of_other_machines_are_bounded() {
         assert!(answer.ends_with("certificate /ca.crt"), "{answer}");
     })
     .await;
+}
+
+/// Any pod could keep the pods of the DaemonSet from being ready.
+#[tokio::test]
+async fn clients_that_send_nothing_keep_no_other_from_readiness() {
+    let clients: [fn(u8) -> Ipv4Addr; 2] = [|_| Ipv4Addr::new(127, 0, 0, 2), |number| Ipv4Addr::new(127, 0, 1, number)];
+    for client in clients {
+        served(node(State::Healthy), async |address| {
+            let mut held = Vec::new();
+            for number in 1..=16 {
+                let socket = TcpSocket::new_v4().unwrap();
+                socket.bind((client(number), 0).into()).unwrap();
+                let mut stream = socket.connect(address).await.unwrap();
+                stream.write_all(b"GET /he").await.unwrap();
+                held.push(stream);
+            }
+            // The time limit of a probe.
+            let probe = timeout(Duration::from_secs(5), ask(address, get("/readyz").as_bytes())).await.unwrap();
+            assert!(probe.starts_with("HTTP/1.1 200 OK\r\n"), "{probe}");
+            let mut last = held.pop().unwrap();
+            last.write_all(b"althz HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            last.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn the_oldest_connection_of_the_client_with_the_most_ends() {
+    let [first, second] = [1, 2].map(|number| IpAddr::from([192, 0, 2, number]));
+    let (mut tasks, mut connections) = (JoinSet::new(), Connections::default());
+    for number in 0..CONNECTIONS {
+        let peer = if number < 3 { first } else { second };
+        connections.make_place(peer);
+        connections.0.push((peer, tasks.spawn(future::pending::<()>())));
+    }
+    let peers = |connections: &Connections| connections.0.iter().map(|(peer, _)| *peer).collect::<Vec<_>>();
+    connections.make_place(first);
+    assert_eq!(peers(&connections), [&[first; 3][..], &[second; 4]].concat());
+    connections.0.push((first, tasks.spawn(future::pending::<()>())));
+    connections.make_place(first);
+    assert_eq!(peers(&connections), [&[first; 2][..], &[second; 4], &[first]].concat());
+    assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
 }
 
 #[tokio::test]
