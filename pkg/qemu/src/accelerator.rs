@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::probe::{self, KvmError};
+use crate::probe;
 use crate::program::Program;
 
 /// The accelerator of a VM.
@@ -25,15 +25,10 @@ impl Accelerator {
     /// software KVM may accept every call and never execute 64-bit code. Takes below 0.2 s, or 5 s if the guest hangs.
     /// The guest is a file in the directory `scratch` meanwhile.
     pub fn probe(program: &Program, scratch: &Path) -> Self {
-        match Self::try_kvm(program, scratch) {
+        match probe::try_kvm(program, scratch) {
             Ok(()) => Self::Kvm,
             Err(_) => Self::Tcg,
         }
-    }
-
-    /// Runs the guest of [`Self::probe`]. [`KvmError`] is the reason why KVM cannot be used.
-    pub fn try_kvm(program: &Program, scratch: &Path) -> Result<(), KvmError> {
-        probe::try_kvm(program, scratch)
     }
 
     pub(crate) fn arguments(self) -> [&'static str; 4] {

@@ -60,7 +60,6 @@ pub use disk::{Access, Cache, Disk, DiskModel, IoError, Operation, Serial, Seria
 pub use firmware::{Firmware, FirmwareError};
 pub use network::{Card, Forward, Link, Mac, Network, free_port};
 pub use overlay::overlay;
-pub use probe::KvmError;
 pub use process::Exit;
 pub use program::{FindError, Program, Version, VersionError};
 pub use qmp::QmpError;

@@ -20,11 +20,9 @@ const STATUS: i32 = ((ANSWER as i32) << 1) | 1;
 
 /// Why KVM is of no use here.
 #[derive(Debug, thiserror::Error)]
-pub enum KvmError {
-    /// No device, or no right to open it.
+pub(crate) enum KvmError {
     #[error("cannot open /dev/kvm")]
     Open(#[source] io::Error),
-    /// The probe's guest could not be started.
     #[error("cannot start a probe of KVM")]
     Start(#[source] io::Error),
     /// QEMU gave up, for instance since the CPU's features are too few.
