@@ -41,7 +41,7 @@ pub use clip::clip;
 pub use files::Bounds;
 pub use layer::Layer;
 pub use metrics::Metrics;
-pub use rate::{Bucket, Rate};
+pub use rate::Rate;
 pub use record::{Field, Origin, Record};
 pub use redact::{REDACTED, Redactor, redact};
 pub use stream::{Sink, StartError, Stream};

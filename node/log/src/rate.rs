@@ -21,7 +21,7 @@ impl Default for Rate {
 
 /// A token bucket. The last quarter is reserved for warnings and errors.
 #[derive(Clone, Debug)]
-pub struct Bucket {
+struct Bucket {
     /// Available tokens in thousandths of a line.
     left: u64,
     at: Duration,
@@ -33,12 +33,12 @@ const LINE: u64 = 1000;
 
 impl Bucket {
     /// A full bucket. `now` is the time since a fixed moment.
-    pub fn full(rate: Rate, now: Duration) -> Self {
+    fn full(rate: Rate, now: Duration) -> Self {
         Self { left: LINE * u64::from(rate.burst), at: now, suppressed: None }
     }
 
     /// Whether a line is within the limit. A clock that goes back is treated as stopped.
-    pub fn take(&mut self, rate: Rate, now: Duration, is_urgent: bool) -> bool {
+    fn take(&mut self, rate: Rate, now: Duration, is_urgent: bool) -> bool {
         let most = LINE * u64::from(rate.burst);
         let passed = now.saturating_sub(self.at);
         let gained = passed.as_millis().saturating_mul(u128::from(rate.per_second));
@@ -58,7 +58,7 @@ impl Bucket {
     }
 
     /// The number of suppressed lines, once the window is over.
-    pub fn report(&mut self, rate: Rate, now: Duration) -> Option<u64> {
+    fn report(&mut self, rate: Rate, now: Duration) -> Option<u64> {
         let (_, since) = self.suppressed?;
         let is_over = now.saturating_sub(since) >= rate.window;
         if is_over { self.suppressed.take().map(|(count, _)| count) } else { None }
