@@ -13,11 +13,11 @@ use nix::mount::{MntFlags, umount2};
 /// How long a file system may stay busy: descriptors of threads that end close late.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log names those that cannot be unmounted; see
-/// the log: its file system replays its own log at the next boot.
+/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log of the node names file
+/// systems that cannot be unmounted; these replay their own logs at the next boot.
 ///
-/// A loop device keeps the file system of its image mounted, and no process has it: what kubelet did not unpublish is
-/// detached first.
+/// A loop device keeps the file system of its image mounted, and no process has it: devices that the kubelet did not
+/// unpublish are detached first.
 pub fn release(tops: &[&Path]) {
     let table = match mount::table() {
         Ok(table) => table,
