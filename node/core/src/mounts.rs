@@ -13,8 +13,8 @@ use nix::mount::{MntFlags, umount2};
 /// How long a file system may stay busy: descriptors of threads that end close late.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log of the node names file
-/// systems that cannot be unmounted; these replay their own logs at the next boot.
+/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log of the node names
+/// file systems that cannot be unmounted; these replay their own logs at the next boot.
 ///
 /// A loop device keeps the file system of its image mounted, and no process has it: devices that the kubelet did not
 /// unpublish are detached first.

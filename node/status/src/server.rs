@@ -136,8 +136,8 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
     }
 }
 
-/// The connections of the audience, the oldest first. Clients that open many and send or read nothing delay no probe of the
-/// kubelet.
+/// The connections of the audience, the oldest first. Clients that open many and send or read nothing delay no probe of
+/// the kubelet.
 #[derive(Debug, Default)]
 struct Connections(Vec<(IpAddr, AbortHandle)>);
 

@@ -26,8 +26,9 @@ pub enum Task {
     /// Creates the volumes of this node and publishes them to its pods.
     #[command(args_override_self = true)]
     Node(Node),
-    /// Returns claims to the scheduler if their selected node was deleted, selects the node of claims with immediate binding,
-    /// and names the node of claims that were bound to an existing PV. Of several replicas, the holder of a Lease does this.
+    /// Returns claims to the scheduler if their selected node was deleted, selects the node of claims with immediate
+    /// binding, and names the node of claims that were bound to an existing PV. Of several replicas, the holder of a
+    /// Lease does this.
     #[command(args_override_self = true)]
     Reclaimer(Reclaimer),
     /// Checks whether a directory can hold volumes, prepares it as `node` does, and exits.
