@@ -87,6 +87,12 @@ impl ClusterBoot {
         Cluster { control_plane: self.control_plane.into_node(access), workers, segment: self.segment }
     }
 
+    /// Whether no guest runs.
+    pub fn has_ended(&self) -> bool {
+        let workers = self.workers.iter().map(|(_, boot)| boot);
+        workers.chain([&self.control_plane]).all(NodeBoot::has_ended)
+    }
+
     /// Ends all guests during the boot, the workers first. Kills those that do not use their data disks, and shuts the others
     /// down in order.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {

@@ -217,8 +217,8 @@ async fn boot(
     let reason = tokio::select! {
         ready = boot.until_ready(emit) => match ready {
             Ok(ready) => return Ok(boot.into_cluster(ready)),
-            // There are no other nodes to shut down.
-            Err(error) if options.nodes == Nodes::ONE => return Err(failed(error)),
+            // Nothing is left to shut down.
+            Err(error) if boot.has_ended() => return Err(failed(error)),
             Err(error) => failed(error),
         },
         end = interrupts.first() => end.into(),
