@@ -323,7 +323,7 @@ impl Disk {
                     .iter()
                     .any(|(id, record)| want.members.contains_key(id) && record.state == State::Announced)
             {
-                return Err(Error::Unknown { id: id.clone() });
+                return Err(Error::Removed { id: id.clone() });
             }
             let before = (self.records.clone(), self.sources.clone(), self.passes);
             let taken = SystemTime::now();

@@ -159,6 +159,8 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
             VolumeRefusal::Snapshot | VolumeRefusal::Volume | VolumeRefusal::Io(_) => Code::InvalidArgument,
             VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
         },
+        // As for a group with other members.
+        Error::Removed { .. } => Code::AlreadyExists,
         Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
         // The next call continues.
         Error::Unfinished { .. }
@@ -370,6 +372,7 @@ mod tests {
         assert_eq!(code(Change::Snapshot, full()), Code::ResourceExhausted);
         let none = volume::Error::Freeze { id: id(), source: FreezeError::None };
         assert_eq!(code(Change::Snapshot, none), Code::FailedPrecondition);
+        assert_eq!(code(Change::Snapshot, volume::Error::Removed { id: id() }), Code::AlreadyExists);
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "data".into() };
         let status = Status::from(ControllerError::OfProvisioner { change: Change::Delete, id: id(), claim });
         assert_eq!(status.code(), Code::FailedPrecondition);

@@ -47,6 +47,9 @@ pub enum Error {
     Published { id: VolumeId, target: PathBuf },
     #[error("volume {id} is announced; it goes when its PV is deleted")]
     Announced { id: VolumeId },
+    /// A new one would be of a later instant than the others. Nothing was changed.
+    #[error("snapshot {id} of the group was removed after others were ready; delete the group, and create it again")]
+    Removed { id: VolumeId },
     /// Nothing was changed, or it was undone.
     #[error("volume {id} cannot be cloned from its source")]
     Source { id: VolumeId, source: SourceError },
@@ -273,6 +276,7 @@ impl Error {
             | Self::Unfinished { .. }
             | Self::Published { .. }
             | Self::Announced { .. }
+            | Self::Removed { .. }
             | Self::Source { .. }
             | Self::Rollback { .. }
             | Self::Copying { .. }
@@ -293,6 +297,7 @@ impl Error {
             Self::Act { .. } => "act",
             Self::Unfinished { .. } => "unfinished",
             Self::Announced { .. } => "announced",
+            Self::Removed { .. } => "removed",
             Self::Source { .. } => "source",
             Self::Rollback { .. } => "rollback",
             Self::Copying { .. } => "copying",

@@ -90,7 +90,7 @@ impl Store {
     }
 
     /// # Errors
-    /// [`Error::Unknown`]: one is missing although others are ready. They are not removed.
+    /// [`Error::Removed`]: one is missing although others are ready. They are not removed.
     fn is_of_one_instant(&self, want: &GroupRequest) -> Result<bool, Error> {
         let (mut modes, mut ready, mut missing) = (BTreeSet::new(), false, None);
         for (id, member) in &want.members {
@@ -110,7 +110,7 @@ impl Store {
             }
         }
         match missing {
-            Some(id) if ready => Err(Error::Unknown { id: id.clone() }),
+            Some(id) if ready => Err(Error::Removed { id: id.clone() }),
             missing => Ok(missing.is_none() && modes.len() == 1),
         }
     }

@@ -100,7 +100,7 @@ pub trait Volumes: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it and earlier calls began, of all snapshots; the
     /// next one takes all again.
-    /// [`Error::Unknown`]: a snapshot was removed after others of the group were ready; nothing has changed.
+    /// [`Error::Removed`]: a snapshot was removed after others of the group were ready; nothing has changed.
     /// [`Error::Refused`]: nothing has changed.
     fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>;
 

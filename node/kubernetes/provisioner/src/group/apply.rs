@@ -139,7 +139,7 @@ impl Provisioner {
         let want = GroupRequest { id, members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let records = taken.map_err(|error| match error {
-            volume::Error::Unknown { id } => Error::GroupRejected(GroupRejection::Removed(id)),
+            volume::Error::Removed { id } => Error::GroupRejected(GroupRejection::Removed(id)),
             error => Error::of_claim(error),
         });
         let records = records?.into_inner();

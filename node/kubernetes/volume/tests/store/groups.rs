@@ -159,7 +159,7 @@ fn a_group_that_cannot_be_taken_leaves_no_trace() {
     let first = records.keys().next().expect("a snapshot");
     node.store.remove_snapshot(first).unwrap();
     let missing = node.store.take_group(&group_of("group-1", &all)).unwrap_err();
-    assert!(matches!(&missing, Error::Unknown { id } if id == first), "{missing:?}");
+    assert!(matches!(&missing, Error::Removed { id } if id == first), "{missing:?}");
 }
 
 /// The pods may have run between two clones, and nothing would show it afterwards.
