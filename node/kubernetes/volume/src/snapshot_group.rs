@@ -61,8 +61,9 @@ impl Store {
         Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
     }
 
-    /// One pass over the first member that is not complete. All are announced when all are complete: without space for the blocks of
-    /// one, there is no other one that is ready. Returns whether something has changed.
+    /// One pass over the first member that is not complete. The last pass announces all members, when each of them is
+    /// complete: an announced member is not undone, so the group could not be taken again if the disk had no space for
+    /// the blocks of another one. The result is `true` if the pass has changed a member.
     fn copy_group(&self, want: &GroupRequest) -> Result<bool, Error> {
         let mut changed = false;
         let complete = |id: &VolumeId, member: &SnapshotRequest| {
