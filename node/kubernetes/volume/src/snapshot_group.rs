@@ -46,13 +46,7 @@ impl Store {
         if !self.is_of_one_instant(want)? {
             self.begin_group(want)?;
         }
-        let copied = self.copy_group(want);
-        // The disk has no space for the blocks of a member, and the store has undone it. Another one would be of a later instant. Earlier
-        // releases announced each member alone: such a group is an error, and stays as it is.
-        if copied.is_err() && matches!(self.is_of_one_instant(want), Ok(false)) {
-            self.undo_group(want);
-        }
-        let changed = copied?;
+        let changed = self.copy_group(want)?;
         let record_of = |id: &VolumeId| match self.known(id)? {
             Some(Known { record, .. }) => Ok((id.clone(), record)),
             None => Err(Error::Unknown { id: id.clone() }),
@@ -79,7 +73,15 @@ impl Store {
             match complete(id, member) {
                 Ok(_) => changed = true,
                 Err(Error::Copying { .. }) => return Ok(true),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // The disk has no space for its blocks, and the store has undone it. Another one would be of a
+                    // later instant. Earlier releases announced each member alone: such a group is an error, and stays
+                    // as it is.
+                    if matches!(self.cloned(id, member), Ok(None)) && !want.members.keys().any(|id| self.is_ready(id)) {
+                        self.undo_group(want);
+                    }
+                    return Err(error);
+                }
             }
         }
         for (id, member) in &want.members {
@@ -95,25 +97,28 @@ impl Store {
     fn is_of_one_instant(&self, want: &GroupRequest) -> Result<bool, Error> {
         let (mut modes, mut ready, mut missing) = (BTreeSet::new(), false, None);
         for (id, member) in &want.members {
-            let (known, seen) = self.look(id)?;
-            let record = known.map(|known| known.record);
-            ready |= record.as_ref().is_some_and(|record| record.state == State::Announced);
-            let is_cloned = match &record {
-                Some(record) => {
-                    let steps = plan::provision(&member.of((record.mode, record.size)), &seen).map_err(refused(id))?;
-                    !steps.iter().any(|step| matches!(step, Step::WriteRecord | Step::CloneImage | Step::CloneTree))
-                }
-                None => false,
-            };
-            match record {
-                Some(record) if is_cloned => drop(modes.insert(record.mode.taken())),
-                _ => missing = missing.or(Some(id)),
+            ready |= self.is_ready(id);
+            match self.cloned(id, member)? {
+                Some(record) => drop(modes.insert(record.mode.taken())),
+                None => missing = missing.or(Some(id)),
             }
         }
         match missing {
             Some(id) if ready => Err(Error::Removed { id: id.clone() }),
             missing => Ok(missing.is_none() && modes.len() == 1),
         }
+    }
+
+    /// The record of a member that has its whole content.
+    fn cloned(&self, id: &VolumeId, member: &SnapshotRequest) -> Result<Option<Record>, Error> {
+        let (Some(Known { record, .. }), seen) = self.look(id)? else { return Ok(None) };
+        let steps = plan::provision(&member.of((record.mode, record.size)), &seen).map_err(refused(id))?;
+        let clones = |step: &Step| matches!(step, Step::WriteRecord | Step::CloneImage | Step::CloneTree);
+        Ok((!steps.iter().any(clones)).then_some(record))
+    }
+
+    fn is_ready(&self, id: &VolumeId) -> bool {
+        matches!(self.known(id), Ok(Some(Known { record, .. })) if record.state == State::Announced)
     }
 
     /// Clones all, or none.
