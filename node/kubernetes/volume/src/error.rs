@@ -309,7 +309,8 @@ impl Error {
     /// Whether this is a removal that needs more passes only because the volume is large: the next one need not wait.
     pub const fn is_shrinking(&self) -> bool {
         match self {
-            // Since nothing can be created, this many passes end: processes that link and rename free nothing.
+            // No process can create an inode meanwhile, so that the number of such passes is bounded. Processes that link
+            // and rename make a pass free fewer, and so do files with many names.
             Self::Unfinished { freed, .. } => freed.get() >= PASS / 100,
             _ => false,
         }

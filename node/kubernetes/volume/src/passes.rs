@@ -1,9 +1,9 @@
-//! Passes of a removal that free no inode.
+//! Idle passes of a removal: those that free fewer than 20 inodes ([`Error::is_shrinking`]).
 
 use crate::Error;
 
-/// Counts the passes over a volume that free no inode. Only the last name of a file frees it, and a tenant can give it any
-/// number of them. Processes that add names get a pause, or an error.
+/// Counts the idle passes over a volume. Only the removal of the last name of a file frees its inode, and a tenant can give a
+/// file any number of names. If other processes add names, a removal ends its idle passes with a pause, or an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdlePasses(u32);
 
@@ -41,11 +41,11 @@ mod tests {
 
     #[test]
     fn a_removal_ends_after_the_last_idle_pass_in_succession() {
-        let (mut idle, none, many) = (IdlePasses::default(), unfinished(0), unfinished(2048));
-        assert_eq!((1..=IdlePasses::LIMIT).find(|_| !idle.continues(&none)), Some(IdlePasses::LIMIT));
-        assert!((1..IdlePasses::LIMIT).all(|_| idle.continues(&none)), "it begins again");
+        let (mut idle, few, many) = (IdlePasses::default(), unfinished(19), unfinished(20));
+        assert_eq!((1..=IdlePasses::LIMIT).find(|_| !idle.continues(&few)), Some(IdlePasses::LIMIT));
+        assert!((1..IdlePasses::LIMIT).all(|_| idle.continues(&few)), "it begins again");
         assert!(idle.continues(&many));
-        assert!((1..IdlePasses::LIMIT).all(|_| idle.continues(&none)), "a pass has freed inodes");
+        assert!((1..IdlePasses::LIMIT).all(|_| idle.continues(&few)), "a pass was not idle");
         let id = "pvc-1".parse().expect("an identifier");
         assert!(!idle.continues(&Error::Copying { id, left: Bytes::ZERO }));
     }
