@@ -11,7 +11,9 @@ mod snapshots;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::time::Duration;
 
+use dir::Ensured;
 use proto::csi::controller_server::Controller;
 use proto::csi::controller_service_capability::{self, rpc};
 use proto::csi::list_volumes_response::Entry;
@@ -29,10 +31,12 @@ use proto::csi::{
     ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume, list_snapshots_response,
 };
 use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 use tonic::{Request, Response, Status};
 use units::Bytes;
 use volume::{
-    Error, IdlePasses, Owner, Record, SnapshotRequest, State, VolumeGuard, VolumeId, VolumeLocks, VolumeMode, Volumes,
+    Error, IdlePasses, Owner, Record, SnapshotRequest, SourcePauses, State, VolumeGuard, VolumeId, VolumeLocks,
+    VolumeMode, Volumes,
 };
 
 use crate::condition::{Health, abnormal, health};
@@ -86,12 +90,13 @@ impl<H: Host> ControllerService<H> {
         }
     }
 
-    /// Repeats a change of one volume or snapshot while its result says that the next pass continues. The thread has the lock, and other
-    /// calls for the volume wait. A client that cancels the call ends it after the present pass; its next call continues.
+    /// Repeats a change of one volume or snapshot while `next` returns the pause before another pass. The thread of a pass
+    /// has the lock, and other calls for the volume wait, also during a pause. A client that cancels the call ends it after
+    /// the present pass; its next call continues.
     async fn change<T: Send + 'static>(
         &self,
         id: &VolumeId,
-        mut continues: impl FnMut(&Result<T, ControllerError>) -> bool + Send,
+        mut next: impl FnMut(&Result<T, ControllerError>) -> Option<Duration> + Send,
         change: impl Fn(&dyn Volumes, &VolumeId) -> Result<T, ControllerError> + Clone + Send + 'static,
     ) -> Result<T, ControllerError> {
         let mut guard = self.locks.lock(id).await;
@@ -101,10 +106,11 @@ impl<H: Host> ControllerService<H> {
                 (guard, change(volumes, &id))
             };
             let (returned, changed) = self.on_disk(pass).await;
-            if !continues(&changed) {
-                return changed;
-            }
+            let Some(pause) = next(&changed) else { return changed };
             guard = returned;
+            if !pause.is_zero() {
+                sleep(pause).await;
+            }
         }
     }
 
@@ -192,10 +198,22 @@ fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), Con
 }
 
 /// One pass. The snapshot is ready when its record is announced.
-fn take_snapshot(volumes: &dyn Volumes, id: &VolumeId, request: &SnapshotRequest) -> Result<Record, ControllerError> {
+fn take_snapshot(
+    volumes: &dyn Volumes,
+    id: &VolumeId,
+    request: &SnapshotRequest,
+) -> Result<Ensured<Record>, ControllerError> {
     let change = Change::Snapshot;
-    let taken = volumes.take_snapshot(id, request).map_err(|source| ControllerError::Volume { change, source })?;
-    Ok(taken.into_inner())
+    volumes.take_snapshot(id, request).map_err(|source| ControllerError::Volume { change, source })
+}
+
+/// The pause before the next pass over snapshots. `None` if `is_ready`.
+fn next_pass<T>(taken: &Ensured<T>, is_ready: impl Fn(&T) -> bool, pauses: &mut SourcePauses) -> Option<Duration> {
+    match taken {
+        Ensured::Created(snapshots) | Ensured::Unchanged(snapshots) if is_ready(snapshots) => None,
+        Ensured::Created(_) => Some(Duration::ZERO),
+        Ensured::Unchanged(_) => Some(pauses.pause()),
+    }
 }
 
 fn delete_snapshot(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
@@ -221,10 +239,13 @@ impl<H: Host> Controller for ControllerService<H> {
         }
         let id = want.id.clone();
         let want = Arc::new(want);
-        let copies = |created: &Result<Record, ControllerError>| {
-            matches!(created, Err(ControllerError::Volume { source: Error::Copying { .. }, .. }))
+        let mut pauses = SourcePauses::default();
+        let next = move |created: &Result<Record, ControllerError>| match created {
+            Err(ControllerError::Volume { source, .. }) if source.waits_for_source() => Some(pauses.pause()),
+            Err(ControllerError::Volume { source: Error::Copying { .. }, .. }) => Some(Duration::ZERO),
+            _ => None,
         };
-        let record = self.change(&id, copies, move |volumes, _| create(volumes, &want)).await?;
+        let record = self.change(&id, next, move |volumes, _| create(volumes, &want)).await?;
         let volume =
             Volume { content_source: request.into_inner().volume_content_source, ..self.message(&id, record.size) };
         Ok(Response::new(CreateVolumeResponse { volume: Some(volume) }))
@@ -235,13 +256,13 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let mut idle = IdlePasses::default();
-        let continues = move |deleted: &Result<(), ControllerError>| match deleted {
-            Err(ControllerError::Volume { source, .. }) => idle.continues(source),
-            _ => false,
+        let next = move |deleted: &Result<(), ControllerError>| match deleted {
+            Err(ControllerError::Volume { source, .. }) => idle.continues(source).then_some(Duration::ZERO),
+            _ => None,
         };
         match Named::parse(&request.get_ref().volume_id).map_err(ControllerError::from)? {
             Named::Impossible => {}
-            Named::Volume(id) => self.change(&id, continues, delete).await?,
+            Named::Volume(id) => self.change(&id, next, delete).await?,
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }
@@ -254,7 +275,7 @@ impl<H: Host> Controller for ControllerService<H> {
         let id = want.id.clone();
         let want = Arc::new(want);
         let (size, node_expansion_required) =
-            self.change(&id, |_| false, move |volumes, id| expand(volumes, id, &want)).await?;
+            self.change(&id, |_| None, move |volumes, id| expand(volumes, id, &want)).await?;
         let capacity_bytes = signed(size.get());
         Ok(Response::new(ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))
     }
@@ -356,8 +377,12 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
         let Take { id, request } = Take::parse(request.get_ref()).map_err(ControllerError::from)?;
-        let copies = |taken: &Result<Record, _>| taken.as_ref().is_ok_and(|record| record.state == State::Staged);
-        let record = self.change(&id, copies, move |volumes, id| take_snapshot(volumes, id, &request)).await?;
+        let mut pauses = SourcePauses::default();
+        let next = move |taken: &Result<Ensured<Record>, ControllerError>| {
+            next_pass(taken.as_ref().ok()?, |record| record.state == State::Announced, &mut pauses)
+        };
+        let taken = self.change(&id, next, move |volumes, id| take_snapshot(volumes, id, &request)).await?;
+        let record = taken.into_inner();
         Ok(Response::new(CreateSnapshotResponse { snapshot: snapshots::message(&id, &record) }))
     }
 
@@ -367,7 +392,7 @@ impl<H: Host> Controller for ControllerService<H> {
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
         match Named::snapshot("snapshot_id", &request.get_ref().snapshot_id).map_err(ControllerError::from)? {
             Named::Impossible => {}
-            Named::Volume(id) => self.change(&id, |_| false, delete_snapshot).await?,
+            Named::Volume(id) => self.change(&id, |_| None, delete_snapshot).await?,
         }
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
@@ -450,7 +475,7 @@ impl<H: Host> Controller for ControllerService<H> {
     ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
         let want = Modify::parse(request.get_ref()).map_err(ControllerError::from)?;
         let id = want.id.clone();
-        self.change(&id, |_| false, move |volumes, id| modify(volumes, id, &want)).await?;
+        self.change(&id, |_| None, move |volumes, id| modify(volumes, id, &want)).await?;
         Ok(Response::new(ControllerModifyVolumeResponse {}))
     }
 }

@@ -1,6 +1,6 @@
 //! State that all parts of the provisioner share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use kube::runtime::reflector::{self, ObjectRef};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::Instant;
 use tracing::Span;
 use units::Bytes;
-use volume::{Drifted, VolumeGuard, VolumeId, VolumeLocks, Volumes};
+use volume::{Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
@@ -47,6 +48,8 @@ pub(crate) enum Outcome {
     Complete,
     /// A part of the content is copied.
     InPart,
+    /// The content is copied, and its source exceeds its own size. The next pass is after this pause.
+    Waiting(Duration),
     /// Other passes have the volume or its source.
     Occupied,
 }
@@ -57,6 +60,7 @@ impl Outcome {
         match self {
             Self::Complete => None,
             Self::InPart => Some(NEXT_PASS),
+            Self::Waiting(pause) => Some(pause),
             Self::Occupied => Some(OCCUPIED),
         }
     }
@@ -82,6 +86,24 @@ pub(crate) struct Places {
 impl Default for Places {
     fn default() -> Self {
         Self { clones: Semaphore::new(CLONES), removals: Semaphore::new(REMOVALS) }
+    }
+}
+
+/// The pauses of copies that wait for their sources, by volume, snapshot or group.
+#[derive(Debug, Default)]
+pub(crate) struct Waits(Mutex<HashMap<VolumeId, (SourcePauses, Instant)>>);
+
+impl Waits {
+    /// Pauses begin again with the first one after this time without a pass that waits.
+    const FORGOTTEN: Duration = Duration::from_mins(1);
+
+    pub(crate) fn pause(&self, id: &VolumeId) -> Duration {
+        let now = Instant::now();
+        let mut waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.retain(|_, (_, last)| now.saturating_duration_since(*last) < Self::FORGOTTEN);
+        let (pauses, last) = waits.entry(id.clone()).or_insert_with(|| (SourcePauses::default(), now));
+        *last = now;
+        pauses.pause()
     }
 }
 
@@ -111,6 +133,7 @@ pub(crate) struct Provisioner {
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
+    pub(crate) waits: Waits,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,
@@ -186,5 +209,22 @@ impl Provisioner {
 
     pub(crate) async fn free(&self) -> Option<Bytes> {
         self.on_disk(|store| store.space().ok().map(|space| space.free())).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::id;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_copy_waits_longer_until_it_has_not_waited_for_a_minute() {
+        let waits = Waits::default();
+        let pause = |name| waits.pause(&id(name)).as_millis();
+        assert_eq!([pause("pvc-1"), pause("pvc-1"), pause("pvc-2")], [500, 1000, 500]);
+        tokio::time::advance(Waits::FORGOTTEN / 2).await;
+        assert_eq!(pause("pvc-1"), 2000);
+        tokio::time::advance(Waits::FORGOTTEN / 2).await;
+        assert_eq!([pause("pvc-1"), pause("pvc-2")], [4000, 500]);
     }
 }

@@ -5,7 +5,6 @@
 //! limit is raised while blocks are shared, and the clone becomes live only when it shares none.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Mode as Permissions, OFlag};
@@ -25,9 +24,6 @@ use crate::index::{Entry, Known};
 use crate::record::{Cloning, Record, State};
 use crate::store::Store;
 use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image};
-
-/// Before a busy source is looked at again.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// Blocks that are copied at once. XFS reserves quota for the copy and for the range itself: both fit into the blocks that
 /// the limit of an image has beside its size ([`image::taken`]).
@@ -205,7 +201,6 @@ impl Store {
             if flushes && !is_block {
                 self.index().flushes.insert(source.clone(), Flush::after(former, Instant::now()));
             }
-            sleep(PAUSE);
             return Err(ActError::Busy { volume: source.clone() });
         }
         Ok(())

@@ -53,7 +53,8 @@ pub enum Error {
     /// Nothing was changed, or it was undone.
     #[error("volume {id} cannot be cloned from its source")]
     Source { id: VolumeId, source: SourceError },
-    /// One pass does not copy all blocks that the volume shares with its source. The next call continues.
+    /// One pass does not copy all blocks that the volume shares with its source. The next call continues, after a pause
+    /// if [`Error::waits_for_source`].
     #[error("volume {id} is copied in part: at most {left} are left")]
     Copying { id: VolumeId, left: Bytes },
     /// The volume has its former content.
@@ -314,6 +315,12 @@ impl Error {
             Self::Unfinished { freed, .. } => freed.get() >= PASS / 100,
             _ => false,
         }
+    }
+
+    /// Whether no block is left to copy, and the source exceeds its own size, until its pods write less. The next call
+    /// needs a pause ([`SourcePauses`](crate::SourcePauses)).
+    pub const fn waits_for_source(&self) -> bool {
+        matches!(self, Self::Copying { left, .. } if left.get() == 0)
     }
 
     /// Whether a pod or another process still uses the volume: CSI's `VOLUME_IN_USE`.

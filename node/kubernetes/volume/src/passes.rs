@@ -1,9 +1,29 @@
-//! Idle passes of a removal: those that free fewer than 20 inodes ([`Error::is_shrinking`]).
+//! Pauses between passes over a volume. Pure.
+
+use std::time::Duration;
 
 use crate::Error;
 
-/// Counts the idle passes over a volume. Only the removal of the last name of a file frees its inode, and a tenant can give a
-/// file any number of names. If other processes add names, a removal ends its idle passes with a pause, or an error.
+/// Pauses before the passes over a copy that waits for its source ([`Error::waits_for_source`]). Each is twice as long as
+/// the one before it, up to a limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SourcePauses(Option<Duration>);
+
+impl SourcePauses {
+    const FIRST: Duration = Duration::from_millis(500);
+    const LONGEST: Duration = Duration::from_secs(4);
+
+    /// The pause before the next pass.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.0.map_or(Self::FIRST, |former| Self::LONGEST.min(former * 2));
+        self.0 = Some(pause);
+        pause
+    }
+}
+
+/// Counts the idle passes of a removal: those that free fewer than 20 inodes ([`Error::is_shrinking`]). Only the removal of
+/// the last name of a file frees its inode, and a tenant can give a file any number of names. If other processes add names,
+/// a removal ends its idle passes with a pause, or an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdlePasses(u32);
 
@@ -37,6 +57,20 @@ mod tests {
     fn unfinished(freed: u64) -> Error {
         let id = "pvc-1".parse().expect("an identifier");
         Error::Unfinished { id, freed: Inodes::new(freed), left: Inodes::new(1) }
+    }
+
+    #[test]
+    fn the_pauses_of_a_copy_grow_up_to_four_seconds() {
+        let mut pauses = SourcePauses::default();
+        assert_eq!([(); 6].map(|()| pauses.pause().as_millis()), [500, 1000, 2000, 4000, 4000, 4000]);
+    }
+
+    #[test]
+    fn a_copy_with_blocks_left_needs_no_pause() {
+        let copying = |left| Error::Copying { id: "pvc-1".parse().expect("an identifier"), left };
+        assert!(copying(Bytes::ZERO).waits_for_source());
+        assert!(!copying(Bytes::MIB).waits_for_source());
+        assert!(!unfinished(0).waits_for_source());
     }
 
     #[test]

@@ -39,12 +39,14 @@ impl SnapshotRequest {
 
 impl Store {
     pub(crate) fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        let of = match self.known(id)? {
-            Some(Known { record, .. }) => (record.mode, record.size),
+        let known = self.known(id)?.map(|known| known.record);
+        let of = match &known {
+            Some(record) => (record.mode, record.size),
             None => self.to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
         };
         let done = match self.provision(id, &want.of(of), want.max_pause) {
             Ok(_) => self.announce_durably(id)?,
+            Err(error) if known.is_some() && error.waits_for_source() => Ensured::Unchanged(()),
             Err(Error::Copying { .. }) => Ensured::Created(()),
             Err(error) => return Err(error),
         };

@@ -43,10 +43,11 @@ impl Store {
     /// groups.
     pub(crate) fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
         let _guards: Vec<VolumeGuard> = want.members.keys().map(|id| self.locks.blocking_lock(id)).collect();
-        if !self.is_of_one_instant(want)? {
+        let is_new = !self.is_of_one_instant(want)?;
+        if is_new {
             self.begin_group(want)?;
         }
-        let changed = self.copy_group(want)?;
+        let changed = self.copy_group(want)? || is_new;
         let record_of = |id: &VolumeId| match self.known(id)? {
             Some(Known { record, .. }) => Ok((id.clone(), record)),
             None => Err(Error::Unknown { id: id.clone() }),
@@ -72,6 +73,7 @@ impl Store {
             }
             match complete(id, member) {
                 Ok(_) => changed = true,
+                Err(error) if error.waits_for_source() => return Ok(changed),
                 Err(Error::Copying { .. }) => return Ok(true),
                 Err(error) => {
                     // The disk has no space for its blocks, and the store has undone it. Another one would be of a

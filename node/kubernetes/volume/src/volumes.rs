@@ -86,7 +86,8 @@ pub trait Volumes: Send + Sync + 'static {
 
     /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over. The
     /// snapshot is ready if it is announced; otherwise it shares blocks with its source, and the next call copies more of
-    /// them. `Unchanged` if it was ready before.
+    /// them. `Unchanged` if it was ready before, and, of one that is not ready, if it waits as with
+    /// [`Error::waits_for_source`].
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.

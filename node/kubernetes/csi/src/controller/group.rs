@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dir::Ensured;
 use proto::csi::group_controller_server::GroupController;
 use proto::csi::group_controller_service_capability::{self, rpc};
 use proto::csi::{
@@ -10,21 +11,20 @@ use proto::csi::{
     GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse, GroupControllerServiceCapability,
 };
 use tonic::{Request, Response, Status};
-use volume::{GroupRequest, Record, State, VolumeId, Volumes};
+use volume::{GroupRequest, Record, SourcePauses, State, VolumeId, Volumes};
 
 use crate::controller::request::Named;
-use crate::controller::{ControllerService, snapshots};
+use crate::controller::{ControllerService, next_pass, snapshots};
 use crate::host::Host;
 use crate::status::{Change, ControllerError};
 
 type Members = BTreeMap<VolumeId, Record>;
 
 /// One pass. The group is ready when the records of all members are announced.
-fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Members, ControllerError> {
+fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Ensured<Members>, ControllerError> {
     snapshots::check_group(request, &members(volumes, &request.id)?)?;
     let change = Change::Snapshot;
-    let taken = volumes.take_group(request).map_err(|source| ControllerError::Volume { change, source })?;
-    Ok(taken.into_inner())
+    volumes.take_group(request).map_err(|source| ControllerError::Volume { change, source })
 }
 
 fn delete(volumes: &dyn Volumes, group: &VolumeId, listed: &[String]) -> Result<(), ControllerError> {
@@ -64,11 +64,13 @@ impl<H: Host> GroupController for ControllerService<H> {
     ) -> Result<Response<CreateVolumeGroupSnapshotResponse>, Status> {
         let request = snapshots::group(request.get_ref()).map_err(ControllerError::from)?;
         let id = request.id.clone();
-        let copies = |taken: &Result<Members, _>| {
-            taken.as_ref().is_ok_and(|members| members.values().any(|record| record.state == State::Staged))
+        let is_ready = |members: &Members| members.values().all(|record| record.state == State::Announced);
+        let mut pauses = SourcePauses::default();
+        let next = move |taken: &Result<Ensured<Members>, ControllerError>| {
+            next_pass(taken.as_ref().ok()?, is_ready, &mut pauses)
         };
-        let members = self.change(&id, copies, move |volumes, _| take(volumes, &request)).await?;
-        let group_snapshot = snapshots::group_message(&id, &members);
+        let taken = self.change(&id, next, move |volumes, _| take(volumes, &request)).await?;
+        let group_snapshot = snapshots::group_message(&id, &taken.into_inner());
         Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot }))
     }
 
@@ -80,7 +82,7 @@ impl<H: Host> GroupController for ControllerService<H> {
         match Named::snapshot("group_snapshot_id", &group_snapshot_id).map_err(ControllerError::from)? {
             Named::Impossible => {}
             Named::Volume(id) => {
-                self.change(&id, |_| false, move |volumes, id| delete(volumes, id, &snapshot_ids)).await?;
+                self.change(&id, |_| None, move |volumes, id| delete(volumes, id, &snapshot_ids)).await?;
             }
         }
         Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))

@@ -68,9 +68,12 @@ pub(crate) async fn reconcile_claim(
     let Some(_guard) = provisioner.locks.try_lock(&assigned.id) else { return Ok(Outcome::Occupied.action()) };
     let span = info_span!("provision", volume = %assigned.id, claim = %assigned.claim);
     let provisioned = provisioner.provision(&claim, &assigned).instrument(span).await;
-    if let Err(Error::Store(volume::Error::Copying { left, .. })) = &provisioned {
+    if let Err(Error::Store(error)) = &provisioned
+        && let volume::Error::Copying { left, .. } = error
+    {
         debug!(claim = %assigned.claim, %left, "clone copied in part");
-        return Ok(Outcome::InPart.action());
+        let waits = error.waits_for_source().then(|| Outcome::Waiting(provisioner.waits.pause(&assigned.id)));
+        return Ok(waits.unwrap_or(Outcome::InPart).action());
     }
     if let Ok(Outcome::Occupied) = provisioned {
         return Ok(Outcome::Occupied.action());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use apiclient::is_missing;
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
+use dir::Ensured;
 use kube::api::ListParams;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
@@ -136,21 +137,23 @@ impl Provisioner {
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let Some(_turn) = self.clone_turn(is_new, &sources) else { return Ok(Outcome::Occupied) };
-        let want = GroupRequest { id, members, max_pause };
+        let want = GroupRequest { id: id.clone(), members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
-        let records = taken.map_err(|error| match error {
+        let taken = taken.map_err(|error| match error {
             volume::Error::Removed { id } => Error::GroupRejected(GroupRejection::Removed(id)),
             error => Error::of_claim(error),
         });
-        let records = records?.into_inner();
+        let taken = taken?;
+        let waits = matches!(taken, Ensured::Unchanged(_));
+        let records = taken.into_inner();
         self.write_group_status(content, &plan::status(content, &records)).await?;
         if is_new {
             info!(snapshots = records.len(), "snapshots of a group taken");
             self.events.group_taken(content, &self.node, &records, self.free().await);
         }
         if records.values().any(|record| record.state == State::Staged) {
-            debug!("snapshots of a group share blocks with their sources");
-            return Ok(Outcome::InPart);
+            debug!(waits, "snapshots of a group share blocks with their sources");
+            return Ok(if waits { Outcome::Waiting(self.waits.pause(&id)) } else { Outcome::InPart });
         }
         info!(snapshots = records.len(), "snapshots of a group ready");
         Ok(Outcome::Complete)

@@ -153,15 +153,17 @@ impl Provisioner {
         }
         let Some(_turn) = self.clone_turn(is_new, [&want.source]) else { return Ok(Outcome::Occupied) };
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
-        let record = taken.map_err(Error::of_claim)?.into_inner();
+        let taken = taken.map_err(Error::of_claim)?;
+        let waits = matches!(taken, Ensured::Unchanged(_));
+        let record = taken.into_inner();
         self.write_state(content, id, &record).await?;
         if is_new {
             info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot taken");
             self.events.snapshot_taken(content, &self.node, &record, self.free().await);
         }
         if record.state == State::Staged {
-            debug!(snapshot = %id, "snapshot shares blocks with its source");
-            return Ok(Outcome::InPart);
+            debug!(snapshot = %id, waits, "snapshot shares blocks with its source");
+            return Ok(if waits { Outcome::Waiting(self.waits.pause(id)) } else { Outcome::InPart });
         }
         info!(snapshot = %id, size = %record.size, "snapshot ready");
         Ok(Outcome::Complete)

@@ -1,6 +1,7 @@
 //! A process is killed while it clones files.
 
 use std::os::unix::fs::FileExt as _;
+use std::thread::sleep;
 use std::time::Duration;
 
 use dir::Ensured;
@@ -140,11 +141,13 @@ fn a_copy_forces_the_log_for_many_files_together() {
     assert_eq!(forces as u64, COUNT.div_ceil(128), "{flushes:?}");
 }
 
-/// Each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size.
+/// Each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size. The pauses between the
+/// passes were in the store, and occupied the threads of its callers.
 #[test]
 fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
-    // Each takes half a second, and the pauses between flushes are 1, 2, 4 … seconds.
     const PASSES: usize = 6;
+    // Those between flushes are 1, 2, 4 … seconds.
+    const PAUSE: Duration = Duration::from_millis(500);
     let disk = XfsDisk::with_project_quota();
     let request = sized("pvc-1", FILES, SIZE);
     let (source, snapshot, want) = (id("pvc-1-source"), id("snapshot-1"), snapshot_of(&request));
@@ -164,9 +167,14 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     let store = open(disk.path());
     without_pods(&store);
     let flushes = without_flush(usize::MAX, || {
+        let mut waits = false;
         for _ in 0..PASSES {
-            assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().into_inner().state, State::Staged);
+            let taken = store.take_snapshot(&snapshot, &want).unwrap();
+            waits = matches!(taken, Ensured::Unchanged(_));
+            assert_eq!(taken.into_inner().state, State::Staged);
+            sleep(PAUSE);
         }
+        assert!(waits, "nothing is left to copy");
     });
     for flushed in ["live/pvc-1-source", "staging/snapshot-1"] {
         let count =
