@@ -128,15 +128,20 @@ impl Provisioner {
         let ids: Vec<VolumeId> = members.keys().cloned().collect();
         let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
         let is_new = !is_shown || !self.on_disk(exists).await?;
+        // After a pass that failed, the store may not have undone all members, and takes them again.
+        let may_clone = is_new || content.has_failed();
         let class =
-            content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| is_new && !class.is_empty());
+            content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| may_clone && !class.is_empty());
         let max_pause = match class {
-            Some(class) => self.group_pause(class).await?,
+            Some(class) => match self.group_pause(class).await {
+                Err(Error::UnknownGroupClass { .. } | Error::GroupRejected(_)) if !is_new => DEFAULT_PAUSE,
+                found => found?,
+            },
             None => DEFAULT_PAUSE,
         };
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
-        let Some(_turn) = self.clone_turn(is_new, &sources) else { return Ok(Outcome::Occupied) };
+        let Some(_turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
         let want = GroupRequest { id: id.clone(), members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let taken = taken.map_err(|error| match error {

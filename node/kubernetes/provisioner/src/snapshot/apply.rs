@@ -148,10 +148,15 @@ impl Provisioner {
         // The store undoes one for which the disk has no space, also after its first pass. Then it is taken again.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
-        if is_new && !want.class.is_empty() {
-            want.max_pause = self.max_pause(&want.class).await?;
+        // After a pass that failed, the store may not have undone the snapshot completely, and takes it again.
+        let may_clone = is_new || content.has_failed();
+        if may_clone && !want.class.is_empty() {
+            match self.max_pause(&want.class).await {
+                Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
+                found => want.max_pause = found?,
+            }
         }
-        let Some(_turn) = self.clone_turn(is_new, [&want.source]) else { return Ok(Outcome::Occupied) };
+        let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let taken = taken.map_err(Error::of_claim)?;
         let waits = matches!(taken, Ensured::Unchanged(_));

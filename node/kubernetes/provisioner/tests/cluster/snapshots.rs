@@ -102,6 +102,19 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     })
     .await?;
     assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
+
+    // Regression: so was one that a pass had failed to undo completely.
+    node.halt().await?;
+    let failed = Patch::Merge(json!({"status": {"error": {"message": "cannot finish the step ClearLimits"}}}));
+    api.contents.patch_status(&name, &PatchParams::default(), &failed).await?;
+    let before = node.volumes.pauses().len();
+    node.run().await?;
+    until("the pass after the failed one", async || {
+        let pauses = node.volumes.pauses();
+        Ok((pauses.len() == before).then(|| before.to_string()))
+    })
+    .await?;
+    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
     node.volumes.set_passes(0);
     api.ready("undone", &name).await?;
     api.gone("undone", &name).await?;
