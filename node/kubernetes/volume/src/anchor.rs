@@ -107,7 +107,9 @@ impl<'a> Anchor<'a> {
     fn release(&mut self) -> Result<(), ActError> {
         let Some((last, _)) = &self.last else { return Ok(()) };
         // An fsync writes the log up to the last change of the file: this one, which follows those of the copy.
-        futimens(last, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW).and_then(|()| fsync(last)).map_err(failed("sync"))?;
+        futimens(last, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW)
+            .and_then(|()| fsync(last))
+            .map_err(failed("sync"))?;
         while let Some(number) = self.files.checked_sub(1) {
             let name = self.name(number);
             match self.last.take() {

@@ -136,7 +136,8 @@ fn a_copy_forces_the_log_for_many_files_together() {
     (0..COUNT).for_each(|number| write(&number.to_string(), 100));
     write("large", 4 << 20);
     let flushes = without_flush(usize::MAX, || cloned(&store, &request));
-    let forces = flushes.iter().filter(|flush| flush.path().parent().is_some_and(|dir| dir.ends_with("anchors"))).count();
+    let forces =
+        flushes.iter().filter(|flush| flush.path().parent().is_some_and(|dir| dir.ends_with("anchors"))).count();
     // 128 files each.
     assert_eq!(forces as u64, COUNT.div_ceil(128), "{flushes:?}");
 }
