@@ -147,7 +147,7 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
     Ok(())
 }
 
-/// What the deletion did with a data disk. The file behind a link may belong to another program, and stays.
+/// Reports a data disk of a deleted cluster. The file behind a link may belong to another program, and stays.
 fn deleted(path: &Path, file: &Path, size: Bytes) -> String {
     let size = rounded(size);
     match file.exists() {
