@@ -207,7 +207,8 @@ impl Store {
     }
 }
 
-/// One pass over a cloned image, until it shares no block and, if it is thick, has all of them.
+/// One pass over a cloned image, until it shares no block and, if it is thick, has all of them. The image and its instant are
+/// durable at the end of each pass: the API server gets the instant of a snapshot after the first one.
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
@@ -249,7 +250,12 @@ fn copy(
             fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))
         }
     };
-    one_pass(size, allocation, pass, extents, act, Instant::now)
+    let copied = one_pass(size, allocation, pass, extents, act, Instant::now);
+    // The anchor forces the log for the pieces that it keeps.
+    if kept == Bytes::ZERO {
+        fdatasync(image).map_err(failed("sync"))?;
+    }
+    copied
 }
 
 /// Each pass begins with the extents that earlier ones have copied, which takes minutes if there are millions of them

@@ -221,12 +221,7 @@ impl Store {
         let cloned = execution.run(clone);
         // Copying takes long, and its failure locks the source again.
         drop(source);
-        // The API server gets the instant before the blocks are copied, and a power cut must not undo it. A tree is
-        // synced.
-        let is_taken = want.mode.is_snapshot() && clone.contains(&Step::CloneImage);
-        let synced = cloned
-            .and_then(|()| if is_taken { execution.attempt(Step::CloneImage, Execution::sync_image) } else { Ok(()) });
-        match synced.and_then(|()| execution.run(rest)) {
+        match cloned.and_then(|()| execution.run(rest)) {
             Ok(()) => {
                 let record = execution.known.map(|known| known.record).ok_or_else(|| gone(id))?;
                 if !steps.contains(&Step::Publish) {

@@ -50,7 +50,8 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     store.take_snapshot(&snapshot, &want)?;
     drop(store);
     sync(mount)?;
-    let store = open_with(mount, Settings::default())?;
+    // How much one of a second copies depends on the machine.
+    let store = open_with(mount, Settings { pass: Duration::from_hours(1), ..Settings::default() })?;
     measured(|| -> Result<(), Error> {
         while store.take_snapshot(&snapshot, &want)?.into_inner().state == State::Staged {}
         Ok(())
