@@ -483,3 +483,17 @@ impl<H: Host> Controller for ControllerService<H> {
 fn unannounced(capability: &str) -> Status {
     Status::unimplemented(format!("{capability} is not announced"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_that_wait_for_their_source_have_growing_pauses() {
+        let mut pauses = SourcePauses::default();
+        let mut pause = |taken| next_pass(&taken, |is_ready| *is_ready, &mut pauses).map(|pause| pause.as_millis());
+        assert_eq!(pause(Ensured::Created(false)), Some(0));
+        assert_eq!([(); 2].map(|()| pause(Ensured::Unchanged(false))), [Some(500), Some(1000)]);
+        assert_eq!([Ensured::Created(true), Ensured::Unchanged(true)].map(pause), [None, None]);
+    }
+}

@@ -41,7 +41,7 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let mut objects: Vec<Value> =
         admission::guards().iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(admission::reclaimer_guards().iter().flat_map(|guard| guarded("reclaimer", guard, &of_reclaimer)));
-    // Pods have no mesh, and read their own Node only.
+    // Pods have no mesh, and need only their own Node.
     objects.extend(granted("granary:agent", &rules(&["get"]), namespace, node));
     let of_reclaimer = [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),

@@ -30,6 +30,7 @@ pub(crate) struct Anchor<'a> {
     files: u32,
     /// The last file and its end.
     last: Option<(OwnedFd, Bytes)>,
+    /// Copied since the last force of the log.
     bytes: Bytes,
 }
 
@@ -38,7 +39,8 @@ impl<'a> Anchor<'a> {
         Self { dir, copy, files: 0, last: None, bytes: Bytes::ZERO }
     }
 
-    /// One pass, which keeps each piece before it copies it. The former blocks are given up at its end, also if it fails.
+    /// One pass, which keeps each piece before it copies it. The former blocks are given up at its end, also if it fails; those
+    /// that an error within prevents are given up by the next pass.
     pub(crate) fn during(mut self, pass: impl FnOnce(&mut Self) -> Result<(), ActError>) -> Result<(), ActError> {
         let copied = pass(&mut self);
         // An earlier pass that failed may have kept blocks, and this one had nothing to copy.
@@ -61,8 +63,13 @@ impl<'a> Anchor<'a> {
         };
         let kept = reflink::clone_range(file, start, length, &to, at).map_err(failed("keep"));
         self.last = Some((to, at.saturating_add(length)));
-        self.bytes = self.bytes.saturating_add(length);
         kept
+    }
+
+    /// Copies a piece of the copy whose blocks are kept.
+    pub(crate) fn unshare(&mut self, file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), ActError> {
+        self.bytes = self.bytes.saturating_add(length);
+        reflink::unshare(file, start, length).map_err(failed("copy"))
     }
 
     /// Removes the files of a pass that failed.
@@ -112,9 +119,10 @@ impl<'a> Anchor<'a> {
             .map_err(failed("sync"))?;
         while let Some(number) = self.files.checked_sub(1) {
             let name = self.name(number);
+            // XFS frees the blocks of a removed file later, and until then the source's writes would take other ones.
             match self.last.take() {
                 Some((last, _)) => ftruncate(last, 0).map_err(failed("empty"))?,
-                None => empty(self.dir, &name)?,
+                None => drop(self.dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty())?),
             }
             self.dir.remove_file(&name)?;
             self.files = number;
@@ -122,22 +130,4 @@ impl<'a> Anchor<'a> {
         self.bytes = Bytes::ZERO;
         Ok(())
     }
-}
-
-/// XFS frees the blocks of a removed file later, and until then the source's writes would take other ones.
-fn empty(dir: &Dir, name: &Name) -> Result<(), dir::Error> {
-    dir.open_file(name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty()).map(drop)
-}
-
-/// Removes all files, of copies that are durable.
-pub(crate) fn remove_all(dir: &Dir) -> Result<(), ActError> {
-    for name in dir.names()? {
-        match empty(dir, &name) {
-            // Earlier versions had a directory for each copy.
-            Err(error) if error.errno() == Errno::EISDIR => {}
-            emptied => emptied?,
-        }
-        dir.remove_all(&name)?;
-    }
-    Ok(())
 }

@@ -235,15 +235,21 @@ fn copy(
 ) -> Result<(), ActError> {
     let extents = |at| reflink::extents(image, at).map_err(failed("examine"));
     let mut kept = Bytes::ZERO;
-    let act = |work| match work {
+    let act = |work, looked: Bytes| match work {
         Work::Copy { start, length } => {
-            // One call for all small extents near each other.
             if start.saturating_add(length) > kept {
-                let near = size.saturating_sub(start).min(PIECE);
-                anchor.keep(image, start, near)?;
-                kept = start.saturating_add(near);
+                // One call for small extents near each other. A later look would take what it keeps for blocks to copy.
+                let near = looked.min(size).saturating_sub(start).clamp(length, PIECE);
+                kept = match anchor.keep(image, start, near) {
+                    Ok(()) => start.saturating_add(near),
+                    // For several extents, `EINVAL` may be `ENOSPC` (`FICLONERANGE` that has cloned a part).
+                    Err(_) => {
+                        anchor.keep(image, start, length)?;
+                        start.saturating_add(length)
+                    }
+                };
             }
-            reflink::unshare(image, start, length).map_err(failed("copy"))
+            anchor.unshare(image, start, length)
         }
         Work::Allocate { start, length } => {
             let [start, length] = [start, length].map(|number| number.get().cast_signed());
@@ -266,29 +272,32 @@ pub(crate) fn end_of_pass(start: Instant, first: Instant, pass: Duration) -> Ins
     first + pass.max(look.min(LOOK[1]))
 }
 
-/// One pass, with the operations on the image.
+/// One pass, with the operations on the image. `act` gets the end of the extents that were looked at, too.
 fn one_pass(
     size: Bytes,
     allocation: Allocation,
     pass: Duration,
     extents: impl Fn(Bytes) -> Result<Vec<Extent>, ActError>,
-    mut act: impl FnMut(Work) -> Result<(), ActError>,
+    mut act: impl FnMut(Work, Bytes) -> Result<(), ActError>,
     now: impl Fn() -> Instant,
 ) -> Result<(), ActError> {
     let (start, mut end, mut at) = (now(), None, Bytes::ZERO);
     loop {
         let batch = extents(at)?;
+        let looked = batch.last().map_or(at, |last| last.end());
         for work in remaining(at, &batch, size, allocation) {
             let end = *end.get_or_insert_with(|| end_of_pass(start, now(), pass));
             // At least one piece in each pass.
-            act(work)?;
+            act(work, looked)?;
             if now() >= end {
                 let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
                 return Err(ActError::Copying { left: size.saturating_sub(start) });
             }
         }
-        let Some(last) = batch.last() else { return Ok(()) };
-        at = last.end();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        at = looked;
     }
 }
 
@@ -345,7 +354,7 @@ mod tests {
             time.set(time.get() + Duration::from_millis(500));
             Ok((0..COUNT).map(extent).filter(|extent| extent.end() > at).take(64).collect())
         };
-        let act = |_| {
+        let act = |_, _| {
             time.set(time.get() + Duration::from_millis(10));
             copied.set(copied.get() + 1);
             Ok(())

@@ -46,7 +46,9 @@ impl Store {
         };
         let done = match self.provision(id, &want.of(of), want.max_pause) {
             Ok(_) => self.announce_durably(id)?,
-            Err(error) if known.is_some() && error.waits_for_source() => Ensured::Unchanged(()),
+            Err(error) if error.waits_for_source() && known == self.known(id)?.map(|known| known.record) => {
+                Ensured::Unchanged(())
+            }
             Err(Error::Copying { .. }) => Ensured::Created(()),
             Err(error) => return Err(error),
         };

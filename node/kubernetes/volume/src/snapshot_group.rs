@@ -60,7 +60,7 @@ impl Store {
     /// complete: an announced member is not undone, so the group could not be taken again if the disk had no space for
     /// the blocks of another one. The result is `true` if the pass has changed a member.
     fn copy_group(&self, want: &GroupRequest) -> Result<bool, Error> {
-        let mut changed = false;
+        let (mut changed, mut waits) = (false, false);
         let complete = |id: &VolumeId, member: &SnapshotRequest| {
             let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
             self.provision(id, &member.of((record.mode, record.size)), member.max_pause)
@@ -73,7 +73,8 @@ impl Store {
             }
             match complete(id, member) {
                 Ok(_) => changed = true,
-                Err(error) if error.waits_for_source() => return Ok(changed),
+                // The others need not wait for the writers of its source.
+                Err(error) if error.waits_for_source() => waits = true,
                 Err(Error::Copying { .. }) => return Ok(true),
                 Err(error) => {
                     // The disk has no space for its blocks, and the store has undone it. Another one would be of a
@@ -85,6 +86,9 @@ impl Store {
                     return Err(error);
                 }
             }
+        }
+        if waits {
+            return Ok(changed);
         }
         for (id, member) in &want.members {
             // Its name may not be on the disk yet.

@@ -1,18 +1,20 @@
 //! Volumes of an earlier process, when the store is opened.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use fsquota::ProjectId;
 use tracing::warn;
 use units::Bytes;
 
+use crate::anchor::Anchor;
 use crate::disk_state::Place;
 use crate::error::LookError;
 use crate::execution::is_confined;
 use crate::index::{Entry, Index, Known};
 use crate::record::{Record, RecordError, State};
 use crate::store::{Store, place};
-use crate::{VolumeId, anchor, image};
+use crate::{VolumeId, image};
 
 impl Store {
     /// A first record that was cut while it was written is none, since nothing came after it. Whether that is what it
@@ -63,9 +65,18 @@ impl Store {
 
     /// Those of passes that a kill ended. All copies are durable. The next pass of the copy tries again.
     pub(crate) fn remove_anchors(&self) {
-        if let Err(error) = anchor::remove_all(&self.anchors) {
+        let names = self.anchors.names().unwrap_or_else(|error| {
             let reason: &dyn std::error::Error = &error;
-            warn!(error = reason, "former blocks of unfinished copies cannot be removed");
+            warn!(error = reason, "former blocks of unfinished copies cannot be listed");
+            Vec::new()
+        });
+        let copies: BTreeSet<VolumeId> =
+            names.iter().filter_map(|name| name.to_str()?.split('~').next()?.parse().ok()).collect();
+        for copy in &copies {
+            if let Err(error) = Anchor::new(&self.anchors, copy).clear() {
+                let reason: &dyn std::error::Error = &error;
+                warn!(volume = %copy, error = reason, "former blocks of an unfinished copy cannot be removed");
+            }
         }
     }
 

@@ -161,7 +161,7 @@ fn unshare(file: BorrowedFd<'_>, anchor: &mut Anchor<'_>, extent: Extent, end: I
             Bytes::ZERO => Ok(()),
             within => anchor.keep(file, at, within),
         };
-        let copied = kept.and_then(|()| reflink::unshare(file, at, length).map_err(failed("copy")));
+        let copied = kept.and_then(|()| anchor.unshare(file, at, length));
         at = at.saturating_add(length);
         match copied {
             Ok(()) if at < extent.end() && Instant::now() < end => {}

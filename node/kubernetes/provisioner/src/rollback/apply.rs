@@ -129,7 +129,6 @@ impl Provisioner {
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
         let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
             Ok(record) => record.into_inner(),
-            Err(error) if error.waits_for_source() => return Ok(Outcome::Waiting(self.waits.pause(&kept))),
             Err(volume::Error::Copying { left, .. }) => {
                 debug!(volume = %id, %left, "content of the snapshot copied in part");
                 return Ok(Outcome::InPart);

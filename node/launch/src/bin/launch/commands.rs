@@ -137,13 +137,17 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
         }
     }
     let file = |path: PathBuf| fs::canonicalize(&path).unwrap_or(path);
+    let directory = file(place.directory.clone());
     let disks: Vec<_> = disks(place).into_iter().map(|(path, size)| (path.clone(), file(path), size)).collect();
     let removed = fs::remove_dir_all(&place.directory);
     removed.map_err(LaunchError::prepare(format!("remove {}", place.directory.display())))?;
     for (path, file, size) in disks {
         output.print(&deleted(&path, &file, size));
     }
-    output.print(&format!("Removed cluster {} and its directory {}.", place.name, place.directory.display()));
+    output.print(&match fs::exists(&directory) {
+        Ok(false) => format!("Removed cluster {} and its directory {}.", place.name, place.directory.display()),
+        _ => format!("Removed cluster {}. Its directory {}, to which a link led, stays.", place.name, directory.display()),
+    });
     Ok(())
 }
 
