@@ -146,7 +146,11 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
     }
     output.print(&match fs::exists(&directory) {
         Ok(false) => format!("Removed cluster {} and its directory {}.", place.name, place.directory.display()),
-        _ => format!("Removed cluster {}. Its directory {}, to which a link led, stays.", place.name, directory.display()),
+        _ => format!(
+            "Removed cluster {}. Its directory {}, to which a link led, stays.",
+            place.name,
+            directory.display()
+        ),
     });
     Ok(())
 }
