@@ -9,14 +9,17 @@ def _shell_layer_impl(ctx):
         "umask 022; chmod 0755 \"$work\"",
         "mkdir \"$work/bin\"",
         "cp {} \"$work/bin/busybox\"; chmod 0755 \"$work/bin/busybox\"".format(ctx.file.busybox.path),
+    ]
+    for path, target in ctx.attr.links.items():
+        lines.append("ln -s {} \"$work/{}\"".format(target, path))
+    lines += [
         "for name in $(\"$work/bin/busybox\" --list); do",
-        "  [ -e \"$work/bin/$name\" ] || ln -s busybox \"$work/bin/$name\"",
+        # A link may lead to a file of another layer.
+        "  [ -e \"$work/bin/$name\" ] || [ -L \"$work/bin/$name\" ] || ln -s busybox \"$work/bin/$name\"",
         "done",
     ]
     for path in ["root", "run", "tmp"] + ctx.attr.directories:
         lines.append("mkdir -p \"$work/{path}\"; chmod 1777 \"$work/{path}\"".format(path = path))
-    for path, target in ctx.attr.links.items():
-        lines.append("ln -s {} \"$work/{}\"".format(target, path))
     for path, content in ctx.attr.texts.items():
         lines.append("mkdir -p \"$work/$(dirname {path})\"; printf '%s\\n' '{content}' >\"$work/{path}\"".format(content = content, path = path))
     for program, path in ctx.attr.setuid.items():
