@@ -18,6 +18,11 @@ const INTERRUPTED: u8 = 130;
 pub(crate) enum LaunchError {
     #[error("cannot {step}")]
     Prepare { step: String, source: io::Error },
+    #[error(
+        "the configuration {} is neither a regular file nor a pipe; write it to a file, and name that with --config",
+        path.display()
+    )]
+    ConfigKind { path: PathBuf },
     #[error("cannot use the configuration {path}")]
     Config { path: PathBuf, source: ConfigurationError },
     #[error(transparent)]

@@ -9,6 +9,7 @@
 mod arguments;
 mod background;
 mod commands;
+mod configuration_file;
 mod contexts;
 mod demo;
 mod directions;
@@ -36,12 +37,9 @@ use crate::output::Output;
 use crate::place::{Lock, Place, Root};
 use crate::progress::Progress;
 use crate::workspace::Workspace;
-use launch::{
-    Boot, Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT, check_configuration,
-};
+use launch::{Boot, Cluster, ClusterBoot, ClusterOptions, ClusterShutdownError, Event, Nodes, SHUTDOWN_LIMIT};
 use std::env;
 use std::fs::File;
-use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -105,7 +103,7 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
         let step = format!("create {} for the logs; name another directory with --keep-logs", path.display());
         std::fs::create_dir_all(path).map_err(LaunchError::prepare(step))?;
     }
-    let configuration = arguments.config.as_deref().map(configuration).transpose()?;
+    let configuration = configuration_file::read(arguments.config.as_deref(), interrupts.first()).await?;
     let place = workspace::temporary(|name| env::var_os(name));
     let step = format!("create a temporary directory in {}; name another place with TMPDIR", place.display());
     let workspace = Workspace::create(&place).map_err(LaunchError::prepare(step))?;
@@ -120,7 +118,7 @@ async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> 
 async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &Output) -> Result<(), LaunchError> {
     let source = if arguments.detached { Source::Background } else { Source::KeptTerminal };
     let mut interrupts = Interrupts::watch(output, source).map_err(LaunchError::prepare("wait for signals"))?;
-    let configuration = arguments.config.as_deref().map(configuration).transpose()?;
+    let configuration = configuration_file::read(arguments.config.as_deref(), interrupts.first()).await?;
     let mut options = arguments.options(&place.run());
     options.control_plane.configuration = configuration;
     let _pinned = pin(&mut options)?;
@@ -142,14 +140,6 @@ fn pin(options: &mut ClusterOptions) -> Result<Vec<File>, LaunchError> {
         Boot::Firmware(disk) => vec![disk],
     };
     paths.into_iter().map(background::pin).collect()
-}
-
-/// The text of a valid configuration.
-fn configuration(path: &Path) -> Result<String, LaunchError> {
-    let text = std::fs::read_to_string(path);
-    let text = text.map_err(LaunchError::prepare(format!("read the configuration {}", path.display())))?;
-    check_configuration(&text).map_err(|source| LaunchError::Config { path: path.to_owned(), source })?;
-    Ok(text)
 }
 
 async fn show(
