@@ -37,6 +37,11 @@ pub(crate) enum LaunchError {
     Kubeconfig(#[from] KubeconfigError),
     #[error("a launcher uses cluster {name}; `status` shows it, `stop --name={name}` ends it")]
     InUse { name: ClusterName },
+    #[error(
+        "the file system of {} does not support locks (flock); name a directory on a local disk with XDG_STATE_HOME",
+        directory.display()
+    )]
+    NoLocks { directory: PathBuf, source: io::Error },
     #[error("cluster {name} does not exist; `status` lists the clusters")]
     Unknown { name: ClusterName },
     #[error("cluster {name} did not start, its launcher ended with {status}; {} has its output", log.display())]

@@ -30,6 +30,11 @@ pub(crate) enum Cause {
     )]
     Directory { directory: PathBuf },
     #[error(
+        "the file system of its directory {} does not support locks (flock); name a file on a local disk with --kubeconfig=FILE",
+        directory.display()
+    )]
+    NoLocks { directory: PathBuf, source: io::Error },
+    #[error(
         "the file is below {}, the directory of the clusters, whose files `delete` removes; name a file outside of it with --kubeconfig=FILE",
         directory.display()
     )]

@@ -1,6 +1,7 @@
 //! Locks of kubeconfigs: of launchers by the directory, and of kubectl by a file.
 
 use crate::kubeconfig_error::Cause;
+use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -19,11 +20,20 @@ pub(crate) fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => {
+                return Err(Cause::NoLocks { directory: directory.to_owned(), source: error });
+            }
             Err(TryLockError::Error(error)) => return Err(Cause::File(error)),
             Err(TryLockError::WouldBlock) if start.elapsed() < limit => sleep(PAUSE),
             Err(TryLockError::WouldBlock) => return Err(Cause::Directory { directory: directory.to_owned() }),
         }
     }
+}
+
+/// Whether the file system does not support flock(2), such as NFS of a server without locks, or FUSE.
+pub(crate) fn is_unsupported(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS))
 }
 
 /// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
@@ -62,6 +72,16 @@ pub(crate) fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<K
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn errors_of_file_systems_without_locks_are_recognized() {
+        for errno in [Errno::ENOLCK, Errno::EOPNOTSUPP, Errno::ENOSYS] {
+            assert!(is_unsupported(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::EINTR, Errno::EBADF, Errno::EIO] {
+            assert!(!is_unsupported(&errno.into()), "{errno}");
+        }
+    }
 
     #[test]
     fn link_and_file_are_locked_once_each() {

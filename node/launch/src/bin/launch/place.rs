@@ -1,6 +1,7 @@
 //! Directories of clusters that are kept.
 
 use crate::error::LaunchError;
+use crate::locks::is_unsupported;
 use crate::name::ClusterName;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -100,20 +101,30 @@ impl Place {
 
     /// Creates the directory if it is missing, and locks it.
     pub(crate) fn lock(&self) -> Result<Lock, LaunchError> {
-        let step = format!("lock {}", self.directory.display());
         let create = format!("create {}; name another place with XDG_STATE_HOME", self.directory.display());
         let start = Instant::now();
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             create_private(&self.directory).map_err(LaunchError::prepare(&*create))?;
-            match try_lock(&self.directory).map_err(LaunchError::prepare(&*step))? {
+            match try_lock(&self.directory).map_err(|error| self.lock_error(error))? {
                 Attempt::Locked(lock) => return Ok(lock),
                 Attempt::InUse if start.elapsed() < EXIT => sleep(PAUSE),
                 Attempt::InUse => return Err(LaunchError::InUse { name: self.name.clone() }),
                 Attempt::Deleted => attempts += 1,
             }
         }
+        let step =
+            format!("lock {}; try again when other launchers of this cluster have ended", self.directory.display());
         Err(LaunchError::prepare(step)(io::Error::other("other launchers delete it again and again")))
+    }
+
+    fn lock_error(&self, source: io::Error) -> LaunchError {
+        let directory = self.directory.clone();
+        if is_unsupported(&source) {
+            return LaunchError::NoLocks { directory, source };
+        }
+        let step = format!("lock {}; name a directory that you may read with XDG_STATE_HOME", directory.display());
+        LaunchError::prepare(step)(source)
     }
 }
 
@@ -159,6 +170,7 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::errno::Errno;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -202,6 +214,24 @@ mod tests {
         let error = Root(file.path().to_owned()).place(&ClusterName::default()).lock().unwrap_err().to_string();
         let wanted = format!("cannot create {}/granary; name another place with XDG_STATE_HOME", file.path().display());
         assert_eq!(error, wanted);
+    }
+
+    /// The error had the errno only.
+    #[test]
+    fn a_file_system_without_locks_is_reported_with_a_remedy() {
+        let place = Root("/home/user/granary".into()).place(&ClusterName::default());
+        let error = |errno: Errno| place.lock_error(errno.into()).to_string();
+        for errno in [Errno::ENOLCK, Errno::EOPNOTSUPP] {
+            assert_eq!(
+                error(errno),
+                "the file system of /home/user/granary/granary does not support locks (flock); name a directory on a \
+                 local disk with XDG_STATE_HOME"
+            );
+        }
+        assert_eq!(
+            error(Errno::EACCES),
+            "cannot lock /home/user/granary/granary; name a directory that you may read with XDG_STATE_HOME"
+        );
     }
 
     #[test]
