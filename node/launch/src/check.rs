@@ -29,6 +29,8 @@ const UNPRIVILEGED: u16 = 1024;
 /// Space for the console's log, the kubeconfig and other small files.
 const SMALL_FILES: Bytes = Bytes::new(64 << 20);
 
+const MEMINFO: &str = "/proc/meminfo";
+
 #[derive(Debug, thiserror::Error)]
 pub enum PreflightError {
     #[error(
@@ -55,10 +57,14 @@ pub enum PreflightError {
         "a run can write {need} to {}, which has {free} free; free some space, or choose another place {remedy}", directory.display()
     )]
     Full { directory: PathBuf, need: Bytes, free: Bytes, remedy: &'static str },
+    #[error("cannot measure the free space of {}; choose another place {remedy}", directory.display())]
+    Space { directory: PathBuf, source: io::Error, remedy: &'static str },
     #[error("cannot use the images in {}", path.display())]
     Images { path: PathBuf, source: ImageArchiveError },
     #[error("cannot read {}; start the node with `bazel run //:launch`, which builds missing files", path.display())]
     Read { path: PathBuf, source: io::Error },
+    #[error("cannot read the free memory of this machine in {MEMINFO}; run the launcher where /proc is mounted")]
+    FreeMemory(#[source] io::Error),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -197,12 +203,11 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     for path in specs.iter().take(1).flat_map(|spec| &spec.options.images) {
         image_archive::check(path).map_err(|source| PreflightError::Images { path: path.clone(), source })?;
     }
-    let meminfo = Path::new("/proc/meminfo");
-    let available = fs::read_to_string(meminfo)
+    let available = fs::read_to_string(MEMINFO)
         .and_then(|text| {
             kernel::text::size(&text, "MemAvailable:").ok_or_else(|| io::Error::other("MemAvailable is missing"))
         })
-        .map_err(|source| PreflightError::Read { path: meminfo.into(), source })?;
+        .map_err(PreflightError::FreeMemory)?;
     let ports = specs.iter().flat_map(|spec| {
         let api = spec.options.port.map(|port| (port.get(), PortPurpose::Api));
         api.into_iter().chain(spec.options.forwards.iter().map(|forward| (forward.host, PortPurpose::Forward)))
@@ -252,7 +257,7 @@ fn directories(spec: &NodeSpec) -> Result<Vec<Directory>, PreflightError> {
 }
 
 fn directory(path: &Path, need: Bytes, remedy: &'static str) -> Result<Directory, PreflightError> {
-    let failed = |source: io::Error| PreflightError::Read { path: path.into(), source };
+    let failed = |source: io::Error| PreflightError::Space { directory: path.into(), source, remedy };
     let device = fs::metadata(path).map_err(failed)?.dev();
     let system = nix::sys::statvfs::statvfs(path).map_err(|errno| failed(errno.into()))?;
     let free = Bytes::new(system.blocks_available().saturating_mul(system.fragment_size()));
@@ -413,6 +418,12 @@ mod tests {
             "a run can write 1.06 GiB (1140850688 B) to /tmp, which has 512 MiB free; free some space, or choose \
              another place with TMPDIR"
         );
+    }
+
+    #[test]
+    fn an_unusable_directory_is_rejected_with_a_remedy() {
+        let error = directory(Path::new("/nowhere"), LEAST_DATA, "with TMPDIR").unwrap_err();
+        assert_eq!(error.to_string(), "cannot measure the free space of /nowhere; choose another place with TMPDIR");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use units::Bytes;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImageArchiveError {
-    #[error("it cannot be read")]
+    #[error("it cannot be read; name a file or a directory that you may read with --image")]
     Read(#[source] io::Error),
     #[error(
         "it is neither an OCI layout nor an uncompressed tar file with `index.json` (OCI) or `manifest.json` (Docker); create one with \
@@ -115,6 +115,9 @@ mod tests {
             assert!(matches!(check(path), Err(ImageArchiveError::Format)), "{}", path.display());
         }
         let missing = check(&directory.path().join("missing.tar"));
-        assert!(matches!(missing, Err(ImageArchiveError::Read(_))));
+        assert_eq!(
+            missing.unwrap_err().to_string(),
+            "it cannot be read; name a file or a directory that you may read with --image"
+        );
     }
 }
