@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -119,11 +120,12 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
                 Ok((stream, peer)) => match access(peer.ip()) {
                     Access::All => {
                         connections.make_place(peer.ip());
-                        let task = tasks.spawn(converse(stream, Arc::clone(&server), Access::All));
-                        connections.0.push((peer.ip(), task));
+                        let has_request = Arc::<AtomicBool>::default();
+                        let served = converse(stream, Arc::clone(&server), Access::All, Arc::clone(&has_request));
+                        connections.0.push(Connection { peer: peer.ip(), task: tasks.spawn(served), has_request });
                     }
                     Access::Public if public.len() < PUBLIC_CONNECTIONS && !server.source.public().is_empty() => {
-                        public.spawn(converse(stream, Arc::clone(&server), Access::Public));
+                        public.spawn(converse(stream, Arc::clone(&server), Access::Public, Arc::default()));
                     }
                     Access::Public => debug!(%peer, "status request rejected, the client is not on the node"),
                 },
@@ -137,23 +139,39 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
 }
 
 /// The connections of the audience, the oldest first. Clients that open many and send or read nothing delay no probe of
-/// the kubelet.
+/// the kubelet. All clients of the API server's proxy are one client here.
 #[derive(Debug, Default)]
-struct Connections(Vec<(IpAddr, AbortHandle)>);
+struct Connections(Vec<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    peer: IpAddr,
+    task: AbortHandle,
+    /// The request is complete, and the node answers it.
+    has_request: Arc<AtomicBool>,
+}
 
 impl Connections {
-    /// If there is no place for one more of this client, ends the oldest one of the client that has the most.
+    /// If all connections are in use, ends one of the client with the most connections, including the next one: the oldest
+    /// without a request, or the oldest if each is being answered.
     fn make_place(&mut self, next: IpAddr) {
-        self.0.retain(|(_, task)| !task.is_finished());
+        self.0.retain(|connection| !connection.task.is_finished());
         if self.0.len() < CONNECTIONS {
             return;
         }
-        let count =
-            |client: IpAddr| self.0.iter().filter(|(peer, _)| *peer == client).count() + usize::from(client == next);
+        let count = |client: IpAddr| {
+            self.0.iter().filter(|connection| connection.peer == client).count() + usize::from(client == next)
+        };
+        // The count decides first: a client with many requests must not end the connection of a probe that has just begun.
+        // Among clients with one connection each, the oldest ends: the request of a new probe may not be complete yet.
+        let rank = |connection: &Connection| {
+            let count = count(connection.peer);
+            (count, count > 1 && !connection.has_request.load(Ordering::Relaxed))
+        };
         // `max_by_key` returns the last of equal ones.
-        let oldest = self.0.iter().enumerate().rev().max_by_key(|(_, (peer, _))| count(*peer)).map(|(at, _)| at);
-        if let Some(oldest) = oldest {
-            let (peer, task) = self.0.remove(oldest);
+        let ended = self.0.iter().enumerate().rev().max_by_key(|(_, connection)| rank(connection)).map(|(at, _)| at);
+        if let Some(ended) = ended {
+            let Connection { peer, task, .. } = self.0.remove(ended);
             task.abort();
             debug!(%peer, "status connection ended, there are too many");
         }
@@ -171,8 +189,10 @@ impl Audience {
     }
 }
 
-async fn converse(stream: TcpStream, server: Arc<Server>, access: Access) {
+/// Answers one request. Sets `has_request` when its head is complete.
+async fn converse(stream: TcpStream, server: Arc<Server>, access: Access, has_request: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
+        has_request.store(true, Ordering::Relaxed);
         let server = Arc::clone(&server);
         async move { Ok::<_, Infallible>(server.answer(&request, access).await.response()) }
     });

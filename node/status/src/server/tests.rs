@@ -326,22 +326,77 @@ async fn clients_that_send_nothing_keep_no_other_from_readiness() {
     }
 }
 
+/// Connections of clients with these numbers, and whether each has a request.
+fn connections(tasks: &mut JoinSet<()>, clients: &[(u8, bool)]) -> Connections {
+    let connection = |&(number, has_request): &(u8, bool)| Connection {
+        peer: client(number),
+        task: tasks.spawn(future::pending()),
+        has_request: Arc::new(has_request.into()),
+    };
+    Connections(clients.iter().map(connection).collect())
+}
+
+fn client(number: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, number])
+}
+
 #[tokio::test]
 async fn the_oldest_connection_of_the_client_with_the_most_ends() {
-    let [first, second] = [1, 2].map(|number| IpAddr::from([192, 0, 2, number]));
-    let (mut tasks, mut connections) = (JoinSet::new(), Connections::default());
-    for number in 0..CONNECTIONS {
-        let peer = if number < 3 { first } else { second };
-        connections.make_place(peer);
-        connections.0.push((peer, tasks.spawn(future::pending::<()>())));
+    let mut tasks = JoinSet::new();
+    let mut made = connections(&mut tasks, &[1, 1, 1, 2, 2, 2, 2, 2].map(|number| (number, false)));
+    let peers = |made: &Connections| made.0.iter().map(|connection| connection.peer).collect::<Vec<_>>();
+    // The second call finds a place.
+    for _ in 0..2 {
+        made.make_place(client(1));
+        assert_eq!(peers(&made), [1, 1, 1, 2, 2, 2, 2].map(client));
     }
-    let peers = |connections: &Connections| connections.0.iter().map(|(peer, _)| *peer).collect::<Vec<_>>();
-    connections.make_place(first);
-    assert_eq!(peers(&connections), [&[first; 3][..], &[second; 4]].concat());
-    connections.0.push((first, tasks.spawn(future::pending::<()>())));
-    connections.make_place(first);
-    assert_eq!(peers(&connections), [&[first; 2][..], &[second; 4], &[first]].concat());
+    made.0.extend(connections(&mut tasks, &[(1, false)]).0);
+    made.make_place(client(1));
+    assert_eq!(peers(&made), [1, 1, 2, 2, 2, 2, 1].map(client));
     assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
+}
+
+/// The ninth request through the API server's proxy ended the first one, which was being answered.
+#[tokio::test]
+async fn a_connection_without_a_request_ends_first() {
+    let mut tasks = JoinSet::new();
+    for (clients, next, ended) in [
+        ([(1, true), (1, true), (1, false), (1, true), (1, false), (1, true), (1, true), (1, true)], 1, 2),
+        ([(1, true); CONNECTIONS], 1, 0),
+        // A probe that has just begun is the only one without a request.
+        ([(1, true), (2, true), (3, true), (4, true), (5, true), (6, true), (7, true), (8, false)], 9, 0),
+        // One of another client does not end.
+        ([(2, false), (1, true), (1, true), (1, true), (1, true), (1, true), (1, true), (1, true)], 2, 1),
+    ] {
+        let mut made = connections(&mut tasks, &clients);
+        let flags = |made: &Connections| made.0.iter().map(|one| Arc::as_ptr(&one.has_request)).collect::<Vec<_>>();
+        let mut wanted = flags(&made);
+        made.make_place(client(next));
+        wanted.remove(ended);
+        assert_eq!(flags(&made), wanted, "{clients:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_answered_when_others_of_its_client_only_connect() {
+    let (disk, waits) = mpsc::channel();
+    let slow = FakeNode { disk: Some(Mutex::new(waits)), ..node(State::Healthy) };
+    served(slow, async |address| {
+        let mut first = TcpStream::connect(address).await.unwrap();
+        first.write_all(get("/metrics").as_bytes()).await.unwrap();
+        // Another answer, so that the first request has been read.
+        assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        let mut idle = Vec::new();
+        for _ in 0..2 * CONNECTIONS {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        disk.send(()).unwrap();
+        let mut answer = String::new();
+        first.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    })
+    .await;
 }
 
 #[tokio::test]
