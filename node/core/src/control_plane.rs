@@ -21,10 +21,10 @@ use crate::certificates::{CertificateStatus, Certificates};
 use crate::member::{BaseServices, Member, StorageIdentity};
 use crate::status::administrator_path;
 
-/// For the requests that assign the node's pod range: the boot waits for them.
+/// Time limit of the requests that assign the node's pod range: the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// For the node to become Ready: snapshots do not wait longer.
+/// Longest time that snapshots wait for the node to become Ready.
 const READY_LIMIT: Duration = Duration::from_mins(5);
 
 pub(crate) struct ControlPlane {
@@ -49,7 +49,7 @@ impl ControlPlane {
         etcd.healthy().await?;
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));
 
-        // While the API server starts.
+        // The container runtime starts while the API server starts.
         let runtime = member.start_runtime(&cx, guard).await?;
 
         apiserver.healthy().await?;
@@ -58,9 +58,9 @@ impl ControlPlane {
         self.announce_credentials();
         self.show_ca();
         let admin = credentials.client(Identity::Admin).await?;
-        // First: a user that the configuration does not list any more has all rights until then.
+        // The first service with this client: until it runs, users that are not listed any more have all rights.
         let administrators = start_administrators(&cx, &admin, &member.services);
-        // Then the reconciler, because the storage identity gets its permissions from the reconciler's objects.
+        // The reconciler is next, because the storage identity gets its permissions from the reconciler's objects.
         let reconciler = start_reconciler(&cx, &admin);
         member.start_pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
         assign_range(&admin, &member.services).await;
@@ -79,15 +79,15 @@ impl ControlPlane {
         start_snapshot_controller(&cx, snapshot_controller::service(&member.services, credentials), &ready);
 
         reconciler.healthy().await?;
-        let release = start_release(&cx, &admin);
+        let reclaimer = start_reclaimer(&cx, &admin);
         let identity = StorageIdentity::signed(credentials, renewals.clone());
         member.start_network_and_storage(&cx, credentials, &identity, None);
         cx.healthy();
-        let services = [approver, tokens, dns, snapshots, reconciler, release, administrators];
+        let services = [approver, tokens, dns, snapshots, reconciler, reclaimer, administrators];
         self.administer(&cx, renewals, seen, &ready, services).await
     }
 
-    /// Starts the services with the administrator's client again whenever its certificate was renewed.
+    /// Starts the services with the administrator's client again after each renewal of its certificate.
     async fn administer(
         &self,
         cx: &Context,
@@ -113,7 +113,7 @@ impl ControlPlane {
                 start_dns_service(cx, &admin, &self.member.services),
                 start_snapshots(cx, &admin, ready),
                 start_reconciler(cx, &admin),
-                start_release(cx, &admin),
+                start_reclaimer(cx, &admin),
                 start_administrators(cx, &admin, &self.member.services),
             ];
         }
@@ -123,7 +123,7 @@ impl ControlPlane {
         self.member.host.announce(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
     }
 
-    /// The console is the path by which a user verifies the CA: `/ca.crt` comes from the network.
+    /// A user verifies `/ca.crt`, which comes from the network, with the digest on the console.
     fn show_ca(&self) {
         let public = self.credentials.public();
         if let Some(digest) = ca_digest(&public.ca) {
@@ -136,7 +136,7 @@ impl ControlPlane {
     }
 }
 
-/// Before kube-controller-manager starts. Without a range the Node waits for the one that kube-controller-manager assigns.
+/// Called before kube-controller-manager starts. If it fails, the node waits until kube-controller-manager assigns a range.
 async fn assign_range(admin: &Client, services: &programs::Config) {
     let error: BoxError = match timeout(RANGE_LIMIT, first_range::assign(admin, services)).await {
         Ok(Ok(None)) => return,
@@ -192,8 +192,8 @@ fn start_snapshot_controller(cx: &Context, controller: Service, ready: &Handle) 
     });
 }
 
-/// Waits until the node is Ready: no pod needs snapshots before, and their kinds and their controller take CPU time from the
-/// boot. Pods of other nodes need them, even if this node never becomes Ready.
+/// Waits until the node is Ready, or for [`READY_LIMIT`]. No pod of the node needs snapshots before, and their kinds and their
+/// controller take CPU time from the boot. Other nodes need them even if this one never becomes Ready.
 async fn after_boot(cx: &Context, ready: &Handle) {
     tokio::select! {
         () = cx.cancelled() => {}
@@ -206,7 +206,7 @@ fn start_reconciler(cx: &Context, admin: &Client) -> Handle {
     cx.start("reconciler", move |cx| reconciler::run(cx, client.clone()))
 }
 
-fn start_release(cx: &Context, admin: &Client) -> Handle {
+fn start_reclaimer(cx: &Context, admin: &Client) -> Handle {
     let client = admin.clone();
     cx.start("reclaimer", move |cx| reconciler::reclaim(cx, client.clone()))
 }
