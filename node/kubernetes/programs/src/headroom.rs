@@ -1,7 +1,7 @@
-//! Space that etcd gets back when its directory is full.
+//! A file that reserves space in etcd's directory, for etcd to start when the directory is full.
 //!
 //! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so that no client can compact the
-//! database or delete objects. A file that takes space from the start, and that is deleted then, ends this state.
+//! database or delete objects. The node then deletes the headroom file, and etcd can start.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ use units::Bytes;
 
 use crate::program::{ProgramError, Running, Service};
 
-/// Enough to start, to compact and to delete: the segment of the log that is written is allocated already.
+/// Enough for etcd to start, to compact and to delete. The current segment of its log is allocated already.
 pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -46,28 +46,31 @@ impl Headroom {
 
     async fn during(self: Arc<Self>, mut running: Running) -> Result<(), ProgramError> {
         loop {
-            self.on_disk("headroom file not made", Self::keep).await;
+            self.on_disk("cannot create the headroom file, will retry", Self::keep).await;
             match timeout(INTERVAL, &mut running).await {
-                // It runs.
+                // The service still runs.
                 Err(_) => {}
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => {
                     let is_full = error.says(NO_SPACE);
-                    self.on_disk("headroom file not deleted", move |headroom| headroom.release(is_full)).await;
+                    self.on_disk("cannot delete the headroom file, will retry", move |headroom| {
+                        headroom.release(is_full)
+                    })
+                    .await;
                     return Err(error);
                 }
             }
         }
     }
 
-    /// A failure is retried at the next start: the service does not depend on it.
+    /// Logs a failure, because the service runs without the file, too.
     async fn on_disk(
         self: &Arc<Self>,
         failure: &'static str,
         work: impl FnOnce(&Self) -> io::Result<()> + Send + 'static,
     ) {
         let headroom = Arc::clone(self);
-        // A panic is one of this file alone.
+        // A panic must not end the service.
         let done = spawn_blocking(move || work(&headroom)).await.unwrap_or_else(|error| Err(io::Error::other(error)));
         if let Err(error) = done {
             warn!(directory = %self.directory.display(), %error, "{failure}");
@@ -79,7 +82,7 @@ impl Headroom {
         let path = self.path();
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_file() && found.blocks().saturating_mul(512) >= SIZE.get() => return Ok(()),
-            // An earlier attempt was cut short.
+            // An earlier attempt did not complete.
             Ok(_) => fs::remove_file(&path)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -93,11 +96,11 @@ impl Headroom {
             fs::remove_file(&path)?;
             return Err(errno.into());
         }
-        info!(path = %path.display(), size = %SIZE, "headroom file made");
+        info!(path = %path.display(), size = %SIZE, "headroom file created");
         Ok(())
     }
 
-    /// Deletes the file if the directory is full, whatever the program printed, or if it printed so.
+    /// Deletes the file if the program reported a lack of space (`is_full`), or if the directory is full.
     fn release(&self, is_full: bool) -> io::Result<()> {
         if !is_full && self.available()? >= SIZE {
             return Ok(());
@@ -123,7 +126,7 @@ impl Headroom {
         }
     }
 
-    /// Space that the program can still use: of an XFS project, the rest of its limit.
+    /// Free space for the program. XFS reports what is left of the project's limit.
     fn available(&self) -> io::Result<Bytes> {
         let found = statvfs(&self.directory)?;
         Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
@@ -134,7 +137,7 @@ impl Headroom {
     }
 }
 
-/// Whether the program has as much left as the file takes. Right after the file was deleted it has not.
+/// Whether as much space as the file takes remains for the program. That is false right after the file was deleted.
 fn fits(available: Bytes) -> bool {
     available >= Bytes::new(2 * SIZE.get())
 }
@@ -194,7 +197,7 @@ mod tests {
 
     /// Otherwise the next start would take the space away again.
     #[test]
-    fn the_space_of_a_deleted_file_is_not_enough_to_make_it_again() {
+    fn the_space_of_a_deleted_file_is_not_enough_to_create_it_again() {
         assert!(!fits(SIZE));
         assert!(!fits(Bytes::new(2 * SIZE.get() - 1)));
         assert!(fits(Bytes::new(2 * SIZE.get())));
