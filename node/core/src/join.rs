@@ -228,7 +228,7 @@ mod tests {
             let status = tree.status();
             let error = status.last_error.unwrap_or_default();
             let is_clear = error.contains("does not belong to the CA sha256:0000")
-                && error.contains(&format!("it showed {shown}"));
+                && error.contains(&format!("it presented {shown}"));
             Ok::<_, JoinError>(if is_clear && status.attempts > 1 { Seen::Done(()) } else { Seen::NotYet(error) })
         })
         .await

@@ -1,5 +1,5 @@
-//! How a machine that joins finds out whom to trust: the API server shows its CA's certificate, and the machine
-//! has the digest of the CA's key. Nothing secret is sent before that.
+//! Discovery of a cluster's CA by a machine that joins. The API server presents the certificate of its CA, and the machine
+//! compares the digest of its key with that of the configuration. The machine sends nothing secret before.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-/// For one attempt: who waits for an API server tries again.
+/// Time limit of one attempt, which callers repeat.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -31,16 +31,18 @@ pub enum DiscoveryError {
     #[error("the API server at {address}:{port} did not answer within {} s", LIMIT.as_secs())]
     Silence { address: IpAddr, port: u16 },
     #[error(
-        "the API server at {address}:{port} does not belong to the CA {wanted}: it showed {shown}; check address and digest"
+        "the API server at {address}:{port} does not belong to the CA {wanted}: it presented {presented}; check the \
+         address and the digest"
     )]
-    OtherCa { address: IpAddr, port: u16, wanted: CaDigest, shown: Shown },
-    /// The CA is the right one, but it did not sign this server, or not for this address, or not for today.
-    #[error("the API server at {address}:{port} cannot be trusted")]
+    OtherCa { address: IpAddr, port: u16, wanted: CaDigest, presented: Presented },
+    /// The CA has the digest, but the server's certificate is not from it, not for this address, or not valid at this time.
+    #[error("cannot verify the API server at {address}:{port}; check the address and the clock")]
     Server { address: IpAddr, port: u16, source: io::Error },
 }
 
+/// The key of the wanted CA, or that of the last certificate of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum Presented {
     Nothing,
     Key(CaDigest),
 }
@@ -56,7 +58,7 @@ pub fn ca_digest(pem: &str) -> Option<CaDigest> {
     der_digest(&pem.contents)
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for Presented {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => f.write_str("no certificate"),
@@ -65,11 +67,11 @@ impl fmt::Display for Shown {
     }
 }
 
-/// The certificate of the cluster's CA, PEM, as the API server at this address shows it: its key has the digest,
-/// and it signed the server's own certificate for this address. One attempt of at most ten seconds.
+/// The certificate of the cluster's CA (PEM), which the API server at this address presents. Its key has the digest, and it
+/// signed the server's certificate for this address. One attempt of at most ten seconds.
 pub async fn ca(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
     let provider = Arc::new(ring::default_provider());
-    let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), shown: Mutex::default() });
+    let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), presented: Mutex::default() });
     let attempt = async {
         let connect = |source| DiscoveryError::Connect { address, port, source };
         let stream = TcpStream::connect((address, port)).await.map_err(connect)?;
@@ -83,29 +85,29 @@ pub async fn ca(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, 
         TlsConnector::from(Arc::new(config)).connect(ServerName::from(address), stream).await.map_err(server)
     };
     let ended = timeout(LIMIT, attempt).await.unwrap_or(Err(DiscoveryError::Silence { address, port }));
-    let seen = *verifier.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = *verifier.presented.lock().unwrap_or_else(PoisonError::into_inner);
     match ended {
         Ok(stream) => {
             let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let found = chain.iter().find(|certificate| der_digest(certificate) == Some(wanted));
             let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
             let pem = found.map(|der| pem::encode_config(&Pem::new("CERTIFICATE", der.to_vec()), lines));
-            pem.ok_or(DiscoveryError::OtherCa { address, port, wanted, shown: Shown::Nothing })
+            pem.ok_or(DiscoveryError::OtherCa { address, port, wanted, presented: Presented::Nothing })
         }
-        Err(DiscoveryError::Server { .. }) if seen.is_some_and(|shown| shown != Shown::Key(wanted)) => {
-            Err(DiscoveryError::OtherCa { address, port, wanted, shown: seen.unwrap_or(Shown::Nothing) })
+        Err(DiscoveryError::Server { .. }) if seen.is_some_and(|presented| presented != Presented::Key(wanted)) => {
+            Err(DiscoveryError::OtherCa { address, port, wanted, presented: seen.unwrap_or(Presented::Nothing) })
         }
         Err(error) => Err(error),
     }
 }
 
-/// Accepts servers that the CA with this key signed, and shows.
+/// Accepts servers that present the CA with this key, and whose certificate it signed.
 #[derive(Debug)]
 struct Pinned {
     wanted: CaDigest,
     provider: Arc<CryptoProvider>,
-    /// Shown by the server, if the handshake came so far: the wanted key, or its last.
-    shown: Mutex<Option<Shown>>,
+    /// `None` until the handshake has the certificates of the server.
+    presented: Mutex<Option<Presented>>,
 }
 
 impl ServerCertVerifier for Pinned {
@@ -119,8 +121,8 @@ impl ServerCertVerifier for Pinned {
     ) -> Result<ServerCertVerified, Error> {
         let ca = intermediates.iter().find(|der| der_digest(der) == Some(self.wanted));
         let last = intermediates.last().unwrap_or(end_entity);
-        let shown = der_digest(ca.unwrap_or(last)).map_or(Shown::Nothing, Shown::Key);
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        let presented = der_digest(ca.unwrap_or(last)).map_or(Presented::Nothing, Presented::Key);
+        *self.presented.lock().unwrap_or_else(PoisonError::into_inner) = Some(presented);
         let ca = ca.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let mut roots = RootCertStore::empty();
         roots.add(ca.clone().into_owned())?;
@@ -182,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Serves one handshake with this certificate, and its CA's if that stands behind it.
+    /// Serves one handshake with the certificates of `pair`: that of the server, and its CA's if it is included.
     async fn serve(pair: &Pair) -> (u16, JoinHandle<()>) {
         let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
         let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
@@ -230,12 +232,12 @@ mod tests {
     async fn a_server_of_another_ca_is_rejected() {
         let [(signer, pair), (other, _)] = [ca_and(LOOPBACK), ca_and(LOOPBACK)];
         let error = attempt(&pair, &other).await.unwrap_err();
-        let DiscoveryError::OtherCa { wanted, shown, .. } = error else { panic!("{error:?}") };
-        assert_eq!((wanted, shown), (digest(&other), Shown::Key(digest(&signer))));
+        let DiscoveryError::OtherCa { wanted, presented, .. } = error else { panic!("{error:?}") };
+        assert_eq!((wanted, presented), (digest(&other), Presented::Key(digest(&signer))));
     }
 
     #[tokio::test]
-    async fn a_server_is_signed_for_its_address_by_the_ca_that_it_shows() {
+    async fn a_server_is_signed_for_its_address_by_the_ca_that_it_presents() {
         let (signer, elsewhere) = ca_and([10, 0, 2, 15].into());
         let (_, mut foreign) = ca_and(LOOPBACK);
         let leaf = foreign.certificate.split_inclusive("-----END CERTIFICATE-----\n").next().unwrap();
