@@ -48,7 +48,7 @@ pub fn notices() -> (Notices, NoticeQueue) {
 }
 
 impl Notices {
-    /// Does not wait: if the queue is full, the notice is logged and dropped.
+    /// Does not wait: if the queue is full, the notice is logged and dropped. A closed queue drops it silently.
     pub fn send(&self, notice: Notice) {
         if let Err(mpsc::error::TrySendError::Full(notice)) = self.0.try_send(notice) {
             warn!(?notice, "queue of events full, notice dropped");
@@ -57,8 +57,33 @@ impl Notices {
 }
 
 impl NoticeQueue {
-    /// `None` when all senders are gone. Cancel-safe.
+    /// `None` when all senders are gone, or the queue is closed. Cancel-safe.
     pub async fn next(&self) -> Option<Notice> {
         self.0.lock().await.recv().await
+    }
+
+    /// For a program without the own provisioner, which publishes the events: drops the notices, also later ones.
+    pub async fn close(&self) {
+        let mut queue = self.0.lock().await;
+        queue.close();
+        while queue.try_recv().is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With external-provisioner, the queue was full after 64 notices, and each later one was a warning.
+    #[tokio::test]
+    async fn a_closed_queue_takes_no_notices() {
+        let (notices, queue) = notices();
+        let notice = |reason: &str| Notice::LimitsAdvisory { reason: reason.to_owned() };
+        notices.send(notice("before"));
+        queue.close().await;
+        notices.send(notice("after"));
+        assert_eq!(queue.next().await, None);
+        let sent = notices.0.try_send(notice("full"));
+        assert!(matches!(sent, Err(mpsc::error::TrySendError::Closed(_))), "{sent:?}");
     }
 }

@@ -100,6 +100,10 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     kubelet::check(&kubelet)?;
     let locked = LockedDirectory::lock(&place)?;
     let (notices, queue) = provisioner::notices();
+    if provisioner == Provisioner::External {
+        // Only the own provisioner publishes events. The log has the findings, too.
+        queue.close().await;
+    }
     let cgroups = sys.join("fs/cgroup");
     let settings =
         limits::Settings { limits, pods: pods_cgroup, sys, directory: place.directory.clone(), links: container_logs };

@@ -25,7 +25,7 @@ pub struct Settings {
     pub register_again: Arc<dyn Fn() + Send + Sync>,
     /// Number of detaches of a volume's device that the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
-    /// Findings of the restrictions of pods.
+    /// Findings of the restrictions of pods, for events of the own provisioner.
     pub notices: NoticeQueue,
 }
 
