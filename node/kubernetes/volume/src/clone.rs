@@ -131,7 +131,7 @@ impl Store {
         self.index().limits(id, record)
     }
 
-    /// Sets the limits of a source, which is locked.
+    /// Sets the limits of a source, or of another volume, which is locked.
     pub(crate) fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
         let (record, limits) = {
             let index = self.index();

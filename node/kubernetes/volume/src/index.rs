@@ -22,6 +22,9 @@ pub(crate) struct Index {
     /// The last flush of each source of files that exceeds its size, and the last pass over each copy of files that shares
     /// nothing any more, until its source fits.
     pub(crate) flushes: BTreeMap<VolumeId, Flush>,
+    /// Snapshots of rollbacks, with their volumes: the directories are exchanged, and the records on the disk may be the former ones.
+    /// Those in memory have the projects of their directories.
+    pub(crate) unwritten: BTreeMap<VolumeId, VolumeId>,
     /// How many announcements there were, and how many of them are on the disk.
     pub(crate) announced: u64,
     pub(crate) durable: u64,
@@ -94,6 +97,7 @@ impl Index {
         self.volumes.remove(id);
         self.clones.remove(id);
         self.flushes.remove(id);
+        self.unwritten.remove(id);
         self.ledger.release(id);
     }
 }

@@ -3,7 +3,8 @@
 //! A snapshot record is created with the image or the files of that snapshot, in the size of the volume. When it shares no
 //! block, its directory and that of the volume are exchanged by one rename. A directory keeps its project, because XFS moves no file
 //! between projects; then both records get the project of their directories. The exchange is over if the snapshot's
-//! directory has the volume's former project, whatever the records say: the next call, or the next start, writes them.
+//! directory has the volume's former project, whatever the records say: the next call, or the next start, writes them. In memory,
+//! the records follow their directories at once, because the disk may have no space for them.
 
 use dir::Ensured;
 use nix::errno::Errno;
@@ -118,6 +119,10 @@ impl Store {
         if former.size != record.size || former.mode.is_block() && image != Some(record.size) {
             return Err(self.begin_again(id, rollback)?);
         }
+        // The records on the disk have the projects of that exchange, and the next start would complete it with them.
+        if self.index().unwritten.values().any(|other| other == volume) {
+            return Err(refused(id)(VolumeRefusal::RollingBack(volume.clone())));
+        }
         // The limit of the volume has space for blocks that they share, which the other directory would need.
         if self.index().clones.values().any(|clone| clone.source == *volume) {
             return Err(failed(RollbackError::Shared));
@@ -142,12 +147,16 @@ impl Store {
     pub(crate) fn finish_exchange(&self, id: &VolumeId) -> Result<(), Error> {
         let Some(Known { record, .. }) = self.known(id)? else { return Ok(()) };
         match record.rollback() {
-            Some(rollback) if self.has_exchanged(id, &record, rollback) => {
+            Some(rollback) if self.is_unwritten(id) || self.has_exchanged(id, &record, rollback) => {
                 let _guard = self.locks.blocking_lock(&rollback.volume);
                 self.write_exchanged(id, &rollback.volume)
             }
             Some(_) | None => Ok(()),
         }
+    }
+
+    fn is_unwritten(&self, id: &VolumeId) -> bool {
+        self.index().unwritten.contains_key(id)
     }
 
     /// Whether the directories were exchanged, and the records may be the former ones.
@@ -157,33 +166,52 @@ impl Store {
         !record.is_exchanged() && found.is_ok_and(|found| found == exchanged)
     }
 
-    /// First the limits, then the record of the volume: that of the snapshot has both projects until it is written. With the
-    /// locks of both.
+    /// First both records in memory: whatever is done with the volume before they are written, its removal too, limits the project
+    /// of its directory. Then the limits, then the record of the volume: that of the snapshot has both projects until it is
+    /// written. With the locks of both.
     fn write_exchanged(&self, id: &VolumeId, volume: &VolumeId) -> Result<(), Error> {
         let Some(kept) = self.known(id)? else { return Ok(()) };
         let Some(former) = self.known(volume)? else { return self.write_kept(id, kept) };
-        let Some([kept_record, record]) = exchanged(&kept.record, &former.record) else { return Ok(()) };
-        for (id, record) in [(volume, &record), (id, &kept_record)] {
-            let set = self.quotas.set_limits(record.project, self.limits(id, record));
-            set.map_err(|source| Error::Act { id: id.clone(), step: Step::Limit, source: source.into() })?;
+        let records = if kept.record.is_exchanged() {
+            Some([kept.record.clone(), former.record.clone()])
+        } else {
+            exchanged(&kept.record, &former.record)
+        };
+        let Some([kept_record, record]) = records else { return Ok(()) };
+        let both = [(volume, Known { record, ..former }), (id, Known { record: kept_record, ..kept })];
+        {
+            let mut index = self.index();
+            index.unwritten.insert(id.clone(), volume.clone());
+            both.iter().for_each(|(id, known)| index.put(id, known.clone()));
         }
-        for (id, known) in [(volume, Known { record, ..former }), (id, Known { record: kept_record, ..kept })] {
-            let act = |source: ActError| Error::Act { id: id.clone(), step: Step::WriteRecord, source };
-            self.files.replace(id, &known.record).map_err(act)?;
-            self.index().put(id, known);
+        for (id, _) in &both {
+            // Not those of a volume whose removal has begun.
+            let set = self.limit_source(id);
+            set.map_err(|source| Error::Act { id: (*id).clone(), step: Step::Limit, source })?;
         }
+        for (id, Known { record, .. }) in &both {
+            let act = |source: ActError| Error::Act { id: (*id).clone(), step: Step::WriteRecord, source };
+            self.files.replace(id, record).map_err(act)?;
+        }
+        self.index().unwritten.remove(id);
         Ok(())
     }
 
     /// The volume was deleted, with the directory that had the project of this record.
     fn write_kept(&self, id: &VolumeId, kept: Known) -> Result<(), Error> {
-        let Some(record) = after_exchange(&kept.record) else { return Ok(()) };
         let failed = |step, source| Error::Act { id: id.clone(), step, source };
-        self.quotas.clear(kept.record.project).map_err(|source| failed(Step::ClearLimits, source.into()))?;
+        let mut record = kept.record.clone();
+        // Otherwise the removal of the volume has cleared its project.
+        if !record.is_exchanged() {
+            let Some(exchanged) = after_exchange(&record) else { return Ok(()) };
+            self.quotas.clear(record.project).map_err(|source| failed(Step::ClearLimits, source.into()))?;
+            record = exchanged;
+        }
         let set = self.quotas.set_limits(record.project, self.limits(id, &record));
         set.map_err(|source| failed(Step::Limit, source.into()))?;
         self.files.replace(id, &record).map_err(|source| failed(Step::WriteRecord, source))?;
         self.index().put(id, Known { record, ..kept });
+        self.index().unwritten.remove(id);
         info!(volume = %id, "snapshot has the former content of a volume that was deleted");
         Ok(())
     }

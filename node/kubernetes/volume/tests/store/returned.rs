@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dir::{Dir, Ensured, Name};
+use fsquota::ProjectId;
 use ktest_support::unmount;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -13,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode as Permissions;
 use rustix::fs::XattrFlags;
 use units::{Bytes, Inodes};
-use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Settings, VolumeId, Volumes as _};
+use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Settings, Strays, VolumeId, Volumes as _};
 
 use crate::cloning::LARGER;
 use crate::node::{INODES, Node, SIZE, files, id, settings, sized, without_pods};
@@ -226,4 +228,79 @@ fn a_process_that_outlives_its_pod_reaches_the_former_files_only() {
     };
     assert_eq!(full.raw_os_error(), Some(Errno::ENOSPC as i32), "the limit of the former files stays");
     assert_eq!(fsquota::project(&dir).unwrap(), Some(from.project));
+}
+
+/// The exchange of a rollback whose records cannot be written: the volume and the snapshot.
+fn exchanged_without_records(node: &Node) -> (VolumeId, VolumeId) {
+    without_pods(&node.store);
+    let ((volume, _), kept) = (node.made(&files("pvc-1")), id("snapshot-kept"));
+    write(&node.path("live", &volume), "file", 1);
+    taken(node, &volume, "snapshot-1");
+    sys::add_flag(File::open(node.path("records", &volume)).unwrap(), IMMUTABLE).unwrap();
+    is_unwritten(node, &volume, &kept);
+    (volume, kept)
+}
+
+fn is_unwritten(node: &Node, volume: &VolumeId, kept: &VolumeId) {
+    let error = roll_back(&node.store, kept, &back_to(volume, "snapshot-1", kept.as_str())).unwrap_err();
+    assert!(matches!(&error, Error::Act { id, .. } if id == volume), "{error:?}");
+}
+
+/// The record can be written from now on.
+fn unprotect(node: &Node, volume: &VolumeId) {
+    let records = Dir::open(node.path("records", volume).parent().unwrap()).unwrap();
+    assert!(records.unprotect(&Name::try_from(volume.as_str()).unwrap()).unwrap());
+}
+
+fn project(node: &Node, place: &str, id: &VolumeId) -> ProjectId {
+    fsquota::project(File::open(node.path(place, id)).unwrap()).unwrap().unwrap()
+}
+
+fn has_limits_of_its_size(node: &Node, volume: &VolumeId) {
+    let limits = node.limits(project(node, "live", volume));
+    assert_eq!((limits.bytes, limits.inodes), (Some(SIZE), Some(INODES)));
+}
+
+/// The removal limited the project of the kept directory instead. After a restart, the restored root had the mode of the removal.
+#[test]
+fn a_volume_is_removed_by_its_new_project_before_that_is_recorded() {
+    let node = Node::new();
+    let (volume, kept) = exchanged_without_records(&node);
+    // The removal ends there.
+    let [point, moved] = ["live", "trash"].map(|place| node.path(place, &volume).join("point"));
+    fs::create_dir(&point).unwrap();
+    mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    node.store.retire(&volume).unwrap();
+    let error = node.store.discard(&volume).unwrap_err();
+    assert!(matches!(error, Error::Act { .. }), "{error:?}");
+    unmount(&moved).unwrap();
+    assert_eq!(root(&node.path("trash", &volume)).mode, 0o700);
+    let inodes = |node: &Node, place, id| node.limits(project(node, place, id)).inodes;
+    assert_eq!(inodes(&node, "trash", &volume), Some(Inodes::new(1)));
+    assert_eq!(inodes(&node, "staging", &kept), Some(INODES));
+    // Another attempt to write the records leaves the limits of the removal.
+    is_unwritten(&node, &volume, &kept);
+    assert_eq!(inodes(&node, "trash", &volume), Some(Inodes::new(1)));
+
+    unprotect(&node, &volume);
+    let node = node.restarted();
+    assert_eq!(node.store.restore(&volume).unwrap(), Ensured::Created(()));
+    assert_eq!(root(&node.path("live", &volume)).mode, 0o777);
+    has_limits_of_its_size(&node, &volume);
+    rolled_back(&node.store, &volume, "snapshot-1", kept.as_str());
+}
+
+#[test]
+fn a_volume_and_its_kept_snapshot_are_removed_without_a_record_of_the_exchange() {
+    let node = Node::new();
+    let (volume, kept) = exchanged_without_records(&node);
+    unprotect(&node, &volume);
+    node.remove(&volume);
+    assert_eq!(node.store.remove_snapshot(&kept).unwrap(), Ensured::Created(()));
+    node.store.remove_snapshot(&id("snapshot-1")).unwrap();
+    for id in [&volume, &kept] {
+        assert_eq!(node.traces(id), [""; 0]);
+    }
+    assert_eq!(node.store.strays().unwrap(), Strays::default());
+    assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
 }
