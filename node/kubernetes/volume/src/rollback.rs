@@ -15,7 +15,7 @@ use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error, RollbackError};
 use crate::execution::Execution;
 use crate::files::Found;
-use crate::index::Known;
+use crate::index::{Index, Known};
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Rollback, State};
 use crate::store::{Store, place, refused};
@@ -217,7 +217,7 @@ impl Store {
     }
 
     /// At the start, before anything is compared with the records.
-    pub(crate) fn finish_exchanges(&self, found: &mut Found) {
+    pub(crate) fn finish_exchanges(&self, index: &mut Index, found: &mut Found) {
         let half: Vec<(VolumeId, [Record; 2], VolumeId)> = found
             .iter()
             .filter_map(|(id, (_, record))| {
@@ -230,17 +230,15 @@ impl Store {
         for (id, [kept, record], volume) in half {
             let written = self.files.replace(&volume, &record).and_then(|()| self.files.replace(&id, &kept));
             match written {
-                Ok(()) => {
-                    info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed");
-                    found.insert(id, (kept.state, Ok(kept)));
-                }
-                // That of the snapshot stays in memory as it is on the disk: the next call for it, or the next start, tries
-                // again, and nothing else is done with it before.
+                Ok(()) => info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed"),
+                // The next call for the snapshot, or the next start, tries again. Nothing else is done with the snapshot before.
                 Err(reason) => {
+                    index.unwritten.insert(id.clone(), volume.clone());
                     let reason: &dyn std::error::Error = &reason;
                     error!(volume = %volume, snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
                 }
             }
+            found.insert(id, (kept.state, Ok(kept)));
             found.insert(volume, (record.state, Ok(record)));
         }
     }

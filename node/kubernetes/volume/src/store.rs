@@ -100,7 +100,7 @@ impl Store {
             freezer: Mutex::default(),
         };
         let (mut index, mut found) = (Index::default(), store.files.load()?);
-        store.finish_exchanges(&mut found);
+        store.finish_exchanges(&mut index, &mut found);
         // Before the limits of their sources, whose pods may write.
         let clones =
             found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));

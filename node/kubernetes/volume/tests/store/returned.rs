@@ -15,7 +15,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode as Permissions;
 use rustix::fs::XattrFlags;
 use units::{Bytes, Inodes};
-use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Settings, Strays, VolumeId, Volumes as _};
+use volume::{
+    Drifted, Error, Mode, Owner, Record, RollbackError, Settings, Strays, VolumeId, VolumeRefusal, Volumes as _,
+};
 
 use crate::cloning::LARGER;
 use crate::node::{INODES, Node, SIZE, files, id, settings, sized, without_pods};
@@ -288,6 +290,33 @@ fn a_volume_is_removed_by_its_new_project_before_that_is_recorded() {
     assert_eq!(root(&node.path("live", &volume)).mode, 0o777);
     has_limits_of_its_size(&node, &volume);
     rolled_back(&node.store, &volume, "snapshot-1", kept.as_str());
+}
+
+/// The snapshot had the project of the volume, and its limits, and the project of its directory had no record.
+#[test]
+fn an_exchange_that_a_start_cannot_record_has_the_limits_of_its_directories() {
+    let node = Node::new();
+    let (volume, kept) = exchanged_without_records(&node);
+    let reserved = node.store.space().unwrap().reserved;
+    let node = node.restarted();
+    let projects = [project(&node, "live", &volume), project(&node, "staging", &kept)];
+    assert_eq!([&volume, &kept].map(|id| record(&node, id).project), projects);
+    has_limits_of_its_size(&node, &volume);
+    assert_eq!(node.store.strays().unwrap(), Strays::default());
+    assert_eq!(node.store.space().unwrap().reserved, reserved);
+    assert!(node.store.open_volume(&volume).is_ok());
+
+    is_unwritten(&node, &volume, &kept);
+    // The next start would complete the first exchange with a project that the volume has no more.
+    let want = back_to(&volume, "snapshot-1", "snapshot-other");
+    let refused = roll_back(&node.store, &id("snapshot-other"), &want).unwrap_err();
+    assert!(matches!(refused, Error::Refused { source: VolumeRefusal::RollingBack(_), .. }), "{refused:?}");
+    unprotect(&node, &volume);
+    rolled_back(&node.store, &volume, "snapshot-1", kept.as_str());
+    rolled_back(&node.store, &volume, "snapshot-1", "snapshot-other");
+    let before: Vec<_> = node.store.records().unwrap().readable.into_iter().collect();
+    let node = node.restarted();
+    assert_eq!(node.store.records().unwrap().readable.into_iter().collect::<Vec<_>>(), before);
 }
 
 #[test]
