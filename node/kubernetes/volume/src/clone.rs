@@ -145,8 +145,8 @@ impl Store {
         Ok(self.quotas.set_limits(record.project, limits)?)
     }
 
-    /// Lowers the limit of a source after a clone has ended. A failure is logged: the image bounds what the source can use,
-    /// and the next start sets all limits again.
+    /// Lowers the limit of a source after a clone has ended. A failure is logged: the next start sets all limits again. Until then,
+    /// the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits of a filesystem volume.
     pub(crate) fn settle_source(&self, source: &VolumeId) {
         let _guard = self.locks.blocking_lock(source);
         if let Err(error) = self.limit_source(source) {

@@ -137,13 +137,12 @@ impl<'a> Execution<'a> {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 self.store.release_headroom(&cloning)?;
-                files.replace(id, &known.record)?;
-                let is_block = known.record.mode.is_block();
-                self.put(known);
-                if !is_block {
-                    let record = self.record()?;
-                    quotas.set_limits(record.project, record.limits())?;
+                // Before the record: without a source in it, no later pass repeats this step.
+                if !known.record.mode.is_block() {
+                    quotas.set_limits(known.record.project, known.record.limits())?;
                 }
+                files.replace(id, &known.record)?;
+                self.put(known);
                 self.store.settle_source(&cloning.source);
             }
             Step::Publish => {

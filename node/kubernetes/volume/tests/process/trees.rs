@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dir::Ensured;
 use ktest_support::XfsDisk;
-use ktest_support::process::{Flush, without_flush};
+use ktest_support::process::{Call, Flush, Traced, without_flush};
+use nix::libc;
 use units::{Bytes, Inodes};
 use volume::{Claim, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
@@ -181,5 +182,65 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
         let count =
             flushes.iter().filter(|flush| matches!(flush, Flush::Syncfs(path) if path.ends_with(flushed))).count();
         assert!((1..PASSES).contains(&count), "{flushed}: {count}, {flushes:?}");
+    }
+}
+
+/// Runs `work` in a copy of this process, in which the `number`th (from 0) of these calls fails. Returns whether it was reached.
+fn with_failure(number: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
+    let mut child = Traced::start(work);
+    let mut passed = 0;
+    while let Some(call) = child.next_call() {
+        if !counted(&call) {
+            continue;
+        }
+        if passed == number {
+            call.refuse();
+        }
+        passed += 1;
+    }
+    passed > number
+}
+
+/// The limit of the copy was set after its record: the copy kept a larger one, and its source the headroom, until the next start.
+#[test]
+fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
+    const SET_LIMITS: u64 = 0x5804; // Q_XSETQLIM
+    let disk = XfsDisk::with_project_quota();
+    for of_source in [false, true] {
+        for number in 0.. {
+            let request = sized(&format!("pvc-{of_source}-{number}"), FILES, Bytes::MIB);
+            let (clone, want) = (id(&request.claim.name), clone_of(&request));
+            let store = open(disk.path());
+            with_source(&store, &request);
+            let source = store.records().unwrap().readable[&id(&source_of(&request).claim.name)].project;
+            let counted = |call: &Call<'_>| {
+                let [_, command, project, ..] = call.arguments();
+                let sets = call.number() == libc::SYS_quotactl_fd && command >> 8 == SET_LIMITS;
+                sets && (project == u64::from(source.get())) == of_source
+            };
+            let reached = with_failure(number, counted, || {
+                let mut failures = 0;
+                while let Err(error) = store.provision(&clone, &want) {
+                    failures += usize::from(!matches!(error, Error::Copying { .. }));
+                    assert!(failures < 2, "{error:?}");
+                }
+                store.announce(&clone).unwrap();
+                // The last one of the source is after the last pass.
+                if !of_source {
+                    is_settled(&store, &request, request.reserved());
+                }
+                let limits = store.open_volume(&clone).unwrap().quota().unwrap().limits;
+                assert_eq!(limits.bytes, Some(request.size));
+            });
+            drop(store);
+            let store = open(disk.path());
+            is_settled(&store, &request, request.reserved());
+            deleted(&store, &request);
+            deleted(&store, &source_of(&request));
+            if !reached {
+                assert!(number >= 2, "only {number} calls");
+                break;
+            }
+        }
     }
 }
