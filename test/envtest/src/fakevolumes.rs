@@ -60,7 +60,7 @@ struct Disk {
     passes: u32,
     /// The node cannot limit I/O.
     unthrottled: bool,
-    /// The longest pauses that snapshots of filesystem volumes allowed.
+    /// The longest pauses that groups and snapshots of filesystem volumes allowed.
     pauses: Vec<Duration>,
 }
 
@@ -316,6 +316,7 @@ impl Disk {
 
     /// Whether there is a freezer, and pods, makes no difference.
     fn take_group(&mut self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+        self.pauses.push(want.max_pause);
         if want.members.keys().any(|id| !self.records.contains_key(id)) {
             if let Some(id) = want.members.keys().find(|id| !self.records.contains_key(*id))
                 && self

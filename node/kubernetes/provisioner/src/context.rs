@@ -1,7 +1,7 @@
 //! State that all parts of the provisioner share.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -107,6 +107,30 @@ impl Waits {
     }
 }
 
+/// Snapshots and groups that are copied, and whose last pass in this process did not fail: no later pass clones their content again.
+/// The store may not have undone one completely before a pass failed, or before an earlier process ended, and takes it again.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Mutex<HashSet<VolumeId>>);
+
+impl Copies {
+    pub(crate) fn contains(&self, id: &VolumeId) -> bool {
+        self.ids().contains(id)
+    }
+
+    pub(crate) fn insert(&self, id: &VolumeId) {
+        self.ids().insert(id.clone());
+    }
+
+    /// Before a pass, which may fail, and before the removal.
+    pub(crate) fn remove(&self, id: &VolumeId) {
+        self.ids().remove(id);
+    }
+
+    fn ids(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The provisioner has to be started again.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -134,6 +158,7 @@ pub(crate) struct Provisioner {
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
     pub(crate) waits: Waits,
+    pub(crate) copies: Copies,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
     pub(crate) drifted: Mutex<BTreeMap<VolumeId, Drifted>>,

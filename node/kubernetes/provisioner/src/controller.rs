@@ -24,7 +24,7 @@ use volume::{VolumeId, VolumeLocks, Volumes};
 use crate::backoff::Attempts;
 use crate::claim::apply::CreatedPvs;
 use crate::classes::Classes;
-use crate::context::{Places, Provisioner, RunError, Waits};
+use crate::context::{Copies, Places, Provisioner, RunError, Waits};
 use crate::discard::queue::DiscardQueue;
 use crate::error::Error;
 use crate::events::Events;
@@ -80,6 +80,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         locks: VolumeLocks::default(),
         places: Places::default(),
         waits: Waits::default(),
+        copies: Copies::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),
         index: PvIndex::new(node.clone()),

@@ -128,8 +128,8 @@ impl Provisioner {
         let ids: Vec<VolumeId> = members.keys().cloned().collect();
         let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
         let is_new = !is_shown || !self.on_disk(exists).await?;
-        // After a pass that failed, the store may not have undone all members, and takes them again.
-        let may_clone = is_new || content.has_failed();
+        let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
+        let may_clone = is_new || !self.copies.contains(&id);
         let class =
             content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| may_clone && !class.is_empty());
         let max_pause = match class {
@@ -139,9 +139,9 @@ impl Provisioner {
             },
             None => DEFAULT_PAUSE,
         };
-        let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let Some(_turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
+        self.copies.remove(&id);
         let want = GroupRequest { id: id.clone(), members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let taken = taken.map_err(|error| match error {
@@ -158,6 +158,7 @@ impl Provisioner {
         }
         if records.values().any(|record| record.state == State::Staged) {
             debug!(waits, "snapshots of a group share blocks with their sources");
+            self.copies.insert(&id);
             return Ok(if waits { Outcome::Waiting(self.waits.pause(&id)) } else { Outcome::InPart });
         }
         info!(snapshots = records.len(), "snapshots of a group ready");
@@ -204,6 +205,9 @@ impl Provisioner {
         for id in ids {
             info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a group with policy Delete");
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
+        }
+        if let Some(group) = handle.and_then(|handle| handle.parse().ok()) {
+            self.copies.remove(&group);
         }
         release(&self.served_groups(), content, PROTECTION).await?;
         Ok(Outcome::Complete)

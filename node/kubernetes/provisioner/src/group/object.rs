@@ -138,9 +138,4 @@ impl GroupContent {
     pub(crate) fn is_ready(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
     }
-
-    /// Whether the status shows the failure of the last pass.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.status.as_ref().is_some_and(|status| status.error.is_some())
-    }
 }

@@ -148,8 +148,7 @@ impl Provisioner {
         // The store undoes one for which the disk has no space, also after its first pass. Then it is taken again.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
-        // After a pass that failed, the store may not have undone the snapshot completely, and takes it again.
-        let may_clone = is_new || content.has_failed();
+        let may_clone = is_new || !self.copies.contains(id);
         if may_clone && !want.class.is_empty() {
             match self.max_pause(&want.class).await {
                 Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
@@ -157,6 +156,7 @@ impl Provisioner {
             }
         }
         let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
+        self.copies.remove(id);
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let taken = taken.map_err(Error::of_claim)?;
         let waits = matches!(taken, Ensured::Unchanged(_));
@@ -168,6 +168,7 @@ impl Provisioner {
         }
         if record.state == State::Staged {
             debug!(snapshot = %id, waits, "snapshot shares blocks with its source");
+            self.copies.insert(id);
             return Ok(if waits { Outcome::Waiting(self.waits.pause(id)) } else { Outcome::InPart });
         }
         info!(snapshot = %id, size = %record.size, "snapshot ready");
@@ -212,6 +213,7 @@ impl Provisioner {
         }
         self.end_rollback_of(id).await?;
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
+        self.copies.remove(id);
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         if removed == Ensured::Created(()) {
             info!(snapshot = %id, "snapshot removed");

@@ -181,11 +181,6 @@ impl Content {
         self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
     }
 
-    /// Whether the status shows the failure of the last pass.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.status.as_ref().is_some_and(|status| status.error.is_some())
-    }
-
     /// The size of the snapshot, which a volume needs at least.
     pub(crate) fn size(&self) -> Option<Bytes> {
         u64::try_from(self.status.as_ref()?.restore_size?).ok().map(Bytes::new)

@@ -1,6 +1,7 @@
 //! Snapshots of several claims at one instant. The tests act as the snapshot controller.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
@@ -148,8 +149,19 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     let kept = api.create_group("kept", None, source(&ids), json!({"deletionPolicy": "Retain"})).await?;
     api.group_status(&kept.name_any(), is_ready).await?;
     node.volumes.set_passes(u32::MAX);
-    let begun = api.create_group("begun", None, source(&ids), json!({})).await?;
+    api.create_group_class("short", json!({"maxPause": "750ms"})).await?;
+    let class = json!({"volumeGroupSnapshotClassName": "short"});
+    let begun = api.create_group("begun", None, source(&ids), class).await?;
     api.group_status(&begun.name_any(), |status| status["creationTime"].is_string()).await?;
+    node.halt().await?;
+    // Regression: the members that the former process had not undone completely were taken again within the default pause.
+    let before = node.volumes.pauses().len();
+    node.run().await?;
+    until("the first pass of the process", async || {
+        Ok((node.volumes.pauses().len() == before).then(|| before.to_string()))
+    })
+    .await?;
+    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
     node.halt().await?;
     api.force_group("begun", &begun.name_any()).await?;
     node.run().await?;
