@@ -321,7 +321,7 @@ pub(crate) fn finish_group(store: &Store, members: [(Number, Number); 2]) -> Res
     let want = group_request(members);
     loop {
         let taken = store.take_group(&want).map_err(called("finish the group", first))?;
-        if taken.into_inner().values().all(|record| record.state == State::Announced) {
+        if taken.snapshots.values().all(|record| record.state == State::Announced) {
             return Ok(());
         }
     }
@@ -341,7 +341,7 @@ pub(crate) fn finish_clone(store: &Store, volume: Number, want: &Request) -> Res
 pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequest) -> Result<(), Violation> {
     loop {
         let taken = store.take_snapshot(&id(volume), want).map_err(called("finish the snapshot", volume))?;
-        if taken.into_inner().state == State::Announced {
+        if taken.snapshots.state == State::Announced {
             return Ok(());
         }
     }

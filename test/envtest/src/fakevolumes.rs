@@ -12,7 +12,7 @@ use units::{Bytes, Inodes};
 use volume::{
     Allocation, Cloning, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, IoRejection, ListError,
     LiveVolume, LiveVolumeError, LookError, Mode, OpenError, Operation, Overcommit, Owner, Record, Records, Request,
-    Rollback, RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, ThrottleError,
+    Rollback, RollbackError, RollbackRequest, SnapshotRequest, SourceError, Space, State, Strays, Taken, ThrottleError,
     UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage, Volumes,
 };
 
@@ -289,7 +289,7 @@ impl Disk {
         Ok(Ensured::Created(record))
     }
 
-    fn take_snapshot(&mut self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+    fn take_snapshot(&mut self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Taken<Record>>, Error> {
         let SnapshotRequest { claim, owner, class, source, max_pause } = want.clone();
         let (mode, size) = match self.look(id) {
             Some((record, _)) => (record.mode, record.size),
@@ -305,19 +305,23 @@ impl Disk {
             self.pauses.push(max_pause);
         }
         let mode = taken_at(mode, SystemTime::now());
-        let done = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
-            Ok(_) => self.announce(id)?,
-            Err(Error::Copying { .. }) => Ensured::Created(()),
-            Err(error) => return Err(error),
+        let known = self.records.get(id).cloned();
+        let copying = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
+            Ok(_) => self.announce(id).map(|_| None)?,
+            Err(error) => Some(error.copying().ok_or(error)?),
         };
         let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
-        Ok(done.map(|()| record))
+        Ok(Taken::since(known, record, copying))
     }
 
     /// Whether there is a freezer, and pods, makes no difference.
-    fn take_group(&mut self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+    fn take_group(&mut self, want: &GroupRequest) -> Result<Ensured<Taken<BTreeMap<VolumeId, Record>>>, Error> {
         self.pauses.push(want.max_pause);
-        if want.members.keys().any(|id| !self.records.contains_key(id)) {
+        let records = |disk: &Self| -> Option<BTreeMap<_, _>> {
+            want.members.keys().map(|id| Some((id.clone(), disk.records.get(id)?.clone()))).collect()
+        };
+        let known = records(self);
+        if known.is_none() {
             if let Some(id) = want.members.keys().find(|id| !self.records.contains_key(*id))
                 && self
                     .records
@@ -345,20 +349,14 @@ impl Disk {
                 }
             }
         }
-        let (mut records, mut changed) = (BTreeMap::new(), false);
+        let mut copying = None;
         for (id, member) in &want.members {
-            let is_busy = records.values().any(|record: &Record| record.state == State::Staged);
-            let record = match self.records.get(id) {
-                Some(record) if is_busy => record.clone(),
-                _ => {
-                    let taken = self.take_snapshot(id, member)?;
-                    changed |= matches!(taken, Ensured::Created(_));
-                    taken.into_inner()
-                }
-            };
-            records.insert(id.clone(), record);
+            if copying.is_none() {
+                copying = self.take_snapshot(id, member)?.into_inner().copying;
+            }
         }
-        Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
+        let records = records(self).ok_or_else(|| Error::Unknown { id: want.id.clone() })?;
+        Ok(Taken::since(known, records, copying))
     }
 
     fn remove_snapshot(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
@@ -627,12 +625,12 @@ impl Volumes for FakeVolumes {
         self.change(Operation::Undo, id, |disk| disk.undo(id))
     }
 
-    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        self.calls.observe(Operation::TakeSnapshot, || self.disk().take_snapshot(id, want))
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error> {
+        self.calls.observe(Operation::TakeSnapshot, || self.disk().take_snapshot(id, want)).map(Ensured::into_inner)
     }
 
-    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
-        self.calls.observe(Operation::TakeGroup, || self.disk().take_group(want))
+    fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error> {
+        self.calls.observe(Operation::TakeGroup, || self.disk().take_group(want)).map(Ensured::into_inner)
     }
 
     fn takes_groups(&self) -> bool {

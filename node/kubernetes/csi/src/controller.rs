@@ -13,7 +13,6 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dir::Ensured;
 use proto::csi::controller_server::Controller;
 use proto::csi::controller_service_capability::{self, rpc};
 use proto::csi::list_volumes_response::Entry;
@@ -35,7 +34,7 @@ use tokio::time::sleep;
 use tonic::{Request, Response, Status};
 use units::Bytes;
 use volume::{
-    Error, IdlePasses, Owner, Record, SnapshotRequest, SourcePauses, State, VolumeGuard, VolumeId, VolumeLocks,
+    Copying, Error, IdlePasses, Owner, Record, SourcePauses, State, Taken, VolumeGuard, VolumeId, VolumeLocks,
     VolumeMode, Volumes,
 };
 
@@ -197,22 +196,14 @@ fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), Con
     volumes.limit_io(id, io).map(drop).map_err(|source| ControllerError::Volume { change, source })
 }
 
-/// One pass. The snapshot is ready when its record is announced.
-fn take_snapshot(
-    volumes: &dyn Volumes,
-    id: &VolumeId,
-    request: &SnapshotRequest,
-) -> Result<Ensured<Record>, ControllerError> {
-    let change = Change::Snapshot;
-    volumes.take_snapshot(id, request).map_err(|source| ControllerError::Volume { change, source })
-}
-
-/// The pause before the next pass over snapshots. `None` if `is_ready`.
-fn next_pass<T>(taken: &Ensured<T>, is_ready: impl Fn(&T) -> bool, pauses: &mut SourcePauses) -> Option<Duration> {
-    match taken {
-        Ensured::Created(snapshots) | Ensured::Unchanged(snapshots) if is_ready(snapshots) => None,
-        Ensured::Created(_) => Some(Duration::ZERO),
-        Ensured::Unchanged(_) => Some(pauses.pause()),
+/// The pauses between the passes over a copy.
+fn pauses<T>(
+    copying: impl Fn(&Result<T, ControllerError>) -> Option<Copying>,
+) -> impl FnMut(&Result<T, ControllerError>) -> Option<Duration> {
+    let mut pauses = SourcePauses::default();
+    move |done| match copying(done)? {
+        Copying::InPart => Some(Duration::ZERO),
+        Copying::Waits => Some(pauses.pause()),
     }
 }
 
@@ -239,12 +230,10 @@ impl<H: Host> Controller for ControllerService<H> {
         }
         let id = want.id.clone();
         let want = Arc::new(want);
-        let mut pauses = SourcePauses::default();
-        let next = move |created: &Result<Record, ControllerError>| match created {
-            Err(ControllerError::Volume { source, .. }) if source.waits_for_source() => Some(pauses.pause()),
-            Err(ControllerError::Volume { source: Error::Copying { .. }, .. }) => Some(Duration::ZERO),
+        let next = pauses(|created: &Result<Record, _>| match created {
+            Err(ControllerError::Volume { source, .. }) => source.copying(),
             _ => None,
-        };
+        });
         let record = self.change(&id, next, move |volumes, _| create(volumes, &want)).await?;
         let volume =
             Volume { content_source: request.into_inner().volume_content_source, ..self.message(&id, record.size) };
@@ -377,13 +366,13 @@ impl<H: Host> Controller for ControllerService<H> {
         request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
         let Take { id, request } = Take::parse(request.get_ref()).map_err(ControllerError::from)?;
-        let mut pauses = SourcePauses::default();
-        let next = move |taken: &Result<Ensured<Record>, ControllerError>| {
-            next_pass(taken.as_ref().ok()?, |record| record.state == State::Announced, &mut pauses)
-        };
-        let taken = self.change(&id, next, move |volumes, id| take_snapshot(volumes, id, &request)).await?;
-        let record = taken.into_inner();
-        Ok(Response::new(CreateSnapshotResponse { snapshot: snapshots::message(&id, &record) }))
+        let next = pauses(|taken: &Result<Taken<Record>, _>| taken.as_ref().ok()?.copying);
+        let take = self.change(&id, next, move |volumes, id| {
+            let change = Change::Snapshot;
+            volumes.take_snapshot(id, &request).map_err(|source| ControllerError::Volume { change, source })
+        });
+        let taken = take.await?;
+        Ok(Response::new(CreateSnapshotResponse { snapshot: snapshots::message(&id, &taken.snapshots) }))
     }
 
     async fn delete_snapshot(
@@ -489,11 +478,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_that_wait_for_their_source_have_growing_pauses() {
-        let mut pauses = SourcePauses::default();
-        let mut pause = |taken| next_pass(&taken, |is_ready| *is_ready, &mut pauses).map(|pause| pause.as_millis());
-        assert_eq!(pause(Ensured::Created(false)), Some(0));
-        assert_eq!([(); 2].map(|()| pause(Ensured::Unchanged(false))), [Some(500), Some(1000)]);
-        assert_eq!([Ensured::Created(true), Ensured::Unchanged(true)].map(pause), [None, None]);
+    fn copies_that_wait_for_their_source_have_growing_pauses() {
+        let mut next = pauses(|copying: &Result<Option<Copying>, _>| *copying.as_ref().ok()?);
+        let passes = [Some(Copying::InPart), Some(Copying::Waits), Some(Copying::Waits), None];
+        let found = passes.map(|copying| next(&Ok(copying)).map(|pause| pause.as_millis()));
+        assert_eq!(found, [Some(0), Some(500), Some(1000), None]);
     }
 }

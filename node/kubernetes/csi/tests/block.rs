@@ -121,7 +121,7 @@ async fn a_snapshot_is_not_published() {
         max_pause: volume::DEFAULT_PAUSE,
     };
     let id: VolumeId = "snapshot-1".parse().expect("an identifier");
-    while node.store.take_snapshot(&id, &want).expect("a snapshot").into_inner().state != State::Announced {}
+    while node.store.take_snapshot(&id, &want).expect("a snapshot").snapshots.state != State::Announced {}
     assert_eq!(node.publish_block("snapshot-1", "device").await, Err(Code::NotFound));
     assert_eq!(node.publish_read_only("snapshot-1", "device").await, Err(Code::NotFound));
     assert!(node.devices().is_empty() && !node.target("device").exists());

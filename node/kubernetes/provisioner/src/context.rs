@@ -13,7 +13,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::Instant;
 use tracing::Span;
 use units::Bytes;
-use volume::{Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
+use volume::{Copying, Drifted, SourcePauses, VolumeGuard, VolumeId, VolumeLocks, Volumes};
 
 use crate::Metrics;
 use crate::backoff::Attempts;
@@ -46,10 +46,8 @@ const REMOVALS: usize = 4;
 pub(crate) enum Outcome {
     /// The next pass is when the object changes.
     Complete,
-    /// A part of the content is copied.
-    InPart,
-    /// The content is copied, and its source exceeds its own size. The next pass is after this pause.
-    Waiting(Duration),
+    /// The next pass continues a copy, after this pause.
+    Copying(Duration),
     /// Other passes have the volume or its source.
     Occupied,
 }
@@ -59,8 +57,7 @@ impl Outcome {
     pub(crate) const fn next(self) -> Option<Duration> {
         match self {
             Self::Complete => None,
-            Self::InPart => Some(NEXT_PASS),
-            Self::Waiting(pause) => Some(pause),
+            Self::Copying(pause) => Some(pause),
             Self::Occupied => Some(OCCUPIED),
         }
     }
@@ -97,7 +94,16 @@ impl Waits {
     /// Pauses begin again with the first one after this time without a pass that waits.
     const FORGOTTEN: Duration = Duration::from_mins(1);
 
-    pub(crate) fn pause(&self, id: &VolumeId) -> Duration {
+    /// How a pass over the volume, snapshot or group ended.
+    pub(crate) fn outcome(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
+        match copying {
+            None => Outcome::Complete,
+            Some(Copying::InPart) => Outcome::Copying(NEXT_PASS),
+            Some(Copying::Waits) => Outcome::Copying(self.pause(id)),
+        }
+    }
+
+    fn pause(&self, id: &VolumeId) -> Duration {
         let now = Instant::now();
         let mut waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waits.retain(|_, (_, last)| now.saturating_duration_since(*last) < Self::FORGOTTEN);

@@ -10,6 +10,7 @@ use units::{Bytes, Inodes};
 use crate::VolumeId;
 use crate::execution::PASS;
 use crate::freezing::FreezeError;
+use crate::passes::Copying;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
 use crate::throttle::ThrottleError;
@@ -53,8 +54,8 @@ pub enum Error {
     /// Nothing was changed, or it was undone.
     #[error("volume {id} cannot be cloned from its source")]
     Source { id: VolumeId, source: SourceError },
-    /// One pass does not copy all blocks that the volume shares with its source. The next call continues, after a pause
-    /// if [`Error::waits_for_source`].
+    /// One pass does not copy all blocks that the volume shares with its source. The next call continues, as
+    /// [`Error::copying`] says.
     #[error("volume {id} is copied in part: at most {left} are left")]
     Copying { id: VolumeId, left: Bytes },
     /// The volume has its former content.
@@ -317,10 +318,10 @@ impl Error {
         }
     }
 
-    /// Whether no block is left to copy, and the source exceeds its own size, until its pods write less. The next call
-    /// needs a pause ([`SourcePauses`](crate::SourcePauses)).
-    pub const fn waits_for_source(&self) -> bool {
-        matches!(self, Self::Copying { left, .. } if left.get() == 0)
+    /// Whether the next call continues a copy.
+    pub const fn copying(&self) -> Option<Copying> {
+        let Self::Copying { left, .. } = self else { return None };
+        Some(if left.get() == 0 { Copying::Waits } else { Copying::InPart })
     }
 
     /// Whether a pod or another process still uses the volume: CSI's `VOLUME_IN_USE`.

@@ -72,7 +72,7 @@ pub use live::{LiveVolume, LiveVolumeError};
 pub use locks::{VolumeGuard, VolumeLocks};
 pub use opened::{Access, Announced, Opened};
 pub use parameters::{InodeRatio, ParameterError, Parameters, VolumeMode};
-pub use passes::{IdlePasses, SourcePauses};
+pub use passes::{Copying, IdlePasses, SourcePauses, Taken};
 pub use pause::{MAX_PAUSE, PauseError, max_pause};
 pub use plan::{Step, VolumeRefusal};
 pub use record::{Allocation, Claim, Cloning, Mode, Owner, Record, RecordError, Rollback, State};

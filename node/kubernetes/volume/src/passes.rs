@@ -1,11 +1,40 @@
-//! Pauses between passes over a volume. Pure.
+//! Passes over a volume, and the pauses between them. Pure.
 
 use std::time::Duration;
 
+use dir::Ensured;
+
 use crate::Error;
 
-/// Pauses before the passes over a copy that waits for its source ([`Error::waits_for_source`]). Each is twice as long as
-/// the one before it, up to a limit.
+/// A copy that another call continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    /// The next call needs no pause.
+    InPart,
+    /// No block is left to copy, and the source exceeds its own size, until its pods write less ([`SourcePauses`]).
+    Waits,
+}
+
+/// A snapshot, or those of a group, after a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken<T> {
+    pub snapshots: T,
+    /// `None`: they are ready, and announced.
+    pub copying: Option<Copying>,
+}
+
+impl<T: PartialEq> Taken<T> {
+    /// A call that has changed a record does not wait.
+    pub fn since(before: Option<T>, snapshots: T, copying: Option<Copying>) -> Ensured<Self> {
+        if copying == Some(Copying::InPart) || before.as_ref() != Some(&snapshots) {
+            return Ensured::Created(Self { snapshots, copying: copying.and(Some(Copying::InPart)) });
+        }
+        Ensured::Unchanged(Self { snapshots, copying })
+    }
+}
+
+/// Pauses before the passes over a copy that waits for its source ([`Copying::Waits`]). Each is twice as long as the one
+/// before it, up to a limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SourcePauses(Option<Duration>);
 
@@ -68,9 +97,9 @@ mod tests {
     #[test]
     fn a_copy_with_blocks_left_needs_no_pause() {
         let copying = |left| Error::Copying { id: "pvc-1".parse().expect("an identifier"), left };
-        assert!(copying(Bytes::ZERO).waits_for_source());
-        assert!(!copying(Bytes::MIB).waits_for_source());
-        assert!(!unfinished(0).waits_for_source());
+        assert_eq!(copying(Bytes::ZERO).copying(), Some(Copying::Waits));
+        assert_eq!(copying(Bytes::MIB).copying(), Some(Copying::InPart));
+        assert_eq!(unfinished(0).copying(), None);
     }
 
     #[test]

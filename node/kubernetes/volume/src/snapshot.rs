@@ -11,6 +11,7 @@ use units::Bytes;
 use crate::error::{Error, SourceError};
 use crate::execution::in_passes;
 use crate::index::{Entry, Known};
+use crate::passes::Taken;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record};
 use crate::store::{Store, refused};
@@ -38,22 +39,18 @@ impl SnapshotRequest {
 }
 
 impl Store {
-    pub(crate) fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
+    pub(crate) fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Taken<Record>>, Error> {
         let known = self.known(id)?.map(|known| known.record);
         let of = match &known {
             Some(record) => (record.mode, record.size),
             None => self.to_copy(&want.source).map_err(|source| Error::Source { id: id.clone(), source })?,
         };
-        let done = match self.provision(id, &want.of(of), want.max_pause) {
-            Ok(_) => self.announce_durably(id)?,
-            Err(error) if error.waits_for_source() && known == self.known(id)?.map(|known| known.record) => {
-                Ensured::Unchanged(())
-            }
-            Err(Error::Copying { .. }) => Ensured::Created(()),
-            Err(error) => return Err(error),
+        let copying = match self.provision(id, &want.of(of), want.max_pause) {
+            Ok(_) => self.announce_durably(id).map(|_| None)?,
+            Err(error) => Some(error.copying().ok_or(error)?),
         };
         let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
-        Ok(done.map(|()| record))
+        Ok(Taken::since(known, record, copying))
     }
 
     /// Of a volume. A snapshot of a snapshot would be the same.

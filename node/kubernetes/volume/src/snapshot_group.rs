@@ -17,6 +17,7 @@ use crate::error::{ActError, Error, SourceError};
 use crate::execution::Execution;
 use crate::freezing::FreezeError;
 use crate::index::Known;
+use crate::passes::{Copying, Taken};
 use crate::plan::{self, Step};
 use crate::record::{Cloning, Mode, Record, State};
 use crate::snapshot::{ANY, SnapshotRequest};
@@ -41,26 +42,26 @@ impl GroupRequest {
 impl Store {
     /// The snapshots are locked, each before its source, as for a single one. The order of the IDs prevents a deadlock of two
     /// groups.
-    pub(crate) fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
+    pub(crate) fn take_group(&self, want: &GroupRequest) -> Result<Ensured<Taken<BTreeMap<VolumeId, Record>>>, Error> {
         let _guards: Vec<VolumeGuard> = want.members.keys().map(|id| self.locks.blocking_lock(id)).collect();
-        let is_new = !self.is_of_one_instant(want)?;
-        if is_new {
-            self.begin_group(want)?;
-        }
-        let changed = self.copy_group(want)? || is_new;
         let record_of = |id: &VolumeId| match self.known(id)? {
             Some(Known { record, .. }) => Ok((id.clone(), record)),
             None => Err(Error::Unknown { id: id.clone() }),
         };
-        let records = want.members.keys().map(record_of).collect::<Result<_, Error>>()?;
-        Ok(if changed { Ensured::Created(records) } else { Ensured::Unchanged(records) })
+        let records = || want.members.keys().map(record_of).collect::<Result<BTreeMap<_, _>, Error>>();
+        let before = records().ok();
+        if !self.is_of_one_instant(want)? {
+            self.begin_group(want)?;
+        }
+        let copying = self.copy_group(want)?;
+        Ok(Taken::since(before, records()?, copying))
     }
 
     /// One pass over the first member that is not complete. The last pass announces all members, when each of them is
     /// complete: an announced member is not undone, so the group could not be taken again if the disk had no space for
-    /// the blocks of another one. The result is `true` if the pass has changed a member.
-    fn copy_group(&self, want: &GroupRequest) -> Result<bool, Error> {
-        let (mut changed, mut waits) = (false, false);
+    /// the blocks of another one.
+    fn copy_group(&self, want: &GroupRequest) -> Result<Option<Copying>, Error> {
+        let mut copying = None;
         let complete = |id: &VolumeId, member: &SnapshotRequest| {
             let Some(Known { record, .. }) = self.known(id)? else { return Err(Error::Unknown { id: id.clone() }) };
             self.provision(id, &member.of((record.mode, record.size)), member.max_pause)
@@ -72,10 +73,10 @@ impl Store {
                 continue;
             }
             match complete(id, member) {
-                Ok(_) => changed = true,
+                Ok(_) => {}
                 // The others need not wait for the writers of its source.
-                Err(error) if error.waits_for_source() => waits = true,
-                Err(Error::Copying { .. }) => return Ok(true),
+                Err(error) if error.copying() == Some(Copying::Waits) => copying = Some(Copying::Waits),
+                Err(Error::Copying { .. }) => return Ok(Some(Copying::InPart)),
                 Err(error) => {
                     // The disk has no space for its blocks, and the store has undone it. Another one would be of a
                     // later instant. Earlier releases announced each member alone: such a group is an error, and stays
@@ -87,15 +88,14 @@ impl Store {
                 }
             }
         }
-        if waits {
-            return Ok(changed);
+        if copying.is_none() {
+            for (id, member) in &want.members {
+                // Its name may not be on the disk yet.
+                complete(id, member)?;
+                self.announce_durably(id)?;
+            }
         }
-        for (id, member) in &want.members {
-            // Its name may not be on the disk yet.
-            complete(id, member)?;
-            changed |= matches!(self.announce_durably(id)?, Ensured::Created(()));
-        }
-        Ok(changed)
+        Ok(copying)
     }
 
     /// # Errors

@@ -9,7 +9,7 @@ use units::Bytes;
 use crate::{
     DEFAULT_PAUSE, DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume,
     LiveVolumeError, LookError, Operation, Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Store,
-    Strays, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
+    Strays, Taken, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
 /// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
@@ -84,14 +84,12 @@ pub trait Volumes: Send + Sync + 'static {
     /// [`Error::Announced`]: it has, or had, a PV. Also those of [`Volumes::retire`] and [`Volumes::discard`].
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over. The
-    /// snapshot is ready if it is announced; otherwise it shares blocks with its source, and the next call copies more of
-    /// them. `Unchanged` if it was ready before, and, of one that is not ready, if it waits as with
-    /// [`Error::waits_for_source`].
+    /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over.
+    /// [`Taken::copying`] says whether the snapshot is ready, and when the next call continues.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
-    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error>;
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error>;
 
     /// Takes snapshots of several volumes at one instant, or continues what an earlier call began: as
     /// [`Volumes::take_snapshot`] for each of them, and the next call copies more of their blocks. The pods that have one of
@@ -103,7 +101,7 @@ pub trait Volumes: Send + Sync + 'static {
     /// next one takes all again.
     /// [`Error::Removed`]: a snapshot was removed after others of the group were ready; nothing has changed.
     /// [`Error::Refused`]: nothing has changed.
-    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>;
+    fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error>;
 
     /// Whether pods can be stopped, as [`Volumes::take_group`] must.
     fn takes_groups(&self) -> bool;
@@ -233,12 +231,12 @@ impl Volumes for Store {
         self.change(Operation::Undo, id, || self.undo(id))
     }
 
-    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> {
-        self.locked(Operation::TakeSnapshot, id, || self.take_snapshot(id, want))
+    fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error> {
+        self.locked(Operation::TakeSnapshot, id, || self.take_snapshot(id, want)).map(Ensured::into_inner)
     }
 
-    fn take_group(&self, want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error> {
-        self.calls.observe(Operation::TakeGroup, || self.take_group(want))
+    fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error> {
+        self.calls.observe(Operation::TakeGroup, || self.take_group(want)).map(Ensured::into_inner)
     }
 
     fn takes_groups(&self) -> bool {

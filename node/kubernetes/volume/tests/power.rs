@@ -63,7 +63,7 @@ fn a_clone_has_the_content_of_its_instant_after_a_power_cut() {
 fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let want = snapshot_request(claim, id("pvc-source"));
-    let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().into_inner();
+    let take = |store: &Store| store.take_snapshot(&id("snapshot-1"), &want).unwrap().snapshots;
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
         cut_everywhere(mode, &id("snapshot-1"), |store| while take(store).state != State::Announced {});
     }
@@ -90,7 +90,7 @@ fn cut_after_the_first_pass(mode: Mode) {
     without_pods(&store);
     copied(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &source, 1);
-    let begun = store.take_snapshot(&snapshot, &want).unwrap().into_inner();
+    let begun = store.take_snapshot(&snapshot, &want).unwrap().snapshots;
     assert_eq!(begun.state, State::Staged);
     recorder.mark("begin");
     write(&store, &source, 2);
@@ -103,7 +103,7 @@ fn cut_after_the_first_pass(mode: Mode) {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
         let store = open(mounted.path());
-        while store.take_snapshot(&snapshot, &want).unwrap().into_inner().state != State::Announced {}
+        while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state != State::Announced {}
         let record = store.records().unwrap().readable.remove(&snapshot).expect("a record");
         assert_eq!(record.mode, begun.mode);
         let (name, size) = content(mode);
@@ -157,7 +157,7 @@ fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
         let store = open(mounted.path());
-        while store.take_snapshot(&snapshot, &want).unwrap().into_inner().state != State::Announced {}
+        while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state != State::Announced {}
         let content = fs::read(mounted.path().join("volumes/live/snapshot-1/image")).unwrap();
         assert_eq!((content.len() as u64, only_byte(&content)), (LARGE.get(), Some(1)));
     }
@@ -186,7 +186,7 @@ fn cut_rollback(mode: Mode) {
     copied(&store, &sized("pvc-source", mode, SIZE));
     write(&store, &volume, 1);
     let taken = snapshot_request(claim, volume.clone());
-    while store.take_snapshot(&snapshot, &taken).unwrap().into_inner().state != State::Announced {}
+    while store.take_snapshot(&snapshot, &taken).unwrap().snapshots.state != State::Announced {}
     write(&store, &volume, 2);
     recorder.mark("begin");
     roll_back(&store);

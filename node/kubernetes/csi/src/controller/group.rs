@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use dir::Ensured;
 use proto::csi::group_controller_server::GroupController;
 use proto::csi::group_controller_service_capability::{self, rpc};
 use proto::csi::{
@@ -11,17 +10,17 @@ use proto::csi::{
     GroupControllerGetCapabilitiesRequest, GroupControllerGetCapabilitiesResponse, GroupControllerServiceCapability,
 };
 use tonic::{Request, Response, Status};
-use volume::{GroupRequest, Record, SourcePauses, State, VolumeId, Volumes};
+use volume::{GroupRequest, Record, Taken, VolumeId, Volumes};
 
 use crate::controller::request::Named;
-use crate::controller::{ControllerService, next_pass, snapshots};
+use crate::controller::{ControllerService, pauses, snapshots};
 use crate::host::Host;
 use crate::status::{Change, ControllerError};
 
 type Members = BTreeMap<VolumeId, Record>;
 
-/// One pass. The group is ready when the records of all members are announced.
-fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Ensured<Members>, ControllerError> {
+/// One pass.
+fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Taken<Members>, ControllerError> {
     snapshots::check_group(request, &members(volumes, &request.id)?)?;
     let change = Change::Snapshot;
     volumes.take_group(request).map_err(|source| ControllerError::Volume { change, source })
@@ -64,13 +63,9 @@ impl<H: Host> GroupController for ControllerService<H> {
     ) -> Result<Response<CreateVolumeGroupSnapshotResponse>, Status> {
         let request = snapshots::group(request.get_ref()).map_err(ControllerError::from)?;
         let id = request.id.clone();
-        let is_ready = |members: &Members| members.values().all(|record| record.state == State::Announced);
-        let mut pauses = SourcePauses::default();
-        let next = move |taken: &Result<Ensured<Members>, ControllerError>| {
-            next_pass(taken.as_ref().ok()?, is_ready, &mut pauses)
-        };
+        let next = pauses(|taken: &Result<Taken<Members>, _>| taken.as_ref().ok()?.copying);
         let taken = self.change(&id, next, move |volumes, _| take(volumes, &request)).await?;
-        let group_snapshot = snapshots::group_message(&id, &taken.into_inner());
+        let group_snapshot = snapshots::group_message(&id, &taken.snapshots);
         Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot }))
     }
 

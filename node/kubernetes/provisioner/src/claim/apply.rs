@@ -72,8 +72,7 @@ pub(crate) async fn reconcile_claim(
         && let volume::Error::Copying { left, .. } = error
     {
         debug!(claim = %assigned.claim, %left, "clone copied in part");
-        let waits = error.waits_for_source().then(|| Outcome::Waiting(provisioner.waits.pause(&assigned.id)));
-        return Ok(waits.unwrap_or(Outcome::InPart).action());
+        return Ok(provisioner.waits.outcome(&assigned.id, error.copying()).action());
     }
     if let Ok(Outcome::Occupied) = provisioned {
         return Ok(Outcome::Occupied.action());

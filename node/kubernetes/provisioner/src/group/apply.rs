@@ -7,13 +7,12 @@ use std::time::Duration;
 use apiclient::is_missing;
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
-use dir::Ensured;
 use kube::api::ListParams;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tracing::{Instrument as _, debug, info, info_span};
-use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, VolumeGuard, VolumeId, Volumes};
+use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, Taken, VolumeGuard, VolumeId, Volumes};
 
 use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
@@ -148,21 +147,20 @@ impl Provisioner {
             volume::Error::Removed { id } => Error::GroupRejected(GroupRejection::Removed(id)),
             error => Error::of_claim(error),
         });
-        let taken = taken?;
-        let waits = matches!(taken, Ensured::Unchanged(_));
-        let records = taken.into_inner();
+        let Taken { snapshots: records, copying } = taken?;
         self.write_group_status(content, &plan::status(content, &records)).await?;
         if is_new {
             info!(snapshots = records.len(), "snapshots of a group taken");
             self.events.group_taken(content, &self.node, &records, self.free().await);
         }
-        if records.values().any(|record| record.state == State::Staged) {
-            debug!(waits, "snapshots of a group share blocks with their sources");
-            self.copies.insert(&id);
-            return Ok(if waits { Outcome::Waiting(self.waits.pause(&id)) } else { Outcome::InPart });
+        match copying {
+            Some(copying) => {
+                debug!(?copying, "snapshots of a group are not ready");
+                self.copies.insert(&id);
+            }
+            None => info!(snapshots = records.len(), "snapshots of a group ready"),
         }
-        info!(snapshots = records.len(), "snapshots of a group ready");
-        Ok(Outcome::Complete)
+        Ok(self.waits.outcome(&id, copying))
     }
 
     /// A content does not have the parameters of its class.

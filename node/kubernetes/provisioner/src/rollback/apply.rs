@@ -129,9 +129,9 @@ impl Provisioner {
         let want = RollbackRequest { claim: of, volume: id.clone(), source };
         let record = match self.on_volume(&kept, move |store, kept| store.roll_back(kept, &want)).await? {
             Ok(record) => record.into_inner(),
-            Err(volume::Error::Copying { left, .. }) => {
-                debug!(volume = %id, %left, "content of the snapshot copied in part");
-                return Ok(Outcome::InPart);
+            Err(error) if error.copying().is_some() => {
+                debug!(volume = %id, %error, "content of the snapshot copied in part");
+                return Ok(self.waits.outcome(&kept, error.copying()));
             }
             Err(error) => return Err(Error::of_claim(error)),
         };

@@ -14,7 +14,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::{Instrument as _, debug, info, info_span, warn};
-use volume::{Record, SnapshotRequest, State, VolumeId, VolumeRefusal};
+use volume::{Record, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal};
 
 use crate::backoff;
 use crate::context::{Outcome, Provisioner};
@@ -158,21 +158,20 @@ impl Provisioner {
         let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
         self.copies.remove(id);
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
-        let taken = taken.map_err(Error::of_claim)?;
-        let waits = matches!(taken, Ensured::Unchanged(_));
-        let record = taken.into_inner();
+        let Taken { snapshots: record, copying } = taken.map_err(Error::of_claim)?;
         self.write_state(content, id, &record).await?;
         if is_new {
             info!(snapshot = %id, source = content.spec.source.volume_handle, size = %record.size, "snapshot taken");
             self.events.snapshot_taken(content, &self.node, &record, self.free().await);
         }
-        if record.state == State::Staged {
-            debug!(snapshot = %id, waits, "snapshot shares blocks with its source");
-            self.copies.insert(id);
-            return Ok(if waits { Outcome::Waiting(self.waits.pause(id)) } else { Outcome::InPart });
+        match copying {
+            Some(copying) => {
+                debug!(snapshot = %id, ?copying, "snapshot is not ready");
+                self.copies.insert(id);
+            }
+            None => info!(snapshot = %id, size = %record.size, "snapshot ready"),
         }
-        info!(snapshot = %id, size = %record.size, "snapshot ready");
-        Ok(Outcome::Complete)
+        Ok(self.waits.outcome(id, copying))
     }
 
     /// A content does not have the parameters of its class.

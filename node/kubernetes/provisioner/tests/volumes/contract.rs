@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
     Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, RollbackRequest, Settings,
-    SnapshotRequest, VolumeId, Volumes,
+    SnapshotRequest, Taken, VolumeId, Volumes,
 };
 
 use crate::node::{Node, without_pods};
@@ -88,12 +88,11 @@ impl Call {
                 let Request { claim, class, .. } = request(THICK, SIZE);
                 let source = source.parse().expect("an identifier");
                 let max_pause = DEFAULT_PAUSE;
-                recorded(
-                    volumes.take_snapshot(
-                        id,
-                        &SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause },
-                    ),
-                )
+                let want = SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause };
+                match volumes.take_snapshot(id, &want) {
+                    Ok(Taken { snapshots, copying }) => format!("{copying:?} {}", shown(&snapshots)),
+                    Err(error) => format!("{error:?}"),
+                }
             }
             Self::RemoveSnapshot => format!("{:?}", volumes.remove_snapshot(id)),
             Self::RollBack(volume, source) => {

@@ -225,7 +225,7 @@ fn a_source_is_overwritten_whole_after_its_snapshot_was_killed() {
         let begun = store.records().unwrap().readable.remove(&snapshot).unwrap();
         write(&store, &source, 2).unwrap();
         let record = loop {
-            let record = store.take_snapshot(&snapshot, &want).unwrap().into_inner();
+            let record = store.take_snapshot(&snapshot, &want).unwrap().snapshots;
             if record.state == State::Announced {
                 break record;
             }

@@ -58,7 +58,7 @@ fn with_snapshot(store: &Store, request: &Request) {
     write(store, request, 1);
     let source = id(&request.claim.name);
     let want = snapshot_request(claim(), source);
-    while store.take_snapshot(&snapshot_of(request), &want).unwrap().into_inner().state != State::Announced {}
+    while store.take_snapshot(&snapshot_of(request), &want).unwrap().snapshots.state != State::Announced {}
     write(store, request, 2);
 }
 

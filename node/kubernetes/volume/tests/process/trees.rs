@@ -9,7 +9,7 @@ use ktest_support::XfsDisk;
 use ktest_support::process::{Call, Flush, Traced, without_flush};
 use nix::libc;
 use units::{Bytes, Inodes};
-use volume::{Claim, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
+use volume::{Claim, Copying, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
 use crate::killed::{Steps, deleted, killed_at, made, open};
 use crate::node::{Node, SIZE, copied, file, id, only_byte, settings, sized, snapshot_request, without_pods};
@@ -101,7 +101,7 @@ fn a_killed_clone_of_files_is_undone_if_the_claim_is_gone() {
 fn a_killed_snapshot_of_files_is_finished_or_removed() {
     let take = |store: &Store, request: &Request| {
         let snapshot = id(&format!("snapshot-{}", request.claim.name));
-        while store.take_snapshot(&snapshot, &snapshot_of(request)).unwrap().into_inner().state == State::Staged {}
+        while store.take_snapshot(&snapshot, &snapshot_of(request)).unwrap().snapshots.state == State::Staged {}
     };
     let work = |store: &Store, request: &Request| {
         take(store, request);
@@ -162,7 +162,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     without_pods(&store);
     copied(&store, &source_of(&request));
     fill(&store, "one", SIZE.get() / 2);
-    assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().into_inner().state, State::Staged);
+    assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().snapshots.state, State::Staged);
     // Into the headroom.
     fill(&store, "two", SIZE.get());
     drop(store);
@@ -172,8 +172,8 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
         let mut waits = false;
         for _ in 0..PASSES {
             let taken = store.take_snapshot(&snapshot, &want).unwrap();
-            waits = matches!(taken, Ensured::Unchanged(_));
-            assert_eq!(taken.into_inner().state, State::Staged);
+            waits = taken.copying == Some(Copying::Waits);
+            assert_eq!(taken.snapshots.state, State::Staged);
             sleep(PAUSE);
         }
         assert!(waits, "nothing is left to copy");

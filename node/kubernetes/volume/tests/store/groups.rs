@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use dir::Ensured;
 use units::Bytes;
 use volume::{
     Access, Allocation, Claim, DEFAULT_PAUSE, Error, FreezeError, GroupRequest, Mode, Record, Settings, SourceError,
-    State, VolumeId, Volumes as _,
+    State, Taken, VolumeId, Volumes as _,
 };
 
 use crate::cloning::shared;
@@ -34,7 +33,7 @@ fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
 /// All calls until the snapshots are ready.
 fn taken(node: &Node, want: &GroupRequest) -> BTreeMap<VolumeId, Record> {
     loop {
-        let records = node.store.take_group(want).unwrap().into_inner();
+        let records = node.store.take_group(want).unwrap().snapshots;
         if records.values().all(|record| record.state == State::Announced) {
             return records;
         }
@@ -91,7 +90,7 @@ fn all_snapshots_of_a_group_are_of_one_instant() {
                 let instants: Vec<_> = records.values().map(|record| record.mode).collect();
                 assert!(instants.iter().all(|instant| *instant == instants[0]), "{instants:?}");
                 counts.push(want.members.keys().map(|id| counter(&node, id)).collect::<Vec<_>>());
-                assert_eq!(node.store.take_group(&want).unwrap(), Ensured::Unchanged(records));
+                assert_eq!(node.store.take_group(&want).unwrap(), Taken { snapshots: records, copying: None });
                 for id in want.members.keys() {
                     node.store.remove_snapshot(id).unwrap();
                 }
@@ -281,7 +280,7 @@ fn disks_and_files_of_a_group_are_of_one_instant() {
                 u64::from_le_bytes(count)
             };
             counts.push(want.members.keys().map(count).collect::<Vec<_>>());
-            assert_eq!(node.store.take_group(&want).unwrap(), Ensured::Unchanged(records));
+            assert_eq!(node.store.take_group(&want).unwrap(), Taken { snapshots: records, copying: None });
             for id in want.members.keys() {
                 node.store.remove_snapshot(id).unwrap();
                 assert_eq!(node.traces(id), [""; 0]);

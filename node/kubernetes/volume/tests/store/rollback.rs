@@ -149,7 +149,7 @@ fn nothing_is_exchanged_while_the_volume_is_in_use() {
 
     // A snapshot of the volume shares blocks with it.
     let begun = node.store.take_snapshot(&id("snapshot-2"), &snapshot_of(&volume, "snapshot-2")).unwrap();
-    if begun.into_inner().cloning.is_some() {
+    if begun.snapshots.cloning.is_some() {
         let error = attempt();
         assert!(matches!(error, Error::Rollback { source: RollbackError::Shared, .. }), "{error:?}");
         taken(&node, &volume, "snapshot-2");

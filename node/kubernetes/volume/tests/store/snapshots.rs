@@ -12,7 +12,7 @@ use nix::unistd::syncfs;
 use units::Bytes;
 use volume::{
     Access, ActError, Allocation, Claim, Error, Mode, OpenError, Record, Request, Settings, SnapshotRequest,
-    SourceError, State, VolumeId, VolumeRefusal, Volumes as _,
+    SourceError, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
@@ -27,7 +27,7 @@ pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
 pub fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
     let (id, want) = (id(name), snapshot_of(source, name));
     loop {
-        let record = node.store.take_snapshot(&id, &want).unwrap().into_inner();
+        let record = node.store.take_snapshot(&id, &want).unwrap().snapshots;
         if record.state == State::Announced {
             return record;
         }
@@ -53,7 +53,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
         assert_eq!(blocks, 3 << 20, "holes of the source are holes of the snapshot");
         is_settled(&node, [&from, &record]);
         let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
-        assert_eq!(again, Ensured::Unchanged(record));
+        assert_eq!(again, Taken { snapshots: record, copying: None });
 
         // A larger volume, after its source is gone.
         drop(image);
@@ -160,7 +160,7 @@ fn a_thin_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
         (0..WRITTEN >> 20).for_each(fill);
         image.sync_all().unwrap();
         let (alone, snapshot) = (node.limits(from.project), id("snapshot-1"));
-        let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+        let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
         assert_eq!(begun.state, State::Staged);
         (0..WRITTEN / PIECE).for_each(|piece| image.write_all_at(&block[..4096], piece * PIECE).unwrap());
         image.sync_all().unwrap();

@@ -17,7 +17,7 @@ use reflink::for_each_shared;
 use units::{Bytes, Inodes};
 use volume::{
     ActError, Allocation, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings, SourceError, State,
-    VolumeId, Volumes as _,
+    Taken, VolumeId, Volumes as _,
 };
 
 use crate::cloning::LARGER;
@@ -117,7 +117,7 @@ fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
     // More than one pass removes.
     (0..2500).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
     fs::write(top.join("large"), vec![1; 4 << 20]).unwrap();
-    let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+    let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
     assert_eq!(take().state, State::Staged);
     // As after a kill within the removal.
     fs::rename(node.path("staging", &snapshot), node.path("trash", &snapshot)).unwrap();
@@ -132,7 +132,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let (source, from, top) = full(&node);
     let (before, snapshot) = (SystemTime::now(), id("snapshot-1"));
     let link = fs::metadata(top.join("link")).unwrap();
-    let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().into_inner();
+    let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
     assert_eq!(begun.state, State::Staged);
     assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
     assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
@@ -156,7 +156,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert_eq!(node.limits(from.project).bytes, Some(SIZE));
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
     let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
-    assert_eq!(again, Ensured::Unchanged(record));
+    assert_eq!(again, Taken { snapshots: record, copying: None });
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
     for number in 0..3 {
         let snapshot = format!("snapshot-{number}");
         let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
-        while node.store.take_snapshot(&id(&snapshot), &want).unwrap().into_inner().state == State::Staged {}
+        while node.store.take_snapshot(&id(&snapshot), &want).unwrap().snapshots.state == State::Staged {}
         let found = numbers(&node.path("live", &id(&snapshot)), &FILES).unwrap();
         // Each number is written after the one before it.
         assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");

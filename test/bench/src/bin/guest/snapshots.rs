@@ -53,7 +53,7 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     // How much one of a second copies depends on the machine.
     let store = open_with(mount, Settings { pass: Duration::from_hours(1), ..Settings::default() })?;
     measured(|| -> Result<(), Error> {
-        while store.take_snapshot(&snapshot, &want)?.into_inner().state == State::Staged {}
+        while store.take_snapshot(&snapshot, &want)?.snapshots.state == State::Staged {}
         Ok(())
     })??;
     store.remove_snapshot(&snapshot)?;

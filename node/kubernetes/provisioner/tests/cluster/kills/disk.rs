@@ -8,8 +8,8 @@ use fsquota::FsError;
 use units::Bytes;
 use volume::{
     DiskFault, DriftError, Drifted, Error, GroupRequest, IoLimits, ListError, LiveVolume, LiveVolumeError, LookError,
-    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, ThrottleError, UsageError, VolumeCalls,
-    VolumeId, VolumeUsage, Volumes,
+    Record, Records, Request, RollbackRequest, SnapshotRequest, Space, Strays, Taken, ThrottleError, UsageError,
+    VolumeCalls, VolumeId, VolumeUsage, Volumes,
 };
 
 use super::fuse::Fuse;
@@ -62,8 +62,8 @@ impl<V: Volumes> Volumes for Fused<V> {
         undo(id: &VolumeId) -> Result<Ensured<()>, Error> => "undo";
         roll_back(id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> => "roll back";
         end_rollback(id: &VolumeId) -> Result<Ensured<()>, Error> => "end the rollback";
-        take_snapshot(id: &VolumeId, want: &SnapshotRequest) -> Result<Ensured<Record>, Error> => "take a snapshot";
-        take_group(want: &GroupRequest) -> Result<Ensured<BTreeMap<VolumeId, Record>>, Error>
+        take_snapshot(id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error> => "take a snapshot";
+        take_group(want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error>
             => "take a group of snapshots";
         remove_snapshot(id: &VolumeId) -> Result<Ensured<()>, Error> => "remove a snapshot";
     }
