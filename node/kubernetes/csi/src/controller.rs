@@ -107,9 +107,7 @@ impl<H: Host> ControllerService<H> {
             let (returned, changed) = self.on_disk(pass).await;
             let Some(pause) = next(&changed) else { return changed };
             guard = returned;
-            if !pause.is_zero() {
-                sleep(pause).await;
-            }
+            sleep(pause).await;
         }
     }
 
