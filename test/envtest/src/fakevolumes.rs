@@ -58,6 +58,8 @@ struct Disk {
     sources: BTreeMap<VolumeId, VolumeId>,
     /// How many more passes do not end a clone.
     passes: u32,
+    /// How many more passes over copies of these volumes wait for them.
+    waits: BTreeMap<VolumeId, u32>,
     /// The node cannot limit I/O.
     unthrottled: bool,
     /// The longest pauses that groups and snapshots of filesystem volumes allowed.
@@ -155,6 +157,11 @@ impl FakeVolumes {
     /// So many passes over clones do not end them.
     pub fn set_passes(&self, passes: u32) {
         self.disk().passes = passes;
+    }
+
+    /// So many passes over copies of the volume wait for it, as if its pods exceeded its size.
+    pub fn set_waits(&self, source: &VolumeId, passes: u32) {
+        self.disk().waits.insert(source.clone(), passes);
     }
 
     /// The node lacks the I/O controller, or has it again.
@@ -283,6 +290,11 @@ impl Disk {
         if self.passes > 0 {
             self.passes -= 1;
             return Err(Error::Copying { id: id.clone(), left: record.size });
+        }
+        let waits = record.cloning.as_ref().and_then(|cloning| self.waits.get_mut(&cloning.source));
+        if let Some(waits) = waits.filter(|waits| **waits > 0) {
+            *waits -= 1;
+            return Err(Error::Copying { id: id.clone(), left: Bytes::ZERO });
         }
         let record = Record { cloning: None, ..record };
         self.records.insert(id.clone(), record.clone());

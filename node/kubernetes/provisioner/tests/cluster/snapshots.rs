@@ -1,7 +1,7 @@
 //! Snapshots of volumes, and volumes that are restored from them. The tests act as the snapshot controller.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::claim::RESTORE_FROM;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
@@ -116,6 +116,25 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     node.volumes.set_passes(0);
     api.ready("undone", &name).await?;
     api.gone("undone", &name).await?;
+    node.end().await
+}
+
+pub async fn copies_pause_while_they_wait_for_their_sources(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let (node, api, data) = with_data(&cluster, "waiting").await?;
+    let log = node.volume("log", json!({"volumeMode": "Block"})).await?;
+    // The first pass over a snapshot changes its status: the second one follows at once. A change of the object may also
+    // replace the first pause, 500 ms; the next one is 1 s.
+    node.volumes.set_waits(&data["volumeHandle"].as_str().unwrap_or_default().parse()?, 3);
+    node.volumes.set_waits(&log, 2);
+    let begin = Instant::now();
+    let content = api.create("before", Some(&node.name), data, json!({})).await?.name_any();
+    let clone = json!({"volumeMode": "Block", "dataSource": {"kind": "PersistentVolumeClaim", "name": "log"}});
+    node.claim_here("copy", clone).await?;
+    let snapshot = async { api.ready("before", &content).await.map(|_| begin.elapsed()) };
+    let clone = async { node.bound("copy").await.map(|_| begin.elapsed()) };
+    let times = tokio::try_join!(snapshot, clone)?;
+    assert!(times.0.min(times.1) >= Duration::from_secs(1), "{times:?}");
+    api.gone("before", &content).await?;
     node.end().await
 }
 
