@@ -13,7 +13,7 @@ use crate::cgroup::CgroupId;
 use crate::denials::{Denials, Operation, Recent};
 use crate::error::Error;
 use crate::programs::{self, kernel_number};
-use crate::sys::{self, MapKind};
+use crate::sys::{self, MapKind, Writers};
 
 /// Published loop devices at most.
 const PUBLISHED: u32 = 4096;
@@ -112,7 +112,7 @@ impl Maps {
         others.try_for_each(|key| self.remove_exempt(key))
     }
 
-    /// From now on, no process can make a cgroup exempt.
+    /// From now on, no process can make a cgroup exempt, and no program ever could.
     pub(crate) fn freeze_exempt(&self) -> Result<(), Error> {
         self.exempt.freeze().map_err(failed("freeze", name::EXEMPT))
     }
@@ -158,12 +158,18 @@ fn keys<const KEY: usize, const VALUE: usize>(map: &sys::Map<KEY, VALUE>, most: 
     Ok(keys)
 }
 
+/// The programs look exempt cgroups up, and write the other maps.
+fn writers(name: &str) -> Writers {
+    if name == name::EXEMPT { Writers::Processes } else { Writers::All }
+}
+
 fn create<const KEY: usize, const VALUE: usize>(
     kind: MapKind,
     entries: u32,
     name: &'static str,
 ) -> Result<sys::Map<KEY, VALUE>, Error> {
-    sys::Map::create(kind, entries, object_name(name)).map_err(|source| Error::CreateMap { map: name, source })
+    let created = sys::Map::create(kind, entries, writers(name), object_name(name));
+    created.map_err(|source| Error::CreateMap { map: name, source })
 }
 
 fn open<const KEY: usize, const VALUE: usize>(
@@ -173,7 +179,7 @@ fn open<const KEY: usize, const VALUE: usize>(
     directory: &Path,
 ) -> Result<sys::Map<KEY, VALUE>, Error> {
     let path = directory.join(name);
-    match sys::Map::open(kind, entries, &c_path(&path)?) {
+    match sys::Map::open(kind, entries, writers(name), &c_path(&path)?) {
         Ok(map) => Ok(map),
         Err(Errno::EMEDIUMTYPE | Errno::ENOENT) => create(kind, entries, name),
         Err(source) => Err(Error::Pin { step: "open the pin", path, source: source.into() }),

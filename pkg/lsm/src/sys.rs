@@ -43,6 +43,24 @@ pub(crate) enum MapKind {
     LruHash = 9,
 }
 
+/// Writers of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writers {
+    All,
+    /// Processes, by bpf(2), until the map is frozen: the verifier rejects programs that write it (`BPF_F_RDONLY_PROG`, Linux
+    /// 5.2).
+    Processes,
+}
+
+impl Writers {
+    const fn flags(self) -> u32 {
+        match self {
+            Self::All => 0,
+            Self::Processes => 1 << 7,
+        }
+    }
+}
+
 /// For `BPF_MAP_CREATE`: the start of `union bpf_attr`. The kernel takes the rest as 0.
 #[repr(C)]
 struct CreateMap {
@@ -151,14 +169,14 @@ pub(crate) struct Map<const KEY: usize, const VALUE: usize>(OwnedFd);
 
 impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
     /// `BPF_MAP_CREATE`, Linux 4.15 with a name.
-    pub(crate) fn create(kind: MapKind, entries: u32, name: [u8; 16]) -> Result<Self, Errno> {
+    pub(crate) fn create(kind: MapKind, entries: u32, writers: Writers, name: [u8; 16]) -> Result<Self, Errno> {
         let (key_bytes, value_bytes) = (KEY as u32, VALUE as u32);
         let mut attributes = CreateMap {
             kind: kind as u32,
             key_bytes,
             value_bytes,
             entries,
-            flags: 0,
+            flags: writers.flags(),
             inner_map: 0,
             numa_node: 0,
             name,
@@ -168,7 +186,7 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
     }
 
     /// A map that was pinned (`BPF_OBJ_GET`, Linux 4.4). `EMEDIUMTYPE` if it has another shape.
-    pub(crate) fn open(kind: MapKind, entries: u32, path: &CStr) -> Result<Self, Errno> {
+    pub(crate) fn open(kind: MapKind, entries: u32, writers: Writers, path: &CStr) -> Result<Self, Errno> {
         let descriptor = object(path)?;
         let mut info = MapInfo::default();
         let mut attributes = GetInfo {
@@ -180,8 +198,8 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         // no pointer; every bit pattern of it is valid.
         unsafe { bpf(Command::Info, &mut attributes) }?;
         // Of an object of another kind these are other things; all calls about maps then fail with EINVAL.
-        let wanted = (kind as u32, KEY as u32, VALUE as u32, entries);
-        if (info.kind, info.key_bytes, info.value_bytes, info.entries) != wanted {
+        let wanted = (kind as u32, KEY as u32, VALUE as u32, entries, writers.flags());
+        if (info.kind, info.key_bytes, info.value_bytes, info.entries, info.flags) != wanted {
             return Err(Errno::EMEDIUMTYPE);
         }
         Ok(Self(descriptor))
@@ -244,7 +262,7 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         }
     }
 
-    /// No process can change the map any more; programs can (`BPF_MAP_FREEZE`, Linux 5.2).
+    /// No process can change the map any more; programs can, unless [`Writers`] excludes them (`BPF_MAP_FREEZE`, Linux 5.2).
     pub(crate) fn freeze(&self) -> Result<(), Errno> {
         let mut attributes = Freeze { map: number(&self.0) };
         // SAFETY: the attributes hold no pointer.

@@ -172,6 +172,24 @@ fn no_cgroup_can_be_exempt_from_programs_that_are_not_pinned() {
     assert!(!guard.recent().unwrap().is_empty());
 }
 
+/// The map is frozen for bpf(2); a program would write it where it runs. Root in the container gets a descriptor by its ID.
+#[test]
+fn no_program_of_a_container_can_exempt_its_cgroup() {
+    let stage = Stage::new();
+    let _guard = stage.guard();
+    let container = CgroupId::of(File::open(&stage.container).unwrap()).unwrap().get();
+    let found = stage.run_in(&stage.container, User::Root, || {
+        let load = |name: &[u8]| {
+            let maps = (1..1000).filter_map(|id| sys::map(id).ok());
+            let map = maps.filter(|map| sys::map_name(map).is_ok_and(|found| found == name)).last().expect("the map");
+            sys::load_writer(&map, container).map_or_else(|errno| errno as i32, |_| 0)
+        };
+        // One that is not protected: its keys are shorter, and the program writes as many bytes as they have.
+        [b"exempt".as_slice(), b"published"].map(load).to_vec()
+    });
+    assert_eq!(found, [Errno::EACCES as i32, 0]);
+}
+
 /// Root in the container gets descriptors of all links and programs by their IDs.
 #[test]
 fn root_in_a_container_can_neither_detach_nor_replace_a_program() {

@@ -130,8 +130,59 @@ pub fn link_detach(link: &OwnedFd) -> Result<(), Errno> {
     bpf(34, [link.as_raw_fd().cast_unsigned(), 0, 0, 0]).map(drop)
 }
 
-fn bpf(command: i32, mut attributes: [u32; 4]) -> Result<RawFd, Errno> {
-    // SAFETY: the attributes of these commands are numbers, and the kernel reads as many as it is given.
+/// A descriptor of a BPF map by its ID (`BPF_MAP_GET_FD_BY_ID`).
+pub fn map(id: u32) -> Result<OwnedFd, Errno> {
+    bpf(14, [id, 0, 0, 0]).map(owned)
+}
+
+/// The name of a map (`BPF_OBJ_GET_INFO_BY_FD`).
+pub fn map_name(map: &OwnedFd) -> Result<Vec<u8>, Errno> {
+    // `struct bpf_map_info` up to the end of its name.
+    const INFO: usize = 40;
+    memory(&[]);
+    let [low, high] = halves(page().as_ptr() as u64);
+    bpf(15, [map.as_raw_fd().cast_unsigned(), INFO as u32, low, high])?;
+    let info: [u8; INFO] = result();
+    Ok(info[24..].iter().copied().take_while(|byte| *byte != 0).collect())
+}
+
+/// Loads a program (`BPF_PROG_TYPE_SOCKET_FILTER`) that sets the 4 bytes of an 8-byte key of the map to 0.
+pub fn load_writer(map: &OwnedFd, key: u64) -> Result<OwnedFd, Errno> {
+    let instruction = |code: u8, target: u8, source: u8, offset: i16, number: u32| {
+        let [first, second] = offset.to_ne_bytes();
+        let [a, b, c, d] = number.to_ne_bytes();
+        [code, source << 4 | target, first, second, a, b, c, d]
+    };
+    // Loads 64 bits; source 1: the map of this descriptor.
+    let wide = |target, source, value: u64| {
+        let [low, high] = halves(value);
+        [instruction(0x18, target, source, 0, low), instruction(0, 0, 0, 0, high)]
+    };
+    let program = [
+        wide(2, 0, key),
+        [instruction(0x7b, 10, 2, -8, 0), instruction(0x7a, 10, 0, -16, 0)],
+        wide(1, 1, map.as_raw_fd().cast_unsigned().into()),
+        [instruction(0xbf, 2, 10, 0, 0), instruction(0x07, 2, 0, 0, -8_i32 as u32)],
+        [instruction(0xbf, 3, 10, 0, 0), instruction(0x07, 3, 0, 0, -16_i32 as u32)],
+        // Flags; `bpf_map_update_elem`.
+        [instruction(0xb7, 4, 0, 0, 0), instruction(0x85, 0, 0, 0, 2)],
+        [instruction(0xb7, 0, 0, 0, 0), instruction(0x95, 0, 0, 0, 0)],
+    ];
+    let bytes = program.as_flattened().as_flattened();
+    let license = bytes.len();
+    memory(&[bytes, b"GPL\0"].concat());
+    let address = page().as_ptr() as u64;
+    let ([low, high], [license_low, license_high]) = (halves(address), halves(address + license as u64));
+    bpf(5, [1, (license / 8) as u32, low, high, license_low, license_high]).map(owned)
+}
+
+fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
+}
+
+fn bpf<const COUNT: usize>(command: i32, mut attributes: [u32; COUNT]) -> Result<RawFd, Errno> {
+    // SAFETY: the attributes of these commands are numbers, and addresses in the page, of which the kernel reads or writes a part. It
+    // reads as many attributes as it is given.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size_of_val(&attributes)) };
     Errno::result(result).map(|descriptor| RawFd::try_from(descriptor).unwrap())
 }
