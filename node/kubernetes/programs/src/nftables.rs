@@ -96,7 +96,7 @@ pub(crate) fn node_rules(config: &Config) -> String {
     table(&format!(
         r#"    chain arriving {{
         type filter hook prerouting priority raw; policy accept;
-        iifname "{uplink}" ip daddr 127.0.0.0/8 counter drop comment "loopback"
+        iifname != "lo" ip daddr 127.0.0.0/8 counter drop comment "loopback"
         iifname "{uplink}" ip daddr {dns} counter drop comment "for pods of this node"
         iifname "{uplink}" ip daddr {api} tcp dport {api_port} notrack comment "API server"
         ip daddr {dns} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} notrack comment "cluster DNS"

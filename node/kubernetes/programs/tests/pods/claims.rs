@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 
 use cluster::API_PORT;
 use ktest_support::{Namespace, eventually};
 
-use crate::node::{self, GATEWAY, LIMIT, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
+use crate::frame::Frame;
+use crate::node::{self, GATEWAY, LIMIT, LINKS, NODE, Node, OTHER, OUTSIDE, PODS, PORT, RANGE, TUNNEL};
 
 const NTP: u16 = 123;
 
@@ -247,6 +248,10 @@ fn a_node_with_a_cni_plugin_protects_itself() {
     let by_pod = || node.datagram(&node.pods[1], (PODS[1], 0), (&node.host, DNS, DNS_PORT));
     let ask_time = || node.datagram(&node.host, (NODE, 0), (&node.outside, OUTSIDE, NTP));
     let connect = || [&node.outside, &node.host].map(|from| node.connection(from, NODE));
+    let loopback = (&node.host, Ipv4Addr::LOCALHOST);
+    let frame = Frame { tags: &[], source: PODS[0], destination: SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT) };
+    let to_loopback = || frame.send((&node.pods[0], "end"), (&node.host, LINKS[0]));
+    assert_eq!(node::receives(loopback, to_loopback), PODS[0]);
     assert_eq!((by_pod(), ask_time()), (End::Service, End::Service));
     assert_eq!(connect(), [End::Service, End::Service]);
     node.protect_itself();
@@ -254,6 +259,8 @@ fn a_node_with_a_cni_plugin_protects_itself() {
     assert_eq!(connect(), [End::Destination, End::Destination]);
 
     let (pod, outside) = ((&node.pods[1], PODS[1]), (&node.outside, OUTSIDE));
+    // The plugin's portmap has set `route_localnet`.
+    node.loses_what("loopback", loopback, to_loopback);
     node.loses("for pods of this node", outside, (&node.host, DNS));
     node.loses_by("for nodes", pod, (OUTSIDE, 7839).into(), outside);
     // The plugin decides about other packets.
