@@ -7,7 +7,7 @@ use core::slice;
 
 use crate::errno::Errno;
 
-/// Size of a [`Page`], more than the kernel reads or writes for any command of this crate (304 bytes, `struct loop_config`).
+/// Size of a [`Page`], more than the kernel reads or writes for any command of [`ioctl`] (304 bytes, `struct loop_config`).
 const PAGE: usize = 4096;
 
 /// System calls of x86-64, arch/x86/entry/syscalls/syscall_64.tbl.
@@ -34,6 +34,7 @@ mod number {
     pub(super) const MKDIRAT: usize = 258;
     pub(super) const MKNODAT: usize = 259;
     pub(super) const UNLINKAT: usize = 263;
+    pub(super) const OPEN_BY_HANDLE_AT: usize = 304;
     pub(super) const BPF: usize = 321;
     pub(super) const QUOTACTL_FD: usize = 443;
     pub(super) const FILE_SETATTR: usize = 469;
@@ -55,6 +56,13 @@ pub(crate) const READ_ONLY: u32 = 0;
 pub(crate) const READ_WRITE: u32 = 0o2;
 pub(crate) const CREATE: u32 = 0o100;
 pub(crate) const TRUNCATE: u32 = 0o1000;
+/// The descriptor is closed by `execve`.
+const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+
+/// Where [`inodes_from`] has its records in the page (after `struct xfs_bulk_ireq`), and the size of each (`struct
+/// xfs_bulkstat`), fs/xfs/libxfs/xfs_fs.h.
+pub(crate) const INODES_START: usize = 64;
+pub(crate) const INODE: usize = 192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -302,13 +310,33 @@ pub(crate) fn open(path: &CStr, flags: u32) -> Result<File, Errno> {
     open_at(CURRENT, path, flags)
 }
 
-/// openat(2); mode 0600 for a new file. The descriptor is closed by `execve`.
+/// openat(2); mode 0600 for a new file.
 pub(crate) fn open_at(directory: File, path: &CStr, flags: u32) -> Result<File, Errno> {
-    const CLOSE_ON_EXEC: u32 = 0o2_000_000;
     let arguments =
         [directory.argument(), path.as_ptr().expose_provenance(), (flags | CLOSE_ON_EXEC) as usize, 0o600, 0, 0];
     // SAFETY: the kernel reads the path, which ends with 0, and keeps no pointer.
     unsafe { call(number::OPENAT, arguments) }.map(File::of)
+}
+
+/// open_by_handle_at(2), read-only, in the file system of `file`, with a `struct file_handle` at the start of the page.
+pub(crate) fn open_by_handle(file: File, page: &Page) -> Result<File, Errno> {
+    let flags = READ_ONLY | CLOSE_ON_EXEC;
+    // SAFETY: the kernel reads at most 136 bytes of the page (`MAX_HANDLE_SZ` is 128), and keeps no pointer.
+    unsafe { call(number::OPEN_BY_HANDLE_AT, [file.argument(), page.address(), flags as usize, 0, 0, 0]) }.map(File::of)
+}
+
+/// Reads the inodes at or after the number `first` in the XFS of `file`, as many as fit into the page. Returns the number
+/// to continue at and how many it has read, 0 at the end. `XFS_IOC_BULKSTAT`, Linux 5.4.
+pub(crate) fn inodes_from(file: File, page: &mut Page, first: u64) -> Result<(u64, usize), Errno> {
+    const XFS_IOC_BULKSTAT: usize = 0x8040_587f;
+    const COUNT: usize = (PAGE - INODES_START) / INODE;
+    page.clear();
+    page.put(0, &first.to_ne_bytes());
+    page.put_u32(12, COUNT as u32);
+    // SAFETY: the kernel reads and writes a `struct xfs_bulk_ireq` at the start of the page and writes at most `COUNT`
+    // records after it, which fit into the page. It keeps no pointer.
+    unsafe { call(number::IOCTL, [file.argument(), XFS_IOC_BULKSTAT, page.address(), 0, 0, 0]) }?;
+    Ok((page.get_u64(0), (page.get_u32(16) as usize).min(COUNT)))
 }
 
 /// mkdirat(2), mode 0700. Succeeds if the directory exists.

@@ -10,7 +10,7 @@ use crate::project::{FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, Other};
 use crate::quota::{Q_XQUOTAOFF, Q_XQUOTAON};
 use crate::sys::Way::{Compat, HighBits, Native};
 use crate::sys::{READ_ONLY, READ_WRITE};
-use crate::{bpf, device, loops, processes, project, quota};
+use crate::{bpf, device, handle, loops, processes, project, quota};
 
 const DENIED: Expected = Expected::Fails(&[Errno::EPERM]);
 
@@ -87,6 +87,8 @@ pub const ATTACKS: &[Attack] = &[
         protected: Expected::Fails(&[Errno::EPERM, Errno::EOPNOTSUPP]),
         call: bpf::detach_links,
     },
+    // Files of other volumes: the capability for this is missing.
+    denied("open_by_handle", Root, handle::open),
     // Block volumes (section 1).
     allowed("read_device_size", Anyone, loops::read_size),
     allowed("read_loop_status", Anyone, call!(loops::read_status(Native))),

@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use attack::{ATTACKS, Attack, Target, Tenant};
+use attack::{ATTACKS, Attack, TENANT, Target, Tenant};
 use fsquota::{Allocator, Limits};
 use ktest_support::process::Child;
 use ktest_support::{Mount, XfsDisk};
@@ -21,7 +21,7 @@ use units::Bytes;
 
 const LIMIT: u64 = 16 << 20;
 const DEVICE: u64 = 4 << 20;
-const USER: u32 = 1000;
+const USER: u32 = TENANT;
 /// The attacks that the kernel accepts for a read-only device only.
 const READ_ONLY: &str = "change_loop_file";
 
@@ -36,10 +36,15 @@ impl Pod {
     /// Waits for the only disk: one test at a time.
     fn new() -> Self {
         let disk = XfsDisk::with_project_quota();
-        let volume = disk.path().join("volume");
-        fs::create_dir(&volume).unwrap();
         let ids = Allocator::open(File::open(disk.path()).unwrap()).unwrap();
-        fsquota::set(File::open(&volume).unwrap(), Limits::for_size(Bytes::new(LIMIT)), &ids).unwrap();
+        let [volume, other] = ["volume", "other"].map(|name| disk.path().join(name));
+        for directory in [&volume, &other] {
+            fs::create_dir(directory).unwrap();
+            fsquota::set(File::open(directory).unwrap(), Limits::for_size(Bytes::new(LIMIT)), &ids).unwrap();
+        }
+        // Of the other tenant, for `open_by_handle`.
+        fs::write(other.join("file"), "").unwrap();
+        chown(other.join("file"), Some(TENANT), Some(TENANT)).unwrap();
         let layer = overlay(&volume.join("layer"));
         chown(&volume, Some(USER), Some(USER)).unwrap();
         Self { layer, volume, disk }

@@ -9,7 +9,7 @@ use std::env;
 use std::fs;
 use std::process::ExitCode;
 
-use attack::{ATTACKS, DONE};
+use attack::{ATTACKS, DONE, TENANT};
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Stopped, Suite, Volume, cost, eventually};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap, Event, Namespace, PersistentVolumeClaim};
@@ -68,7 +68,7 @@ struct Kind {
 const RESTRICTED: Kind = Kind {
     name: "restricted",
     level: "restricted",
-    user: 1000,
+    user: TENANT as usize,
     files: "restricted-files",
     device: "restricted-device",
     mark: "bytes of the restricted tenant",

@@ -70,15 +70,18 @@ async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure
 }
 
 /// Changes of a pod, and whether the profile `baseline` allows it.
-fn changes() -> [([(&'static str, Value); 1], bool); 6] {
+fn changes() -> [([(&'static str, Value); 1], bool); 7] {
     let host_path = json!([{"name": "root", "hostPath": {"path": "/"}}]);
+    let capability = |name: &str| json!({"drop": ["ALL"], "add": [name]});
     [
         ([("/spec/volumes", host_path)], false),
         ([("/spec/hostPID", true.into())], false),
         ([("/spec/hostNetwork", true.into())], false),
         ([("/spec/containers/0/securityContext", json!({"privileged": true}))], false),
-        ([("/spec/containers/0/securityContext/capabilities", json!({"drop": ["ALL"], "add": ["SYS_ADMIN"]}))], false),
+        ([("/spec/containers/0/securityContext/capabilities", capability("SYS_ADMIN"))], false),
         ([("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())], true),
+        // With it, a container opens files of all volumes by their handles.
+        ([("/spec/containers/0/securityContext/capabilities", capability("DAC_READ_SEARCH"))], false),
     ]
 }
 
