@@ -1,6 +1,6 @@
-//! Runs attacks in a pod: `program VOLUME LIMIT DEVICE LAYER MARK FOREIGN TURNS` writes MARK to the device, runs all
-//! attacks of its user, prints `attacks: done`, and then acts as a tenant for TURNS turns of half a second, searching
-//! its device for FOREIGN.
+//! Runs attacks in a pod: `program VOLUME LIMIT DEVICE LAYER MODULE MARK FOREIGN TURNS` writes MARK to the device, runs
+//! all attacks of its user, prints `attacks: done`, and then acts as a tenant for TURNS turns of half a second, searching
+//! its device for FOREIGN. MODULE is an unsigned kernel module, which attacks load.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]
@@ -15,16 +15,18 @@ use sys::Arguments;
 const OUTPUT: File = File::descriptor(1);
 
 fn main(arguments: &Arguments) -> u8 {
-    let words: [Option<&CStr>; 7] = core::array::from_fn(|at| arguments.get(at + 1));
-    let [Some(volume), Some(limit), Some(device), Some(layer), Some(mark), Some(foreign), Some(turns)] = words else {
-        OUTPUT.print("usage: program VOLUME LIMIT DEVICE LAYER MARK FOREIGN TURNS");
+    let words: [Option<&CStr>; 8] = core::array::from_fn(|at| arguments.get(at + 1));
+    let [Some(volume), Some(limit), Some(device), Some(layer), Some(module), Some(mark), Some(foreign), Some(turns)] =
+        words
+    else {
+        OUTPUT.print("usage: program VOLUME LIMIT DEVICE LAYER MODULE MARK FOREIGN TURNS");
         return 2;
     };
     let (Some(limit), Some(turns)) = (number(limit), number(turns)) else {
         OUTPUT.print("LIMIT and TURNS are whole numbers");
         return 2;
     };
-    let target = Target { volume, limit, device, layer };
+    let target = Target { volume, limit, device, layer, module };
     let Ok(tenant) = Tenant::new(target, mark, foreign) else {
         OUTPUT.print("cannot write the mark to the device");
         return 1;

@@ -27,7 +27,8 @@ pub enum By {
     Anyone,
     /// Uid 1000 without capabilities.
     User,
-    /// Root with `CAP_SYS_ADMIN`. Without it, the kernel itself denies the call, or seccomp does.
+    /// Root with `CAP_SYS_ADMIN`, `CAP_SYS_BOOT`, `CAP_SYS_MODULE` and `CAP_SYS_RAWIO`. Without them, the kernel itself denies
+    /// the call, or seccomp does.
     Root,
 }
 

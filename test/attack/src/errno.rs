@@ -27,6 +27,8 @@ errnos! {
     EPERM = 1,
     ENOENT = 2,
     ENXIO = 6,
+    /// Exec format error: of the content of a module or of a kernel.
+    ENOEXEC = 8,
     EBADF = 9,
     /// Resource temporarily unavailable: `fork` at the limit of a pids cgroup.
     EAGAIN = 11,
@@ -39,4 +41,6 @@ errnos! {
     ENOSYS = 38,
     EOPNOTSUPP = 95,
     EDQUOT = 122,
+    /// Key was rejected by service: the kernel demands a signature of modules.
+    EKEYREJECTED = 129,
 }

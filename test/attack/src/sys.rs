@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 use core::ffi::CStr;
-use core::ptr::with_exposed_provenance_mut;
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use core::slice;
 
 use crate::errno::Errno;
@@ -28,13 +28,20 @@ mod number {
     pub(super) const FTRUNCATE: usize = 77;
     pub(super) const FCHDIR: usize = 81;
     pub(super) const GETUID: usize = 102;
+    pub(super) const CAPGET: usize = 125;
+    pub(super) const IOPL: usize = 172;
+    pub(super) const INIT_MODULE: usize = 175;
+    pub(super) const DELETE_MODULE: usize = 176;
     pub(super) const QUOTACTL: usize = 179;
     pub(super) const EXIT_GROUP: usize = 231;
+    pub(super) const KEXEC_LOAD: usize = 246;
     pub(super) const OPENAT: usize = 257;
     pub(super) const MKDIRAT: usize = 258;
     pub(super) const MKNODAT: usize = 259;
     pub(super) const UNLINKAT: usize = 263;
     pub(super) const OPEN_BY_HANDLE_AT: usize = 304;
+    pub(super) const FINIT_MODULE: usize = 313;
+    pub(super) const KEXEC_FILE_LOAD: usize = 320;
     pub(super) const BPF: usize = 321;
     pub(super) const QUOTACTL_FD: usize = 443;
     pub(super) const FILE_SETATTR: usize = 469;
@@ -177,7 +184,7 @@ fn plain(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
     unsafe { call(number, arguments) }
 }
 
-const PLAIN: [usize; 9] = [
+const PLAIN: [usize; 10] = [
     number::CLOSE,
     number::PAUSE,
     number::FORK,
@@ -186,6 +193,7 @@ const PLAIN: [usize; 9] = [
     number::FTRUNCATE,
     number::FCHDIR,
     number::GETUID,
+    number::IOPL,
     number::EXIT_GROUP,
 ];
 
@@ -303,6 +311,86 @@ pub(crate) fn bpf(command: u32, page: &mut Page, size: usize) -> Result<usize, E
     let size = size.min(PAGE);
     // SAFETY: the kernel reads and writes at most `size` bytes of the page, which is borrowed until the call returns.
     unsafe { call(number::BPF, [command as usize, page.address(), size, 0, 0, 0]) }
+}
+
+/// capget(2): whether this process has one of the first 32 capabilities.
+pub(crate) fn has_capability(page: &mut Page, capability: u32) -> Result<bool, Errno> {
+    /// `_LINUX_CAPABILITY_VERSION_3`.
+    const VERSION: u32 = 0x2008_0522;
+    const SETS: usize = 8;
+    page.clear();
+    page.put_u32(0, VERSION);
+    // SAFETY: the kernel reads and writes a header of 8 bytes at the start of the page, writes two records of 12 bytes after
+    // it, and keeps no pointer.
+    unsafe { call(number::CAPGET, [page.address(), page.address() + SETS, 0, 0, 0, 0]) }?;
+    // The first word of the first record: the effective set.
+    Ok((page.get_u32(SETS) >> capability) & 1 == 1)
+}
+
+/// The whole content of an open file, which stays mapped.
+pub(crate) fn map(file: File, page: &mut Page) -> Result<&'static [u8], Errno> {
+    /// `st_size` of `struct stat`.
+    const SIZE: usize = 48;
+    device_of(file, page)?;
+    let size = usize::try_from(page.get_u64(SIZE)).unwrap_or_default();
+    // PROT_READ, and MAP_PRIVATE.
+    // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
+    let address = unsafe { call(number::MMAP, [0, size, 1, 0x02, file.argument(), 0]) }?;
+    // SAFETY: the mapping has this size and is readable, nothing unmaps it, and the file of the attack does not change.
+    Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(address), size) })
+}
+
+/// init_module(2), without parameters of the module.
+pub(crate) fn load_module(content: &[u8]) -> Result<(), Errno> {
+    let (address, parameters) = (content.as_ptr().expose_provenance(), c"".as_ptr().expose_provenance());
+    // SAFETY: the kernel reads the content and a string that ends with 0, and keeps no pointer.
+    unsafe { call(number::INIT_MODULE, [address, content.len(), parameters, 0, 0, 0]) }.map(drop)
+}
+
+/// finit_module(2), without parameters of the module.
+pub(crate) fn load_module_file(file: File) -> Result<(), Errno> {
+    let parameters = c"".as_ptr().expose_provenance();
+    // SAFETY: the kernel reads a string that ends with 0, and keeps no pointer.
+    unsafe { call(number::FINIT_MODULE, [file.argument(), parameters, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// delete_module(2) of a module that is not in use.
+pub(crate) fn unload_module(name: &CStr) -> Result<(), Errno> {
+    const NONBLOCK: usize = 0o4000;
+    // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
+    unsafe { call(number::DELETE_MODULE, [name.as_ptr().expose_provenance(), NONBLOCK, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// kexec_load(2) of a kernel that consists of the page, for this physical address.
+pub(crate) fn load_kernel(page: &mut Page, to: u64) -> Result<(), Errno> {
+    // `struct kexec_segment`: address and size of the content, and those of its place.
+    let [address, size] = [page.address() as u64, PAGE as u64];
+    for (at, word) in [address, size, to, size].into_iter().enumerate() {
+        page.put(8 * at, &word.to_ne_bytes());
+    }
+    let to = usize::try_from(to).unwrap_or_default();
+    // SAFETY: the kernel reads one segment at the start of the page, copies its content, which is the page, and keeps no
+    // pointer. It starts the copy when reboot(2) demands it, which no function of this crate calls.
+    unsafe { call(number::KEXEC_LOAD, [to, 1, page.address(), 0, 0, 0]) }.map(drop)
+}
+
+/// kexec_load(2) without segments, which removes the kernel that [`load_kernel`] has loaded.
+pub(crate) fn unload_kernel() -> Result<(), Errno> {
+    // SAFETY: the kernel reads nothing of an empty list.
+    unsafe { call(number::KEXEC_LOAD, [0; 6]) }.map(drop)
+}
+
+/// kexec_file_load(2), without an initramfs and a command line.
+pub(crate) fn load_kernel_file(kernel: File) -> Result<(), Errno> {
+    /// `KEXEC_FILE_NO_INITRAMFS`.
+    const NO_INITRAMFS: usize = 4;
+    // SAFETY: the kernel reads nothing of an empty command line.
+    unsafe { call(number::KEXEC_FILE_LOAD, [kernel.argument(), usize::MAX, 0, 0, NO_INITRAMFS, 0]) }.map(drop)
+}
+
+/// iopl(2), the highest level.
+pub(crate) fn enable_io_ports() -> Result<(), Errno> {
+    plain(number::IOPL, [3, 0, 0, 0, 0, 0]).map(drop)
 }
 
 /// openat(2) in the current directory; mode 0600 for a new file.

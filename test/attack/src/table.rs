@@ -10,9 +10,11 @@ use crate::project::{FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, Other};
 use crate::quota::{Q_XQUOTAOFF, Q_XQUOTAON};
 use crate::sys::Way::{Compat, HighBits, Native};
 use crate::sys::{READ_ONLY, READ_WRITE};
-use crate::{bpf, device, handle, loops, processes, project, quota};
+use crate::{bpf, device, handle, kernel, loops, processes, project, quota};
 
 const DENIED: Expected = Expected::Fails(&[Errno::EPERM]);
+/// An unsigned module with `module.sig_enforce=1`. Lockdown alone returns `EPERM`.
+const REJECTED: Expected = Expected::Fails(&[Errno::EKEYREJECTED]);
 
 /// Succeeds on a kernel without the protections, and gets `EPERM` on a node.
 const fn denied(name: &'static str, by: By, call: Call) -> Attack {
@@ -131,7 +133,32 @@ pub const ATTACKS: &[Attack] = &[
     denied("open_data_disk", Root, device::open_data_disk),
     denied("create_loop_device", Root, call!(device::create_loop_device(Native))),
     denied("create_loop_device_compat", Root, call!(device::create_loop_device(Compat))),
-    // The node (section 5).
+    // The kernel (section 5).
+    Attack {
+        name: "load_module",
+        by: Root,
+        unprotected: Expected::Succeeds,
+        protected: REJECTED,
+        call: kernel::load_module,
+    },
+    Attack {
+        name: "load_module_file",
+        by: Root,
+        unprotected: Expected::Succeeds,
+        protected: REJECTED,
+        call: kernel::load_module_file,
+    },
+    denied("load_kernel", Root, kernel::load_kernel),
+    // Without the protection, the kernel reads the file, which is not a kernel.
+    Attack {
+        name: "load_kernel_file",
+        by: Root,
+        unprotected: Expected::Fails(&[Errno::ENOEXEC]),
+        protected: DENIED,
+        call: kernel::load_kernel_file,
+    },
+    denied("use_io_ports", Root, kernel::use_io_ports),
+    // Processes of the node (section 5).
     Attack {
         name: "fork_bomb",
         by: User,

@@ -1,4 +1,4 @@
-//! The volume, device and layer that are attacked.
+//! What is attacked, and what an attack uses.
 
 use core::ffi::CStr;
 
@@ -10,4 +10,6 @@ pub struct Target<'a> {
     pub limit: u64,
     pub device: &'a CStr,
     pub layer: &'a CStr,
+    /// A kernel module without a signature, [`MODULE`](crate::MODULE).
+    pub module: &'a CStr,
 }

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_missing_device_and_one_without_its_file_are_reported() {
-        let target = |device| Target { volume: c"/", limit: 0, device, layer: c"/" };
+        let target = |device| Target { volume: c"/", limit: 0, device, layer: c"/", module: c"/" };
         let tenant = |device| {
             let page = Page::new().unwrap();
             let (mark, foreign) = (c"own", c"foreign");

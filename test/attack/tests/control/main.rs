@@ -11,11 +11,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use attack::{ATTACKS, Attack, TENANT, Target, Tenant};
+use attack::{ATTACKS, Attack, MODULE, TENANT, Target, Tenant, without_signature};
 use fsquota::{Allocator, Limits};
 use ktest_support::process::Child;
 use ktest_support::{Mount, XfsDisk};
 use loopdev::{Config, Control, Device};
+use nix::errno::Errno;
+use nix::kmod::{DeleteModuleFlags, delete_module};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use units::Bytes;
 
@@ -29,6 +31,7 @@ struct Pod {
     // Before the disk: unmounted first.
     layer: Mount,
     volume: PathBuf,
+    module: PathBuf,
     disk: XfsDisk,
 }
 
@@ -47,7 +50,7 @@ impl Pod {
         chown(other.join("file"), Some(TENANT), Some(TENANT)).unwrap();
         let layer = overlay(&volume.join("layer"));
         chown(&volume, Some(USER), Some(USER)).unwrap();
-        Self { layer, volume, disk }
+        Self { layer, volume, module: unsigned_module(), disk }
     }
 
     /// While the value lives, the kernel defers a detach.
@@ -56,8 +59,9 @@ impl Pod {
     }
 
     fn run(&self, user: u32, device: &Device, selected: impl Fn(&Attack) -> bool) -> String {
-        let [volume, device, layer] = [&*self.volume, &*device.path(), self.layer.path()].map(c_string);
-        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &layer };
+        let [volume, device, layer, module] =
+            [&*self.volume, &*device.path(), self.layer.path(), &*self.module].map(c_string);
+        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &layer, module: &module };
         let path = std::env::temp_dir().join("output");
         let output = File::create(&path).unwrap();
         let child = Child::start(|| {
@@ -83,6 +87,18 @@ fn overlay(above: &Path) -> Mount {
     }
     let [lower, upper, work] = [&lower, &upper, &work].map(|path| path.display());
     Mount::new("overlay", Path::new("overlay"), &format!("lowerdir={lower},upperdir={upper},workdir={work}"))
+}
+
+/// The file of the module without its signature. The guest has loaded the module with its signature before the test.
+fn unsigned_module() -> PathBuf {
+    match delete_module(MODULE, DeleteModuleFlags::O_NONBLOCK) {
+        Ok(()) | Err(Errno::ENOENT) => {}
+        Err(errno) => panic!("cannot unload the module: {errno}"),
+    }
+    let module = fs::read(format!("/modules/{}.ko", MODULE.to_str().unwrap())).unwrap();
+    let path = std::env::temp_dir().join("module.ko");
+    fs::write(&path, without_signature(&module).unwrap()).unwrap();
+    path
 }
 
 /// A loop device that any user may use.
@@ -140,7 +156,7 @@ fn without_protections_a_tenant_overwrites_the_next_volume() {
         // The kernel does not detach a device when its last descriptor is closed.
         let path = attach(&pod.disk.path().join("first"), &Config::default()).path();
         let [volume, device] = [&pod.volume, &path].map(|path| c_string(path));
-        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &volume };
+        let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &volume, module: &volume };
         let [mark, foreign] = MARKS;
         let mut tenant = Tenant::new(target, mark, foreign).unwrap();
         let turn = tenant.turn();

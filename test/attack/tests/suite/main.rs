@@ -1,15 +1,16 @@
 //! Every attack of the list, from real pods on the booted node: none succeeds. One pod runs them under Pod Security
-//! `restricted`, one as root with `CAP_SYS_ADMIN` and without seccomp. The claims of the first one are deleted while it
-//! runs; the second one is the next tenant.
+//! `restricted`, one as root with capabilities such as `CAP_SYS_ADMIN` and without seccomp. The claims of the first one are
+//! deleted while it runs; the second one is the next tenant.
 
 mod bomb;
 
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use attack::{ATTACKS, DONE, TENANT};
+use attack::{ATTACKS, DONE, TENANT, without_signature};
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Stopped, Suite, Volume, cost, eventually};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{self as core, ConfigMap, Event, Namespace, PersistentVolumeClaim};
@@ -21,6 +22,10 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 /// The program, in the pods and in their ConfigMap.
 const PROGRAM: &str = "attack";
+/// The kernel module, in the same places.
+const MODULE: &str = "module.ko";
+/// Of the root pod, beyond containerd's default ones.
+const CAPABILITIES: [&str; 4] = ["SYS_ADMIN", "SYS_BOOT", "SYS_MODULE", "SYS_RAWIO"];
 /// Of half a second: longer than the suite, and not for ever.
 const TURNS: &str = "7200";
 /// How many turns a tenant takes after the other one has written its mark.
@@ -94,11 +99,12 @@ impl Kind {
         spec["terminationGracePeriodSeconds"] = 1.into();
         let container = &mut spec["containers"][0];
         container["command"] = json!([format!("/{PROGRAM}/{PROGRAM}")]);
-        let arguments = [format!("/{files}"), SIZE.to_string(), format!("/dev/{device}"), "/".to_owned()];
+        let module = format!("/{PROGRAM}/{MODULE}");
+        let arguments = [format!("/{files}"), SIZE.to_string(), format!("/dev/{device}"), "/".to_owned(), module];
         let marks = [mark, foreign, &TURNS].map(|&word| word.to_owned());
         container["args"] = arguments.into_iter().chain(marks).collect();
         container["securityContext"] = if *user == 0 {
-            json!({"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}})
+            json!({"capabilities": {"add": CAPABILITIES}, "seccompProfile": {"type": "Unconfined"}})
         } else {
             json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}})
         };
@@ -151,7 +157,12 @@ async fn rejection(case: &Case, pod: &core::Pod) -> Result<String, Failure> {
 async fn publish_program(case: &Case) -> Result<(), Failure> {
     let path = env::var_os("GRANARY_ATTACK").expect("GRANARY_ATTACK is the path of the program");
     let program = fs::read(path).expect("the program can be read");
-    let files = BTreeMap::from([(PROGRAM.to_owned(), ByteString(program))]);
+    let modules = env::var_os("GRANARY_MODULES").expect("GRANARY_MODULES is the directory of the module");
+    let name = attack::MODULE.to_str().expect("the name is ASCII");
+    let module = fs::read(PathBuf::from(modules).join(format!("{name}.ko"))).expect("the module can be read");
+    let module = without_signature(&module).expect("Debian signs its modules").to_vec();
+    let files = [(PROGRAM, program), (MODULE, module)].map(|(name, file)| (name.to_owned(), ByteString(file)));
+    let files = BTreeMap::from(files);
     let object = ConfigMap { binary_data: Some(files), ..ConfigMap::default() };
     let mut object = serde_json::to_value(object)?;
     object["metadata"] = json!({"name": PROGRAM});
