@@ -1,15 +1,18 @@
 //! The kernel enforces the rights of a confined program. Needs root.
 //!
-//! The program is this one again: libtest takes any word after `--skip`, and [`ATTACKER`] and [`IDENTIFIED`] distinguish the test of
-//! the same name to be the program.
+//! The program is this one again: libtest takes any word after `--skip`, and [`ATTACKER`], [`IDENTIFIED`], [`BYSTANDER`] and
+//! [`SIGNALS`] distinguish the test of the same name to be the program.
 
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, Permissions};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio, exit};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +21,7 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::kill;
-use nix::unistd::{geteuid, getppid};
+use nix::unistd::{Pid, geteuid, getppid};
 use programs::{Capability, Confinement, Paths, Program, Rights, User};
 use supervisor::{Backoff, Settings, State, Supervisor};
 use tempfile::TempDir;
@@ -27,6 +30,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// In the program's arguments: this, and the root of its [`Node`].
 const ATTACKER: &str = "attacks-";
+/// In the same: this, and the process ID of its [`Bystander`].
+const PEER: &str = "peer-";
+/// In the arguments of a process that waits until it is killed.
+const BYSTANDER: &str = "waits";
+/// In the arguments of a process that signals another one: this, and its process ID.
+const SIGNALS: &str = "signals-";
 /// In the arguments of a program with the set-user-ID bit.
 const IDENTIFIED: &str = "prints-its-user";
 const PRINTED: &str = "effective user ";
@@ -40,9 +49,40 @@ fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
 }
 
+/// The abstract socket outside of the program's rules.
+fn socket(root: &Path) -> SocketAddr {
+    SocketAddr::from_abstract_name(root.as_os_str().as_bytes()).unwrap()
+}
+
+/// This program, started by the user of the confined one without its rules.
+fn unconfined(word: &str) -> Command {
+    let id = User::Scheduler.id();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", TEST, "--nocapture", "--skip", word]).uid(id).gid(id).stdout(Stdio::null());
+    command
+}
+
+/// Another process of the program's user, without its rules.
+struct Bystander(Child);
+
+impl Bystander {
+    fn start() -> Self {
+        Self(unconfined(BYSTANDER).spawn().unwrap())
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
 struct Node {
     paths: Paths,
     rights: Rights,
+    bystander: Bystander,
+    _listener: UnixListener,
     scratch: TempDir,
 }
 
@@ -80,16 +120,16 @@ impl Node {
             starts: vec![raised],
             ..Rights::new(User::Scheduler, [root.join("pki/own.key")])
         };
-        Self { paths, rights, scratch }
+        let listener = UnixListener::bind_addr(&socket(root)).unwrap();
+        Self { paths, rights, bystander: Bystander::start(), _listener: listener, scratch }
     }
 
     fn start(&self) -> Supervisor {
-        let root = self.scratch.path().display();
+        let attacker = format!("{ATTACKER}{}", self.scratch.path().display());
+        let peer = format!("{PEER}{}", self.bystander.0.id());
         let program = Program {
             name: "kube-scheduler",
-            arguments: ["--exact", TEST, "--nocapture", "--skip", &format!("{ATTACKER}{root}")]
-                .map(str::to_owned)
-                .into(),
+            arguments: ["--exact", TEST, "--nocapture", "--skip", &attacker, "--skip", &peer].map(str::to_owned).into(),
             rights: Some(self.rights.clone()),
             ..Program::default()
         };
@@ -121,8 +161,21 @@ fn wait(tree: &Supervisor, file: &Path) {
 }
 
 /// The attempts whose success would break a wall. All succeed without one.
-const FORBIDDEN: [&str; 8] =
-    ["write outside", "read outside", "read a key", "mount", "trace", "signal", "namespace", "become root"];
+const FORBIDDEN: [&str; 10] = [
+    "write outside",
+    "read outside",
+    "read a key",
+    "mount",
+    "trace",
+    "signal",
+    OWN_USER,
+    ABSTRACT,
+    "namespace",
+    "become root",
+];
+/// Only Landlock denies these two.
+const OWN_USER: &str = "signal a process of its user";
+const ABSTRACT: &str = "connect to an abstract socket";
 const ALLOWED: [&str; 4] = ["write inside", "rename inside", "read its key", "read a renewed key"];
 
 /// In the program: tries everything, writes down what came of it, and waits until it is stopped.
@@ -131,7 +184,20 @@ fn attack_if_started_so() {
         println!("{PRINTED}{}", geteuid());
         return;
     }
+    if env::args().any(|word| word == BYSTANDER) {
+        loop {
+            thread::park();
+        }
+    }
+    let process = |prefix: &str| {
+        let number = env::args().find_map(|word| word.strip_prefix(prefix).map(str::to_owned));
+        number.map(|number| Pid::from_raw(number.parse().unwrap()))
+    };
+    if let Some(other) = process(SIGNALS) {
+        exit(i32::from(kill(other, None).is_err()));
+    }
     let Some(root) = env::args().find_map(|word| word.strip_prefix(ATTACKER).map(PathBuf::from)) else { return };
+    let peer = process(PEER).unwrap();
     let data = root.join("data");
     fs::create_dir_all(data.join("mounted")).unwrap();
     let parent = getppid();
@@ -170,6 +236,8 @@ fn attack_if_started_so() {
         ("mount", text(mounted())),
         ("trace", text(File::open(format!("/proc/{parent}/mem")).map(drop))),
         ("signal", text(kill(parent, None).map_err(Into::into))),
+        (OWN_USER, text(kill(peer, None).map_err(Into::into))),
+        (ABSTRACT, text(UnixStream::connect_addr(&socket(&root)).map(drop))),
         ("become root", raised()),
         ("write inside", text(fs::write(data.join("one"), ""))),
         ("rename inside", text(fs::rename(data.join("one"), data.join("member/two")))),
@@ -216,6 +284,12 @@ async fn a_confined_program_can_do_nothing_that_it_has_no_right_to() {
     for attempt in FORBIDDEN {
         assert_ne!(report[attempt], "done", "{attempt}: {report:#?}");
     }
+    for attempt in [OWN_USER, ABSTRACT] {
+        assert_eq!(report[attempt], std::io::Error::from(Errno::EPERM).to_string(), "{attempt}");
+    }
+    // Its user alone does not deny the signal.
+    let signaller = unconfined(&format!("{SIGNALS}{}", node.bystander.0.id())).status().unwrap();
+    assert!(signaller.success(), "{signaller}");
     let id = User::Scheduler.id();
     let ids = format!("{id}\t{id}\t{id}\t{id}");
     let none = "0000000000000000";
