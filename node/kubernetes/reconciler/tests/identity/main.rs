@@ -14,6 +14,7 @@ mod objects;
 mod pods;
 mod removed;
 mod resize;
+mod roles;
 mod secrets;
 mod snapshots;
 mod storage;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         capacity::a_capacity_with_other_fields_is_denied,
         node::a_node_writes_only_its_own_annotations,
         node::a_node_reads_its_csinode_object,
+        roles::the_roles_edit_and_admin_write_claims_and_no_volumes,
         dns::coredns_reads_the_objects_of_names_and_no_others,
         dns::the_service_has_an_endpoint_on_each_node,
         joining::a_token_admits_one_node_and_no_other,
