@@ -2,23 +2,27 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cluster::API_SERVER_USER;
-use envtest::{Cluster, Failure, Identity, Suite};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually};
 use http::Request;
 use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{ListParams, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub fn cases(suite: Suite) -> Suite {
     suite
         .case("a_request_without_an_identity_is_unauthorized", a_request_without_an_identity_is_unauthorized)
         .case("an_identity_without_a_role_is_forbidden", an_identity_without_a_role_is_forbidden)
         .case("kubelet_learns_that_anonymous_clients_may_do_nothing", kubelet_learns_about_anonymous_clients)
+        .case("a_pods_token_is_valid_for_an_hour_and_not_without_its_pod", a_pods_token_ends)
 }
 
 /// Paths that an API server with anonymous requests shows to all clients, and some that it does not.
@@ -94,4 +98,63 @@ async fn kubelet_learns_about_anonymous_clients(cluster: Arc<Cluster>) -> Result
         assert_eq!(review.status.map(|status| status.allowed), Some(allowed), "{user}");
     }
     Ok(())
+}
+
+/// Each of two pods gets a token, with the lifetime that a kubelet requests. One pod is deleted.
+async fn a_pods_token_ends(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Api::<Pod>::default_namespaced(cluster.admin());
+    let accounts = Api::<ServiceAccount>::default_namespaced(cluster.admin());
+    let mut clients = Vec::new();
+    for name in ["deleted", "kept"] {
+        let containers = json!([{"name": "c", "image": "granary.invalid/none"}]);
+        let pod = json!({"metadata": {"name": name}, "spec": {"containers": containers}});
+        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        let request: TokenRequest = serde_json::from_value(json!({"spec": {
+            "audiences": [],
+            "expirationSeconds": lifetime(&pod),
+            "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod.uid()},
+        }}))?;
+        let granted = accounts.create_token_request("default", &PostParams::default(), &request).await?;
+        let token = granted.status.and_then(|status| status.token).ok_or("the answer has no token")?;
+        let claims = claims(&token)?;
+        let [from, to] = ["iat", "exp"].map(|claim| claims[claim].as_i64().unwrap_or_default());
+        // The status of the answer has the requested time, even if the token is valid for a year.
+        assert!(from > 0 && to - from == 3607, "{claims}");
+        clients.push(client_as(&cluster, serde_json::from_value(json!({"token": token}))?).await?);
+    }
+    // Nothing has assigned a node to it: it is removed at once.
+    pods.delete("deleted", &DeleteParams::default()).await?;
+    let [deleted, kept] = &*clients else { panic!("{} clients", clients.len()) };
+    assert_eq!(code(kept).await?, 200);
+    // The API server watches pods, and keeps the result of a token for 10 s.
+    eventually(PATIENCE, "the end of the token", async || {
+        let code = code(deleted).await?;
+        Ok::<_, kube::Error>(if code == 401 { Seen::Done(()) } else { Seen::NotYet(code.to_string()) })
+    })
+    .await?;
+    pods.delete("kept", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// The lifetime of the token in the volume that the API server adds to the pod.
+fn lifetime(pod: &Pod) -> Option<i64> {
+    let volumes = pod.spec.as_ref()?.volumes.iter().flatten();
+    let projected = volumes.filter_map(|volume| volume.projected.as_ref());
+    let mut sources = projected.flat_map(|projected| projected.sources.iter().flatten());
+    sources.find_map(|source| source.service_account_token.as_ref()?.expiration_seconds)
+}
+
+fn claims(token: &str) -> Result<Value, Failure> {
+    let claims = token.split('.').nth(1).ok_or("the token has no claims")?;
+    Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims)?)?)
+}
+
+/// The code of the answer to a request that each identity may make.
+async fn code(client: &Client) -> Result<u16, kube::Error> {
+    let request = Request::get("/version").body(Vec::new()).map_err(kube::Error::HttpError)?;
+    match client.request_text(request).await {
+        Ok(_) => Ok(200),
+        Err(kube::Error::Api(status)) => Ok(status.code),
+        Err(error) => Err(error),
+    }
 }

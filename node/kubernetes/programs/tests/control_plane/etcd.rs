@@ -7,10 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use cluster::{API_PORT, AdministratorRequest};
 use envtest::{Cluster, Failure, Suite};
+use programs::Credentials;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use time::OffsetDateTime;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -24,19 +28,32 @@ const HEALTH: u16 = 2381;
 pub fn cases(suite: Suite) -> Suite {
     suite
         .case("etcd_accepts_two_certificates_of_the_node_and_no_other", accepts_two_certificates)
+        .case("etcd_rejects_the_certificate_of_an_administrator", rejects_administrators)
         .case("etcd_serves_no_objects_without_encryption", serves_no_objects_without_encryption)
 }
 
-fn client(pki: &Path, certificate: Option<&str>, protocol: &str) -> TlsConnector {
-    let file = |name: &str, extension| pki.join(format!("{name}.{extension}"));
+/// The certificate of a client and its key, PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Pair {
+    fn of(pki: &Path, name: &str) -> io::Result<Self> {
+        let read = |extension: &str| fs::read_to_string(pki.join(format!("{name}.{extension}")));
+        Ok(Self { certificate: read("crt")?, key: read("key")? })
+    }
+}
+
+fn client(pki: &Path, pair: Option<&Pair>, protocol: &str) -> TlsConnector {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(file("ca", "crt")).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_file(pki.join("ca.crt")).unwrap()).unwrap();
     let config = ClientConfig::builder().with_root_certificates(roots);
-    let mut config = match certificate {
+    let mut config = match pair {
         None => config.with_no_client_auth(),
-        Some(name) => {
-            let chain = CertificateDer::pem_file_iter(file(name, "crt")).unwrap().collect::<Result<_, _>>().unwrap();
-            config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(file(name, "key")).unwrap()).unwrap()
+        Some(Pair { certificate, key }) => {
+            let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
+            config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
         }
     };
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -56,8 +73,12 @@ async fn lets_in(client: TlsConnector, port: u16) -> io::Result<()> {
 
 /// The first line of the answer to a client with this certificate, for a URI that is too long for other clients.
 pub async fn get(pki: &Path, certificate: &str, port: u16, path: &str) -> Result<String, Failure> {
+    get_as(pki, &Pair::of(pki, certificate)?, port, path).await
+}
+
+async fn get_as(pki: &Path, pair: &Pair, port: u16, path: &str) -> Result<String, Failure> {
     let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
-    let connector = client(pki, Some(certificate), "http/1.1");
+    let connector = client(pki, Some(pair), "http/1.1");
     let mut stream = connector.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -94,8 +115,9 @@ async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> 
     }
     let (mut clients, mut peers) = (Vec::new(), Vec::new());
     for name in &names {
+        let pair = Pair::of(pki, name)?;
         for (port, accepted) in [(CLIENTS, &mut clients), (PEERS, &mut peers)] {
-            if lets_in(client(pki, Some(name), "h2"), port).await.is_ok() {
+            if lets_in(client(pki, Some(&pair), "h2"), port).await.is_ok() {
                 accepted.push(name.as_str());
             }
         }
@@ -104,6 +126,32 @@ async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> 
     assert_eq!(peers, [""; 0], "members");
     for port in [CLIENTS, PEERS] {
         assert!(lets_in(client(pki, None, "h2"), port).await.is_err(), "port {port} without a certificate");
+    }
+    Ok(())
+}
+
+/// The certificate that the node signs for a request in its configuration.
+fn administrator(cluster: &Cluster) -> Result<Pair, Failure> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "alice");
+    params.subject_alt_names = vec![SanType::DnsName("etcd-client.granary.invalid".try_into()?)];
+    let key = KeyPair::generate()?;
+    let request: AdministratorRequest = params.serialize_request(&key)?.pem()?.parse()?;
+    let mut config = cluster.config().clone();
+    config.settings.administrators = vec![request];
+    let public = Credentials::ensure(&config, OffsetDateTime::now_utc())?.public();
+    let [administrator] = &*public.administrators else { panic!("{public:?}") };
+    Ok(Pair { certificate: administrator.certificate.clone(), key: key.serialize_pem() })
+}
+
+/// The same CA signs the certificates of both, and the request has the name that etcd requires.
+async fn rejects_administrators(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pki = &cluster.config().paths.pki;
+    let administrator = administrator(&cluster)?;
+    assert_eq!(get_as(pki, &administrator, API_PORT, "/version").await?, "HTTP/1.1 200 OK");
+    for port in [CLIENTS, PEERS] {
+        assert!(lets_in(client(pki, Some(&administrator), "h2"), port).await.is_err(), "port {port}");
     }
     Ok(())
 }
