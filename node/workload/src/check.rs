@@ -46,6 +46,8 @@ pub enum Check {
     /// `settings KEY…`: settings of the kernel in the namespaces of the node, named as in sysctl.d(5); `*` is each network
     /// interface. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE` and the process IDs of the node.
     Settings { keys: Vec<String> },
+    /// `listeners`: TCP and UDP sockets in the container's network namespace that wait for clients.
+    Listeners,
     /// `unshare`: whether a thread may create a user namespace. A seccomp filter such as containerd's default returns EPERM; without a
     /// filter the error is EINVAL, because the program has several threads.
     Unshare,
@@ -79,7 +81,7 @@ impl Check {
     /// The command lines, for usage errors.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
-         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, unshare, \
+         direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, listeners, unshare, \
          fetch ADDRESS TARGET, exchange ADDRESS TEXT, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE]";
 
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
@@ -102,6 +104,7 @@ impl Check {
             ["volumes", path] => Self::Volumes { path: path.into() },
             ["signal", program, number] => Self::Signal { program: program.to_owned(), number: number.parse().ok()? },
             ["settings", _, ..] => Self::Settings { keys: words.iter().skip(1).map(|&word| word.to_owned()).collect() },
+            ["listeners"] => Self::Listeners,
             ["unshare"] => Self::Unshare,
             ["fetch", address, target] => Self::Fetch { address: address.parse().ok()?, target: target.to_owned() },
             ["exchange", address, text] => Self::Exchange { address: address.parse().ok()?, text: text.to_owned() },
@@ -139,6 +142,7 @@ impl Check {
             Self::Volumes { path } => ("volumes", vec![path_of(path)]),
             Self::Signal { program, number } => ("signal", vec![program.clone(), number.to_string()]),
             Self::Settings { keys } => ("settings", keys.clone()),
+            Self::Listeners => ("listeners", Vec::new()),
             Self::Unshare => ("unshare", Vec::new()),
             Self::Fetch { address, target } => ("fetch", vec![address.to_string(), target.clone()]),
             Self::Exchange { address, text } => ("exchange", vec![address.to_string(), text.clone()]),
@@ -181,6 +185,7 @@ pub(crate) mod tests {
             path().prop_map(|path| Check::Volumes { path }),
             ("[a-z-]{1,9}", any::<i32>()).prop_map(|(program, number)| Check::Signal { program, number }),
             prop::collection::vec("[a-z0-9./*]{1,12}", 1..4).prop_map(|keys| Check::Settings { keys }),
+            Just(Check::Listeners),
             Just(Check::Unshare),
             (any::<IpAddr>(), any::<u16>(), text())
                 .prop_map(|(host, port, target)| Check::Fetch { address: SocketAddr::new(host, port), target }),
@@ -200,6 +205,7 @@ pub(crate) mod tests {
             "fill-inodes",
             "signal",
             "settings",
+            "listeners",
             "unshare",
             "fetch",
             "exchange",

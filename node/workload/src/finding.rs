@@ -2,6 +2,7 @@
 //! such as `ENOSPC`, of the error that stopped the check.
 
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// The result of a check; in JSON an object with the name of the `check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +24,7 @@ pub enum Finding {
     Volumes(Volumes),
     Signal(Signalled),
     Settings(Settings),
+    Listeners(Listeners),
     Unshare(Tried),
     Fetch(Text),
     Exchange(Text),
@@ -125,6 +127,20 @@ pub struct Setting {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     pub value: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listeners {
+    pub listeners: Vec<Listener>,
+}
+
+/// A socket that waits for clients at an address, or at all of them (`0.0.0.0`, `::`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    pub address: IpAddr,
+    pub port: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

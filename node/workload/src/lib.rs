@@ -22,6 +22,7 @@ mod fetch;
 mod file;
 mod fill;
 mod finding;
+mod listeners;
 mod namespace;
 mod request;
 pub mod resolve;
@@ -35,8 +36,8 @@ pub mod webhook;
 pub use check::{Check, Record};
 pub use error::CheckError;
 pub use finding::{
-    Checksum, Demo, Device, Entry, Executed, Fill, FillInodes, Finding, Image, Inspect, Loop, Mount, Paint, Project,
-    Resolved, Scan, Setting, Settings, Signalled, Space, Text, Tried, Volumes,
+    Checksum, Demo, Device, Entry, Executed, Fill, FillInodes, Finding, Image, Inspect, Listener, Listeners, Loop,
+    Mount, Paint, Project, Resolved, Scan, Setting, Settings, Signalled, Space, Text, Tried, Volumes,
 };
 pub use request::{Request, UsageError};
 
@@ -59,6 +60,7 @@ pub fn run(check: &Check) -> Result<Finding, CheckError> {
         Check::Volumes { path } => volumes::list(path).map(Finding::Volumes),
         Check::Signal { program, number } => signal::send(program, *number).map(Finding::Signal),
         Check::Settings { keys } => settings::read(keys).map(Finding::Settings),
+        Check::Listeners => listeners::list().map(Finding::Listeners),
         Check::Unshare => Ok(Finding::Unshare(namespace::unshare())),
         Check::Fetch { address, target } => fetch::get(*address, target).map(Finding::Fetch),
         Check::Exchange { address, text } => fetch::exchange(*address, text).map(Finding::Exchange),

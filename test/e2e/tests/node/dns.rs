@@ -11,7 +11,7 @@ const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 const MOST: Bytes = Bytes::new(40_000_000);
 
 /// The tenth of the Services, `e2e::NETWORKS`.
-const CLUSTER_DNS: &str = "172.21.4.10";
+pub const CLUSTER_DNS: &str = "172.21.4.10";
 /// The first.
 const API_SERVER: &str = "172.21.4.1";
 /// Of a pod with the policy `None`, an address without a machine (RFC 5737).

@@ -10,6 +10,7 @@ mod kernel;
 mod killed;
 mod limits;
 mod network;
+mod ports;
 mod privileges;
 mod registry;
 mod snapshot;

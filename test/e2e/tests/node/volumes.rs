@@ -1,6 +1,6 @@
 //! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
 
-use crate::{confinement, device, directory, dns, kernel, limits, network, privileges, snapshot, status};
+use crate::{confinement, device, directory, dns, kernel, limits, network, ports, privileges, snapshot, status};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -31,6 +31,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("the_kernel_has_its_settings_and_is_locked_down", kernel::is_protected(case)),
         part.shows("the_kernel_has_the_modules_of_the_configuration", kernel::has_its_modules(case)),
         part.shows("each_program_has_a_user_of_its_own_and_the_least_rights", privileges::are_least(case)),
+        part.shows("the_open_ports_are_those_of_the_security_page", ports::are_described(case)),
     );
 
     let beside = part.must_show("pods_use_a_volume_at_once", Beside::start(case, &first)).await?;
