@@ -1,5 +1,6 @@
 //! The image as a disk, started by UEFI firmware.
 
+mod kubelet;
 mod plugin;
 
 use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest, STATUS_PORT};
@@ -49,7 +50,8 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     });
     options.configuration = Some(configuration.to_string());
     let status = Forward { host: free_port().unwrap(), guest: STATUS_PORT };
-    options.forwards = vec![status];
+    let kubelet = Forward { host: free_port().unwrap(), guest: kubelet::PORT };
+    options.forwards = vec![status, kubelet];
     options.images = vec![setting.plugin().unwrap()];
     let installed = async {
         let kubeconfig = setting.file("kubeconfig");
@@ -79,6 +81,7 @@ async fn the_image_on_a_larger_disk_becomes_a_node() {
     let written = pixels(&screen).filter(|pixel| *pixel == CONSOLE_TEXT).count();
     assert!(written > 2000, "{written} pixels of text are on the screen");
     administrator.enters(&node, status.host).await;
+    kubelet::accepts_clients_with_rights_only(&node, kubelet.host, &case).await;
     plugin::is_used(&case).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
