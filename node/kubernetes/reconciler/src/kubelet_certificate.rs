@@ -269,6 +269,16 @@ mod tests {
         assert_eq!(judged(&server, &facts()), Err(Denial::Usages(CLIENT_USAGES)));
     }
 
+    /// etcd accepts each client certificate of the CA with this name.
+    #[test]
+    fn no_certificate_has_the_name_of_clients_of_etcd() {
+        let names = vec!["etcd-client.granary.invalid"];
+        let client = TestRequest { names: names.clone(), ..joining() };
+        assert_eq!(judged(&client, &facts()), Err(Denial::Attributes));
+        let server = TestRequest { names, ..serving() };
+        assert!(matches!(judged(&server, &facts()), Err(Denial::ServerName { .. })));
+    }
+
     #[test]
     fn decided_requests_and_other_signers_are_ignored() {
         let other = TestRequest { signer: "kubernetes.io/kube-apiserver-client", ..joining() };

@@ -131,6 +131,15 @@ mod tests {
         assert_eq!(denied(&masters), Denial::UserSubject { node: "one".into(), users: STORAGE });
     }
 
+    /// etcd accepts each client certificate of the CA with this name.
+    #[test]
+    fn no_certificate_has_the_name_of_clients_of_etcd() {
+        let named = TestRequest { names: vec!["etcd-client.granary.invalid"], ..node_one() };
+        assert_eq!(denied(&named), Denial::Attributes);
+        let subject = vec![(DnType::OrganizationName, "granary:dns"), (DnType::CommonName, "granary:dns:one")];
+        assert_eq!(denied(&TestRequest { subject, ..named }), Denial::Attributes);
+    }
+
     #[test]
     fn a_removed_node_gets_no_certificate() {
         let removed = BTreeSet::from(["one".to_owned()]);
