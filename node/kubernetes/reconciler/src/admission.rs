@@ -216,7 +216,17 @@ fn claims_of_node() -> Vec<Validation> {
     )
 }
 
-/// A write removes the selected node, sets that of a claim of our driver that has no volume and either no node or a source, or sets the node of a claim with a volume.
+/// A write of the reclaimer changes one annotation of a claim of our driver that is not being deleted:
+///
+/// | claim | annotation | before | after |
+/// |---|---|---|---|
+/// | without a volume | [`SELECTED_NODE`] | a node | none |
+/// | without a volume | [`SELECTED_NODE`] | none | a node |
+/// | without a volume, with a source | [`SELECTED_NODE`] | a node | another node |
+/// | bound and changing, of no node ([`node_of_volume`]) | [`VOLUME_NODE`] | none | a node |
+///
+/// An expression does not see the PV. Therefore the node of a claim that has one stays: root on the reclaimer's node could
+/// otherwise name its own node for each claim, and write the status of the claim.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
@@ -225,20 +235,50 @@ fn claims_of_reclaimer() -> Vec<Validation> {
          {new}.all(key, key in {nodes} || key in {old})"
     );
     let unchanged = |key: &str| format!("{new}[?'{key}'] == {old}[?'{key}']");
+    let named = |key: &str| format!("{new}[?'{key}'].orValue('') != ''");
     let of_driver = PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('') == '{DRIVER_NAME}'")).join(" || ");
-    let sources = format!("['{CLAIM}', '{}']", snapshot::SNAPSHOT);
-    let cloned = format!("oldObject.spec.?dataSource.?kind.orValue('') in {sources}");
-    let selected = format!(
-        "{} || !('{SELECTED_NODE}' in {new}) || ((!('{SELECTED_NODE}' in {old}) || {cloned}) && \
-         !({BOUND}) && ({of_driver}))",
-        unchanged(SELECTED_NODE)
+    // A claim that was bound to an existing PV has no provisioner.
+    let of_no_other =
+        PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('{DRIVER_NAME}') == '{DRIVER_NAME}'")).join(" && ");
+    let remains = "!has(oldObject.metadata.deletionTimestamp)";
+    let source = "oldObject.spec.?dataSource";
+    let cloned = format!(
+        "({source}.?apiGroup.orValue('') + '/' + {source}.?kind.orValue('')) in ['/{CLAIM}', '{}/{}']",
+        snapshot::GROUP,
+        snapshot::SNAPSHOT
     );
-    let placed = format!("{} || ('{VOLUME_NODE}' in {new} && {BOUND})", unchanged(VOLUME_NODE));
+    let selected = format!(
+        "{} || (!({BOUND}) && ({of_driver}) && {remains} && (!('{SELECTED_NODE}' in {new}) || \
+         ({} && (!('{SELECTED_NODE}' in {old}) || {cloned}))))",
+        unchanged(SELECTED_NODE),
+        named(SELECTED_NODE)
+    );
+    let placed = format!(
+        "{} || ({BOUND} && oldObject.?status.?phase.orValue('') == 'Bound' && {of_no_other} && {remains} && \
+         ({}) && {} == '' && {})",
+        unchanged(VOLUME_NODE),
+        changing(),
+        node_of_volume(),
+        named(VOLUME_NODE)
+    );
     claim_updates(
         "the reclaimer returns a claim to the scheduler, selects the node of a claim that has none or is a clone, or names \
-         the node of a bound claim, and changes nothing else of it",
+         the node of a bound claim that has none and is changing, and changes nothing else of it",
         [others, selected, placed],
     )
+}
+
+/// As [`crate::bound::changing`]: the bound claim is being expanded, gets another VolumeAttributesClass, or returns to a snapshot.
+fn changing() -> String {
+    // `dyn`: the API server's types lack the map of quantities.
+    let size = |sizes: &str| format!("quantity(dyn(oldObject).?{sizes}[?'storage'].orValue('0'))");
+    let larger = format!("{}.compareTo({}) > 0", size("spec.?resources.?requests"), size("status.?capacity"));
+    let begun = "oldObject.?status.?allocatedResourceStatuses.orValue({}).size() > 0";
+    let modified = "oldObject.?status.?modifyVolumeStatus.hasValue() || \
+                    oldObject.spec.?volumeAttributesClassName.orValue('') != \
+                    oldObject.?status.?currentVolumeAttributesClassName.orValue('')";
+    let rolled_back = format!("['{RESTORE_FROM}', '{ROLLBACK}'].exists(key, key in {})", annotations("oldObject"));
+    format!("{larger} || {begun} || {modified} || {rolled_back}")
 }
 
 /// The claim is updated as the expressions require, and the rest of it stays.

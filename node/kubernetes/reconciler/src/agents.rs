@@ -12,6 +12,9 @@ use crate::objects::{RBAC, READ, csi_driver, may, rules};
 /// Extra field of a user: the node of the pod whose token it presents. Kubernetes 1.30 (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
+/// Extra field of a user: the pod whose token it presents. A token that is bound to a Node has only [`NODE_OF_TOKEN`].
+const POD_OF_TOKEN: &str = "authentication.kubernetes.io/pod-name";
+
 /// The service accounts of the pods. CEL expressions contain them verbatim: names of objects, or templates of such names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accounts<'a> {
@@ -26,18 +29,17 @@ pub struct Accounts<'a> {
 /// All objects but the workloads and storage classes: the policies, then the roles, then the Lease and the driver.
 pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let Accounts { namespace, node, reclaimer } = accounts;
-    let condition =
-        |account: &str| format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{account}'");
-    let of_nodes = Writers {
-        condition: condition(node),
+    // The reclaimer acts for all nodes: its policies do not compare the node of its pod.
+    let of_pods = |account: &str| Writers {
+        condition: format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{account}'"),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
         // Otherwise, a token without a node could write objects that are on no node.
         first: Some(Validation::new(
-            "variables.node != ''",
+            format!("variables.node != '' && request.userInfo.?extra[?'{POD_OF_TOKEN}'][?0].orValue('') != ''"),
             "the token is not bound to a pod, or the API server does not put the node of the pod into tokens",
         )),
     };
-    let of_reclaimer = Writers { condition: condition(reclaimer), node: "''".to_owned(), first: None };
+    let (of_nodes, of_reclaimer) = (of_pods(node), of_pods(reclaimer));
     let mut objects: Vec<Value> =
         admission::guards().iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(admission::reclaimer_guards().iter().flat_map(|guard| guarded("reclaimer", guard, &of_reclaimer)));
@@ -119,6 +121,19 @@ mod tests {
                 });
                 assert_eq!(guard, writes, "{account}: {rule}");
             }
+        }
+    }
+
+    #[test]
+    fn every_policy_requires_the_token_of_a_pod() {
+        let objects = all();
+        let policies: Vec<_> = objects.iter().filter(|object| object["kind"] == "ValidatingAdmissionPolicy").collect();
+        assert!(!policies.is_empty());
+        for policy in policies {
+            let first = policy["spec"]["validations"][0]["expression"].as_str().unwrap_or_default();
+            assert!(first.contains("variables.node != ''") && first.contains(POD_OF_TOKEN), "{policy}");
+            let node = policy["spec"]["variables"][0]["expression"].as_str().unwrap_or_default();
+            assert!(node.contains(NODE_OF_TOKEN), "{policy}");
         }
     }
 

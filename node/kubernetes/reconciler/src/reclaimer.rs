@@ -176,10 +176,22 @@ impl Reclaimer {
         let found = Api::<PersistentVolume>::all(self.client.clone()).get_opt(pv).await;
         let found = found.map_err(|source| ReclaimError::Volume { pv: pv.to_owned(), source: Box::new(source) })?;
         let node = found.as_ref().and_then(|pv| bound::node_of(pv, claim));
-        if let Some(node) = node.filter(|node| bound::writer(claim) != Some(node))
-            && self.annotate(claim, VOLUME_NODE, node.into()).await?
-        {
-            info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume");
+        let writer = bound::writer(claim);
+        let Some(node) = node.filter(|node| writer != Some(node)) else { return Ok(Action::await_change()) };
+        match self.annotate(claim, VOLUME_NODE, node.into()).await {
+            Ok(true) => info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume"),
+            Ok(false) => {}
+            // On other clusters, the policy denies that the node of a claim is replaced.
+            Err(ReclaimError::Claim { source, .. })
+                if writer.is_some() && matches!(&*source, kube::Error::Api(status) if status.is_invalid()) =>
+            {
+                warn!(
+                    claim = %Named(claim), volume = pv, node, writer,
+                    "claim names another node than its volume has; set its annotation local.granary.dev/node"
+                );
+                return Ok(Action::requeue(INTERVAL));
+            }
+            Err(error) => return Err(error),
         }
         Ok(Action::await_change())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, denied, eventually, forbidden};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
-    Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
+    Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
 };
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -23,6 +23,10 @@ pub const RECLAIMER: &str = "granary-reclaimer";
 const FOREIGN_VOLUME: &str = "PVs of local.granary.dev that are on it alone";
 const NO_NODE: &str = "the token is not bound to a pod";
 const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
+const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+const VOLUME_NODE: &str = "local.granary.dev/node";
+/// With it, a bound claim is changing.
+const RESTORE_FROM: &str = "granary.dev/restore-from";
 
 pub struct Pods {
     pub admin: Client,
@@ -42,7 +46,7 @@ impl Pods {
         let label = Patch::Merge(json!({"metadata": {"labels": {"mine": "yes"}}}));
         eventually(PATIENCE, "the policies", async || {
             Ok::<_, kube::Error>(match reclaimer.patch(&claim, &dry, &label).await {
-                Err(kube::Error::Api(status)) if status.message.contains(FOREIGN_CLAIM) => Seen::Done(()),
+                Err(kube::Error::Api(status)) if status.message.contains(NO_NODE) => Seen::Done(()),
                 other => Seen::NotYet(format!("{other:?}")),
             })
         })
@@ -77,6 +81,11 @@ impl Pods {
             }
             None => Value::Null,
         };
+        self.client_bound_to(account, bound).await
+    }
+
+    /// A client with a token of the account that is bound to the object.
+    async fn client_bound_to(&self, account: &str, bound: Value) -> Result<Client, Failure> {
         let request = json!({"spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 3600}});
         let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
         let created: TokenRequest =
@@ -87,11 +96,63 @@ impl Pods {
         config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
         Ok(Client::try_from(config)?)
     }
+
+    /// A claim that is bound to the PV that the provisioner on n1 created for it.
+    async fn created(&self, name: &str) -> Result<(), Failure> {
+        let annotations = json!({PROVISIONER: "local.granary.dev", SELECTED_NODE: "n1"});
+        let uid = self.claim(json!({"name": name, "annotations": annotations}), json!({})).await?;
+        self.provide(volume(&uid, "n1"), name, Some(uid)).await?;
+        self.is_bound(name).await
+    }
+
+    /// A claim that is bound to a PV on n1 that an administrator created.
+    async fn adopted(&self, name: &str) -> Result<(), Failure> {
+        self.provide(volume(name, "n1"), name, None).await?;
+        self.claim(json!({"name": name}), json!({"volumeName": format!("pvc-{name}")})).await?;
+        self.is_bound(name).await
+    }
+
+    async fn claim(&self, metadata: Value, more: Value) -> Result<String, Failure> {
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(self.admin.clone());
+        let claim = serde_json::from_value(envtest::claim(metadata, "none", more))?;
+        Ok(claims.create(&PostParams::default(), &claim).await?.uid().unwrap_or_default())
+    }
+
+    /// Creates the PV for a claim.
+    async fn provide(&self, mut pv: PersistentVolume, claim: &str, uid: Option<String>) -> Result<(), Failure> {
+        let (namespace, name) = (Some("default".to_owned()), Some(claim.to_owned()));
+        let claim = ObjectReference { namespace, name, uid, ..ObjectReference::default() };
+        pv.spec.get_or_insert_default().claim_ref = Some(claim);
+        Api::all(self.admin.clone()).create(&PostParams::default(), &pv).await?;
+        Ok(())
+    }
+
+    async fn is_bound(&self, name: &str) -> Result<(), Failure> {
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(self.admin.clone());
+        eventually(PATIENCE, "a bound claim", async || {
+            let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
+            Ok::<_, kube::Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
+        })
+        .await?;
+        Ok(())
+    }
 }
 
-/// A claim whose selected node was deleted.
+async fn annotate(
+    claims: &Api<PersistentVolumeClaim>,
+    claim: &str,
+    annotation: &str,
+    value: impl Into<Value>,
+) -> Result<PersistentVolumeClaim, kube::Error> {
+    let value: Value = value.into();
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: value}}}));
+    claims.patch(claim, &PatchParams::default(), &patch).await
+}
+
+/// A claim of the driver whose selected node was deleted.
 pub fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
-    let metadata = json!({"generateName": prefix, "annotations": {SELECTED_NODE: "gone", "other": "yes"}});
+    let annotations = json!({SELECTED_NODE: "gone", PROVISIONER: "local.granary.dev", "other": "yes"});
+    let metadata = json!({"generateName": prefix, "annotations": annotations});
     serde_json::from_value(envtest::claim(metadata, "none", json!({})))
 }
 
@@ -214,30 +275,63 @@ pub async fn a_token_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Resu
     Ok(())
 }
 
+/// A token that is bound to a Node names the node, but no pod.
+pub async fn a_token_of_the_reclaimer_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    pods.node("n1", "n1").await?;
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    let name = admin.create(&PostParams::default(), &waiting("tokens-")?).await?.name_any();
+    let of_node = json!({"apiVersion": "v1", "kind": "Node", "name": "n1"});
+    for bound in [Value::Null, of_node] {
+        let client = pods.client_bound_to(RECLAIMER, bound).await?;
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+        denied(annotate(&claims, &name, SELECTED_NODE, Value::Null).await, NO_NODE);
+        let events = Api::<Event>::default_namespaced(client);
+        denied(events.create(&PostParams::default(), &event("reclaimer")).await, NO_NODE);
+    }
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RECLAIMER, Some("n1")).await?);
+    annotate(&claims, &name, SELECTED_NODE, Value::Null).await?;
+    admin.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
 pub async fn the_reclaimer_returns_claims_and_changes_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
     let name = admin.create(&PostParams::default(), &waiting("return-")?).await?.name_any();
+    let mut foreign = waiting("foreign-")?;
+    foreign.metadata.annotations.get_or_insert_default().insert(PROVISIONER.to_owned(), "example.invalid".to_owned());
+    let foreign = admin.create(&PostParams::default(), &foreign).await?.name_any();
     pods.node("n1", "n1").await?;
     let client = pods.client(RECLAIMER, Some("n1")).await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     let params = PatchParams::default();
     for change in [
         json!({"metadata": {"annotations": {SELECTED_NODE: "n1"}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: ""}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: null, "other": null}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null, RESTORE_FROM: "before"}}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null}, "finalizers": []}}),
+        json!({"metadata": {"annotations": {SELECTED_NODE: null}, "labels": {"mine": "yes"}}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
     ] {
         denied(claims.patch(&name, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
     }
-    let returned = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
-    claims.patch(&name, &params, &returned).await?;
+    for change in [
+        json!({"metadata": {"annotations": {SELECTED_NODE: null}}}),
+        json!({"metadata": {"finalizers": ["example.invalid/held"]}}),
+    ] {
+        denied(claims.patch(&foreign, &params, &Patch::Merge(change)).await, FOREIGN_CLAIM);
+    }
+    annotate(&claims, &name, SELECTED_NODE, Value::Null).await?;
     forbidden(Api::<PersistentVolume>::all(client).create(&PostParams::default(), &volume("v", "n1")).await);
-    admin.delete(&name, &DeleteParams::default()).await?;
+    for name in [name, foreign] {
+        admin.delete(&name, &DeleteParams::default()).await?;
+    }
     Ok(())
 }
 
 pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    const VOLUME_NODE: &str = "local.granary.dev/node";
     let pods = Pods::start(&cluster).await?;
     pods.node("n1", "n1").await?;
     let client = pods.client(RECLAIMER, Some("n1")).await?;
@@ -245,8 +339,7 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
     let with = async |provisioner: &str, volume: Option<&str>, change: fn(&mut PersistentVolumeClaim)| {
         let mut claim = waiting("named-")?;
-        let annotation = ("volume.kubernetes.io/storage-provisioner".to_owned(), provisioner.to_owned());
-        claim.metadata.annotations = Some([annotation].into());
+        claim.metadata.annotations = Some([(PROVISIONER.to_owned(), provisioner.to_owned())].into());
         claim.spec.get_or_insert_default().volume_name = volume.map(str::to_owned);
         change(&mut claim);
         Ok::<_, Failure>(admin.create(&PostParams::default(), &claim).await?.name_any())
@@ -262,27 +355,25 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
         };
         with(provisioner, volume, selected).await
     };
-    let annotate = async |claim: &str, annotation: &str, node: &str| {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: node}}}));
-        claims.patch(claim, &PatchParams::default(), &patch).await
-    };
     let foreign = create("example.invalid", None).await?;
-    denied(annotate(&foreign, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    denied(annotate(&claims, &foreign, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
     let unbound = create("local.granary.dev", None).await?;
-    denied(annotate(&unbound, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
-    annotate(&unbound, SELECTED_NODE, "n1").await?;
-    denied(annotate(&unbound, SELECTED_NODE, "n2").await, FOREIGN_CLAIM);
-    let bound = create("local.granary.dev", Some("some-volume")).await?;
-    denied(annotate(&bound, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
-    annotate(&bound, VOLUME_NODE, "n1").await?;
+    denied(annotate(&claims, &unbound, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
+    annotate(&claims, &unbound, SELECTED_NODE, "n1").await?;
+    denied(annotate(&claims, &unbound, SELECTED_NODE, "n2").await, FOREIGN_CLAIM);
+    // Its PV does not exist: it is not bound.
+    let requested = create("local.granary.dev", Some("some-volume")).await?;
+    for annotation in [SELECTED_NODE, VOLUME_NODE] {
+        denied(annotate(&claims, &requested, annotation, "n1").await, FOREIGN_CLAIM);
+    }
     // A clone is created where its source is.
     let cloned = clone("local.granary.dev", None).await?;
-    annotate(&cloned, SELECTED_NODE, "n1").await?;
+    annotate(&claims, &cloned, SELECTED_NODE, "n1").await?;
     let foreign_clone = clone("example.invalid", None).await?;
-    denied(annotate(&foreign_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
-    let bound_clone = clone("local.granary.dev", Some("some-volume")).await?;
-    denied(annotate(&bound_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
-    for name in [foreign, unbound, bound, cloned, foreign_clone, bound_clone] {
+    denied(annotate(&claims, &foreign_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    let requested_clone = clone("local.granary.dev", Some("some-volume")).await?;
+    denied(annotate(&claims, &requested_clone, SELECTED_NODE, "n1").await, FOREIGN_CLAIM);
+    for name in [foreign, unbound, requested, cloned, foreign_clone, requested_clone] {
         admin.delete(&name, &DeleteParams::default()).await?;
     }
     let events = Api::<Event>::default_namespaced(client);
@@ -291,6 +382,50 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     let mut about_a_pod = event("reclaimer");
     about_a_pod.regarding.as_mut().expect("a reference").kind = Some("Pod".to_owned());
     denied(events.create(&PostParams::default(), &about_a_pod).await, "on claims");
+    Ok(())
+}
+
+/// The node that a bound claim names may write the status of the claim. The policy does not see the PV.
+pub async fn the_reclaimer_moves_no_bound_claim_to_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = Pods::start(&cluster).await?;
+    pods.node("n1", "n1").await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RECLAIMER, Some("n1")).await?);
+    let admin = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
+    pods.created("created").await?;
+    pods.adopted("adopted").await?;
+    for name in ["created", "adopted"] {
+        // A claim that does not change needs no node.
+        denied(annotate(&claims, name, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
+        annotate(&admin, name, RESTORE_FROM, "before").await?;
+    }
+    let denied_for = async |name: &str, changes: [(&str, Value); 5]| {
+        for (annotation, value) in changes {
+            denied(annotate(&claims, name, annotation, value).await, FOREIGN_CLAIM);
+        }
+    };
+    let others = |annotation| {
+        [
+            (VOLUME_NODE, json!("n2")),
+            (SELECTED_NODE, json!("n2")),
+            (annotation, Value::Null),
+            (RESTORE_FROM, Value::Null),
+            ("other", json!("yes")),
+        ]
+    };
+    // Its node is the selected one.
+    denied_for("created", others(SELECTED_NODE)).await;
+    // No node is named. The same write as above is allowed while the claim changes.
+    annotate(&claims, "adopted", VOLUME_NODE, "n1").await?;
+    denied_for("adopted", others(VOLUME_NODE)).await;
+    for change in [json!({"metadata": {"finalizers": []}}), json!({"metadata": {"labels": {"mine": "yes"}}})] {
+        denied(claims.patch("adopted", &PatchParams::default(), &Patch::Merge(change)).await, FOREIGN_CLAIM);
+    }
+    let volumes = Api::<PersistentVolume>::all(pods.admin.clone());
+    for name in ["created", "adopted"] {
+        let pv = admin.get(name).await?.spec.and_then(|spec| spec.volume_name).unwrap_or_default();
+        admin.delete(name, &DeleteParams::default()).await?;
+        volumes.delete(&pv, &DeleteParams::default()).await?;
+    }
     Ok(())
 }
 

@@ -116,10 +116,7 @@ impl Observer {
 
     /// Waits until a claim of a node that does not exist is returned to the scheduler.
     async fn reclaims(&self) -> Result<(), Failure> {
-        let mut claim = waiting("reclaimed-")?;
-        let provisioner = ("volume.kubernetes.io/storage-provisioner".to_owned(), "local.granary.dev".to_owned());
-        claim.annotations_mut().extend([provisioner]);
-        let name = self.claims.create(&PostParams::default(), &claim).await?.name_any();
+        let name = self.claims.create(&PostParams::default(), &waiting("reclaimed-")?).await?.name_any();
         eventually(PATIENCE, "a claim without a selected node", async || {
             let node = self.claims.get(&name).await?.annotations().get(SELECTED_NODE).cloned();
             Ok::<_, kube::Error>(node.map_or(Seen::Done(()), Seen::NotYet))
