@@ -23,6 +23,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("the_database_of_the_tutorial_is_restricted", the_database_of_the_tutorial_is_restricted)
         .case("without_a_label_pods_cannot_reach_the_node", without_a_label_pods_cannot_reach_the_node)
         .case("in_a_labelled_namespace_pods_reach_the_node", in_a_labelled_namespace_pods_reach_the_node)
+        .case("a_pod_without_a_user_namespace_has_a_masked_proc", a_pod_without_a_user_namespace_has_a_masked_proc)
         .case("a_pod_that_is_not_restricted_gets_a_warning", a_pod_that_is_not_restricted_gets_a_warning)
         .case("a_service_cannot_claim_an_address", a_service_cannot_claim_an_address)
         .case("a_claim_of_size_zero_is_invalid", a_claim_of_size_zero_is_invalid)
@@ -69,27 +70,74 @@ async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure
     Ok(pods)
 }
 
-/// Changes of a pod, and whether the profile `baseline` allows it.
-fn changes() -> [([(&'static str, Value); 1], bool); 7] {
-    let host_path = json!([{"name": "root", "hostPath": {"path": "/"}}]);
-    let capability = |name: &str| json!({"drop": ["ALL"], "add": [name]});
-    [
-        ([("/spec/volumes", host_path)], false),
-        ([("/spec/hostPID", true.into())], false),
-        ([("/spec/hostNetwork", true.into())], false),
-        ([("/spec/containers/0/securityContext", json!({"privileged": true}))], false),
-        ([("/spec/containers/0/securityContext/capabilities", capability("SYS_ADMIN"))], false),
-        ([("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())], true),
+struct Change {
+    fields: Vec<(&'static str, Value)>,
+    /// How the API server names the setting that `baseline` forbids; `None` if only `restricted` forbids it.
+    forbidden: Option<&'static str>,
+}
+
+/// A change that `baseline` allows.
+fn escalation() -> Vec<(&'static str, Value)> {
+    vec![("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())]
+}
+
+/// A container of a pod in a user namespace sees all of its `/proc`. `baseline` allows it.
+fn unmasked() -> Vec<(&'static str, Value)> {
+    vec![("/spec/hostUsers", false.into()), ("/spec/containers/0/securityContext/procMount", "Unmasked".into())]
+}
+
+/// Each setting that `baseline` forbids, alone, and two that it allows. All are valid without Pod Security.
+fn changes() -> Vec<Change> {
+    let change = |fields, forbidden| Change { fields, forbidden: Some(forbidden) };
+    let one = |pointer, value, forbidden| change(vec![(pointer, value)], forbidden);
+    let capability = |name: &str| {
+        let capabilities = json!({"drop": ["ALL"], "add": [name]});
+        one("/spec/containers/0/securityContext/capabilities", capabilities, "non-default capabilities")
+    };
+    let privileged = json!({"privileged": true});
+    let first = json!([{"name": "first", "image": "granary.invalid/none", "securityContext": privileged}]);
+    let probe = |handler: &str| json!({handler: {"host": "127.0.0.1", "port": 2381}});
+    vec![
+        one("/spec/volumes", json!([{"name": "root", "hostPath": {"path": "/"}}]), "hostPath volumes"),
+        one("/spec/hostPID", true.into(), "host namespaces"),
+        one("/spec/hostIPC", true.into(), "host namespaces"),
+        one("/spec/hostNetwork", true.into(), "host namespaces"),
+        one("/spec/containers/0/ports", json!([{"containerPort": 80, "hostPort": 80}]), "hostPort"),
+        // The kubelet connects, in the node's network.
+        one("/spec/containers/0/livenessProbe", probe("httpGet"), "probe or lifecycle host"),
+        one("/spec/containers/0/readinessProbe", probe("tcpSocket"), "probe or lifecycle host"),
+        one("/spec/containers/0/securityContext", privileged, "privileged"),
+        one("/spec/initContainers", first, "privileged"),
+        capability("SYS_ADMIN"),
         // With it, a container opens files of all volumes by their handles.
-        ([("/spec/containers/0/securityContext/capabilities", capability("DAC_READ_SEARCH"))], false),
+        capability("DAC_READ_SEARCH"),
+        capability("BPF"),
+        capability("NET_ADMIN"),
+        one("/spec/securityContext/seccompProfile", json!({"type": "Unconfined"}), "seccompProfile"),
+        one("/spec/containers/0/securityContext/seccompProfile", json!({"type": "Unconfined"}), "seccompProfile"),
+        one("/spec/securityContext/appArmorProfile", json!({"type": "Unconfined"}), "forbidden AppArmor profile"),
+        one("/spec/securityContext/seLinuxOptions", json!({"type": "spc_t"}), "seLinuxOptions"),
+        one("/spec/securityContext/sysctls", json!([{"name": "kernel.msgmax", "value": "8192"}]), "forbidden sysctls"),
+        // Valid in the host's network only.
+        change(
+            vec![
+                ("/spec/hostNetwork", true.into()),
+                ("/spec/securityContext/windowsOptions", json!({"hostProcess": true})),
+            ],
+            "hostProcess",
+        ),
+        Change { fields: escalation(), forbidden: None },
+        Change { fields: unmasked(), forbidden: None },
     ]
 }
 
-fn violates(answer: Result<Pod, kube::Error>, level: &str, what: &dyn Debug) {
+/// Asserts that Pod Security rejects the pod at this level, because of a setting if one is named.
+fn violates(answer: Result<Pod, kube::Error>, level: &str, setting: Option<&str>, what: &dyn Debug) {
     match answer {
         Err(kube::Error::Api(status)) => {
             let violates = status.message.contains(&format!("violates PodSecurity \"{level}"));
-            assert!(status.code == 403 && violates, "{what:?}: {status:?}");
+            let names = setting.is_none_or(|setting| status.message.contains(&format!("{setting} (")));
+            assert!(status.code == 403 && violates && names, "{what:?}: {status:?}");
         }
         other => panic!("{what:?}: {other:?}"),
     }
@@ -105,8 +153,9 @@ async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), F
     let namespaces = Api::<Namespace>::all(cluster.admin());
     namespaces.create(&PostParams::default(), &namespace).await?;
     let tenants = pods_in(&cluster, &name).await?;
-    for (changes, _) in changes() {
-        violates(tenants.create(&dry_run(), &pod(&changes)?).await, "restricted", &changes);
+    for Change { fields, .. } in changes() {
+        // Its names of some settings differ.
+        violates(tenants.create(&dry_run(), &pod(&fields)?).await, "restricted", None, &fields);
     }
     namespaces.delete(&name, &DeleteParams::default()).await?;
     Ok(())
@@ -133,13 +182,28 @@ async fn the_database_of_the_tutorial_is_restricted(cluster: Arc<Cluster>) -> Re
 /// The default level. A pod that mounted `/` of the node had all volumes, the CA's key and etcd.
 async fn without_a_label_pods_cannot_reach_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let unlabelled = pods_in(&cluster, "default").await?;
-    for (changes, allowed) in changes() {
-        let answer = unlabelled.create(&dry_run(), &pod(&changes)?).await;
-        if allowed {
-            answer?;
+    for Change { fields, forbidden } in changes() {
+        let answer = unlabelled.create(&dry_run(), &pod(&fields)?).await;
+        if forbidden.is_some() {
+            violates(answer, "baseline", forbidden, &fields);
         } else {
-            violates(answer, "baseline", &changes);
+            answer?;
         }
+    }
+    Ok(())
+}
+
+/// Not even where Pod Security allows everything.
+async fn a_pod_without_a_user_namespace_has_a_masked_proc(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let pods = pods_in(&cluster, "kube-system").await?;
+    let mut fields = unmasked();
+    pods.create(&dry_run(), &pod(&fields)?).await?;
+    fields.retain(|(pointer, _)| *pointer != "/spec/hostUsers");
+    match pods.create(&dry_run(), &pod(&fields)?).await {
+        Err(kube::Error::Api(status)) => {
+            assert!(status.code == 422 && status.message.contains("must be false to use `Unmasked`"), "{status:?}");
+        }
+        other => panic!("{other:?}"),
     }
     Ok(())
 }
@@ -153,8 +217,8 @@ async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> R
     namespaces.create(&PostParams::default(), &labelled).await?;
     for namespace in ["storage-driver", "kube-system"] {
         let pods = pods_in(&cluster, namespace).await?;
-        for (changes, _) in changes() {
-            pods.create(&PostParams::default(), &pod(&changes)?).await?;
+        for Change { fields, .. } in changes() {
+            pods.create(&PostParams::default(), &pod(&fields)?).await?;
             pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
         }
     }
@@ -165,15 +229,15 @@ async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> R
 /// A client shows the warning to the user who creates the pod.
 async fn a_pod_that_is_not_restricted_gets_a_warning(cluster: Arc<Cluster>) -> Result<(), Failure> {
     pods_in(&cluster, "default").await?;
-    for (changes, warned) in [(Vec::new(), false), (changes()[5].0.to_vec(), true)] {
-        let body = serde_json::to_vec(&pod(&changes)?)?;
+    for (fields, warned) in [(Vec::new(), false), (escalation(), true)] {
+        let body = serde_json::to_vec(&pod(&fields)?)?;
         let request =
             Request::post("/api/v1/namespaces/default/pods?dryRun=All").header("content-type", "application/json");
         let answer = cluster.admin().send(request.body(Body::from(body))?).await?;
         let warning = answer.headers().get("warning").map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
-        assert_eq!(answer.status(), 201, "{changes:?}: {warning:?}");
+        assert_eq!(answer.status(), 201, "{fields:?}: {warning:?}");
         let found = warning.is_some_and(|text| text.contains("would violate PodSecurity"));
-        assert_eq!(found, warned, "{changes:?}");
+        assert_eq!(found, warned, "{fields:?}");
     }
     Ok(())
 }
