@@ -51,7 +51,11 @@ impl Keyring {
         let missing = String::from_utf8_lossy(&used);
         let missing = missing.lines().find(|digest| !keys.digests().any(|found| found == *digest));
         match missing {
-            Some(digest) => Err(PkiError::OtherSecretsKey { path: path(), digest: digest.to_owned() }),
+            Some(digest) => Err(PkiError::OtherSecretsKey {
+                path: path(),
+                digest: digest.to_owned(),
+                used: config.paths.etcd.join(USED),
+            }),
             None => Ok(Self { keys }),
         }
     }

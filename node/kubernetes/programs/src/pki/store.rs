@@ -63,9 +63,10 @@ pub enum PkiError {
     SecretsKey { path: PathBuf },
     #[error(
         "{path} lacks the key with the digest {digest}, with which Secrets in etcd are encrypted; restore it from a newer \
-         backup of the disk or of its directory pki"
+         backup of the disk or of its directory pki, or, if etcd's data is from the same time as pki or is removed, remove {used}, \
+         which lists the key"
     )]
-    OtherSecretsKey { path: PathBuf, digest: String },
+    OtherSecretsKey { path: PathBuf, digest: String, used: PathBuf },
     #[error("cannot read random numbers from /dev/urandom")]
     Random(#[source] io::Error),
     #[error("cannot remove {path}, which the old CA signed")]

@@ -87,6 +87,30 @@ fn a_key_of_another_cluster_or_backup_changes_nothing() {
     assert!(matches!(disk.ensure(NOW), Err(PkiError::OtherSecretsKey { .. })));
 }
 
+/// docs/operations/lost-node.md: the disk of a new machine, which has booted once, gets `pki` of the lost one.
+#[test]
+fn another_machine_uses_restored_keys_without_its_own_list() {
+    let (lost, former) = Disk::ensured();
+    let (machine, own) = Disk::ensured();
+    let (pki, used) = (machine.config.paths.pki.clone(), machine.config.paths.etcd.join("secrets-keys"));
+    fs::remove_dir_all(&pki).unwrap();
+    fs::rename(&lost.config.paths.pki, &pki).unwrap();
+    let error = machine.ensure(NOW).err().unwrap();
+    assert!(matches!(&error, PkiError::OtherSecretsKey { used: found, .. } if *found == used), "{error}");
+    assert!(error.to_string().contains(&format!("remove {}", used.display())), "{error}");
+    assert_eq!(machine.files(), former, "nothing is changed");
+
+    fs::remove_file(&used).unwrap();
+    machine.ensure(NOW).unwrap();
+    let restored = machine.files();
+    for file in ["ca.crt", "ca.key", "sa.key", "secrets.key"] {
+        assert_eq!(restored[file], former[file], "{file}");
+        assert_ne!(restored[file], own[file], "{file}");
+    }
+    assert!(used.exists(), "the node lists the restored key");
+    machine.ensure(NOW).unwrap();
+}
+
 /// A release that did not encrypt, or that did not write down which keys etcd needs.
 #[test]
 fn a_disk_of_a_former_release_gets_a_key_or_keeps_its_own() {
