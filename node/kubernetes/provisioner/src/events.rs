@@ -228,8 +228,9 @@ impl Events {
         let Record { claim, size, mode, class, .. } = record;
         let note = if mode.is_snapshot() {
             format!(
-                "snapshot {id} of {size} (of VolumeSnapshot {claim}, content with uid {}) has no VolumeSnapshotContent; it \
-                 is kept: create a content with this snapshotHandle to use it or to delete it",
+                "snapshot {id} of {size} (sourceVolumeMode {}, of VolumeSnapshot {claim}, content with uid {}) has no \
+                 VolumeSnapshotContent; it is kept: create a content with this snapshotHandle to use it or to delete it",
+                source_mode(*mode),
                 claim.uid
             )
         } else {
@@ -424,6 +425,11 @@ impl Events {
             warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
         }
     }
+}
+
+/// `spec.sourceVolumeMode` of the content of a snapshot.
+pub(crate) fn source_mode(snapshot: Mode) -> &'static str {
+    if snapshot.is_block() { "Block" } else { "Filesystem" }
 }
 
 fn of_snapshot(content: &Content) -> [ObjectReference; 2] {

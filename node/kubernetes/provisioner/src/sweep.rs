@@ -35,6 +35,7 @@ use crate::claim;
 use crate::context::{Provisioner, RunError};
 use crate::discard::queue::EndOfPv;
 use crate::error::{Error, api};
+use crate::events::source_mode;
 use crate::listing::Listing;
 use crate::metrics::Orphan;
 use crate::pv::object;
@@ -151,9 +152,9 @@ impl Provisioner {
     ) {
         for id in found.snapshots.difference(&reported.snapshots) {
             let Some(record) = snapshots.get(id) else { continue };
-            let Record { claim: snapshot, size, .. } = record;
+            let Record { claim: snapshot, size, mode, .. } = record;
             error!(
-                volume = %id, %snapshot, content_uid = snapshot.uid, limit = %size,
+                volume = %id, %snapshot, content_uid = snapshot.uid, limit = %size, source_mode = source_mode(*mode),
                 "snapshot has data and no content; it is kept: create a content to use it or to delete it"
             );
             self.events.orphaned(&self.node, id, record);

@@ -293,7 +293,7 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     api.force("foreign", &foreign.name_any()).await?;
     let (kept_id, orphan_id) = (snapshot_of(kept)?, snapshot_of(orphan)?);
     let note = node.orphan_event(&orphan_id).await?;
-    assert!(note.contains("has no VolumeSnapshotContent"), "{note}");
+    assert!(note.contains("sourceVolumeMode Block") && note.contains("has no VolumeSnapshotContent"), "{note}");
     assert!([&kept_id, &orphan_id].into_iter().all(|id| node.volumes.record(id).is_some()));
     node.volumes.set_passes(0);
     api.gone("kept", &kept.name_any()).await?;
