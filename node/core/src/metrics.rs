@@ -33,7 +33,8 @@ pub fn collectors(
     synchronized.set((clock.last.is_some() && clock.problem.is_none()).into());
     let offset = Gauge::new(
         "granary_clock_offset_seconds",
-        "What the clock lacked at its last comparison with a time server, before it was corrected.",
+        "Correction that the clock needed at its last comparison with a time server: positive if it was behind; 0 \
+         before the first one, and after a jump until the next one.",
     )?;
     if let Some(last) = clock.last {
         let size = Duration::from_nanos(last.sample.offset.unsigned_abs()).as_secs_f64();
@@ -41,7 +42,8 @@ pub fn collectors(
     }
     let jumps = IntCounter::new(
         "granary_clock_jumps_total",
-        "How often time passed unseen by the clock or by timers: the machine was restored, migrated, paused or suspended.",
+        "Detected clock jumps: the clock or timers stopped for more than a second, because the machine was restored, \
+         migrated, paused or suspended.",
     )?;
     jumps.inc_by(clock.jumps.into());
     let expiry = GaugeVec::new(

@@ -12,7 +12,7 @@ use crate::esp;
 const MIB: u64 = 1 << 20;
 /// Sector size in bytes, that of almost all disks.
 const SECTOR: u32 = 512;
-/// Size of a system slot. An image has 125 MiB today; slots cannot grow later.
+/// Size of a system slot. An image has about 140 MiB with its hash tree; slots cannot grow later.
 const SLOT: u64 = 256 * MIB;
 /// Offset of the first partition, and space after the last one for the second copy of the table.
 const MARGIN: u64 = MIB;
