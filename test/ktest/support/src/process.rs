@@ -57,18 +57,23 @@ pub fn calls(work: impl FnOnce()) -> Vec<i64> {
 /// nothing equals being killed before the next that does: see [`Call::may_change_files`].
 pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
     let mut child = Traced::start(work);
-    let mut passed = 0;
-    while let Some(call) = child.next_call() {
-        if !counted(&call) {
-            continue;
-        }
-        if passed == count {
-            child.kill();
-            return true;
-        }
-        passed += 1;
+    let reached = child.reaches(count, counted);
+    if reached {
+        child.kill();
     }
-    false
+    reached
+}
+
+/// Runs `work` in a copy of this process, in which the `count`th (from 0) system call for which `counted` is true fails with
+/// `ENOSYS`. Returns whether it reached that call.
+pub fn with_refused_call(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
+    let mut child = Traced::start(work);
+    let reached = child.reaches(count, counted);
+    if reached {
+        Call::new(&mut child).refuse();
+        while child.next_call().is_some() {}
+    }
+    reached
 }
 
 /// Runs `work` in a copy of this process and suppresses the effect of the `omitted`th (from 0) call that makes

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dir::Ensured;
 use ktest_support::XfsDisk;
-use ktest_support::process::{Call, Flush, Traced, without_flush};
+use ktest_support::process::{Call, Flush, with_refused_call, without_flush};
 use nix::libc;
 use units::{Bytes, Inodes};
 use volume::{Claim, Copying, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
@@ -185,22 +185,6 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     }
 }
 
-/// Runs `work` in a copy of this process, in which the `number`th (from 0) of these calls fails. Returns whether it was reached.
-fn with_failure(number: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
-    let mut child = Traced::start(work);
-    let mut passed = 0;
-    while let Some(call) = child.next_call() {
-        if !counted(&call) {
-            continue;
-        }
-        if passed == number {
-            call.refuse();
-        }
-        passed += 1;
-    }
-    passed > number
-}
-
 /// The limit of the copy was set after its record: the copy kept a larger one, and its source the headroom, until the next start.
 #[test]
 fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
@@ -218,7 +202,7 @@ fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
                 let sets = call.number() == libc::SYS_quotactl_fd && command >> 8 == SET_LIMITS;
                 sets && (project == u64::from(source.get())) == of_source
             };
-            let reached = with_failure(number, counted, || {
+            let reached = with_refused_call(number, counted, || {
                 let mut failures = 0;
                 while let Err(error) = store.provision(&clone, &want) {
                     failures += usize::from(!matches!(error, Error::Copying { .. }));

@@ -37,6 +37,22 @@ impl Traced {
         None
     }
 
+    /// Lets it run until it stands before the `count`th (from 0) call for which `counted` is true. Whether it reached that call:
+    /// otherwise it has done its work and ended.
+    pub(super) fn reaches(&mut self, count: usize, counted: impl Fn(&Call<'_>) -> bool) -> bool {
+        let mut passed = 0;
+        while let Some(call) = self.next_call() {
+            if !counted(&call) {
+                continue;
+            }
+            if passed == count {
+                return true;
+            }
+            passed += 1;
+        }
+        false
+    }
+
     /// Kills it before the call that it stands before.
     pub fn kill(self) {
         ptrace::kill(self.0).expect("it stands still");
