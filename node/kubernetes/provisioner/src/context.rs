@@ -1,6 +1,6 @@
 //! State that all parts of the provisioner share.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -86,53 +86,55 @@ impl Default for Places {
     }
 }
 
-/// The pauses of copies that wait for their sources, by volume, snapshot or group.
+/// Volumes, snapshots and groups that are copied, by the last pass over each in this process.
 #[derive(Debug, Default)]
-pub(crate) struct Waits(Mutex<HashMap<VolumeId, (SourcePauses, Instant)>>);
+pub(crate) struct Copies(Mutex<HashMap<VolumeId, CopyState>>);
 
-impl Waits {
-    /// Pauses begin again with the first one after this time without a pass that waits.
-    const FORGOTTEN: Duration = Duration::from_mins(1);
-
-    /// How a pass over the volume, snapshot or group ended.
-    pub(crate) fn outcome(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
-        match copying {
-            None => Outcome::Complete,
-            Some(Copying::InPart) => Outcome::Copying(NEXT_PASS),
-            Some(Copying::Waits) => Outcome::Copying(self.pause(id)),
-        }
-    }
-
-    fn pause(&self, id: &VolumeId) -> Duration {
-        let now = Instant::now();
-        let mut waits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.retain(|_, (_, last)| now.saturating_duration_since(*last) < Self::FORGOTTEN);
-        let (pauses, last) = waits.entry(id.clone()).or_insert_with(|| (SourcePauses::default(), now));
-        *last = now;
-        pauses.pause()
-    }
+#[derive(Debug)]
+struct CopyState {
+    /// The last pass did not fail.
+    is_cloned: bool,
+    pauses: SourcePauses,
+    last: Instant,
 }
 
-/// Snapshots and groups that are copied, and whose last pass in this process did not fail: no later pass clones their content again.
-/// The store may not have undone one completely before a pass failed, or before an earlier process ended, and takes it again.
-#[derive(Debug, Default)]
-pub(crate) struct Copies(Mutex<HashSet<VolumeId>>);
-
 impl Copies {
-    pub(crate) fn contains(&self, id: &VolumeId) -> bool {
-        self.ids().contains(id)
-    }
+    /// A copy is forgotten after this time without a pass: it has ended, its passes fail, or its object is gone, which nothing
+    /// announces. If it goes on, its pauses begin again, and the next pass gets its turn as if it cloned the content.
+    const FORGOTTEN: Duration = Duration::from_mins(1);
 
-    pub(crate) fn insert(&self, id: &VolumeId) {
-        self.ids().insert(id.clone());
+    /// Whether no later pass clones the content again. The store may not have undone a copy completely before a pass failed, or
+    /// before an earlier process ended, and takes it again.
+    pub(crate) fn is_cloned(&self, id: &VolumeId) -> bool {
+        self.table().get(id).is_some_and(|copy| copy.is_cloned)
     }
 
     /// Before a pass, which may fail, and before the removal.
-    pub(crate) fn remove(&self, id: &VolumeId) {
-        self.ids().remove(id);
+    pub(crate) fn begin_pass(&self, id: &VolumeId) {
+        if let Some(copy) = self.table().get_mut(id) {
+            copy.is_cloned = false;
+        }
     }
 
-    fn ids(&self) -> MutexGuard<'_, HashSet<VolumeId>> {
+    /// How a pass ended that did not fail.
+    pub(crate) fn outcome(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
+        let now = Instant::now();
+        let mut copies = self.table();
+        copies.retain(|_, copy| now.saturating_duration_since(copy.last) < Self::FORGOTTEN);
+        let Some(copying) = copying else {
+            copies.remove(id);
+            return Outcome::Complete;
+        };
+        let first = || CopyState { is_cloned: true, pauses: SourcePauses::default(), last: now };
+        let copy = copies.entry(id.clone()).or_insert_with(first);
+        (copy.is_cloned, copy.last) = (true, now);
+        Outcome::Copying(match copying {
+            Copying::InPart => NEXT_PASS,
+            Copying::Waits => copy.pauses.pause(),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<VolumeId, CopyState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,7 +165,6 @@ pub(crate) struct Provisioner {
     /// One pass at a time per volume.
     pub(crate) locks: VolumeLocks,
     pub(crate) places: Places,
-    pub(crate) waits: Waits,
     pub(crate) copies: Copies,
     pub(crate) discards: DiscardQueue,
     /// Volumes with inodes outside of their projects, as last reported.
@@ -249,13 +250,39 @@ mod tests {
     use crate::fixture::id;
 
     #[tokio::test(start_paused = true)]
-    async fn each_copy_waits_longer_until_it_has_not_waited_for_a_minute() {
-        let waits = Waits::default();
-        let pause = |name| waits.pause(&id(name)).as_millis();
+    async fn each_copy_waits_longer_until_it_had_no_pass_for_a_minute() {
+        let copies = Copies::default();
+        let pause = |name| copies.outcome(&id(name), Some(Copying::Waits)).next().expect("a pause").as_millis();
         assert_eq!([pause("pvc-1"), pause("pvc-1"), pause("pvc-2")], [500, 1000, 500]);
-        tokio::time::advance(Waits::FORGOTTEN / 2).await;
+        tokio::time::advance(Copies::FORGOTTEN / 2).await;
+        // A pass that is about to begin changes no pause.
+        copies.begin_pass(&id("pvc-1"));
         assert_eq!(pause("pvc-1"), 2000);
-        tokio::time::advance(Waits::FORGOTTEN / 2).await;
+        tokio::time::advance(Copies::FORGOTTEN / 2).await;
         assert_eq!([pause("pvc-1"), pause("pvc-2")], [4000, 500]);
+    }
+
+    /// The ID of a content that was released while it was copied stayed until the next start.
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_is_forgotten_when_it_is_complete_or_had_no_pass_for_a_minute() {
+        let copies = Copies::default();
+        let [ready, released, copied] = ["snapshot-ready", "snapshot-released", "snapshot-copied"].map(id);
+        let pass = |id: &VolumeId, copying| {
+            copies.begin_pass(id);
+            assert!(!copies.is_cloned(id), "the pass may fail");
+            let outcome = copies.outcome(id, copying);
+            assert_eq!(copies.is_cloned(id), copying.is_some());
+            outcome
+        };
+        for id in [&ready, &released, &copied] {
+            assert_eq!(pass(id, Some(Copying::InPart)), Outcome::Copying(NEXT_PASS));
+        }
+        assert_eq!(pass(&ready, None), Outcome::Complete);
+        for _ in 0..2 {
+            assert!(copies.is_cloned(&released));
+            tokio::time::advance(Copies::FORGOTTEN / 2).await;
+            pass(&copied, Some(Copying::InPart));
+        }
+        assert_eq!(copies.table().keys().collect::<Vec<_>>(), [&copied]);
     }
 }

@@ -24,7 +24,7 @@ use volume::{VolumeId, VolumeLocks, Volumes};
 use crate::backoff::Attempts;
 use crate::claim::apply::CreatedPvs;
 use crate::classes::Classes;
-use crate::context::{Copies, Places, Provisioner, RunError, Waits};
+use crate::context::{Copies, Places, Provisioner, RunError};
 use crate::discard::queue::DiscardQueue;
 use crate::error::Error;
 use crate::events::Events;
@@ -79,7 +79,6 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         attempts: Attempts::new(metrics.clone()),
         locks: VolumeLocks::default(),
         places: Places::default(),
-        waits: Waits::default(),
         copies: Copies::default(),
         discards: DiscardQueue::default(),
         drifted: Mutex::default(),

@@ -72,7 +72,7 @@ pub(crate) async fn reconcile_claim(
         && let volume::Error::Copying { left, .. } = error
     {
         debug!(claim = %assigned.claim, %left, "clone copied in part");
-        return Ok(provisioner.waits.outcome(&assigned.id, error.copying()).action());
+        return Ok(provisioner.copies.outcome(&assigned.id, error.copying()).action());
     }
     if let Ok(Outcome::Occupied) = provisioned {
         return Ok(Outcome::Occupied.action());

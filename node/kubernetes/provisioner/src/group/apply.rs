@@ -128,7 +128,7 @@ impl Provisioner {
         let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
         let is_new = !is_shown || !self.on_disk(exists).await?;
         let id: VolumeId = content.handle().and_then(|handle| handle.parse().ok()).ok_or(Error::NoUid)?;
-        let may_clone = is_new || !self.copies.contains(&id);
+        let may_clone = is_new || !self.copies.is_cloned(&id);
         let class =
             content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| may_clone && !class.is_empty());
         let max_pause = match class {
@@ -140,7 +140,7 @@ impl Provisioner {
         };
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let Some(_turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
-        self.copies.remove(&id);
+        self.copies.begin_pass(&id);
         let want = GroupRequest { id: id.clone(), members, max_pause };
         let taken = self.on_disk(move |store| store.take_group(&want)).await?;
         let taken = taken.map_err(|error| match error {
@@ -154,13 +154,10 @@ impl Provisioner {
             self.events.group_taken(content, &self.node, &records, self.free().await);
         }
         match copying {
-            Some(copying) => {
-                debug!(?copying, "snapshots of a group are not ready");
-                self.copies.insert(&id);
-            }
+            Some(copying) => debug!(?copying, "snapshots of a group are not ready"),
             None => info!(snapshots = records.len(), "snapshots of a group ready"),
         }
-        Ok(self.waits.outcome(&id, copying))
+        Ok(self.copies.outcome(&id, copying))
     }
 
     /// A content does not have the parameters of its class.
@@ -205,7 +202,7 @@ impl Provisioner {
             self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         }
         if let Some(group) = handle.and_then(|handle| handle.parse().ok()) {
-            self.copies.remove(&group);
+            self.copies.begin_pass(&group);
         }
         release(&self.served_groups(), content, PROTECTION).await?;
         Ok(Outcome::Complete)

@@ -131,7 +131,7 @@ impl Provisioner {
             Ok(record) => record.into_inner(),
             Err(error) if error.copying().is_some() => {
                 debug!(volume = %id, %error, "content of the snapshot copied in part");
-                return Ok(self.waits.outcome(&kept, error.copying()));
+                return Ok(self.copies.outcome(&kept, error.copying()));
             }
             Err(error) => return Err(Error::of_claim(error)),
         };

@@ -148,7 +148,7 @@ impl Provisioner {
         // The store undoes one for which the disk has no space, also after its first pass. Then it is taken again.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
-        let may_clone = is_new || !self.copies.contains(id);
+        let may_clone = is_new || !self.copies.is_cloned(id);
         if may_clone && !want.class.is_empty() {
             match self.max_pause(&want.class).await {
                 Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
@@ -156,7 +156,7 @@ impl Provisioner {
             }
         }
         let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
-        self.copies.remove(id);
+        self.copies.begin_pass(id);
         let taken = self.on_volume(id, move |store, id| store.take_snapshot(id, &want)).await?;
         let Taken { snapshots: record, copying } = taken.map_err(Error::of_claim)?;
         self.write_state(content, id, &record).await?;
@@ -165,13 +165,10 @@ impl Provisioner {
             self.events.snapshot_taken(content, &self.node, &record, self.free().await);
         }
         match copying {
-            Some(copying) => {
-                debug!(snapshot = %id, ?copying, "snapshot is not ready");
-                self.copies.insert(id);
-            }
+            Some(copying) => debug!(snapshot = %id, ?copying, "snapshot is not ready"),
             None => info!(snapshot = %id, size = %record.size, "snapshot ready"),
         }
-        Ok(self.waits.outcome(id, copying))
+        Ok(self.copies.outcome(id, copying))
     }
 
     /// A content does not have the parameters of its class.
@@ -212,7 +209,7 @@ impl Provisioner {
         }
         self.end_rollback_of(id).await?;
         info!(snapshot = %id, content_uid = content.uid(), "audit: deleting the snapshot of a content with policy Delete");
-        self.copies.remove(id);
+        self.copies.begin_pass(id);
         let removed = self.on_volume(id, |store, id| store.remove_snapshot(id)).await?.map_err(Error::Store)?;
         if removed == Ensured::Created(()) {
             info!(snapshot = %id, "snapshot removed");
