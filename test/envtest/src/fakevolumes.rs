@@ -58,8 +58,8 @@ struct Disk {
     sources: BTreeMap<VolumeId, VolumeId>,
     /// How many more passes do not end a clone.
     passes: u32,
-    /// How many more passes over copies of these volumes wait for them.
-    waits: BTreeMap<VolumeId, u32>,
+    /// Those whose pods exceed their sizes, with the passes over copies that have waited for them.
+    overfull: BTreeMap<VolumeId, u32>,
     /// The node cannot limit I/O.
     unthrottled: bool,
     /// The longest pauses that groups and snapshots of filesystem volumes allowed.
@@ -159,9 +159,16 @@ impl FakeVolumes {
         self.disk().passes = passes;
     }
 
-    /// So many passes over copies of the volume wait for it, as if its pods exceeded its size.
-    pub fn set_waits(&self, source: &VolumeId, passes: u32) {
-        self.disk().waits.insert(source.clone(), passes);
+    /// The pods of the volume exceed its size, so that passes over copies wait for it, or do not any more.
+    pub fn set_overfull(&self, id: &VolumeId, overfull: bool) {
+        let mut disk = self.disk();
+        disk.overfull.remove(id);
+        disk.overfull.extend(overfull.then(|| (id.clone(), 0)));
+    }
+
+    /// The passes over copies that have waited for a volume that is overfull.
+    pub fn waited(&self, id: &VolumeId) -> u32 {
+        self.disk().overfull.get(id).copied().unwrap_or_default()
     }
 
     /// The node lacks the I/O controller, or has it again.
@@ -291,9 +298,9 @@ impl Disk {
             self.passes -= 1;
             return Err(Error::Copying { id: id.clone(), left: record.size });
         }
-        let waits = record.cloning.as_ref().and_then(|cloning| self.waits.get_mut(&cloning.source));
-        if let Some(waits) = waits.filter(|waits| **waits > 0) {
-            *waits -= 1;
+        let waited = record.cloning.as_ref().and_then(|cloning| self.overfull.get_mut(&cloning.source));
+        if let Some(waited) = waited {
+            *waited += 1;
             return Err(Error::Copying { id: id.clone(), left: Bytes::ZERO });
         }
         let record = Record { cloning: None, ..record };
