@@ -108,7 +108,17 @@ impl From<Mode> for VolumeMode {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
     use super::*;
+
+    /// One for each field.
+    fn names() -> [&'static str; 2] {
+        let Parameters { bytes_per_inode: _, allocation: _ } = Parameters::default();
+        [BYTES_PER_INODE, BLOCK_ALLOCATION]
+    }
 
     fn parse(parameters: &[(&str, &str)]) -> Result<Parameters, ParameterError> {
         let parameters = parameters.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -144,6 +154,19 @@ mod tests {
             assert!(section.contains(&part), "{part:?} in {section}");
         }
         assert_eq!(inodes(&with(&[(BYTES_PER_INODE, "2048")]), Bytes::GIB), inodes(&with(&[]), Bytes::GIB));
+    }
+
+    #[test]
+    fn the_chart_accepts_every_parameter() {
+        const SCHEMA: &str = include_str!("../../standalone/chart/values.schema.json");
+        let schema: Value = serde_json::from_str(SCHEMA).expect("JSON");
+        let parameters = &schema["properties"]["storageClasses"]["items"]["properties"]["parameters"];
+        assert_eq!(parameters["additionalProperties"], false, "the chart rejects others");
+        let fields = parameters["properties"].as_object().expect("the parameters");
+        assert_eq!(fields.keys().map(String::as_str).collect::<BTreeSet<_>>(), names().into());
+        let values = fields[BLOCK_ALLOCATION]["enum"].as_array().expect("the values").iter().filter_map(Value::as_str);
+        let allocations: Vec<_> = values.map(|value| with(&[(BLOCK_ALLOCATION, value)]).allocation).collect();
+        assert_eq!(allocations, [Allocation::Thick, Allocation::Thin]);
     }
 
     #[test]
