@@ -11,18 +11,8 @@ use tempfile::NamedTempFile;
 
 use crate::spec::{NAME, NodeSpec};
 
-/// Fields of the control plane's configuration that apply to workers, too.
-const COMMON: [&str; 9] = [
-    "clusterDomain",
-    "cni",
-    "kernelModules",
-    "kubeProxy",
-    "onFailure",
-    "podProcesses",
-    "registries",
-    "registryCas",
-    "timeServers",
-];
+/// Fields that each node has for itself. All others of the control plane's configuration apply to workers, too.
+const OWN: [&str; 5] = ["controlPlane", "network", "nodeName", "storage", "worker"];
 
 /// A configuration that the launcher cannot use.
 #[derive(Debug, thiserror::Error)]
@@ -123,22 +113,21 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
             worker["storage"][name] = value.clone();
         }
     }
-    for name in COMMON {
-        if let Some(value) = field(&configuration, name) {
-            worker[name] = value.clone();
-        }
+    let is_own = |name: &str| OWN.iter().any(|own| name == *own || name == in_proto(own));
+    for (name, value) in configuration.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name)) {
+        worker[name] = value.clone();
     }
     worker.to_string()
 }
 
 /// The value of a field by its name in JSON, or by that in the proto file, which the node reads too.
 fn field<'a>(message: &'a Value, name: &str) -> Option<&'a Value> {
-    let in_proto: String = name
-        .chars()
-        .flat_map(|c| [c.is_ascii_uppercase().then_some('_'), Some(c.to_ascii_lowercase())])
-        .flatten()
-        .collect();
-    message.get(name).or_else(|| message.get(in_proto))
+    message.get(name).or_else(|| message.get(in_proto(name)))
+}
+
+fn in_proto(name: &str) -> String {
+    let words = name.chars().flat_map(|c| [c.is_ascii_uppercase().then_some('_'), Some(c.to_ascii_lowercase())]);
+    words.flatten().collect()
 }
 
 fn common(name: &str, overcommit: Overcommit) -> Value {
@@ -154,7 +143,7 @@ mod tests {
     use std::fs;
 
     use cluster::{Networking, ServiceProxy};
-    use config::{Config, Role};
+    use config::{Config, Role, Violation};
 
     use super::*;
     use crate::options::{ClusterOptions, Options};
@@ -250,6 +239,20 @@ mod tests {
         assert_eq!(config.programs.images.registries[0].name.as_str(), "registry.example");
         assert_eq!(config.programs.pod_processes.get(), 128);
         assert_eq!(config.programs.networking, Networking::Plugin(ServiceProxy::Plugin));
+    }
+
+    #[test]
+    fn a_worker_has_every_field_of_its_control_plane_that_is_not_its_own() {
+        let ParseError::Problems(problems) = Config::parse(r#"{"unknown": 1}"#).unwrap_err() else { panic!("JSON") };
+        let Violation::UnknownField { known } = &problems[0].violation else { panic!("{problems:?}") };
+        assert!(OWN.iter().all(|own| known.iter().any(|name| name == own)), "{known:?}");
+        let mut spec = specs(Path::new("/tmp")).swap_remove(1);
+        for name in known.iter().flat_map(|name| [name.clone(), in_proto(name)]) {
+            spec.options.configuration = Some(json!({&*name: "set"}).to_string());
+            let worker: Value = serde_json::from_str(&worker(&spec)).unwrap();
+            let is_own = OWN.iter().any(|own| [(*own).to_owned(), in_proto(own)].contains(&name));
+            assert_eq!(worker.get(&name) == Some(&json!("set")), !is_own, "{name}: {worker}");
+        }
     }
 
     /// A worker could not pull from registries with names of a private domain.
