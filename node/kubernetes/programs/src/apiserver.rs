@@ -7,7 +7,7 @@ use cluster::API_PORT;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, Rights, User, admission, audit, etcd, ready};
 
-const NAME: &str = "kube-apiserver";
+const NAME: &str = User::ApiServer.program();
 
 /// Healthy when `/readyz` is `ok`.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {

@@ -12,7 +12,7 @@ use crate::{Config, Credentials, Rights, User, ready};
 /// One of its controllers creates it in every cluster; without it no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
-const NAME: &str = "kube-controller-manager";
+const NAME: &str = User::ControllerManager.program();
 
 /// Healthy when the cluster has its default service account. Begins when the API server is healthy: kube-controller-manager waits
 /// for that for 10 s and then ends, and while an API server starts, each of its own starts takes the CPU from it.
@@ -30,7 +30,7 @@ pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
                 () = cx.cancelled() => return Ok(()),
                 healthy = ready::api(&credentials, "/healthz") => healthy.map_err(|source| ProgramError::Awaits {
                     program: NAME,
-                    awaited: "kube-apiserver",
+                    awaited: User::ApiServer.program(),
                     source: Box::new(source),
                 })?,
             }

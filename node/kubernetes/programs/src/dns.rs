@@ -30,7 +30,7 @@ fn program(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr]) -> 
         ..Rights::new(User::Dns, keys)
     };
     Program {
-        name: "coredns",
+        name: User::Dns.program(),
         arguments: vec!["-conf".to_owned(), file.display().to_string()],
         rights: Some(rights),
         files: vec![(file, corefile(config, credentials, servers))],

@@ -74,7 +74,7 @@ pub(crate) fn program(config: &Config) -> Program {
         owns: vec![config.paths.etcd.clone()],
         ..Rights::new(User::Etcd, [store::file(&config.paths.pki, "etcd", "key")])
     };
-    Program { name: "etcd", arguments, rights: Some(rights), ..Program::default() }
+    Program { name: User::Etcd.program(), arguments, rights: Some(rights), ..Program::default() }
 }
 
 #[cfg(test)]

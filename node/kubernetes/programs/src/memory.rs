@@ -60,9 +60,12 @@ const fn mib(count: u64) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::User;
 
     /// `MemTotal` of the smallest machine that the launcher allows: the kernel reserves some.
     const SMALLEST: Bytes = mib(1280 - 100);
@@ -75,6 +78,28 @@ mod tests {
         (0_u32..11, 0_u64..1024).prop_map(|(bits, more)| {
             Bytes::new(SMALLEST.get() << bits).saturating_add(Bytes::new((more << bits) << 20))
         })
+    }
+
+    #[test]
+    fn the_page_has_the_limit_of_every_program() {
+        const PAGE: &str = include_str!("../../../../docs/operations/troubleshooting.md");
+        let (_, section) = PAGE.split_once("\n## A program needs more memory\n").expect("the heading");
+        let rows = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+        // Names are in quotes, in the first column.
+        let described: BTreeSet<(&str, &str)> = rows
+            .filter_map(|row| row.strip_prefix("| ")?.split_once(" | "))
+            .flat_map(|(names, limits)| names.split('`').skip(1).step_by(2).map(move |name| (name, limits)))
+            .collect();
+        let limits = SHARES
+            .map(|Share { program, percent, least, most }| (program, format!("{percent} % | {least} | {most} |")));
+        let limits: BTreeSet<(&str, &str)> =
+            limits.iter().map(|(program, limits)| (*program, limits.as_str())).collect();
+        assert_eq!(described, limits);
+    }
+
+    #[test]
+    fn every_confined_program_has_a_limit() {
+        assert!(User::ALL.iter().all(|user| limited().any(|program| program == user.program())));
     }
 
     #[test]

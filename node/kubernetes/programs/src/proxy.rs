@@ -25,7 +25,7 @@ fn program(config: &Config, credentials: &Credentials, identity: Identity) -> Pr
         ..Rights::new(User::Proxy, [credentials.kubeconfig(identity), credentials.key(identity.name())])
     };
     Program {
-        name: "kube-proxy",
+        name: User::Proxy.program(),
         arguments,
         rights: Some(rights),
         files: vec![(file, configuration(config, credentials, identity))],

@@ -19,5 +19,5 @@ pub(crate) fn program(credentials: &Credentials) -> Program {
     ];
     let keys = [credentials.kubeconfig(Identity::Scheduler), credentials.key(Identity::Scheduler.name())];
     let rights = Some(Rights::new(User::Scheduler, keys));
-    Program { name: "kube-scheduler", arguments, rights, ..Program::default() }
+    Program { name: User::Scheduler.program(), arguments, rights, ..Program::default() }
 }

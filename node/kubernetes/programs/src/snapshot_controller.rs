@@ -22,7 +22,7 @@ fn program(credentials: &Credentials) -> Program {
     let identity = Identity::SnapshotController;
     let kubeconfig = credentials.kubeconfig(identity);
     Program {
-        name: "snapshot-controller",
+        name: User::SnapshotController.program(),
         arguments: vec![format!("--kubeconfig={}", kubeconfig.display())],
         rights: Some(Rights::new(User::SnapshotController, [kubeconfig, credentials.key(identity.name())])),
         ..Program::default()

@@ -29,6 +29,19 @@ impl User {
         Self::SnapshotController,
     ];
 
+    /// The program that runs as the user.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::ApiServer => "kube-apiserver",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Proxy => "kube-proxy",
+            Self::Dns => "coredns",
+            Self::SnapshotController => "snapshot-controller",
+        }
+    }
+
     /// On the data disk and in the kernel: a number never changes.
     pub const fn id(self) -> u32 {
         FIRST

@@ -1,22 +1,14 @@
 //! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back.
 
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
+use futures::future::join_all;
+use programs::User;
 use std::collections::BTreeSet;
 use workload::Record;
 
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
-/// And what brings its Services and their names to the node. The API server passes signals on: it is the last to get one.
-const CONTROL_PLANE: [&str; 7] = [
-    "kube-proxy",
-    "coredns",
-    "kube-scheduler",
-    "kube-controller-manager",
-    "snapshot-controller",
-    "etcd",
-    "kube-apiserver",
-];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
@@ -77,18 +69,19 @@ impl Before {
         Ok(())
     }
 
-    /// All of its programs at once. Pods need none of them.
+    /// All of its programs at once, and those that bring its Services and their names to the node. Pods need none of them.
     async fn outlives_the_control_plane(&self, case: &Case) -> Result<Server, Failure> {
         self.pod.write("/data/note", "before").await?;
         let mut running = Vec::new();
-        for program in CONTROL_PLANE {
+        for program in User::ALL.map(User::program) {
             running.push((program, case.signal(program, 0).await?));
         }
-        // The answers may come too late, and etcd may be away when the API server is to pass a signal on.
-        let signals = CONTROL_PLANE.map(|program| case.signal(program, SIGKILL));
-        let [proxy, dns, scheduler, controller_manager, snapshot_controller, etcd, api_server] = signals;
-        _ = tokio::join!(proxy, dns, scheduler, controller_manager, snapshot_controller);
-        _ = tokio::join!(etcd, api_server);
+        // The answers may come too late, and etcd may be away when the API server is to pass a signal on: it is the last to get one.
+        let (last, first): (Vec<_>, Vec<_>) =
+            User::ALL.into_iter().partition(|user| matches!(user, User::Etcd | User::ApiServer));
+        for users in [first, last] {
+            _ = join_all(users.into_iter().map(|user| case.signal(user.program(), SIGKILL))).await;
+        }
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {
                 let now = case.signal(program, 0).await?;
