@@ -15,7 +15,7 @@ use crate::disk_state::{Place, Where};
 use crate::error::{ActError, Error, RollbackError};
 use crate::execution::Execution;
 use crate::files::Found;
-use crate::index::{Index, Known};
+use crate::index::{Entry, Index, Known};
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::{Claim, Mode, Owner, Record, Rollback, State};
 use crate::store::{Store, place, refused};
@@ -149,7 +149,9 @@ impl Store {
         match record.rollback() {
             Some(rollback) if self.is_unwritten(id) || self.has_exchanged(id, &record, rollback) => {
                 let _guard = self.locks.blocking_lock(&rollback.volume);
-                self.write_exchanged(id, &rollback.volume)
+                self.write_exchanged(id, &rollback.volume)?;
+                info!(volume = %rollback.volume, snapshot = %id, "interrupted exchange of the content completed");
+                Ok(())
             }
             Some(_) | None => Ok(()),
         }
@@ -212,12 +214,11 @@ impl Store {
         self.files.replace(id, &record).map_err(|source| failed(Step::WriteRecord, source))?;
         self.index().put(id, Known { record, ..kept });
         self.index().unwritten.remove(id);
-        info!(volume = %id, "snapshot has the former content of a volume that was deleted");
         Ok(())
     }
 
-    /// At the start, before anything is compared with the records.
-    pub(crate) fn finish_exchanges(&self, index: &mut Index, found: &mut Found) {
+    /// At the start, before anything is compared with the records: those in memory follow their directories.
+    pub(crate) fn follow_exchanges(&self, index: &mut Index, found: &mut Found) {
         let half: Vec<(VolumeId, [Record; 2], VolumeId)> = found
             .iter()
             .filter_map(|(id, (_, record))| {
@@ -228,18 +229,24 @@ impl Store {
             })
             .collect();
         for (id, [kept, record], volume) in half {
-            let written = self.files.replace(&volume, &record).and_then(|()| self.files.replace(&id, &kept));
-            match written {
-                Ok(()) => info!(volume = %volume, snapshot = %id, "interrupted exchange of the content completed"),
-                // The next call for the snapshot, or the next start, tries again. Nothing else is done with the snapshot before.
-                Err(reason) => {
-                    index.unwritten.insert(id.clone(), volume.clone());
-                    let reason: &dyn std::error::Error = &reason;
-                    error!(volume = %volume, snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
-                }
-            }
+            index.unwritten.insert(id.clone(), volume.clone());
             found.insert(id, (kept.state, Ok(kept)));
             found.insert(volume, (record.state, Ok(record)));
+        }
+    }
+
+    /// At the start, after that: writes these records, and that of a snapshot whose volume was deleted before.
+    pub(crate) fn finish_exchanges(&self) {
+        let is_kept =
+            |entry: &Entry| matches!(entry, Entry::Known(Known { record, .. }) if record.rollback().is_some());
+        let all: Vec<VolumeId> =
+            self.index().volumes.iter().filter(|(_, entry)| is_kept(entry)).map(|(id, _)| id.clone()).collect();
+        for id in &all {
+            // The next call for the snapshot, or the next start, tries again. Nothing else is done with the snapshot before.
+            if let Err(reason) = self.finish_exchange(id) {
+                let reason: &dyn std::error::Error = &reason;
+                error!(snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
+            }
         }
     }
 

@@ -100,7 +100,7 @@ impl Store {
             freezer: Mutex::default(),
         };
         let (mut index, mut found) = (Index::default(), store.files.load()?);
-        store.finish_exchanges(&mut index, &mut found);
+        store.follow_exchanges(&mut index, &mut found);
         // Before the limits of their sources, whose pods may write.
         let clones =
             found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
@@ -117,6 +117,7 @@ impl Store {
             index.foreign.extend(names.filter(|id| !index.volumes.contains_key(id)));
         }
         *store.index() = index;
+        store.finish_exchanges();
         store.measure()?;
         // Whatever an earlier process did, announcements and limits too, is on the disk from here on.
         fsquota::sync(volumes)?;

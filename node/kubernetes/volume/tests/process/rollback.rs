@@ -1,16 +1,21 @@
 //! A process is killed within a rollback.
 
-use std::fs::File;
+use std::cell::Cell;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use fsquota::Limits;
+use ktest_support::XfsDisk;
+use ktest_support::process::{Call, with_refused_call};
+use nix::libc;
 use units::Bytes;
 use volume::{
-    Access, Claim, Error, Mode, Request, RollbackRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Access, Claim, Error, Mode, Request, RollbackRequest, State, Step, Store, Strays, VolumeId, VolumeRefusal,
+    Volumes as _,
 };
 
-use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
-use crate::node::{self, id, only_byte, snapshot_request, without_pods};
+use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
+use crate::node::{self, id, only_byte, sized, snapshot_request, without_pods};
 use crate::trees::FILES;
 
 /// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
@@ -62,11 +67,19 @@ fn with_snapshot(store: &Store, request: &Request) {
     write(store, request, 2);
 }
 
-fn rolled_back(store: &Store, request: &Request) {
+/// All passes.
+fn roll_back(store: &Store, request: &Request) -> Result<(), Error> {
     let want = RollbackRequest { claim: claim(), volume: id(&request.claim.name), source: snapshot_of(request) };
-    while let Err(error) = store.roll_back(&kept_of(request), &want) {
-        assert!(matches!(error, Error::Copying { .. }), "{error:?}");
+    loop {
+        match store.roll_back(&kept_of(request), &want) {
+            Err(Error::Copying { .. }) => {}
+            done => return done.map(drop),
+        }
     }
+}
+
+fn rolled_back(store: &Store, request: &Request) {
+    roll_back(store, request).unwrap();
 }
 
 fn removed(store: &Store, request: &Request) {
@@ -139,4 +152,39 @@ fn a_volume_can_be_deleted_after_its_rollback_was_killed() {
         removed(store, request);
         store.remove_snapshot(&kept_of(request)).unwrap();
     });
+}
+
+/// No record could be written after the exchange, the volume was deleted, and the process was killed before its next call for the
+/// snapshot. The start set the limits of a project that no directory had, until that call.
+#[test]
+fn a_start_finishes_an_exchange_whose_volume_was_deleted() {
+    let (disk, request) = (XfsDisk::with_project_quota(), sized("pvc-1", THICK, Bytes::MIB));
+    let store = open(disk.path());
+    with_snapshot(&store, &request);
+    let is_exchanged = Cell::new(false);
+    let creates_record = |call: &Call<'_>| {
+        let [_, _, _, _, flags, _] = call.arguments();
+        is_exchanged.set(
+            is_exchanged.get() || call.number() == libc::SYS_renameat2 && flags == u64::from(libc::RENAME_EXCHANGE),
+        );
+        is_exchanged.get() && call.number() == libc::SYS_openat2 && call.may_change_files()
+    };
+    let reached = with_refused_call(0, creates_record, || {
+        let error = roll_back(&store, &request).unwrap_err();
+        assert!(matches!(error, Error::Act { step: Step::WriteRecord, .. }), "{error:?}");
+        deleted(&store, &request);
+    });
+    assert!(reached, "the content is not exchanged");
+    drop(store);
+    let store = open(disk.path());
+    let kept = kept_of(&request);
+    let record = store.record(&kept).unwrap().expect("a record");
+    assert!(record.is_exchanged(), "{record:?}");
+    assert_eq!(store.strays().unwrap(), Strays::default());
+    let content = fs::read(disk.path().join(format!("volumes/staging/{kept}/image"))).unwrap();
+    assert_eq!(only_byte(&content), Some(2));
+    store.remove_snapshot(&kept).unwrap();
+    removed(&store, &request);
+    assert_eq!(store.strays().unwrap(), Strays::default());
+    assert_eq!(store.space().unwrap().reserved, Bytes::ZERO);
 }
