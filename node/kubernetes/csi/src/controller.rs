@@ -128,7 +128,7 @@ impl<H: Host> ControllerService<H> {
 
 /// Creates the volume, or finishes what an earlier call began.
 fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerError> {
-    let failed = |source| ControllerError::Volume { change: Change::Create, source };
+    let failed = Change::Create.failed();
     let find = |id: &VolumeId| volumes.record(id).map_err(failed);
     let record = find(&want.id)?;
     let source = match (&record, &want.source) {
@@ -155,7 +155,7 @@ fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerErro
 
 /// The record of a volume that this service may change.
 fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<Record>, ControllerError> {
-    match volumes.record(id).map_err(|source| ControllerError::Volume { change, source })? {
+    match volumes.record(id).map_err(change.failed())? {
         Some(Record { owner: Owner::Provisioner | Owner::Rollback(_), claim, .. }) => {
             Err(ControllerError::OfProvisioner { change, id: id.clone(), claim })
         }
@@ -164,34 +164,31 @@ fn owned(volumes: &dyn Volumes, id: &VolumeId, change: Change) -> Result<Option<
 }
 
 fn delete(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
-    let change = Change::Delete;
-    let removed = match owned(volumes, id, change)?.map(|record| record.state) {
+    let removed = match owned(volumes, id, Change::Delete)?.map(|record| record.state) {
         None => return Ok(()),
         Some(State::Staged) => volumes.undo(id),
         Some(State::Announced) => volumes.retire(id).and_then(|_| volumes.discard(id)),
     };
-    removed.map(drop).map_err(|source| ControllerError::Volume { change, source })
+    removed.map(drop).map_err(Change::Delete.failed())
 }
 
 /// Returns the size, and whether a pod has the block device, whose size the kubelet then refreshes.
 fn expand(volumes: &dyn Volumes, id: &VolumeId, want: &Grow) -> Result<(Bytes, bool), ControllerError> {
-    let change = Change::Expand;
-    let record = owned(volumes, id, change)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
+    let record = owned(volumes, id, Change::Expand)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
     if let Some(mode) = want.mode.map(VolumeMode::from)
         && mode != record.mode.into()
     {
         return Err(ControllerError::Mode { id: id.clone(), is: record.mode });
     }
     let size = want.range.grown(record.size)?;
-    let record = volumes.expand(id, size).map_err(|source| ControllerError::Volume { change, source })?.into_inner();
+    let record = volumes.expand(id, size).map_err(Change::Expand.failed())?.into_inner();
     Ok((record.size, volumes.live_volume(id)?.attached))
 }
 
 fn modify(volumes: &dyn Volumes, id: &VolumeId, want: &Modify) -> Result<(), ControllerError> {
-    let change = Change::Modify;
-    let record = owned(volumes, id, change)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
+    let record = owned(volumes, id, Change::Modify)?.ok_or_else(|| ControllerError::Unknown(id.clone()))?;
     let io = want.limits(record.io, record.mode.into())?;
-    volumes.limit_io(id, io).map(drop).map_err(|source| ControllerError::Volume { change, source })
+    volumes.limit_io(id, io).map(drop).map_err(Change::Modify.failed())
 }
 
 /// The pauses between the passes over a copy.
@@ -206,13 +203,9 @@ fn pauses<T>(
 }
 
 fn delete_snapshot(volumes: &dyn Volumes, id: &VolumeId) -> Result<(), ControllerError> {
-    let change = Change::Delete;
-    match owned(volumes, id, change)?.and_then(|record| snapshots::group_of(id, &record)) {
+    match owned(volumes, id, Change::Delete)?.and_then(|record| snapshots::group_of(id, &record)) {
         Some(group) => Err(ControllerError::Member { id: id.clone(), group }),
-        None => {
-            let removed = volumes.remove_snapshot(id);
-            removed.map(drop).map_err(|source| ControllerError::Volume { change, source })
-        }
+        None => volumes.remove_snapshot(id).map(drop).map_err(Change::Delete.failed()),
     }
 }
 
@@ -366,8 +359,7 @@ impl<H: Host> Controller for ControllerService<H> {
         let Take { id, request } = Take::parse(request.get_ref()).map_err(ControllerError::from)?;
         let next = pauses(|taken: &Result<Taken<Record>, _>| taken.as_ref().ok()?.copying);
         let take = self.change(&id, next, move |volumes, id| {
-            let change = Change::Snapshot;
-            volumes.take_snapshot(id, &request).map_err(|source| ControllerError::Volume { change, source })
+            volumes.take_snapshot(id, &request).map_err(Change::Snapshot.failed())
         });
         let taken = take.await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: snapshots::message(&id, &taken.snapshots) }))

@@ -63,6 +63,13 @@ pub(crate) enum Change {
     Delete,
 }
 
+impl Change {
+    /// The error of a call that failed in the store.
+    pub(crate) fn failed(self) -> impl Fn(volume::Error) -> ControllerError + Copy {
+        move |source| ControllerError::Volume { change: self, source }
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

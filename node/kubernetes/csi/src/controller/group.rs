@@ -22,8 +22,7 @@ type Members = BTreeMap<VolumeId, Record>;
 /// One pass.
 fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Taken<Members>, ControllerError> {
     snapshots::check_group(request, &members(volumes, &request.id)?)?;
-    let change = Change::Snapshot;
-    volumes.take_group(request).map_err(|source| ControllerError::Volume { change, source })
+    volumes.take_group(request).map_err(Change::Snapshot.failed())
 }
 
 fn delete(volumes: &dyn Volumes, group: &VolumeId, listed: &[String]) -> Result<(), ControllerError> {
@@ -33,10 +32,7 @@ fn delete(volumes: &dyn Volumes, group: &VolumeId, listed: &[String]) -> Result<
         return Ok(());
     }
     snapshots::check_listed(group, listed, &members)?;
-    let change = Change::Delete;
-    members.keys().try_for_each(|id| {
-        volumes.remove_snapshot(id).map(drop).map_err(|source| ControllerError::Volume { change, source })
-    })
+    members.keys().try_for_each(|id| volumes.remove_snapshot(id).map(drop).map_err(Change::Delete.failed()))
 }
 
 fn members(volumes: &dyn Volumes, group: &VolumeId) -> Result<Members, ControllerError> {
