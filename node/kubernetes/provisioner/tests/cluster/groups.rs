@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use volume::{State, VolumeId};
 
 use crate::node::{Node, until};
+use crate::snapshots::denied;
 
 /// With their modes.
 const CLAIMS: [(&str, &str); 2] = [("data", "Block"), ("log", "Filesystem")];
@@ -157,11 +158,7 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     // Regression: the members that the former process had not undone completely were taken again within the default pause.
     let before = node.volumes.pauses().len();
     node.run().await?;
-    until("the first pass of the process", async || {
-        Ok((node.volumes.pauses().len() == before).then(|| before.to_string()))
-    })
-    .await?;
-    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
+    assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
     node.halt().await?;
     api.force_group("begun", &begun.name_any()).await?;
     node.run().await?;
@@ -214,13 +211,6 @@ pub async fn a_node_writes_only_contents_of_groups_that_it_serves(cluster: Arc<C
     };
     let write =
         async |name: &str, patch: Value| own.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
-    let denied = |answer: Result<(), kube::Error>| {
-        assert!(
-            matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
-                && status.message.contains("contents of local.granary.dev")),
-            "{answer:?}"
-        );
-    };
     // The API server reads the role some time after its creation.
     until("the rights on contents", async || {
         let begun = json!({"status": {"readyToUse": false}});

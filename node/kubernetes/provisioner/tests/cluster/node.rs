@@ -311,6 +311,13 @@ impl Node {
         .await
     }
 
+    /// Waits until there are more than `before` pauses; the next one.
+    pub async fn pause_after(&self, before: usize) -> Result<Option<Duration>, Failure> {
+        until("another pause", async || Ok((self.volumes.pauses().len() == before).then(|| before.to_string())))
+            .await?;
+        Ok(self.volumes.pauses().get(before).copied())
+    }
+
     pub async fn live(&self, id: &VolumeId) -> Result<(), Failure> {
         until(&format!("{id} restored from the trash"), async || {
             let live = self.volumes.live();

@@ -101,23 +101,13 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     api.snapshots.patch("undone", &PatchParams::default(), &longer).await?;
     api.contents.patch(&name, &PatchParams::default(), &longer).await?;
     node.run().await?;
-    until("the second instant", async || {
-        let pauses = node.volumes.pauses();
-        Ok((pauses.len() == before).then(|| before.to_string()))
-    })
-    .await?;
-    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
+    assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
 
     // Regression: so was one that the former process had not undone completely.
     node.halt().await?;
     let before = node.volumes.pauses().len();
     node.run().await?;
-    until("the first pass of the process", async || {
-        let pauses = node.volumes.pauses();
-        Ok((pauses.len() == before).then(|| before.to_string()))
-    })
-    .await?;
-    assert_eq!(node.volumes.pauses().get(before), Some(&Duration::from_millis(750)));
+    assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
     node.volumes.set_passes(0);
     api.ready("undone", &name).await?;
     api.gone("undone", &name).await?;
@@ -383,6 +373,15 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
     node.end().await
 }
 
+/// By the policy of contents.
+pub fn denied(answer: Result<(), kube::Error>) {
+    assert!(
+        matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
+            && status.message.contains("contents of local.granary.dev")),
+        "{answer:?}"
+    );
+}
+
 pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let api = SnapshotApi::install(&cluster, "default").await?;
     crate::node::reconcile(&cluster).await?;
@@ -402,13 +401,6 @@ pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -
     let write = async |name: &str, metadata: Value| {
         let patch = Patch::Merge(json!({"metadata": metadata}));
         own.contents.patch(name, &PatchParams::default(), &patch).await.map(drop)
-    };
-    let denied = |answer: Result<(), kube::Error>| {
-        assert!(
-            matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
-                && status.message.contains("contents of local.granary.dev")),
-            "{answer:?}"
-        );
     };
     // The API server reads the role some time after its creation.
     until("the rights on contents", async || {

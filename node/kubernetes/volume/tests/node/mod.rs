@@ -6,6 +6,7 @@ pub mod pods;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -169,6 +170,13 @@ pub fn settings() -> Settings {
 pub fn only_byte(content: &[u8]) -> Option<u8> {
     let (first, rest) = content.split_first()?;
     (*rest == content[..rest.len()]).then_some(*first)
+}
+
+/// The byte that the first `size` bytes of a file consist of.
+pub fn byte_of(file: &File, size: usize) -> Option<u8> {
+    let mut content = vec![0; size];
+    file.read_exact_at(&mut content, 0).unwrap();
+    only_byte(&content)
 }
 
 /// Of a content with this claim.

@@ -14,7 +14,7 @@ use units::Bytes;
 use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, VolumeId, Volumes as _};
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
-use crate::node::{copied, id, only_byte, sized, snapshot_request};
+use crate::node::{byte_of, copied, id, only_byte, sized, snapshot_request};
 
 const SIZE: Bytes = Bytes::new(64 << 20);
 
@@ -74,10 +74,9 @@ fn a_killed_clone_is_finished_by_the_next() {
             write(store, &source, 2).unwrap();
             let record = copied(store, &clone_of(&source, request));
             is_settled(store, &source, record.reserved());
-            let mut content = vec![0; request.size.get() as usize];
-            image(store, &id(&request.claim.name)).read_exact_at(&mut content, 0).unwrap();
+            let byte = byte_of(&image(store, &id(&request.claim.name)), request.size.get() as usize);
             // Of the instant before or after the kill.
-            assert!(only_byte(&content).is_some_and(|byte| [1, 2].contains(&byte)));
+            assert!(byte.is_some_and(|byte| [1, 2].contains(&byte)));
             deleted(store, request);
             deleted(store, &source);
         },
@@ -135,9 +134,7 @@ fn a_part_of_a_clone_is_cloned_again() {
     drop(part);
     let store = open(disk.path());
     copied(&store, &want);
-    let mut content = vec![0; source.size.get() as usize];
-    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
-    assert_eq!(only_byte(&content), Some(1));
+    assert_eq!(byte_of(&image(&store, &id("pvc-clone")), source.size.get() as usize), Some(1));
 }
 
 /// All blocks of the source are shared, and nothing copies them.
@@ -165,9 +162,7 @@ fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
     let clone = copied(&store, &want);
     is_settled(&store, &source, clone.reserved());
     write(&store, &source, 4).unwrap();
-    let mut content = vec![0; SIZE.get() as usize];
-    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
-    assert_eq!(only_byte(&content), Some(1));
+    assert_eq!(byte_of(&image(&store, &id("pvc-clone")), SIZE.get() as usize), Some(1));
     drop(root);
 }
 
@@ -256,7 +251,5 @@ fn a_clone_outlives_its_source() {
     let record = copied(&store, &want);
     assert_eq!(store.space().unwrap().reserved, record.reserved());
     assert_eq!(shared(&store, &id("pvc-clone")), Bytes::ZERO);
-    let mut content = vec![0; SIZE.get() as usize];
-    image(&store, &id("pvc-clone")).read_exact_at(&mut content, 0).unwrap();
-    assert_eq!(only_byte(&content), Some(1));
+    assert_eq!(byte_of(&image(&store, &id("pvc-clone")), SIZE.get() as usize), Some(1));
 }

@@ -15,7 +15,7 @@ use volume::{
 };
 
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
-use crate::node::{self, id, only_byte, sized, snapshot_request, without_pods};
+use crate::node::{self, byte_of, id, only_byte, sized, snapshot_request, without_pods};
 use crate::trees::FILES;
 
 /// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
@@ -52,9 +52,7 @@ fn write(store: &Store, request: &Request, byte: u8) {
 
 fn content(store: &Store, request: &Request) -> u8 {
     let (file, size) = file(store, request);
-    let mut content = vec![0; size];
-    file.read_exact_at(&mut content, 0).unwrap();
-    only_byte(&content).expect("one content")
+    byte_of(&file, size).expect("one content")
 }
 
 fn with_snapshot(store: &Store, request: &Request) {

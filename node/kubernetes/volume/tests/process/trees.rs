@@ -12,7 +12,7 @@ use units::{Bytes, Inodes};
 use volume::{Claim, Copying, Error, Mode, Request, Settings, SnapshotRequest, State, Store, Volumes as _};
 
 use crate::killed::{Steps, deleted, killed_at, made, open};
-use crate::node::{Node, SIZE, copied, file, id, only_byte, settings, sized, snapshot_request, without_pods};
+use crate::node::{Node, SIZE, byte_of, copied, file, id, settings, sized, snapshot_request, without_pods};
 
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
@@ -71,11 +71,7 @@ fn a_killed_clone_of_files_is_finished_by_the_next() {
         cloned(store, request);
         is_settled(store, request, request.reserved());
         let clone = id(&request.claim.name);
-        let [one, two] = ["one", "two"].map(|name| {
-            let mut content = vec![0; CONTENT];
-            file(store, &clone, name).read_exact_at(&mut content, 0).unwrap();
-            only_byte(&content).expect("one content")
-        });
+        let [one, two] = ["one", "two"].map(|name| byte_of(&file(store, &clone, name), CONTENT).expect("one content"));
         // Of the instant before or after the kill.
         assert!(one == two && [1, 2].contains(&one), "{one} {two}");
         deleted(store, request);
