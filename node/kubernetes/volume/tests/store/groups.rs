@@ -49,8 +49,9 @@ fn with_sources(node: &Node, allocation: Allocation) -> Vec<File> {
 }
 
 fn counter(node: &Node, snapshot: &VolumeId) -> u64 {
+    let name = if snapshot.as_str().contains("files") { "file" } else { "image" };
     let mut count = [0; 8];
-    File::open(node.image(snapshot)).unwrap().read_exact_at(&mut count, 0).unwrap();
+    File::open(node.path("live", snapshot).join(name)).unwrap().read_exact_at(&mut count, 0).unwrap();
     u64::from_le_bytes(count)
 }
 
@@ -63,45 +64,52 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A program writes the same number to one disk after the other.
+/// Takes groups of the sources while a program writes the same number to one after the other: `write` is one round.
+fn are_of_one_instant(node: &Node, sources: &[&str], groups: usize, write: impl Fn(&Pods, u64) + Sync) {
+    let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
+    let mut counts = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for count in 1_u64.. {
+                write(&pods, count);
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let over = Over(&is_over);
+        for number in 0..groups {
+            let want = group_of(&format!("group-{number}"), sources);
+            let records = taken(node, &want);
+            assert_eq!(pods.freezes(), number + 1, "once for all sources");
+            let instants: Vec<_> = records.values().map(|record| record.mode.taken()).collect();
+            assert!(instants.iter().all(|instant| instant.is_some() && *instant == instants[0]), "{instants:?}");
+            counts.push(want.members.keys().map(|id| counter(node, id)).collect::<Vec<_>>());
+            assert_eq!(node.store.take_group(&want).unwrap(), Taken { snapshots: records, copying: None });
+            for id in want.members.keys() {
+                node.store.remove_snapshot(id).unwrap();
+                assert_eq!(node.traces(id), [""; 0]);
+            }
+        }
+        drop(over);
+    });
+    for counts in &counts {
+        let [first, .., last] = counts[..] else { panic!("{counts:?}") };
+        assert!(counts.is_sorted_by(|one, next| one >= next) && first - last <= 1, "{counts:?}");
+    }
+    assert!(counts.last() > counts.first(), "the program wrote meanwhile: {counts:?}");
+}
+
 #[test]
 fn all_snapshots_of_a_group_are_of_one_instant() {
     for allocation in [Allocation::Thick, Allocation::Thin] {
         let node = Node::new();
         let images = with_sources(&node, allocation);
-        let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
-        let mut counts = Vec::new();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for count in 1_u64.. {
-                    for image in &images {
-                        pods.write(|| image.write_all_at(&count.to_le_bytes(), 0).unwrap());
-                    }
-                    if is_over.load(Ordering::Relaxed) {
-                        break;
-                    }
-                }
-            });
-            let over = Over(&is_over);
-            for number in 0..5 {
-                let want = group_of(&format!("group-{number}"), &SOURCES);
-                let records = taken(&node, &want);
-                assert_eq!(pods.freezes(), number + 1, "once for all sources");
-                let instants: Vec<_> = records.values().map(|record| record.mode).collect();
-                assert!(instants.iter().all(|instant| *instant == instants[0]), "{instants:?}");
-                counts.push(want.members.keys().map(|id| counter(&node, id)).collect::<Vec<_>>());
-                assert_eq!(node.store.take_group(&want).unwrap(), Taken { snapshots: records, copying: None });
-                for id in want.members.keys() {
-                    node.store.remove_snapshot(id).unwrap();
-                }
+        are_of_one_instant(&node, &SOURCES, 5, |pods, count| {
+            for image in &images {
+                pods.write(|| image.write_all_at(&count.to_le_bytes(), 0).unwrap());
             }
-            drop(over);
         });
-        for counts in &counts {
-            let [first, .., last] = counts[..] else { panic!("{counts:?}") };
-            assert!(counts.is_sorted_by(|one, next| one >= next) && first - last <= 1, "{counts:?}");
-        }
-        assert!(counts.last() > counts.first(), "the program wrote meanwhile: {counts:?}");
         let alone = SOURCES.map(|name| node.store.records().unwrap().readable[&id(name)].clone());
         assert_eq!(node.store.space().unwrap().reserved, alone.iter().map(Record::reserved).sum());
         for record in &alone {
@@ -246,53 +254,16 @@ fn disks_and_files_of_a_group_are_of_one_instant() {
     };
     let all: Vec<File> = BOTH.iter().map(open).collect();
     let former: Vec<Record> = BOTH.iter().map(|name| node.store.record(&id(name)).unwrap().unwrap()).collect();
-    let (pods, is_over) = (Pods::of(&node.store), AtomicBool::new(false));
-    let mut counts = Vec::new();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for count in 1_u64.. {
-                for (file, name) in all.iter().zip(BOTH) {
-                    pods.write(|| file.write_all_at(&count.to_le_bytes(), 0).unwrap());
-                    let top = node.path("live", &id(name));
-                    if name.contains("files") && count.is_multiple_of(8) {
-                        pods.write(|| fs::write(top.join("new"), [1; 4096]).unwrap());
-                        pods.write(|| {
-                            fs::rename(top.join("new"), top.join(format!("replaced-{}", count % 3))).unwrap()
-                        });
-                    }
-                }
-                if is_over.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-        });
-        let over = Over(&is_over);
-        for number in 0..3 {
-            let want = group_of(&format!("group-{number}"), &BOTH);
-            let records = taken(&node, &want);
-            assert_eq!(pods.freezes(), number + 1, "once for all sources");
-            let instants: Vec<_> = records.values().map(|record| record.mode.taken()).collect();
-            assert!(instants.iter().all(|instant| instant.is_some() && *instant == instants[0]), "{instants:?}");
-            let count = |id: &VolumeId| {
-                let path = node.path("live", id).join(if id.as_str().contains("files") { "file" } else { "image" });
-                let mut count = [0; 8];
-                File::open(path).unwrap().read_exact_at(&mut count, 0).unwrap();
-                u64::from_le_bytes(count)
-            };
-            counts.push(want.members.keys().map(count).collect::<Vec<_>>());
-            assert_eq!(node.store.take_group(&want).unwrap(), Taken { snapshots: records, copying: None });
-            for id in want.members.keys() {
-                node.store.remove_snapshot(id).unwrap();
-                assert_eq!(node.traces(id), [""; 0]);
+    are_of_one_instant(&node, &BOTH, 3, |pods, count| {
+        for (file, name) in all.iter().zip(BOTH) {
+            pods.write(|| file.write_all_at(&count.to_le_bytes(), 0).unwrap());
+            let top = node.path("live", &id(name));
+            if name.contains("files") && count.is_multiple_of(8) {
+                pods.write(|| fs::write(top.join("new"), [1; 4096]).unwrap());
+                pods.write(|| fs::rename(top.join("new"), top.join(format!("replaced-{}", count % 3))).unwrap());
             }
         }
-        drop(over);
     });
-    for counts in &counts {
-        let [first, .., last] = counts[..] else { panic!("{counts:?}") };
-        assert!(counts.is_sorted_by(|one, next| one >= next) && first - last <= 1, "{counts:?}");
-    }
-    assert!(counts.last() > counts.first(), "the program wrote meanwhile: {counts:?}");
     assert_eq!(node.store.space().unwrap().reserved, former.iter().map(Record::reserved).sum());
     for record in former.iter().filter(|record| !record.mode.is_block()) {
         assert_eq!(node.limits(record.project).bytes, Some(record.size), "the headroom has ended");
