@@ -55,6 +55,13 @@ impl Node {
         self.publish(NodePublishVolumeRequest { readonly: true, ..message }).await
     }
 
+    /// Unpublishes the last target, and takes everything down.
+    async fn finish(mut self, volume: &str, target: &str) {
+        self.unpublish(volume, target).await.expect("unpublish");
+        assert!(self.devices().is_empty());
+        self.stop().await;
+    }
+
     /// The kubelet's mount after a publish. Without our patch, the kubelet also attaches a loop device of its own.
     fn map(&self, target: &str) -> PathBuf {
         let map = self.target(MAP);
@@ -181,9 +188,7 @@ async fn read_only_is_the_device_itself_beside_a_writable_one() {
     assert_eq!(node.publish_read_only("pvc-1", "rw").await, Err(Code::AlreadyExists));
     node.unpublish("pvc-1", "rw").await.expect("unpublish");
     assert_eq!(read(&target), b"hello");
-    node.unpublish("pvc-1", "ro").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-1", "ro").await;
 }
 
 #[tokio::test]
@@ -210,9 +215,7 @@ async fn the_kubelets_own_mount_is_not_a_target() {
     node.publish(second).await.expect("it has no target now");
     assert!(exists(former), "a mount shows its node");
     assert_ne!(Device::open(node.target("b")).expect("a device").number(), former);
-    node.unpublish("pvc-1", "b").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-1", "b").await;
 }
 
 #[tokio::test]
@@ -288,9 +291,7 @@ async fn a_stale_node_never_shows_another_volume() {
     assert_eq!(node.unpublish("pvc-1", "second").await, Err(Code::FailedPrecondition), "it is another volume's");
     assert_eq!(node.publish_block("pvc-1", "second").await, Err(Code::AlreadyExists));
     assert_eq!(read(&second), b"hello");
-    node.unpublish("pvc-2", "second").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-2", "second").await;
 }
 
 /// Without our patch, the kubelet attaches a second device to the node that it mounts itself, so that the first one stays.
@@ -349,13 +350,11 @@ async fn at_the_start_only_devices_of_volumes_without_targets_go() {
     let foreign = losetup(&foreign).path();
     assert_eq!(node.devices().len(), 3);
 
-    let mut node = Node::on(node.end().await).await;
+    let node = Node::on(node.end().await).await;
     assert_eq!(node.devices().len(), 2);
     assert_eq!(read(&node.target("device")), b"hello");
     assert_eq!(detach(&foreign), Detach::Detached, "it was left alone");
-    node.unpublish("pvc-1", "device").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-1", "device").await;
 }
 
 /// The kernel drops direct I/O without a word if a device's blocks are smaller than those of the disk below.

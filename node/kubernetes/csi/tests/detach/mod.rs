@@ -105,15 +105,13 @@ async fn a_detach_by_a_pod_is_revoked() {
     let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
     assert!(!device.status.config.autoclear, "{device:?}");
 
-    let mut node = Node::on(node.end().await).await;
+    let node = Node::on(node.end().await).await;
     let [kept] = node.devices()[..] else { panic!("{:?}", node.devices()) };
     assert_eq!(kept.number, device.number);
     assert_eq!(read(&target), b"hello");
     assert_eq!(detach(&target), Detach::Deferred, "the next plugin holds it too");
     assert_eq!(read(&target), b"hello");
-    node.unpublish("pvc-1", "device").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-1", "device").await;
 }
 
 /// A detach that was pending when the plugin ended would take the device away with the last descriptor.
@@ -125,13 +123,11 @@ async fn a_plugin_that_starts_revokes_pending_detaches() {
     // A pod has it open throughout.
     let pod = File::open(&target).expect("open");
     assert_eq!(detach(&target), Detach::Deferred);
-    let mut node = Node::on(node.end().await).await;
+    let node = Node::on(node.end().await).await;
     drop(pod);
     let [device] = node.devices()[..] else { panic!("{:?}", node.devices()) };
     assert!(!device.status.config.autoclear, "{device:?}");
-    node.unpublish("pvc-1", "device").await.expect("unpublish");
-    assert!(node.devices().is_empty());
-    node.stop().await;
+    node.finish("pvc-1", "device").await;
 }
 
 /// A publish and a deletion share no lock.
