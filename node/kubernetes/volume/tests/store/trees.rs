@@ -16,19 +16,19 @@ use nix::unistd::syncfs;
 use reflink::for_each_shared;
 use units::{Bytes, Inodes};
 use volume::{
-    ActError, Allocation, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings, SourceError, State,
-    Taken, VolumeId, Volumes as _,
+    ActError, Allocation, Copying, Drifted, Error, FrozenPods, Mode, PodFreezer, Record, Request, Settings,
+    SourceError, State, Taken, VolumeId, Volumes as _,
 };
 
-use crate::cloning::LARGER;
-use crate::node::{INODES, Node, SIZE, copied, disk, files, id, settings, sized, without_pods};
+use crate::cloning::{LARGE, LARGER};
+use crate::node::{INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, without_pods};
 use crate::snapshots::{snapshot_of, taken};
 
 const SMALL: usize = 40;
 
 /// A volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
-fn full(node: &Node) -> (VolumeId, Record, PathBuf) {
-    let (source, record) = node.made(&files("pvc-source"));
+fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
+    let (source, record) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, size));
     let top = node.path("live", &source);
     fs::create_dir(top.join("small")).unwrap();
     let hole = File::create(top.join("hole")).unwrap();
@@ -69,7 +69,7 @@ fn overwrite(top: &Path, byte: u8) {
 fn has(top: &Path, byte: u8) {
     for name in ["large", "small/0", "small/39"] {
         let content = fs::read(top.join(name)).unwrap();
-        assert!(content.iter().all(|found| *found == byte), "{name} in {}", top.display());
+        assert_eq!(only_byte(&content), Some(byte), "{name} in {}", top.display());
     }
 }
 
@@ -129,7 +129,7 @@ fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
 fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     without_pods(&node.store);
-    let (source, from, top) = full(&node);
+    let (source, from, top) = full(&node, LARGE);
     let (before, snapshot) = (SystemTime::now(), id("snapshot-1"));
     let link = fs::metadata(top.join("link")).unwrap();
     let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
@@ -137,7 +137,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
     assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
     let quota = node.store.announced(&source).unwrap().quota().unwrap();
-    assert_eq!(quota.limits.bytes, Some(SIZE), "statistics show the size");
+    assert_eq!(quota.limits.bytes, Some(LARGE), "statistics show the size");
     assert_eq!(node.store.changed_limits(&source, quota.limits).unwrap(), None);
     overwrite(&top, 2);
     let record = taken(&node, &source, "snapshot-1");
@@ -153,17 +153,60 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let mut value = [0; 8];
     assert_eq!(rustix::fs::getxattr(copy.join("link"), "user.name", &mut value[..]).unwrap(), 5);
     assert_eq!(fs::metadata(copy.join("hole")).unwrap().blocks() * 512, 4096);
-    assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+    assert_eq!(node.limits(from.project).bytes, Some(LARGE));
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
     let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
     assert_eq!(again, Taken { snapshots: record, copying: None });
+}
+
+/// The headroom of the source is for blocks that the tenant overwrites, but new files can take it.
+#[test]
+fn a_snapshot_waits_until_its_tenant_has_left_the_headroom() {
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    without_pods(&node.store);
+    let (source, from, top) = full(&node, SIZE);
+    let (snapshot, more) = (id("snapshot-1"), top.join("more"));
+    let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
+    assert_eq!(take().snapshots.state, State::Staged);
+    let mut file = File::create(&more).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    syncfs(&file).unwrap();
+    drop(file);
+    let waiting = loop {
+        let taken = take();
+        if taken.copying != Some(Copying::InPart) {
+            break taken;
+        }
+    };
+    assert_eq!((waiting.copying, waiting.snapshots.state), (Some(Copying::Waits), State::Staged));
+    assert_eq!(shared(&node.path("staging", &snapshot)), Bytes::ZERO);
+    let raised = Some(SIZE.saturating_add(SIZE));
+    assert_eq!(node.limits(from.project).bytes, raised, "not below what the tenant uses");
+    // In place: no block is shared any more.
+    overwrite(&top, 2);
+
+    fs::remove_file(&more).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    let record = loop {
+        let taken = take();
+        if taken.copying.is_none() {
+            break taken.snapshots;
+        }
+        assert!(Instant::now() < end, "{taken:?}");
+        thread::sleep(Duration::from_millis(100));
+    };
+    assert_eq!(record.state, State::Announced);
+    has(&node.path("live", &snapshot), 1);
+    has(&top, 2);
+    assert_eq!(node.limits(from.project).bytes, Some(SIZE));
+    assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
 }
 
 #[test]
 fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
     let node = Node::new();
     without_pods(&node.store);
-    let (source, _, top) = full(&node);
+    let (source, _, top) = full(&node, SIZE);
     taken(&node, &source, "snapshot-1");
     let snapshot = id("snapshot-1");
     node.remove(&source);
@@ -222,7 +265,7 @@ fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
     }
 
     let node = Node::new();
-    let (source, from, _) = full(&node);
+    let (source, from, _) = full(&node, SIZE);
     let (snapshot, space, alone) = (id("snapshot-1"), node.store.space().unwrap(), node.limits(from.project));
     let refused = || {
         let error = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap_err();
