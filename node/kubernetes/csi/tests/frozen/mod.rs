@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ktest_support::{Writer, eventually, mount_cgroups, numbers};
+use ktest_support::{Writer, eventually, mount_cgroups, numbers, this_program};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use volume::{ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, VolumeId, Volumes as _};
 
 use crate::kubelet::MANY;
@@ -71,6 +73,40 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     assert!(one == two || one == two + 1, "{one} {two}");
     eventually("the pod runs again", || numbers(&target, &FILES).is_some_and(|[_, two]| two > one));
     assert_eq!(fs::read_to_string(pod.join("cgroup.freeze")).expect("the state").trim(), "0");
+
+    end(&cgroups, &pod, writer);
+    node.stop().await;
+}
+
+/// The only process that was started as the guard: tests with a disk take turns.
+fn guard() -> Pid {
+    let is_guard = |process: &fs::DirEntry| {
+        fs::read_to_string(process.path().join("cmdline")).is_ok_and(|text| text.contains("frozen::the_guard"))
+    };
+    let guard = fs::read_dir("/proc").expect("processes").flatten().find(is_guard).expect("a guard");
+    Pid::from_raw(guard.file_name().to_string_lossy().parse().expect("its ID"))
+}
+
+/// The node's program and the guard were killed at once.
+#[tokio::test]
+async fn pods_that_an_earlier_process_left_stopped_run_after_a_start() {
+    // First: other tests have the same hierarchy of cgroups.
+    let disk = TestDisk::new();
+    let (cgroups, files) = (PathBuf::from("/tmp/cgroups-of-the-killed"), PathBuf::from("/tmp/files-of-the-killed"));
+    mount_cgroups(&cgroups);
+    fs::create_dir_all(&files).expect("a directory");
+    let pod = cgroups.join(POD);
+    let writer = Writer::start("frozen::the_writer", &pod.join("container"), &files, &FILES);
+    // Dropped, it would thaw the pod.
+    std::mem::forget(freezer::freeze(this_program("frozen::the_guard"), &[&pod], PATIENCE).expect("the pod stops"));
+    kill(guard(), Signal::SIGKILL).expect("kill the guard");
+    let state = || fs::read_to_string(pod.join("cgroup.freeze")).expect("the state");
+    assert_eq!(state().trim(), "1");
+    let [last, _] = numbers(&files, &FILES).expect("both files");
+
+    let node = Node::on_cgroups(disk, &cgroups).await;
+    assert_eq!(state().trim(), "0");
+    eventually("the pod runs again", || numbers(&files, &FILES).is_some_and(|[_, two]| two > last));
 
     end(&cgroups, &pod, writer);
     node.stop().await;
