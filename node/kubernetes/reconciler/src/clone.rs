@@ -1,5 +1,7 @@
 //! The source of a claim whose volume is a clone, or is restored from a snapshot. Pure.
 
+use std::fmt;
+
 use cluster::DRIVER_NAME;
 use cluster::claim::is_object_name;
 use cluster::snapshot::{self, MANAGED_BY};
@@ -13,6 +15,15 @@ use serde_json::Value;
 pub(crate) enum Source<'a> {
     Claim(&'a str),
     Snapshot(&'a str),
+}
+
+impl fmt::Display for Source<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(name) => write!(f, "claim {name}"),
+            Self::Snapshot(name) => write!(f, "snapshot {name}"),
+        }
+    }
 }
 
 /// The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace. It does not check the name: no object has

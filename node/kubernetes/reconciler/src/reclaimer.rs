@@ -216,6 +216,9 @@ impl Reclaimer {
         }
         if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
             info!(claim = %Named(claim), ?source, node, "node of the source selected for clone");
+            if let Some(other) = selected {
+                self.report_moved(claim, source, &node, other).await;
+            }
         }
         // No node loses the claim by `UNSERVED`: copying a large volume takes longer.
         Ok(Some(Action::requeue(INTERVAL)))
@@ -313,13 +316,25 @@ impl Reclaimer {
             return;
         }
         info!(claim = %Named(claim), reason = %none, "no node for claim");
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "ProvisioningFailed".to_owned(),
-            note: Some(none.to_string()),
-            action: "SelectNode".to_owned(),
-            secondary: None,
-        };
+        self.publish(claim, EventType::Warning, "ProvisioningFailed", none.to_string()).await;
+    }
+
+    /// An event on a clone that the selected node does not create it, at most every few minutes: the pod may not be
+    /// able to run where the source is.
+    async fn report_moved(&self, claim: &PersistentVolumeClaim, source: Source<'_>, node: &str, other: &str) {
+        if !self.selections().report(claim, false, Instant::now()) {
+            return;
+        }
+        let note = format!(
+            "the data of {source} is on node {node}, which creates the volume instead of node {other}: pods that use this claim \
+             have to run on node {node}"
+        );
+        self.publish(claim, EventType::Normal, "SourceNodeSelected", note).await;
+    }
+
+    async fn publish(&self, claim: &PersistentVolumeClaim, type_: EventType, reason: &str, note: String) {
+        let (reason, note, action) = (reason.to_owned(), Some(note), "SelectNode".to_owned());
+        let event = Event { type_, reason, note, action, secondary: None };
         if let Err(error) = self.events.publish(&event, &claim.object_ref(&())).await {
             let error: &dyn std::error::Error = &error;
             warn!(claim = %Named(claim), error, "event not published");

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use envtest::{Cluster, Failure, SnapshotApi};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use supervisor::{Settings, Supervisor};
@@ -43,6 +44,18 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
         until("the source's node", async || {
             let found = claims.get(name).await?.annotations().get(SELECTED_NODE).cloned();
             Ok((found.as_deref() != Some("one")).then(|| format!("{name}: {found:?}")))
+        })
+        .await?;
+    }
+    let events = Api::<Event>::default_namespaced(admin.clone());
+    for (name, source) in [("clone", "claim source"), ("restored", "snapshot before")] {
+        let words = format!("the data of {source} is on node one, which creates the volume instead of node two");
+        until(&format!("the event about the node of {name}"), async || {
+            let found = events.list(&ListParams::default()).await?.items;
+            let is_of =
+                |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
+            let notes: Vec<_> = found.into_iter().filter(is_of).filter_map(|event| event.note).collect();
+            Ok((!notes.iter().any(|note| note.contains(&words))).then(|| format!("{notes:?}")))
         })
         .await?;
     }
