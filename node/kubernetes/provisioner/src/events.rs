@@ -73,6 +73,7 @@ reasons! {
     GroupTaken: Normal "GroupSnapshotTaken",
     GroupFailed: Warning "GroupSnapshotCreationFailed",
     GroupDeleteFailed: Warning "GroupSnapshotDeleteError",
+    SnapshotsUnavailable: Normal "SnapshotsUnavailable",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
@@ -334,6 +335,13 @@ impl Events {
         let (size, free) = (record.size, free_space(free));
         let note = format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}");
         self.publish_to_each(Reason::SnapshotTaken, "TakeSnapshot", &note, &of_snapshot(content));
+    }
+
+    /// On the Node: without the kinds, there are no snapshots.
+    pub(crate) fn snapshots_unavailable(&self, node: &str) {
+        let note = "the cluster does not have the CRDs of snapshot.storage.k8s.io/v1; to use snapshots, install them and the \
+                    snapshot controller";
+        self.publish(Reason::SnapshotsUnavailable, "FindSnapshots", note.to_owned(), node_reference(node));
     }
 
     pub(crate) fn snapshot_failed(&self, content: &Content, error: &Error) {

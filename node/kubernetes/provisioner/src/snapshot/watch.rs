@@ -25,12 +25,16 @@ use crate::snapshot::object::Content;
 /// How often the CRDs are looked for.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. `false` if it is cancelled.
-pub(crate) async fn served<F>(cx: &Context, kind: &'static str, find: impl Fn() -> F) -> bool
+/// Looks without the CRDs before they are reported as missing. The control plane of a new cluster creates them after some minutes.
+const REPORTED: u32 = 10;
+
+/// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. Calls `report` once if it stays
+/// missing. `false` if it is cancelled.
+pub(crate) async fn served<F>(cx: &Context, kind: &'static str, find: impl Fn() -> F, report: impl Fn()) -> bool
 where
     F: Future<Output = Result<(), kube::Error>>,
 {
-    let mut is_reported = false;
+    let mut missing = 0_u32;
     loop {
         let found = tokio::select! {
             () = cx.cancelled() => return false,
@@ -39,9 +43,17 @@ where
         let Err(error) = found else { return true };
         if !is_missing(&error) {
             warn!(kind, error = causes::of(&error), "objects of snapshots cannot be read, will retry");
-        } else if !is_reported {
-            is_reported = true;
-            info!(kind, "the cluster does not have the kind; its snapshots are available when the CRDs are installed");
+        } else {
+            missing = missing.saturating_add(1);
+            if missing == 1 {
+                info!(
+                    kind,
+                    "the cluster does not have the kind; its snapshots are available when the CRDs are installed"
+                );
+            }
+            if missing == REPORTED {
+                report();
+            }
         }
         cx.healthy();
         tokio::select! {
@@ -57,7 +69,8 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         let contents = contents.clone();
         async move { contents.list_metadata(&ListParams::default().limit(1)).await.map(drop) }
     };
-    if !served(&cx, "VolumeSnapshotContents", find).await {
+    let report = || provisioner.events.snapshots_unavailable(&provisioner.node);
+    if !served(&cx, "VolumeSnapshotContents", find, report).await {
         return Ok(());
     }
     let watched = Watched { writer: Writer::default(), what: "contents", parallel };
@@ -76,5 +89,38 @@ pub(crate) fn ends(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => is_missing(error),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use kube::core::Status;
+    use supervisor::{Settings, Supervisor};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_that_is_missing_for_long_is_reported_once() {
+        let reports = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&reports);
+        let tree = Supervisor::start("snapshots", Settings::default(), move |cx| {
+            let reports = Arc::clone(&counted);
+            let find = || async { Err::<(), _>(kube::Error::Api(Box::new(Status { code: 404, ..Status::default() }))) };
+            async move {
+                let report = || {
+                    reports.fetch_add(1, Ordering::Relaxed);
+                };
+                served(&cx, "VolumeSnapshotContents", find, report).await;
+                Ok::<_, RunError>(())
+            }
+        });
+        // A pause is at least half of the interval.
+        sleep(INTERVAL * (REPORTED - 1) / 2).await;
+        assert_eq!(reports.load(Ordering::Relaxed), 0);
+        sleep(INTERVAL * REPORTED * 3).await;
+        assert_eq!(reports.load(Ordering::Relaxed), 1);
+        tree.stop(INTERVAL).await.expect("it ends");
     }
 }
