@@ -10,6 +10,7 @@ use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client};
 use supervisor::Context;
 
 use crate::arrival;
@@ -45,17 +46,61 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
 impl Provisioner {
     /// Notes the version that the cluster serves, or returns that the kind is missing.
     async fn find_group_version(&self) -> Result<(), kube::Error> {
-        let one = ListParams::default().limit(1);
-        let mut found = Ok(());
-        for version in GroupVersion::ALL {
-            found = self.groups(version).list_metadata(&one).await.map(drop);
-            match &found {
-                Ok(()) => *self.group_version.lock().unwrap_or_else(PoisonError::into_inner) = version,
-                Err(error) if is_missing(error) => continue,
-                Err(_) => {}
-            }
-            break;
+        let version = served_version(&self.client).await?;
+        *self.group_version.lock().unwrap_or_else(PoisonError::into_inner) = version;
+        Ok(())
+    }
+}
+
+async fn served_version(client: &Client) -> Result<GroupVersion, kube::Error> {
+    match find(client, GroupVersion::V1).await {
+        Err(error) if is_missing(&error) => find(client, GroupVersion::V1Beta2).await,
+        found => found,
+    }
+}
+
+async fn find(client: &Client, version: GroupVersion) -> Result<GroupVersion, kube::Error> {
+    let contents = Api::<GroupContent>::all_with(client.clone(), &version);
+    contents.list_metadata(&ListParams::default().limit(1)).await.map(|_| version)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// Of a cluster that serves one version, or none.
+    fn client(served: Option<&'static str>) -> Client {
+        let service = service_fn(move |request: Request<Body>| async move {
+            let path =
+                |version: &str| format!("/apis/groupsnapshot.storage.k8s.io/{version}/volumegroupsnapshotcontents");
+            let is_served = served.is_some_and(|version| request.uri().path() == path(version));
+            let (code, body) = if is_served {
+                let list = json!({
+                    "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "items": [],
+                });
+                (200, list.to_string())
+            } else {
+                (404, "404 page not found".to_owned())
+            };
+            let response = Response::builder().status(code).body(Body::from(body.into_bytes()));
+            Ok::<_, Infallible>(response.expect("a response"))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn the_first_version_that_the_cluster_serves_is_used() {
+        for (served, version) in [("v1", GroupVersion::V1), ("v1beta2", GroupVersion::V1Beta2)] {
+            assert_eq!(served_version(&client(Some(served))).await.expect("a version"), version);
         }
-        found
+        let none = served_version(&client(None)).await.expect_err("no version");
+        assert!(is_missing(&none), "{none}");
     }
 }
