@@ -35,6 +35,8 @@ use super::{ActError, LookError, block};
 
 mod limits;
 
+pub(super) use limits::Lifted;
+
 /// How often the flag AUTOCLEAR of a device is cleared at most: the kernel freezes the device's queue for it, and a pod
 /// can set the flag again at once.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -113,6 +115,8 @@ struct Inner {
     pods: BTreeSet<OsString>,
     /// Whether its I/O may be limited.
     limited: bool,
+    /// How many freezes of its pods need it without limits.
+    lifted: u32,
     /// When the flag was cleared last.
     cleared: Option<Instant>,
 }
@@ -296,7 +300,7 @@ impl PublishedDevices {
             Some(Former::Published { pods, .. }) => pods,
             Some(Former::Mark) | None => BTreeSet::new(),
         };
-        let inner = Mutex::new(Inner { device: Some(device), targets, pods, limited: false, cleared: None });
+        let inner = Mutex::new(Inner { device: Some(device), targets, pods, limited: false, lifted: 0, cleared: None });
         lock(&self.open).insert(number, Arc::new(Entry { volume: volume.clone(), backing, dev, inner }));
         announced
     }

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use freezer::{FreezeError, Frozen, freeze};
 use tracing::info;
-use volume::{FrozenPods, PodFreezer, VolumeGuard, VolumeId};
+use volume::{FrozenPods, IoLimits, PodFreezer, VolumeGuard, VolumeId};
 
 use super::cgroup::{CgroupError, Cgroups};
+use super::devices::{Lifted, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use crate::layout::{DEVICES, MAPS, matches};
 
@@ -46,23 +47,42 @@ enum StopError {
 #[derive(Debug)]
 pub(super) struct PublishedPods {
     directories: Arc<PublishedDirectories>,
+    devices: Arc<PublishedDevices>,
     cgroups: Cgroups,
     guard: fn() -> Command,
+}
+
+/// The I/O of the pods has no limits while this exists: a process that waits for limited I/O does not stop before that ends.
+struct Unlimited {
+    directories: Arc<PublishedDirectories>,
+    devices: Arc<PublishedDevices>,
+    lifted: Lifted,
 }
 
 /// No pod gets one of the volumes while this exists.
 struct Stopped {
     frozen: Option<Frozen>,
+    // After the pods run again.
+    _unlimited: Unlimited,
     _publishing: Vec<VolumeGuard>,
 }
 
 impl PublishedPods {
-    pub(super) const fn new(directories: Arc<PublishedDirectories>, cgroups: Cgroups, guard: fn() -> Command) -> Self {
-        Self { directories, cgroups, guard }
+    pub(super) const fn new(
+        directories: Arc<PublishedDirectories>,
+        devices: Arc<PublishedDevices>,
+        cgroups: Cgroups,
+        guard: fn() -> Command,
+    ) -> Self {
+        Self { directories, devices, cgroups, guard }
     }
 
     pub(super) fn with_guard(&self, guard: fn() -> Command) -> Self {
-        Self::new(Arc::clone(&self.directories), self.cgroups.clone(), guard)
+        Self::new(Arc::clone(&self.directories), Arc::clone(&self.devices), self.cgroups.clone(), guard)
+    }
+
+    pub(super) fn with_devices(&self, devices: Arc<PublishedDevices>) -> Self {
+        Self::new(Arc::clone(&self.directories), devices, self.cgroups.clone(), self.guard)
     }
 
     /// Thaws the pods that an earlier process left frozen.
@@ -77,25 +97,40 @@ impl PublishedPods {
         // In an order that all calls have.
         let ids: BTreeSet<_> = ids.iter().collect();
         let publishing = ids.iter().map(|id| self.directories.publishing(id)).collect();
-        let mut cgroups = Vec::new();
+        let (mut cgroups, mut pods) = (Vec::new(), BTreeSet::new());
         for id in ids {
             for target in self.directories.volumes().targets(id)? {
                 let pod = pod(self.directories.kubelet(), &target).ok_or_else(|| StopError::NoPod(target.clone()))?;
                 // Of a pod that has no cgroup yet, processes may start at any time.
                 let path = self.cgroups.of(pod)?.path().to_owned();
+                pods.insert(pod.to_owned());
                 if !cgroups.contains(&path) {
                     cgroups.push(path);
                 }
             }
         }
+        let unlimited = self.unlimited(&pods);
         let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)?) };
-        Ok(Stopped { frozen, _publishing: publishing })
+        Ok(Stopped { frozen, _unlimited: unlimited, _publishing: publishing })
+    }
+
+    fn unlimited(&self, pods: &BTreeSet<OsString>) -> Unlimited {
+        let (directories, devices) = (Arc::clone(&self.directories), Arc::clone(&self.devices));
+        Unlimited { directories, lifted: devices.lift(pods), devices }
     }
 }
 
 impl PodFreezer for PublishedPods {
     fn freeze(&self, ids: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>> {
         Ok(Box::new(self.stop(ids, budget)?))
+    }
+}
+
+impl Drop for Unlimited {
+    fn drop(&mut self) {
+        let volumes = self.directories.volumes();
+        let limits = |id: &VolumeId| volumes.announced(id).map_or(IoLimits::NONE, |volume| volume.io());
+        self.devices.restore(&self.lifted, limits);
     }
 }
 

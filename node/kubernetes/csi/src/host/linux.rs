@@ -82,8 +82,9 @@ impl Linux {
     pub fn with_cgroups(kubelet: impl Into<PathBuf>, volumes: Arc<Store>, cgroups: impl Into<PathBuf>) -> Self {
         let (cgroups, kubelet) = (Cgroups::new(cgroups.into()), kubelet.into());
         let directories = Arc::new(PublishedDirectories::new(kubelet.clone(), Arc::clone(&volumes)));
-        let pods = Arc::new(PublishedPods::new(Arc::clone(&directories), cgroups.clone(), this_program));
-        let devices = Arc::new(PublishedDevices::new(NoObserver, cgroups));
+        let devices = Arc::new(PublishedDevices::new(NoObserver, cgroups.clone()));
+        let pods = PublishedPods::new(Arc::clone(&directories), Arc::clone(&devices), cgroups, this_program);
+        let pods = Arc::new(pods);
         Self { kubelet, volumes, devices, directories, pods }
     }
 
@@ -95,7 +96,8 @@ impl Linux {
 
     #[must_use]
     pub fn with_observer(self, observer: impl DeviceObserver) -> Self {
-        Self { devices: Arc::new(self.devices.with_observer(observer)), ..self }
+        let devices = Arc::new(self.devices.with_observer(observer));
+        Self { pods: Arc::new(self.pods.with_devices(Arc::clone(&devices))), devices, ..self }
     }
 
     /// Applies changes of the limits of volumes: for [`Store::throttle_by`].

@@ -7,10 +7,13 @@ mod tenant;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use csi::{Host as _, Linux, Step};
+use ktest_support::eventually;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 use tonic::Code;
@@ -27,6 +30,8 @@ const FASTER: IoLimits = IoLimits { write_bytes: Some(Bytes::new(3 << 20)), ..Io
 const OPERATIONS: u32 = 100;
 const FEW: IoLimits =
     IoLimits { write_operations: Some(OPERATIONS), read_operations: Some(OPERATIONS), ..IoLimits::NONE };
+/// A MiB takes 16 seconds.
+const SLOWEST: IoLimits = IoLimits { write_bytes: Some(Bytes::new(64 << 10)), ..IoLimits::NONE };
 /// The target of a second pod.
 const SECOND: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-2";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -34,6 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const ATTEMPTS: usize = 5;
 
 const TEST: &str = "throttled::pods_read_and_write_as_fast_as_the_class_allows";
+const TEST_OF_WAITING: &str = "throttled::a_pod_that_waits_for_limited_io_is_stopped";
 
 /// A hierarchy with the controllers in the cgroups of pods, as the kubelet makes it. With `memory`, writeback has an owner.
 struct Hierarchy(PathBuf);
@@ -157,6 +163,55 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.publish_block("pvc-1", SECOND).await.expect("publish");
     assert_eq!(cgroups.limits(), "");
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
+    node.stop().await;
+}
+
+/// Whether a thread of the pod waits uninterruptibly, proc_pid_stat(5).
+fn waits_for_io(pod: &Path) -> bool {
+    let processes = fs::read_to_string(pod.join("cgroup.procs")).expect("processes");
+    let tasks =
+        processes.lines().flat_map(|process| fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten());
+    let is_waiting =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") D "));
+    tasks.flatten().any(is_waiting)
+}
+
+/// It did not stop before its write had ended, and the snapshot failed with the budget of the pause.
+#[tokio::test]
+async fn a_pod_that_waits_for_limited_io_is_stopped() {
+    const BUDGET: Duration = Duration::from_secs(5);
+    if work_if_started_so() {
+        return;
+    }
+    let cgroups = Hierarchy::mount();
+    let mut node = Node::on_cgroups(TestDisk::new(), &cgroups.0).await;
+    let volume = node.provision_block("pvc-1");
+    node.store.limit_io(&volume, SLOWEST).expect("limits");
+    let target = node.target(PUBLISH);
+    fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+    let pod = cgroups.make("podpod-1");
+    node.publish_block("pvc-1", PUBLISH).await.expect("publish");
+    let mut process = tenant::tenant(TEST_OF_WAITING, &pod, &target, Work::Writes);
+    let mut process = process.stdout(Stdio::null()).spawn().expect("a process");
+    eventually("the pod waits for its write", || waits_for_io(&pod));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(waits_for_io(&pod), "not for long");
+
+    let freezer = node.freezer.upgrade().expect("the plugin");
+    let stopped = freezer.freeze(slice::from_ref(&volume), BUDGET).expect("the pod stops");
+    assert_eq!(cgroups.limits(), "");
+    // The plugin compares the limits meanwhile.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(cgroups.limits(), "");
+    stopped.thaw().expect("nothing ran");
+    assert_eq!(cgroups.limits(), line(&target, SLOWEST));
+
+    // Otherwise the process ends with its write.
+    node.store.limit_io(&volume, IoLimits::NONE).expect("no limits");
+    process.kill().and_then(|()| process.wait()).expect("the end of the process");
+    node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
+    fs::remove_dir(&pod).expect("its process ended");
+    drop(freezer);
     node.stop().await;
 }
 

@@ -124,12 +124,17 @@ pub fn work_if_started_so() -> bool {
     true
 }
 
-/// Operations of a process of the pod in 1000 seconds.
-pub fn rate(test: &str, cgroup: &Path, device: &Path, work: Work) -> u64 {
+/// A process of the pod, which runs this test.
+pub fn tenant(test: &str, cgroup: &Path, device: &Path, work: Work) -> Command {
     let mut tenant = Command::new(env::current_exe().expect("this program"));
     tenant.args(["--exact", test, "--nocapture"]);
     tenant.env(CGROUP, cgroup).env(DEVICE, device).env(WORK, format!("{work:?}"));
-    let output = tenant.output().expect("a process");
+    tenant
+}
+
+/// Operations of a process of the pod in 1000 seconds.
+pub fn rate(test: &str, cgroup: &Path, device: &Path, work: Work) -> u64 {
+    let output = tenant(test, cgroup, device, work).output().expect("a process");
     let text = String::from_utf8_lossy(&output.stdout);
     let rate = text.lines().find_map(|line| line.strip_prefix("rate ")?.parse().ok());
     rate.unwrap_or_else(|| panic!("{text} {}", String::from_utf8_lossy(&output.stderr)))
