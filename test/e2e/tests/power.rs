@@ -22,7 +22,7 @@ const SIGINT: i32 = 2;
 const NAMESPACE: &str = "power";
 const SIZE: u64 = 64 * MIB;
 const DEVICE: &str = "/dev/device";
-/// Claims of one burst, four for each of its pods.
+/// Claims of one burst, all of one pod.
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn lose_it(setting: &Setting) -> Result<(), Failure> {
     earlier.is_there(&case).await?;
     let written = Written::start(&writer);
     tokio::try_join!(earlier.delete(&case), later.start(&case))?;
-    // Claims of one burst are bound while the pods of the other end, whose volumes then go.
+    // Claims of one burst are bound while the pod of the other ends, whose volumes then go.
     let enough = random(2 * BURST.len());
     let done = eventually(PATIENCE, "a part of the bursts to be done", async || {
         let (deleted, bound) = (earlier.deleted(&case).await?, later.bound(&case).await?);
@@ -170,21 +170,17 @@ impl Burst {
         Self { name, claims: BURST.iter().enumerate().map(claim).collect() }
     }
 
-    fn pods(&self) -> impl Iterator<Item = Pod> {
-        self.claims.chunks(BURST.len() / 2).enumerate().map(|(number, claims)| {
-            let pod = Pod::server(format!("{}-{number}", self.name)).restarting();
-            claims.iter().fold(pod, |pod, claim| pod.with(Volume::of(claim)))
-        })
+    /// With all claims: a pod takes much longer than its volumes.
+    fn pod(&self) -> Pod {
+        let pod = Pod::server(self.name).restarting();
+        self.claims.iter().fold(pod, |pod, claim| pod.with(Volume::of(claim)))
     }
 
     async fn start(&self, case: &Case) -> Result<(), Failure> {
         for claim in &self.claims {
             case.claim(claim).await?;
         }
-        for pod in self.pods() {
-            case.start(&pod).await?;
-        }
-        Ok(())
+        case.start(&self.pod()).await
     }
 
     async fn bound(&self, case: &Case) -> Result<usize, Failure> {
@@ -207,17 +203,12 @@ impl Burst {
         for claim in &self.claims {
             case.volume_of(claim.name).await?;
         }
-        for pod in self.pods() {
-            case.find(&pod.name).await?;
-        }
-        Ok(())
+        case.find(self.name).await.map(drop)
     }
 
     async fn delete(&self, case: &Case) -> Result<(), Failure> {
-        let pods = case.api::<PodObject>();
-        for pod in self.pods() {
-            pods.delete(&pod.name, &DeleteParams::default()).await.map_err(Failure::api("delete a pod"))?;
-        }
+        let deleted = case.api::<PodObject>().delete(self.name, &DeleteParams::default()).await;
+        deleted.map_err(Failure::api("delete a pod"))?;
         for claim in &self.claims {
             case.delete_claim(claim.name).await?;
         }
