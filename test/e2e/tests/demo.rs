@@ -7,7 +7,9 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// The kernel says so when the node has unmounted its disk and turns the machine off.
 const OFF: &str = "reboot: Power down";
@@ -19,6 +21,8 @@ const IMAGE: &str = "example.invalid/from-a-file:1";
 
 const NODE_PORT: u16 = 30443;
 const LIMIT: Duration = Duration::from_secs(120);
+/// Between requests that fail: kubectl uses a CPU that the nodes need.
+const STEP: Duration = Duration::from_millis(500);
 const SERVICE: &str = r#"
 apiVersion: v1
 kind: Service
@@ -83,8 +87,9 @@ fn a_second_run_still_has_the_data_of_the_first() {
         assert!(line.contains(both[1]), "{line}");
     }
     is_sparse(&file.with_added_extension("1"));
-    the_directions_lead_to_the_cluster(&text, port);
-    the_forwarded_port_leads_to_a_node_port(&text, forwarded);
+    let kubectl = Kubectl::new();
+    the_directions_lead_to_the_cluster(&kubectl, &text, port);
+    the_forwarded_port_leads_to_a_node_port(&kubectl, &text, forwarded);
 
     launched.type_ctrl_c();
     launched.wait_for("Shutting the nodes down, the workers first.");
@@ -131,7 +136,7 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
+fn the_directions_lead_to_the_cluster(kubectl: &Kubectl, text: &str, port: u16) {
     let after = |title: &str| {
         let found = text.lines().find_map(|line| line.strip_prefix(title));
         found.unwrap_or_else(|| panic!("no {title:?} in {text}"))
@@ -142,7 +147,7 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     // The first run has imported it.
     let images =
-        kubectl(&format!("--kubeconfig={} get node granary -o jsonpath={{.status.images}}", kubeconfig.display()));
+        kubectl.run(&format!("--kubeconfig={} get node granary -o jsonpath={{.status.images}}", kubeconfig.display()));
     assert!(images.contains(IMAGE), "no {IMAGE} in {images}");
     let (server, _) = after("metrics     ").split_once("/api/").unwrap();
     assert_eq!(server, format!("https://127.0.0.1:{port}"));
@@ -154,45 +159,57 @@ fn the_directions_lead_to_the_cluster(text: &str, port: u16) {
     let shown = ["notes-writer", "\ngranary_", "\"node\": \"granary\"", "\ngranary_", "\"node\": \"granary-1\""];
     assert_eq!(lines.len(), shown.len(), "{text}");
     for (line, shown) in lines.into_iter().zip(shown) {
-        let output = kubectl(line);
+        let output = kubectl.run(line);
         assert!(output.contains(shown), "no {shown:?} of {line} in {output}");
     }
 }
 
 /// The Service leads to the API server, whose certificate is valid for 127.0.0.1.
-fn the_forwarded_port_leads_to_a_node_port(text: &str, port: u16) {
+fn the_forwarded_port_leads_to_a_node_port(kubectl: &Kubectl, text: &str, port: u16) {
     let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
     let place = directory();
     let manifest = place.path().join("service.yaml");
     fs::write(&manifest, SERVICE).unwrap();
-    kubectl(&format!("--kubeconfig={kubeconfig} apply -f {}", manifest.display()));
+    // To validate the objects first, kubectl would let the API server describe all of its kinds.
+    kubectl.run(&format!("--kubeconfig={kubeconfig} create --validate=false -f {}", manifest.display()));
     // kube-proxy programs the port later. curl would be another dependency.
     let start = Instant::now();
     let request = format!("--kubeconfig={kubeconfig} --server=https://127.0.0.1:{port} get --raw /readyz");
     loop {
-        match try_kubectl(&request) {
+        match kubectl.attempt(&request) {
             Ok(answer) => return assert_eq!(answer, "ok"),
             Err(error) => assert!(start.elapsed() < LIMIT, "port {port} does not lead to the Service: {error}"),
         }
+        thread::sleep(STEP);
     }
 }
 
-/// The output of kubectl with the arguments after [`KUBECTL`] in a printed line.
-fn kubectl(arguments: &str) -> String {
-    try_kubectl(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
+/// kubectl with a home of its own, where it keeps what the API server can do.
+struct Kubectl {
+    home: TempDir,
 }
 
-fn try_kubectl(arguments: &str) -> Result<String, String> {
-    let program = env::var_os("GRANARY_KUBECTL").expect("the test is run by its Bazel target");
-    let home = directory();
-    // The line is for a shell.
-    let command = format!("exec \"$0\" {arguments} --request-timeout=2m");
-    let mut shell = Command::new("/bin/sh");
-    let output = shell.arg("-c").arg(command).arg(program).env("HOME", home.path()).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    match output.status.success() {
-        true => Ok(String::from_utf8(output.stdout).unwrap()),
-        false => Err(format!("{}: {stderr}", output.status)),
+impl Kubectl {
+    fn new() -> Self {
+        Self { home: directory() }
+    }
+
+    /// The output with the arguments after [`KUBECTL`] in a printed line.
+    fn run(&self, arguments: &str) -> String {
+        self.attempt(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
+    }
+
+    fn attempt(&self, arguments: &str) -> Result<String, String> {
+        let program = env::var_os("GRANARY_KUBECTL").expect("the test is run by its Bazel target");
+        // The line is for a shell.
+        let command = format!("exec \"$0\" {arguments} --request-timeout=2m");
+        let mut shell = Command::new("/bin/sh");
+        let output = shell.arg("-c").arg(command).arg(program).env("HOME", self.home.path()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout).unwrap()),
+            false => Err(format!("{}: {stderr}", output.status)),
+        }
     }
 }
 
