@@ -2,7 +2,7 @@
 
 use crate::mesh::{self, MeshResult};
 use crate::objects::{self, DemoClaim, Mode, NAMESPACE};
-use futures::future::try_join_all;
+use futures::future::{try_join, try_join_all};
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -71,8 +71,8 @@ impl From<serde_json::Error> for DemoError {
     }
 }
 
-/// Creates missing claims, and pods that fill their volumes in parallel. Then a pod of each node sends a request to the pod of
-/// the next node.
+/// Creates missing claims, and pods that fill their volumes in parallel. If there are several nodes, a pod of each node then
+/// sends a request to the pod of the next node.
 pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<DemoResult, DemoError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     ensure(Api::all(client.clone()), &objects::namespace(), NAMESPACE).await?;
@@ -94,9 +94,13 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
     })?;
     let text = format!("written at {:.0}", Timestamp::now());
     let claims =
-        try_join_all(demo_claims.into_iter().map(|demo_claim| show(client.clone(), demo_claim, &text, &on_step)))
-            .await?;
-    let mesh = if nodes.len() > 1 { mesh::run(client, nodes, on_step).await? } else { Vec::new() };
+        try_join_all(demo_claims.into_iter().map(|demo_claim| show(client.clone(), demo_claim, &text, &on_step)));
+    if nodes.len() < 2 {
+        return Ok(DemoResult { claims: claims.await?, mesh: Vec::new() });
+    }
+    // All pods start together. The requests follow, so that their times are those of idle nodes.
+    let (claims, mesh_pods) = try_join(claims, mesh::start(&client, nodes, &on_step)).await?;
+    let mesh = mesh::run(&client, &mesh_pods).await?;
     Ok(DemoResult { claims, mesh })
 }
 

@@ -24,8 +24,9 @@ pub(crate) struct MeshResult {
     duration: Duration,
 }
 
+/// A pod that answers requests of other pods.
 #[derive(Clone, Debug)]
-struct MeshPod {
+pub(crate) struct MeshPod {
     node: String,
     pod: String,
     address: IpAddr,
@@ -39,28 +40,34 @@ impl fmt::Display for MeshResult {
     }
 }
 
-/// A pod of each node sends a request to the pod of the next node, and the last one to the first.
-pub(crate) async fn run(
-    client: Client,
+/// Starts a pod on each node, and waits until all run.
+pub(crate) async fn start(
+    client: &Client,
     nodes: &[String],
     on_step: impl Fn(&str),
-) -> Result<Vec<MeshResult>, DemoError> {
+) -> Result<Vec<MeshPod>, DemoError> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    let started = nodes.iter().enumerate().map(|(index, node)| start(&client, &pods, node, format!("mesh-{index}")));
+    let started = nodes.iter().enumerate().map(|(index, node)| start_pod(client, &pods, node, format!("mesh-{index}")));
     let mesh_pods = try_join_all(started).await?;
     on_step("a pod on each node answers");
+    Ok(mesh_pods)
+}
+
+/// Each pod sends a request to the next one, and the last pod to the first. Deletes the pods.
+pub(crate) async fn run(client: &Client, mesh_pods: &[MeshPod]) -> Result<Vec<MeshResult>, DemoError> {
     let mut reached = Vec::new();
     for (from, to) in mesh_pods.iter().zip(mesh_pods.iter().cycle().skip(1)) {
-        reached.push(reach(&client, from, to).await?);
+        reached.push(reach(client, from, to).await?);
     }
-    for mesh_pod in &mesh_pods {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    for mesh_pod in mesh_pods {
         let name = &mesh_pod.pod;
         pods.delete(name, &DeleteParams::default()).await.map_err(demo::api("delete", name))?;
     }
     Ok(reached)
 }
 
-async fn start(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<MeshPod, DemoError> {
+async fn start_pod(client: &Client, pods: &Api<Pod>, node: &str, pod: String) -> Result<MeshPod, DemoError> {
     demo::remove(pods, &pod).await?;
     let object = objects::mesh_pod(node, &pod)?;
     pods.create(&PostParams::default(), &object).await.map_err(demo::api("create", &pod))?;

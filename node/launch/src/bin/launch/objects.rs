@@ -95,6 +95,8 @@ fn on(node: &str, name: &str, request: &Request) -> Value {
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": node},
             "restartPolicy": "Never",
+            // No pod asks the API server: kubelet has no token to request and to mount.
+            "automountServiceAccountToken": false,
             "containers": [{
                 "name": "workload",
                 "image": "granary.invalid/workload:1",
