@@ -69,9 +69,10 @@ async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     assert!(has_begun("init") && !has_begun("data-disk"), "{begun:?}");
 }
 
-/// By the first program, which has nothing but the console to say it by.
+/// By the first program, which has nothing but the console to say it by. It looks at the disks for 20 seconds: tests start
+/// in the order of their names, and this one has to start first.
 #[tokio::test]
-async fn a_system_that_no_disk_has_is_named_with_those_that_are_there() {
+async fn a_boot_without_its_system_names_those_that_are_there() {
     let setting = Setting::from_target().unwrap();
     let mut options = setting.options();
     let line = fs::read_to_string(&options.image.command_line).unwrap();
