@@ -28,8 +28,8 @@ pub(crate) fn configurations(config: &Config) -> PathBuf {
     }
 }
 
-/// The directories in which containerd looks for plugins, the preferred one first. It needs `loopback` with every plugin, and
-/// some plugins start `host-local` or `portmap` of the image.
+/// The directories in which containerd looks for plugins, the preferred one first. Some plugins start `host-local` or `portmap`
+/// of the image.
 pub(crate) fn programs(config: &Config) -> Vec<&Path> {
     let Paths { cni_programs, installed_cni_programs, .. } = &config.paths;
     match config.settings.networking {

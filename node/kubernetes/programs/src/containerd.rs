@@ -237,6 +237,8 @@ disabled_plugins = [
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = [{plugins}]
     conf_dir = {cni}
+    # Without it, the start and the end of each pod run the plugin `loopback`.
+    use_internal_loopback = true
 "#,
         root = quoted(&paths.containerd),
         state = quoted(&paths.ephemeral.join("containerd")),
@@ -271,6 +273,7 @@ mod tests {
             "        BinaryName = \"/usr/bin/runc\"",
             "    bin_dirs = [\"/usr/libexec/cni\"]",
             "    conf_dir = \"/ephemeral/cni/net.d\"",
+            "    use_internal_loopback = true",
             "    config_path = \"/ephemeral/config/certs.d\"",
             "  image_pull_with_sync_fs = true",
             "  device_ownership_from_security_context = true",
