@@ -48,8 +48,9 @@ impl Setting {
 const WITHOUT_BPF: &str = "lsm=landlock,lockdown,yama";
 
 /// Boots the node with a kernel that cannot restrict pods, and cuts its power after the second report of that. By then
-/// the parts of the disk have other projects, and no container runtime has started.
-pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
+/// the parts of the disk have other projects, new keys and certificates are written, and no container runtime has
+/// started.
+pub async fn cut_without_guard(options: &Options) -> Result<(), ClusterError> {
     let options = Options { kernel_arguments: WITHOUT_BPF.to_owned(), ..options.clone() };
     let failed = |stages: &[Stage]| stages.iter().filter(|stage| **stage == guard(StageState::Failed)).count();
     let stages = cut_when(&options, |stages| failed(stages) == 2).await?;
@@ -60,12 +61,6 @@ pub async fn boot_without_guard(options: &Options) -> Result<(), ClusterError> {
     let console = String::from_utf8_lossy(&console);
     assert!(console.contains("BPF is not an active LSM"), "the node does not report why it is not Ready: {console}");
     Ok(())
-}
-
-/// Boots the node and cuts its power as soon as it begins to write Secrets again.
-pub async fn cut_at_secrets(options: &Options) -> Result<(), ClusterError> {
-    let secrets = ("secrets".to_owned(), StageState::Started);
-    cut_when(options, |stages| stages.contains(&secrets)).await.map(drop)
 }
 
 type Stage = (String, StageState);
