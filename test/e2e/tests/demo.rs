@@ -1,5 +1,6 @@
 //! The output of the launcher from the beginning of a boot to its end, to a pipe and on a terminal.
 
+use e2e::cost;
 use e2e::launcher::{Kind, Launched, directory};
 use std::env;
 use std::fs;
@@ -63,6 +64,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let forwarded = free_port();
     let forward = format!("--forward={forwarded}:{NODE_PORT}");
     let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--nodes=2", &chosen, &forward]);
+    counted(2, 6);
     launched.wait_for("The nodes run. Ctrl-C shuts them down.");
     let text = launched.text().to_owned();
     for stage in ["granary    the node is Ready", "granary-1  the node is Ready"] {
@@ -109,6 +111,7 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
     let archive = env::var("GRANARY_ARCHIVE").expect("the test is run by its Bazel target");
     let archive = format!("--image={archive}");
     let mut launched = Launched::start_whole(Kind::Pipe, &[data, &archive, "--exit-after-demo"]);
+    counted(1, 2);
     launched.wait_for("s  the node is Ready\n");
     let ended = launched.end();
     let text = &ended.text;
@@ -130,6 +133,12 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
         assert!(kept.starts_with("\"written at 2"), "{kept}");
         FirstClaim { volume: row[2].to_owned(), note: kept.to_owned() }
     })
+}
+
+/// Counts the guests and pods that the launcher starts.
+fn counted(boots: u32, pods: u32) {
+    (0..boots).for_each(|_| cost("boots"));
+    (0..pods).for_each(|_| cost("pods"));
 }
 
 fn free_port() -> u16 {

@@ -1,7 +1,7 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume, VolumeMode};
-use e2e::{capacity_of, eventually, has_the_hosts_time, observer};
+use e2e::{capacity_of, cost, eventually, has_the_hosts_time, observer};
 use envtest::chain;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
@@ -89,6 +89,7 @@ async fn lose_it(setting: &Setting) -> Result<(), Failure> {
 }
 
 async fn boot(options: &Options) -> Node {
+    cost("boots");
     Node::boot(options, |event| println!("{event}")).await.unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 

@@ -1,6 +1,6 @@
 //! Boots that the node rejects, and how its machine ends then.
 
-use e2e::{PATIENCE, Seen, Setting, eventually};
+use e2e::{PATIENCE, Seen, Setting, cost, eventually};
 use envtest::chain;
 use launch::{BootError, ClusterBoot, ClusterError, ClusterOptions, Data, Event, Nodes, Options};
 use std::cell::RefCell;
@@ -98,6 +98,7 @@ struct Refusal {
 
 impl Refusal {
     async fn of(options: Options) -> Self {
+        cost("boots");
         let log = options.logs.join("console.log");
         let begun = RefCell::new(Vec::new());
         let print = |_: &str, event: &Event| {

@@ -1,6 +1,6 @@
 //! The image starts from a data disk of the previous release.
 
-use e2e::{Failure, Setting, has_the_hosts_time, previous};
+use e2e::{Failure, Setting, cost, has_the_hosts_time, previous};
 use envtest::chain;
 use launch::{Data, Node};
 use std::error::Error;
@@ -19,6 +19,7 @@ async fn upgrade(setting: &Setting) -> Result<(), Failure> {
     let mut options = setting.options();
     options.data = Data::File(setting.previous_disk().expect("the data disk of the previous release"));
     previous::cut_without_guard(&options).await.unwrap_or_else(|error| fail(setting, &error));
+    cost("boots");
     let booted = Node::boot(&options, |event| println!("{event}")).await;
     let node = booted.unwrap_or_else(|error| fail(setting, &error));
     has_the_hosts_time(&node.client()).await?;

@@ -4,7 +4,7 @@ mod kubelet;
 mod plugin;
 
 use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest, STATUS_PORT};
-use e2e::{Failure, PATIENCE, Seen, Setting, eventually};
+use e2e::{Failure, PATIENCE, Seen, Setting, cost, eventually};
 use envtest::chain;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -63,6 +63,7 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
         });
         plugin::install(client(announced.await?).await).await
     };
+    cost("boots");
     let booted = Node::boot(&options, |event| println!("{event}"));
     let (node, case) = tokio::try_join!(
         async { booted.await.map_err(|error| format!("the node did not boot: {}", chain(&error))) },
@@ -230,6 +231,7 @@ async fn console_of_damaged(byte: u64) -> String {
 }
 
 async fn console_of_stopped(options: &Options) -> String {
+    cost("boots");
     let Err(error) = Node::boot(options, |event| println!("{event}")).await else {
         panic!("the node started");
     };

@@ -1,6 +1,6 @@
 //! A network of pods that a DaemonSet installs, as those of Cilium, Calico and flannel do.
 
-use e2e::{Case, Failure, PATIENCE, Pod as ServerPod, Seen, eventually};
+use e2e::{Case, Failure, PATIENCE, Pod as ServerPod, Seen, cost, eventually};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
@@ -67,6 +67,7 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
             },
         }))
         .await?;
+    cost("pods");
     Ok(case)
 }
 
@@ -123,6 +124,7 @@ async fn look(case: &Case) -> Result<Value, Failure> {
         },
     });
     let _: Pod = case.create(pod).await?;
+    cost("pods");
     let pods: Api<Pod> = case.api();
     eventually(PATIENCE, "the end of pod look", async || {
         let phase = pods.get("look").await.map_err(Failure::api("read a pod"))?.status.and_then(|status| status.phase);
