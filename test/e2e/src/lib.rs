@@ -26,6 +26,7 @@ mod server;
 mod services;
 mod setting;
 mod suite;
+mod turn;
 
 pub use capture::{Capture, Packet, Transport};
 pub use case::Case;

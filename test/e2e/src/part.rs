@@ -1,5 +1,6 @@
 //! A part of a suite: cases that share a namespace and pods.
 
+use crate::turn::Turn;
 use crate::{Case, Failure};
 use envtest::chain;
 use futures::FutureExt as _;
@@ -18,11 +19,18 @@ pub struct Stopped;
 pub struct Part {
     pub case: Case,
     outcomes: Outcomes,
+    turn: Turn,
 }
 
 impl Part {
-    pub(crate) fn new(case: Case, outcomes: Outcomes) -> Self {
-        Self { case, outcomes }
+    pub(crate) fn new(case: Case, outcomes: Outcomes, turn: Turn) -> Self {
+        Self { case, outcomes, turn }
+    }
+
+    /// Waits until this part disturbs no other one: each of them has ended, or waits here as well. From then on it runs by
+    /// itself. Its pods start before, so that their time is not added to that of others.
+    pub async fn alone(&self) {
+        self.turn.alone().await;
     }
 
     /// A case that nothing else needs: the part goes on if it fails. A failed assertion (a panic) fails this case alone.

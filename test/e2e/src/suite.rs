@@ -2,6 +2,7 @@
 
 use crate::case::{self, Case};
 use crate::part::{self, Outcomes, Part, Stopped};
+use crate::turn::Turn;
 use crate::{Setting, observer, restored};
 use envtest::chain;
 use k8s_openapi::jiff::Timestamp;
@@ -64,7 +65,7 @@ impl Suite {
         self
     }
 
-    /// Adds a part that would disturb others. It runs after them, by itself.
+    /// Adds a part that would disturb others from its start on. It runs after them, by itself. See also [`Part::alone`].
     pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
     where
         F: FnOnce(Part) -> T + Send + 'static,
@@ -177,11 +178,12 @@ async fn ready() -> Result<(Node, Setting), String> {
 async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<String>, outcomes: &Outcomes) {
     let start = Instant::now();
     let mut running = JoinSet::new();
-    for part in parts {
+    let turns = Turn::beside(parts.len());
+    for (part, turn) in parts.into_iter().zip(turns) {
         // Objects of the cluster are named after the namespace: its own name would be too long for some.
         let namespace = format!("part-{}", namespaces.len());
         namespaces.push(namespace.clone());
-        running.spawn(attempt(node.client(), namespace, part, outcomes.clone()));
+        running.spawn(attempt(node.client(), namespace, part, outcomes.clone(), turn));
     }
     loop {
         tokio::select! {
@@ -198,11 +200,12 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
     }
 }
 
-async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes) {
+/// The turn ends with this.
+async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes, turn: Turn) {
     let start = Instant::now();
     match Case::begin(client.clone(), namespace.clone()).await {
         Ok(case) => {
-            if (planned.body)(Part::new(case, outcomes)).await == Err(Stopped) {
+            if (planned.body)(Part::new(case, outcomes, turn.clone())).await == Err(Stopped) {
                 println!("the rest of part {} is left out", planned.name);
             }
         }

@@ -15,6 +15,7 @@ const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
 const STORAGE: [&str; 2] = ["csi", "provisioner"];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
+    part.alone().await;
     let case = &part.case;
     let created = create(case);
     let pods = part.must_show("a_burst_is_created_although_the_storage_tasks_end", created).await?;

@@ -13,6 +13,7 @@ const SIGKILL: i32 = 9;
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("a_pod_runs_before_anything_is_killed", Before::start(case)).await?;
+    part.alone().await;
     let kubelet = part.must_show("volumes_stay_when_kubelet_is_killed", before.stays(case, "kubelet")).await?;
     let containerd = part.must_show("volumes_stay_when_containerd_is_killed", before.stays(case, "containerd")).await?;
     let all = before.outlives_the_control_plane(case);

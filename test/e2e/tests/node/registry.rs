@@ -28,7 +28,8 @@ const UNKNOWN_CA: &str = "10.0.2.2:5001";
 const POD: &str = "pulls";
 
 /// Two pods, one of which is deleted and created again. The other one has several containers, because a pod takes longer than a
-/// pull.
+/// pull. The StatefulSet is deleted long before the part is full: the kubelet removes the container up to a minute after its pod,
+/// and only then the image is unused.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let _registry = part.must_show("the_registry_starts", Registry::start()).await?;
@@ -42,9 +43,14 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("an_unknown_ca_is_an_event", fails(case, UNKNOWN_CA, IMAGE, "x509: certificate signed by unknown")),
     );
     part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case)).await;
+    part.must_show("a_deleted_stateful_set_ends_with_its_pod", database::delete(case)).await?;
+
+    // No other pod could start meanwhile.
+    part.alone().await;
     let full = async {
-        part.must_show("a_pod_ends_and_its_image_is_removed_when_their_part_is_full", is_removed(case)).await?;
-        part.must_show("an_image_that_does_not_fit_is_reported", does_not_fit(case)).await
+        part.must_show("an_unused_image_is_removed_when_its_part_is_full", is_removed(case)).await?;
+        part.must_show("an_image_that_does_not_fit_is_reported", does_not_fit(case)).await?;
+        part.must_show("a_pod_ends_when_its_part_is_full", case.remove(POD)).await
     };
     let shown = full.await;
     // Also after a failure: the pods of other parts need the space.
@@ -133,10 +139,9 @@ async fn has_event(case: &Case, texts: &str) -> Result<(), Failure> {
 }
 
 /// The image of the database, as soon as the kubelet has removed the container. The other image has containers. A file in the
-/// writable layer of the observer fills the part, and the pod ends nevertheless.
+/// writable layer of the observer fills the part.
 async fn is_removed(case: &Case) -> Result<(), Failure> {
     assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
-    database::delete(case).await?;
     eventually(PATIENCE, "the removal of an image", async || {
         let removed = status::number(case, "granary_images_removed_total").await?;
         Ok(if removed == Some(1) { Seen::Done(()) } else { Seen::NotYet(format!("{removed:?}")) })

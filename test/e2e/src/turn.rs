@@ -1,0 +1,71 @@
+//! Turns of the parts of a suite: beside each other, or alone.
+
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The permits of one part. A part that runs beside others has one, a part that runs alone has those of all parts.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    permits: Arc<Semaphore>,
+    parts: u32,
+    /// Returned when the last clone is dropped.
+    held: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
+}
+
+impl Turn {
+    /// The turns of parts that start beside each other.
+    pub(crate) fn beside(parts: usize) -> Vec<Self> {
+        let permits = Arc::new(Semaphore::new(parts));
+        let turn = |_| Self {
+            permits: Arc::clone(&permits),
+            parts: u32::try_from(parts).unwrap_or(u32::MAX),
+            held: Arc::new(Mutex::new(Arc::clone(&permits).try_acquire_owned().ok())),
+        };
+        (0..parts).map(turn).collect()
+    }
+
+    /// Waits until each other part has ended, or waits as well. Parts that wait run one after the other, in the order of their
+    /// calls.
+    pub(crate) async fn alone(&self) {
+        // A part that waits with its permit would keep the others waiting.
+        drop(self.hold(None));
+        // The semaphore is never closed.
+        let all = Arc::clone(&self.permits).acquire_many_owned(self.parts).await.ok();
+        drop(self.hold(all));
+    }
+
+    /// Returns what was held before.
+    fn hold(&self, permit: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
+        mem::replace(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner), permit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    #[tokio::test]
+    async fn parts_that_wait_run_one_after_the_other_when_the_rest_has_ended() {
+        let mut turns = Turn::beside(3).into_iter();
+        let [first, second, other] = [(); 3].map(|()| turns.next().unwrap());
+        let mut first_waits = Box::pin(async { first.alone().await });
+        let mut second_waits = Box::pin(async { second.alone().await });
+        assert_eq!((&mut first_waits).now_or_never(), None);
+        assert_eq!((&mut second_waits).now_or_never(), None);
+        drop(other);
+        assert_eq!((&mut second_waits).now_or_never(), None);
+        first_waits.await;
+        assert_eq!((&mut second_waits).now_or_never(), None);
+        drop(first);
+        second_waits.await;
+    }
+
+    #[tokio::test]
+    async fn a_single_part_does_not_wait() {
+        let turns = Turn::beside(1);
+        turns[0].alone().await;
+        turns[0].alone().await;
+    }
+}
