@@ -65,7 +65,8 @@ impl Suite {
         self
     }
 
-    /// Adds a part that would disturb others from its start on. It runs after them, by itself. See also [`Part::alone`].
+    /// Adds a part that needs a node without pods and volumes of others. It runs after them, by itself. A part that only
+    /// disturbs others calls [`Part::alone`].
     pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
     where
         F: FnOnce(Part) -> T + Send + 'static,
@@ -131,6 +132,15 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
     let mut namespaces = Vec::new();
     let singly = suite.alone.into_iter().map(|part| vec![part]);
     for group in [suite.beside].into_iter().chain(singly) {
+        if group.is_empty() {
+            continue;
+        }
+        if !namespaces.is_empty() {
+            let start = Instant::now();
+            let cleaned = case::all_gone(&node.client(), &namespaces).await;
+            let failure = cleaned.err().map(|error| chain(&error));
+            outcomes.add("nothing_is_left_before_a_part_that_is_alone", start, failure);
+        }
         together(&mut node, group, &mut namespaces, outcomes).await;
         if node.has_ended() {
             return;

@@ -1,4 +1,4 @@
-//! One node as its users see it: volumes of both kinds, the network, limits, and restarts of killed programs.
+//! One node as its users see it: volumes of both kinds, the network, limits, restarts of killed programs, and a full disk.
 
 mod burst;
 mod confinement;
@@ -9,6 +9,7 @@ mod dns;
 mod kernel;
 mod killed;
 mod limits;
+mod neighbours;
 mod network;
 mod ports;
 mod privileges;
@@ -18,16 +19,18 @@ mod stateful_set;
 mod status;
 mod volumes;
 
-use e2e::Suite;
+use e2e::{End, Suite};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     Suite::new("node")
+        .end(End::Signal)
         .part("volumes", volumes::run)
         .part("stateful_set", stateful_set::run)
         // These start their pods beside the others, and are alone later.
         .part("registry", registry::run)
         .part("killed", killed::run)
         .part("burst", burst::run)
+        .alone("neighbours", neighbours::run)
         .run()
 }

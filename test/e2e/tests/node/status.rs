@@ -30,7 +30,7 @@ pub async fn page(case: &Case) -> Result<(), Failure> {
     case.all_services_are_ready().await
 }
 
-async fn facts(case: &Case) -> Result<Value, Failure> {
+pub async fn facts(case: &Case) -> Result<Value, Failure> {
     Ok(serde_json::from_str(&case.get(&format!("{PORT}/statusz.json")).await?)?)
 }
 

@@ -1,13 +1,12 @@
 //! A node whose disk is full.
 
-use e2e::{Case, Claim, Class, Failure, Offer, PATIENCE, Part, Pod, Seen, Server, Stopped, Suite, Volume};
-use e2e::{End, capacity_of, eventually};
-use std::process::ExitCode;
+use crate::directory::MARK;
+use crate::status;
+use crate::volumes::MIB;
+use e2e::{Case, Claim, Class, Failure, Offer, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume};
+use e2e::{capacity_of, eventually};
 
-const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-/// A tenant writes this everywhere, and the next one searches for it.
-const MARK: &str = "the first tenant's secret";
 /// Sizes of the first claims: for files, and of each device.
 const FILES: u64 = 16 * MIB;
 const DEVICE: u64 = 128 * MIB;
@@ -15,13 +14,9 @@ const DEVICE: u64 = 128 * MIB;
 const METADATA: u64 = MIB;
 const DEVICES: [&str; 2] = ["thin", "thick"];
 
-fn main() -> ExitCode {
-    Suite::new("capacity").end(End::Signal).part("neighbours", neighbours).run()
-}
-
 /// One tenant fills its volume with empty files and a directory of the node with data; others fill all reserved space of the
 /// disk to its end. Then the next tenant gets all of the disk, and finds nothing.
-async fn neighbours(part: Part) -> Result<(), Stopped> {
+pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("all_space_of_a_disk_is_reserved", Full::reserve(case)).await?;
     let Full { bad, devices, tenant, .. } = &before;
@@ -51,7 +46,7 @@ impl Full {
     async fn reserve(case: &Case) -> Result<Self, Failure> {
         let thin = Class { name: "thin", parameters: [("blockAllocation", "thin")].into() };
         let thin = case.make_class(&thin).await?;
-        let offered = offered_when(case, "local", |_| true).await?;
+        let offered = offered_without_volumes(case).await?;
         // The object of a class does not say for which mode it is: a class for devices is offered the same.
         offered_when(case, &thin, |now| now == offered).await?;
         case.claim(&Claim::new("files", FILES)).await?;
@@ -123,6 +118,18 @@ async fn next(case: &Case, offered: Offer) -> Result<(), Failure> {
         assert_eq!((scan.data, scan.found), (0, 0), "{path}");
     }
     Ok(())
+}
+
+/// All that the node offers. Earlier parts had volumes, and it is published some time after their end.
+async fn offered_without_volumes(case: &Case) -> Result<Offer, Failure> {
+    eventually(PATIENCE, "the capacity of a node without volumes", async || {
+        let facts = status::facts(case).await?;
+        let disk = &facts["storage"]["disk"];
+        let [volumes, free] = ["promised", "free"].map(|number| disk[number].as_u64());
+        let found = case.capacity("local").await?.filter(|now| volumes == Some(0) && free == Some(now.free));
+        Ok(found.map_or_else(|| Seen::NotYet(disk.to_string()), Seen::Done))
+    })
+    .await
 }
 
 /// The published capacity of a class, once it is as wanted: it is published some time after a change.
