@@ -1,12 +1,18 @@
-//! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back.
+//! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back. And the
+//! statistics of the kubelet that was started again.
 
+use crate::volumes::MIB;
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use futures::future::join_all;
 use programs::User;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use workload::Record;
 
-const MIB: u64 = 1 << 20;
+/// Of each claim.
+const SIZE: u64 = 16 * MIB;
+/// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
+const METADATA: u64 = 256 << 10;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
 
@@ -18,6 +24,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     let containerd = part.must_show("volumes_stay_when_containerd_is_killed", before.stays(case, "containerd")).await?;
     let all = before.outlives_the_control_plane(case);
     let control_plane = part.must_show("the_control_plane_is_started_again_when_it_is_killed", all).await?;
+    part.shows("kubelet_has_statistics_of_the_volumes", before.has_statistics(case)).await;
     let later = [kubelet, containerd, control_plane];
     part.shows("nothing_came_and_nothing_was_lost", before.is_unchanged(case, later)).await;
     Ok(())
@@ -35,10 +42,13 @@ fn pod(name: &str) -> Pod {
 
 impl Before {
     async fn start(case: &Case) -> Result<Self, Failure> {
-        case.claim(&Claim::new("data", 16 * MIB)).await?;
-        case.claim(&Claim::block("device", 16 * MIB)).await?;
-        let pod = case.open(&pod("before")).await?;
+        case.claim(&Claim::new("data", SIZE)).await?;
+        case.claim(&Claim::block("device", SIZE)).await?;
+        case.claim(&Claim::new("full", SIZE)).await?;
+        let pod = case.open(&pod("before").with(Volume::claim("full"))).await?;
         pod.write("/dev/device", "before").await?;
+        // For the statistics, which the kubelet updates about once a minute, and at its start.
+        assert_eq!(pod.fill("/full", true).await?.errno, "ENOSPC");
         let (data, device) = tokio::try_join!(case.volume_name("data"), case.volume_name("device"))?;
         let volumes = tokio::try_join!(case.on_the_node(&data), case.on_the_node(&device))?;
         Ok(Self { pod, volumes: [(data, volumes.0), (device, volumes.1)] })
@@ -50,7 +60,7 @@ impl Before {
         let first = case.signal(program, SIGKILL).await?;
         assert_eq!(first.len(), 1, "{first:?}");
         let later = format!("after-{program}");
-        case.claim(&Claim::new(program, 16 * MIB)).await?;
+        case.claim(&Claim::new(program, SIZE)).await?;
         case.start(&pod(&later).with(Volume::claim(program))).await?;
         assert_eq!(self.pod.read("/data/note").await?, "before");
         self.pod.write("/data/note", "meanwhile").await?;
@@ -99,12 +109,26 @@ impl Before {
         assert_eq!((own.code.as_str(), own.answers.len()), ("NOERROR", 1), "{own:?}");
         // It has run all the time: nothing starts it again.
         assert_eq!(self.pod.read("/data/note").await?, "before");
-        case.claim(&Claim::new("new", 16 * MIB)).await?;
+        case.claim(&Claim::new("new", SIZE)).await?;
         let later = case.open(&pod("after-all").with(Volume::claim("new"))).await?;
         assert_eq!(later.read("/data/note").await?, "before");
         self.has_the_same_device(&later).await?;
         no_place_has_two_mounts(case).await?;
         Ok(later)
+    }
+
+    async fn has_statistics(&self, case: &Case) -> Result<(), Failure> {
+        let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {of}"));
+        let files = case.volume_statistics(self.pod.name(), "full").await?;
+        assert_eq!((number(&files, "capacityBytes"), number(&files, "inodes")), (SIZE, SIZE / 2048), "{files}");
+        let (used, available) = (number(&files, "usedBytes"), number(&files, "availableBytes"));
+        assert!((SIZE - METADATA..=SIZE).contains(&used), "{files}");
+        assert_eq!(used + available, SIZE, "{files}");
+        // The volume's root, and the file that fills it.
+        assert_eq!((number(&files, "inodesUsed"), number(&files, "inodesFree")), (2, SIZE / 2048 - 2), "{files}");
+        let device = case.volume_statistics(self.pod.name(), "device").await?;
+        assert_eq!(number(&device, "capacityBytes"), SIZE, "{device}");
+        Ok(())
     }
 
     async fn is_unchanged(&self, case: &Case, later: [Server; 3]) -> Result<(), Failure> {

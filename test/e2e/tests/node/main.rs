@@ -15,7 +15,6 @@ mod ports;
 mod privileges;
 mod registry;
 mod snapshot;
-mod stateful_set;
 mod status;
 mod volumes;
 
@@ -26,7 +25,6 @@ fn main() -> ExitCode {
     Suite::new("node")
         .end(End::Signal)
         .part("volumes", volumes::run)
-        .part("stateful_set", stateful_set::run)
         // These start their pods beside the others, and are alone later.
         .part("registry", registry::run)
         .part("killed", killed::run)
