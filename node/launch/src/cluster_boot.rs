@@ -13,6 +13,7 @@ use crate::worker::{Worker, WorkerStart};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use qemu::Segment;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ use tokio::task::spawn_blocking;
 /// A cluster that boots: first the control plane, then, when that is Ready, the workers. Dropping it kills the guests.
 pub struct ClusterBoot {
     control_plane: NodeBoot,
+    /// To the control plane, when that is Ready.
+    access: Option<Access>,
     prepared: PreparedWorkers,
     workers: Vec<(Arc<WorkerStart>, NodeBoot)>,
     segment: Option<Arc<Segment>>,
@@ -41,14 +44,24 @@ impl ClusterBoot {
         let emit = |event: &Event| on_event(&spec.name, event);
         if options.nodes == Nodes::ONE {
             let control_plane = NodeBoot::alone(&options.control_plane, emit).await.map_err(failed())?;
-            return Ok(Self { control_plane, prepared: Vec::new(), workers: Vec::new(), segment: None, host: None });
+            let (access, prepared, workers, segment, host) = (None, Vec::new(), Vec::new(), None, None);
+            return Ok(Self { control_plane, access, prepared, workers, segment, host });
         }
         let owned = options.clone();
         let prepared = spawn_blocking(move || prepare(&owned)).await;
         let (started, prepared, segment) = prepared.map_err(StepError::of("start QEMU"))??;
         let host = Some(started.host.clone());
         let control_plane = NodeBoot::of(&spec, started, emit).map_err(failed())?;
-        Ok(Self { control_plane, prepared, workers: Vec::new(), segment: Some(segment), host })
+        Ok(Self { control_plane, access: None, prepared, workers: Vec::new(), segment: Some(segment), host })
+    }
+
+    /// Waits until the control plane is Ready, before [`Self::until_ready`] starts the workers. Cancel-safe: the guest continues.
+    pub async fn control_plane_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Client, ClusterError> {
+        let segment = self.segment.clone();
+        tokio::select! {
+            access = self.boot_control_plane(&on_event) => access.map(|access| access.client),
+            exit = cluster::lost(segment.as_deref()) => Err(ClusterError::SegmentEnded(exit)),
+        }
     }
 
     /// Waits until all Nodes are Ready. Cancel-safe: the guests continue, except one that is being started.
@@ -60,11 +73,20 @@ impl ClusterBoot {
         }
     }
 
-    async fn boot_all(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
-        let Self { control_plane, prepared, workers, segment, host } = self;
-        let name = control_plane.name().to_owned();
+    async fn boot_control_plane(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Access, ClusterError> {
+        if let Some(access) = &self.access {
+            return Ok(access.clone());
+        }
+        let name = self.control_plane.name().to_owned();
         let emit = |event: &Event| on_event(&name, event);
-        let access = control_plane.until_ready(emit).await.map_err(ClusterError::of(&name))?;
+        let access = self.control_plane.until_ready(emit).await.map_err(ClusterError::of(&name))?;
+        self.access = Some(access.clone());
+        Ok(access)
+    }
+
+    async fn boot_all(&mut self, on_event: &impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
+        let access = self.boot_control_plane(on_event).await?;
+        let Self { control_plane, prepared, workers, segment, host, .. } = self;
         if let (Some(segment), Some(host)) = (segment, host) {
             tokio::select! {
                 ended = stay(control_plane, on_event) => match ended? {},
