@@ -1,9 +1,10 @@
 //! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
 use crate::cost::cost;
-use crate::{Setting, observer, restored};
+use crate::{Failure, Setting, observer, restored};
 use ktest_runner::guests::{Guest, Guests, Key};
-use launch::{Cluster, ClusterOptions, Node, Options, Origin, StepError};
+use kube::Client;
+use launch::{Cluster, ClusterBoot, ClusterOptions, Event, Node, Options, Origin, StepError};
 use std::io;
 use std::path::Path;
 use tokio::runtime::Handle;
@@ -34,22 +35,38 @@ impl Setting {
         Ok(node)
     }
 
-    /// A cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and joined.
+    /// A cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and joined. `meanwhile`
+    /// uses the control plane while they boot.
     ///
     /// # Errors
     /// No guest runs then.
-    pub async fn ready_cluster(&self, options: &ClusterOptions) -> Result<Cluster, StepError> {
+    pub async fn ready_cluster<T, F>(
+        &self,
+        options: &ClusterOptions,
+        meanwhile: impl FnOnce(Client) -> F,
+    ) -> Result<(Cluster, T), StepError>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        const BOOT: &str = "boot the cluster";
+        let print = |node: &str, event: &Event| println!("{node}: {event}");
         let mut options = options.clone();
         // In use until QEMU and the launcher have opened all of its files.
         let state = restore(&mut options.control_plane).await?;
-        let cluster = Cluster::boot(&options, |node, event| println!("{node}: {event}")).await;
-        let cluster = cluster.map_err(StepError::of("boot the cluster"))?;
+        let mut boot = ClusterBoot::start(&options, print).await.map_err(StepError::of(BOOT))?;
+        let client = boot.control_plane_ready(print).await.map_err(StepError::of(BOOT))?;
+        let workers = async { boot.until_ready(print).await.map_err(StepError::of(BOOT)) };
+        let used = async {
+            if state.is_none() {
+                cost("boots");
+                observer::start(&client).await.map_err(StepError::of("start the observer"))?;
+            }
+            meanwhile(client).await.map_err(StepError::of("use the control plane"))
+        };
+        let (ready, used) = tokio::try_join!(workers, used)?;
+        let cluster = boot.into_cluster(ready);
         cluster.workers().iter().for_each(|_| cost("boots"));
-        if state.is_none() {
-            cost("boots");
-            observer::start(&cluster.client()).await.map_err(StepError::of("start the observer"))?;
-        }
-        Ok(cluster)
+        Ok((cluster, used))
     }
 }
 

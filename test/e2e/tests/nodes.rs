@@ -1,7 +1,10 @@
 //! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves.
 
+use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use cluster::{API_PORT, MESH_PORT, STATUS_PORT};
 use e2e::{Capture, Case, Claim, Failure, PATIENCE, Pod, Seen, Server, Setting, Transport, Volume, WEBHOOK_PORT};
@@ -12,7 +15,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Node as NodeObject, PersistentVolume, Pod as PodObject, Secret, Service};
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use launch::{Cluster, ClusterOptions, Event, SHUTDOWN_LIMIT, StageState};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
@@ -43,22 +46,21 @@ async fn two_nodes_are_one_cluster() {
 }
 
 async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure> {
-    let ready = setting.ready_cluster(options).await;
-    let mut cluster = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
-    has_the_hosts_time(&cluster.client()).await?;
-    let case = Case::begin(cluster.client(), NAMESPACE.to_owned()).await?;
+    step("a claim lands where the scheduler wants the pod, while the worker boots");
+    let ready = setting.ready_cluster(options, begin).await;
+    let (mut cluster, (case, here)) = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
 
-    step("claims land where the scheduler wants the pod");
+    step("claims land on both nodes");
     // Pods start beside each other; the webhook's is asked later.
-    let (webhook, [here, there]) = tokio::try_join!(Webhook::start(&case), claims_land_with_their_pods(&case))?;
-    step("pods reach each other, and Services");
-    pods_reach_each_other(&case, &here, &there).await?;
+    let (webhook, there, ()) = tokio::try_join!(
+        Webhook::start(&case),
+        lands(&case, ["there", "there-device"], WORKER),
+        lands_anywhere(&case),
+    )?;
+    step("pods reach each other, and Services; the API server reaches a webhook on the other node");
+    tokio::try_join!(pods_reach_each_other(&case, &here, &there), webhook.is_asked(&case))?;
     step("the status page of each node lists the other one");
-    for (node, other) in [(CONTROL_PLANE, WORKER), (WORKER, CONTROL_PLANE)] {
-        lists_the_other(&case, node, other).await?;
-    }
-    step("the API server reaches a webhook on the other node");
-    webhook.is_asked(&case).await?;
+    tokio::try_join!(lists_the_other(&case, CONTROL_PLANE, WORKER), lists_the_other(&case, WORKER, CONTROL_PLANE))?;
     step("what passes between the nodes is encrypted");
     nothing_is_in_the_clear(&case, &cluster).await?;
 
@@ -71,15 +73,22 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     let there = case.find(there.name()).await?;
     assert_eq!(there.read("/there/note").await?, SECRET, "the volume is what it was");
     assert_eq!(there.read(farewell(there.name())).await?, serve::FAREWELL, "the pod was asked to end with its node");
-    reaches(&case, &here, &there).await?;
-    reaches(&case, &there, &here).await?;
+    tokio::try_join!(reaches(&case, &here, &there), reaches(&case, &there, &here))?;
     step("nothing was in the clear from the worker's start on, before there was a mesh");
     nothing_is_in_the_clear(&case, &cluster).await?;
 
     step("a node that was removed has no access");
     a_removed_node_has_no_access(&case, &cluster, &here, &there).await?;
-    cluster.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    step("end");
     Ok(())
+}
+
+/// Needs the control plane alone, which has little to do while the worker boots.
+async fn begin(client: Client) -> Result<(Case, Server), Failure> {
+    has_the_hosts_time(&client).await?;
+    let case = Case::begin(client, NAMESPACE.to_owned()).await?;
+    let here = lands(&case, ["here", "here-device"], CONTROL_PLANE).await?;
+    Ok((case, here))
 }
 
 async fn lists_the_other(case: &Case, node: &str, other: &str) -> Result<(), Failure> {
@@ -109,18 +118,11 @@ fn print(node: &str, event: &Event) {
     println!("{node}: {event}");
 }
 
+/// With the time since the first step, and not by `println`: the test's harness would keep that for failures.
 fn step(what: &str) {
-    println!("--- {what}");
-}
-
-/// A pod for each node, and one for whichever. Returns those of the control plane and of the worker.
-async fn claims_land_with_their_pods(case: &Case) -> Result<[Server; 2], Failure> {
-    let (here, there, ()) = tokio::try_join!(
-        lands(case, ["here", "here-device"], CONTROL_PLANE),
-        lands(case, ["there", "there-device"], WORKER),
-        lands_anywhere(case),
-    )?;
-    Ok([here, there])
+    static START: OnceLock<Instant> = OnceLock::new();
+    let time = START.get_or_init(Instant::now).elapsed().as_secs_f64();
+    _ = writeln!(io::stderr(), "--- {time:.1} s: {what}");
 }
 
 async fn lands(case: &Case, [name, device]: [&'static str; 2], node: &str) -> Result<Server, Failure> {
@@ -160,19 +162,25 @@ fn nodes_of(volume: &PersistentVolume) -> Vec<String> {
 }
 
 async fn pods_reach_each_other(case: &Case, here: &Server, there: &Server) -> Result<(), Failure> {
-    reaches(case, here, there).await?;
-    reaches(case, there, here).await?;
-    for (client, server) in [(here, there), (there, here)] {
-        let service: Service = case
-            .create(json!({
-                "metadata": {"name": server.name()},
-                "spec": {"selector": {"pod": server.name()}, "ports": [{"port": 80, "targetPort": PORT}]},
-            }))
-            .await?;
-        let address = address(service.spec.and_then(|spec| spec.cluster_ip));
-        let answer = answers(client, SocketAddr::new(address, 80), server).await?;
-        assert!(answer.contains(SECRET), "{answer}");
-    }
+    tokio::try_join!(
+        reaches(case, here, there),
+        reaches(case, there, here),
+        reaches_by_a_service(case, here, there),
+        reaches_by_a_service(case, there, here),
+    )?;
+    Ok(())
+}
+
+async fn reaches_by_a_service(case: &Case, client: &Server, server: &Server) -> Result<(), Failure> {
+    let service: Service = case
+        .create(json!({
+            "metadata": {"name": server.name()},
+            "spec": {"selector": {"pod": server.name()}, "ports": [{"port": 80, "targetPort": PORT}]},
+        }))
+        .await?;
+    let address = address(service.spec.and_then(|spec| spec.cluster_ip));
+    let answer = answers(client, SocketAddr::new(address, 80), server).await?;
+    assert!(answer.contains(SECRET), "{answer}");
     Ok(())
 }
 
@@ -374,13 +382,6 @@ async fn a_removed_node_has_no_access(
     };
     let before = sent();
     assert!(before > 0, "the capture has no packet of the mesh");
-    let asked = here.fetch(address, &question(there)).await;
-    let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
-    // A refused connection would be an answer.
-    let is_silent = message.starts_with(&format!("cannot send a request to {address}")) && !message.contains("refused");
-    assert!(is_silent, "{message}");
-    assert_eq!(sent(), before);
-
     // That the kubelet does not create the Node again at its next start is shown by //node/kubernetes/reconciler:identity_envtest.
     let rejection = eventually(PATIENCE, "the API server to reject what the node writes", async || {
         let console = console();
@@ -388,8 +389,14 @@ async fn a_removed_node_has_no_access(
         let line = later.lines().find(|line| line.contains("this node was removed from the cluster"));
         let seen = || Seen::NotYet(format!("{} bytes more on the console", later.len()));
         Ok(line.map_or_else(seen, |line| Seen::Done(line.to_owned())))
-    })
-    .await?;
-    println!("{rejection}");
+    });
+    let question = question(there);
+    let (asked, rejection) = tokio::join!(here.fetch(address, &question), rejection);
+    println!("{}", rejection?);
+    let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
+    // A refused connection would be an answer.
+    let is_silent = message.starts_with(&format!("cannot send a request to {address}")) && !message.contains("refused");
+    assert!(is_silent, "{message}");
+    assert_eq!(sent(), before);
     Ok(())
 }
