@@ -6,6 +6,11 @@ use k8s_openapi::api::core::v1 as core;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Limit of a watch of a pod. Then the test looks at it, and reports what it has seen.
+const WATCHED: Duration = Duration::from_secs(20);
 
 impl Case {
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
@@ -26,13 +31,11 @@ impl Case {
         let server = Server::of(self, pod);
         let what = format!("an answer of pod {pod}");
         let answers = eventually(PATIENCE, &what, async || {
+            self.watch(pod, is_ready).await;
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
-            let status = found.and_then(|pod| pod.status).unwrap_or_default();
-            // The proxy waits long for an address that is not there any more: that of the last boot.
-            let ready = status.container_statuses.iter().flatten().any(|container| container.ready);
-            let phase = status.phase.unwrap_or_default();
-            if phase != "Running" || !ready {
-                return Ok(Seen::NotYet(format!("{phase}, ready: {ready}")));
+            if !is_ready(found.as_ref()) {
+                let status = found.and_then(|pod| pod.status).unwrap_or_default();
+                return Ok(Seen::NotYet(format!("{:?}, {:?}", status.phase, status.container_statuses)));
             }
             server.inspect("/").await?;
             Ok(Seen::Done(server.clone()))
@@ -58,6 +61,7 @@ impl Case {
         let deleted = self.pods().delete(pod, &DeleteParams::default()).await;
         deleted.map_err(Failure::api(format!("delete pod {pod}")))?;
         eventually(PATIENCE, &format!("the removal of pod {pod}"), async || {
+            self.watch(pod, |found| found.is_none()).await;
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
             Ok(found.map_or(Seen::Done(()), |_| Seen::NotYet("it is there".to_owned())))
         })
@@ -79,7 +83,21 @@ impl Case {
         .await
     }
 
+    /// Returns when the pod, or its absence, fulfils the condition, and after [`WATCHED`] in any case. A watch returns sooner than
+    /// looks at an interval, and takes less of the node's CPU.
+    async fn watch(&self, pod: &str, condition: fn(Option<&core::Pod>) -> bool) {
+        let mut lost = None;
+        _ = timeout(WATCHED, launch::wait_for(self.pods(), pod, condition, &mut lost)).await;
+    }
+
     pub(crate) fn pods(&self) -> Api<core::Pod> {
         self.api()
     }
+}
+
+/// The proxy waits long for an address that is not there any more: that of the last boot.
+fn is_ready(pod: Option<&core::Pod>) -> bool {
+    let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return false };
+    let is_ready = status.container_statuses.iter().flatten().any(|container| container.ready);
+    is_ready && status.phase.as_deref() == Some("Running")
 }
