@@ -81,8 +81,8 @@ impl Full {
     async fn end(self, case: &Case) -> Result<Offer, Failure> {
         let Self { bad, devices, tenant, offered, .. } = self;
         end(case, bad, &["files"]).await?;
-        case.open(&Pod::server("late")).await?.remove().await?;
-        tokio::try_join!(end(case, devices, &DEVICES), end(case, tenant, &["rest"]))?;
+        let late = case.open(&Pod::server("late")).await?;
+        tokio::try_join!(late.remove(), end(case, devices, &DEVICES), end(case, tenant, &["rest"]))?;
         offered_when(case, "local", |now| now == offered).await
     }
 }
