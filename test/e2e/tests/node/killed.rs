@@ -4,8 +4,10 @@
 use crate::volumes::MIB;
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use futures::future::join_all;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod as PodObject;
 use programs::User;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use workload::Record;
 
@@ -23,10 +25,9 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     let kubelet = part.must_show("volumes_stay_when_kubelet_is_killed", before.stays(case, "kubelet")).await?;
     let containerd = part.must_show("volumes_stay_when_containerd_is_killed", before.stays(case, "containerd")).await?;
     let all = before.outlives_the_control_plane(case);
-    let control_plane = part.must_show("the_control_plane_is_started_again_when_it_is_killed", all).await?;
+    part.must_show("the_control_plane_is_started_again_when_it_is_killed", all).await?;
     part.shows("kubelet_has_statistics_of_the_volumes", before.has_statistics(case)).await;
-    let later = [kubelet, containerd, control_plane];
-    part.shows("nothing_came_and_nothing_was_lost", before.is_unchanged(case, later)).await;
+    part.shows("nothing_came_and_nothing_was_lost", before.is_unchanged(case, [kubelet, containerd])).await;
     Ok(())
 }
 
@@ -81,7 +82,8 @@ impl Before {
     }
 
     /// All of its programs at once, and those that bring its Services and their names to the node. Pods need none of them.
-    async fn outlives_the_control_plane(&self, case: &Case) -> Result<Server, Failure> {
+    /// The part `neighbours` starts new pods with new claims later.
+    async fn outlives_the_control_plane(&self, case: &Case) -> Result<(), Failure> {
         self.pod.write("/data/note", "before").await?;
         let mut running = Vec::new();
         for program in User::ALL.map(User::program) {
@@ -109,12 +111,8 @@ impl Before {
         assert_eq!((own.code.as_str(), own.answers.len()), ("NOERROR", 1), "{own:?}");
         // It has run all the time: nothing starts it again.
         assert_eq!(self.pod.read("/data/note").await?, "before");
-        case.claim(&Claim::new("new", SIZE)).await?;
-        let later = case.open(&pod("after-all").with(Volume::claim("new"))).await?;
-        assert_eq!(later.read("/data/note").await?, "before");
-        self.has_the_same_device(&later).await?;
-        no_place_has_two_mounts(case).await?;
-        Ok(later)
+        tokio::try_join!(scheduler_works(case), controllers_work(case))?;
+        no_place_has_two_mounts(case).await
     }
 
     async fn has_statistics(&self, case: &Case) -> Result<(), Failure> {
@@ -131,15 +129,43 @@ impl Before {
         Ok(())
     }
 
-    async fn is_unchanged(&self, case: &Case, later: [Server; 3]) -> Result<(), Failure> {
-        let [one, two, three] = later;
-        tokio::try_join!(one.remove(), two.remove(), three.remove())?;
+    async fn is_unchanged(&self, case: &Case, later: [Server; 2]) -> Result<(), Failure> {
+        let [one, two] = later;
+        tokio::try_join!(one.remove(), two.remove())?;
         for (volume, before) in &self.volumes {
             assert_eq!(case.on_the_node(volume).await?, *before);
         }
         assert_eq!(self.pod.read("/dev/device").await?, "before");
         Ok(())
     }
+}
+
+/// Without the start of a pod.
+async fn scheduler_works(case: &Case) -> Result<(), Failure> {
+    const NOWHERE: &str = "nowhere";
+    let spec = Pod::server(NOWHERE).on(NOWHERE).spec();
+    case.create::<PodObject>(json!({"metadata": {"name": NOWHERE}, "spec": spec})).await?;
+    eventually(PATIENCE, "the scheduler to find no node for a pod", async || {
+        let pod = case.api::<PodObject>().get(NOWHERE).await.map_err(Failure::api("read a pod"))?;
+        let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+        let is_seen = conditions.iter().any(|one| one.type_ == "PodScheduled" && one.status == "False");
+        Ok(if is_seen { Seen::Done(()) } else { Seen::NotYet(format!("{conditions:?}")) })
+    })
+    .await
+}
+
+async fn controllers_work(case: &Case) -> Result<(), Failure> {
+    const EMPTY: &str = "empty";
+    let labels = json!({"pod": EMPTY});
+    let template = json!({"metadata": {"labels": labels}, "spec": Pod::server(EMPTY).restarting().spec()});
+    let spec = json!({"replicas": 0, "selector": {"matchLabels": labels}, "template": template});
+    case.create::<Deployment>(json!({"metadata": {"name": EMPTY}, "spec": spec})).await?;
+    eventually(PATIENCE, "a controller to see a Deployment", async || {
+        let found = case.api::<Deployment>().get(EMPTY).await.map_err(Failure::api("read a Deployment"))?;
+        let status = found.status.unwrap_or_default();
+        Ok(if status.observed_generation.is_some() { Seen::Done(()) } else { Seen::NotYet(format!("{status:?}")) })
+    })
+    .await
 }
 
 pub async fn no_place_has_two_mounts(case: &Case) -> Result<(), Failure> {
