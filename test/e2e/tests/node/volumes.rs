@@ -35,17 +35,17 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     );
 
     let beside = part.must_show("pods_use_a_volume_at_once", Beside::start(case, &first)).await?;
-    let Beside { second, reader, tenant } = &beside;
+    let Beside { reader, tenant } = &beside;
     tokio::join!(
-        part.shows("what_one_pod_wrote_another_one_reads", directory::reads(&first, second)),
+        part.shows("what_one_pod_wrote_another_one_reads", directory::reads(&first, tenant)),
         part.shows("a_read_only_volume_can_be_read_and_not_written", directory::read_only(reader)),
         part.shows("a_read_only_device_can_be_read_and_not_written", device::read_only(reader)),
-        part.shows("pods_share_one_loop_device", device::shared(case, [&first, second, tenant], reader)),
+        part.shows("pods_share_one_loop_device", device::shared(case, [&first, tenant], reader)),
         part.shows("a_pod_that_is_not_root_writes_by_its_group", directory::by_group(tenant)),
         part.shows("a_pod_that_is_not_root_has_its_device", device::of_a_user(tenant)),
         part.shows("the_status_page_shows_the_volume", status::page(case)),
-        network::cases(&part, &first, second),
-        dns::cases(&part, &first, second, [reader, tenant]),
+        network::cases(&part, &first, tenant),
+        dns::cases(&part, &first, tenant, [reader, tenant]),
     );
     part.must_show("a_volume_goes_on_when_other_pods_leave", beside.leave(case, &first)).await?;
 
@@ -91,7 +91,6 @@ async fn on_the_device(part: &Part, first: &Server) {
 
 /// Pods beside the first one, with the same claims.
 struct Beside {
-    second: Server,
     reader: Server,
     tenant: Server,
 }
@@ -99,19 +98,20 @@ struct Beside {
 impl Beside {
     async fn start(case: &Case, first: &Server) -> Result<Self, Failure> {
         tokio::try_join!(first.write(directory::NOTE, "from first"), first.write(device::PATH, "from first"))?;
-        let pod = |name: &str| Pod::server(name).with(Volume::claim("data")).with(Volume::device("device"));
+        let tenant = Pod::server("tenant").with(Volume::claim("data")).with(Volume::device("device"));
+        let tenant = dns::of_its_own(tenant.user(directory::USER, directory::GROUP));
         let reader = Pod::server("reader").with(Volume::claim("data").read_only());
         let reader = dns::as_the_node(reader.with(Volume::device("device").read_only()));
-        let (second, tenant) = (pod("second"), dns::of_its_own(pod("tenant").user(directory::USER, directory::GROUP)));
-        let (second, reader, tenant) = tokio::try_join!(case.open(&second), case.open(&reader), case.open(&tenant))?;
-        Ok(Self { second, reader, tenant })
+        let (reader, tenant) = tokio::try_join!(case.open(&reader), case.open(&tenant))?;
+        Ok(Self { reader, tenant })
     }
 
     /// Everything that they had goes, and nothing of what the first one has.
     async fn leave(self, case: &Case, first: &Server) -> Result<(), Failure> {
-        let Self { second, reader, tenant } = self;
-        tokio::try_join!(second.write(directory::NOTE, "from second"), second.write(device::PATH, "from second"))?;
-        tokio::try_join!(second.remove(), reader.remove(), tenant.remove())?;
+        let Self { reader, tenant } = self;
+        // The kubelet has given the note to the group of the tenant.
+        tokio::try_join!(tenant.write(directory::NOTE, "from tenant"), tenant.write(device::PATH, "from tenant"))?;
+        tokio::try_join!(reader.remove(), tenant.remove())?;
         let (data, device) = tokio::try_join!(case.volume_name("data"), case.volume_name("device"))?;
         eventually(PATIENCE, "one mount of the directory, and one loop device", async || {
             let (data, device) = tokio::try_join!(case.on_the_node(&data), case.on_the_node(&device))?;
@@ -119,8 +119,8 @@ impl Beside {
             Ok(if is_alone { Seen::Done(()) } else { Seen::NotYet(format!("{data:?} {device:?}")) })
         })
         .await?;
-        assert_eq!(first.read(directory::NOTE).await?, "from second");
-        assert_eq!(first.read(device::PATH).await?, "from second");
+        assert_eq!(first.read(directory::NOTE).await?, "from tenant");
+        assert_eq!(first.read(device::PATH).await?, "from tenant");
         assert_eq!(first.direct(device::PATH).await?, None);
         Ok(())
     }
