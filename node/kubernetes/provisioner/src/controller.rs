@@ -6,8 +6,9 @@ use std::future::{self, Future};
 use std::hash::Hash;
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
-use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::controller::{self, Action};
@@ -164,7 +165,7 @@ pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + Clone + 
     pub(crate) parallel: NonZeroU16,
 }
 
-/// Runs one controller until it is cancelled; running passes are completed.
+/// Runs one controller until it is cancelled or `events` ends; running passes are completed.
 ///
 /// An object is in the queue once, independent of its number of changes, and has one pass at a time.
 pub(crate) async fn control<K, C, Pass>(
@@ -181,7 +182,15 @@ where
     Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
     let objects = writer.as_reader();
+    // Cancelled with the service too.
+    let ended = cx.token().child_token();
+    let last = ended.clone();
+    let end = stream::poll_fn(move |_| {
+        last.cancel();
+        Poll::Ready(None)
+    });
     let changes = events
+        .chain(end)
         .inspect(|event| {
             // Incomplete lists do not count.
             if matches!(event, Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_))) {
@@ -192,19 +201,31 @@ where
         .applied_objects();
     let queue = StreamBackoff::new(changes, DefaultBackoff::default())
         .map_ok(|object| ObjectRef::from_obj(&object))
-        .take_until(cx.token().cancelled_owned());
+        .take_until(ended.clone().cancelled_owned());
     let config = controller::Config::default().concurrency(parallel.get());
     let reconcile = |object, context| Box::pin(cx.round(reconcile(object, context), Error::is_progress));
     let passes = controller::applier(reconcile, failed, context, objects.clone(), queue, config).for_each(|pass| {
         log(&cx, what, pass);
         future::ready(())
     });
-    let ready = async {
-        if objects.wait_until_ready().await.is_ok() {
-            cx.healthy();
+    // Passes begin when the first list is complete. Before that, the applier does not end with its queue.
+    let unlisted = async {
+        tokio::select! {
+            biased;
+            listed = objects.wait_until_ready() => {
+                if listed.is_ok() {
+                    cx.healthy();
+                }
+                future::pending::<()>().await;
+            }
+            () = ended.cancelled() => {}
         }
     };
-    futures::join!(passes, ready);
+    tokio::select! {
+        biased;
+        () = passes => {}
+        () = unlisted => {}
+    }
     if cx.is_cancelled() { Ok(()) } else { Err(RunError::WatchEnded(what)) }
 }
 
@@ -224,12 +245,27 @@ fn log<K: Resource, E: std::error::Error + 'static>(cx: &Context, what: &str, pa
 mod tests {
     use std::time::Duration;
 
-    use futures::stream;
     use k8s_openapi::api::core::v1::ConfigMap;
     use supervisor::Supervisor;
     use tokio::time::{Instant, sleep};
 
     use super::*;
+
+    async fn maps(
+        cx: Context,
+        events: impl Stream<Item = watcher::Result<Event<ConfigMap>>> + Send,
+    ) -> Result<(), RunError> {
+        let watched = Watched::<ConfigMap> { writer: Writer::default(), what: "maps", parallel: Settings::PARALLEL };
+        control(
+            cx,
+            watched,
+            events,
+            Arc::new(()),
+            |_, _| future::ready(Ok(Action::await_change())),
+            |_, _, _| Action::await_change(),
+        )
+        .await
+    }
 
     /// A controller without work was stalled for five minutes after its watch worked again.
     #[tokio::test(start_paused = true)]
@@ -238,27 +274,39 @@ mod tests {
         let outage = settings.round_deadline + Duration::from_mins(3);
         let tree = Supervisor::start("maps", settings, move |cx| {
             let end = Instant::now() + outage;
-            let watched =
-                Watched::<ConfigMap> { writer: Writer::default(), what: "maps", parallel: Settings::PARALLEL };
             let failures = stream::repeat_with(|| Err(watcher::Error::NoResourceVersion));
             let events = failures
                 .take_while(move |_| future::ready(Instant::now() < end))
                 .chain(stream::iter([Ok(Event::Init), Ok(Event::InitDone)]))
                 .chain(stream::pending());
-            control(
-                cx,
-                watched,
-                events,
-                Arc::new(()),
-                |_, _| future::ready(Ok(Action::await_change())),
-                |_, _, _| Action::await_change(),
-            )
+            maps(cx, events)
         });
         sleep(outage).await;
         assert!(tree.status().stalled.is_some());
         // The longest pause between two attempts is a minute.
         sleep(Duration::from_mins(2)).await;
         assert_eq!(tree.status().stalled, None);
+        tree.stop(Duration::from_mins(1)).await.unwrap();
+    }
+
+    /// The service was aborted at its deadline, 10 seconds later.
+    #[tokio::test(start_paused = true)]
+    async fn a_controller_stops_before_its_first_list() {
+        let settings = supervisor::Settings::default();
+        let deadline = settings.stop_deadline;
+        let tree = Supervisor::start("maps", settings, |cx| maps(cx, stream::pending()));
+        sleep(Duration::from_secs(1)).await;
+        let start = Instant::now();
+        tree.stop(Duration::from_mins(1)).await.unwrap();
+        assert!(start.elapsed() < deadline, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_ends_before_its_first_list_is_an_error() {
+        let tree = Supervisor::start("maps", supervisor::Settings::default(), |cx| maps(cx, stream::empty()));
+        sleep(Duration::from_secs(1)).await;
+        let error = tree.status().last_error.unwrap_or_default();
+        assert!(error.contains("the watch of maps ended"), "{error}");
         tree.stop(Duration::from_mins(1)).await.unwrap();
     }
 }

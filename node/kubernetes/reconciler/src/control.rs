@@ -57,14 +57,26 @@ where
         }
         future::ready(())
     });
-    let ready = async {
-        // An error means that the controller has ended.
-        if objects.wait_until_ready().await.is_ok() {
-            cx.healthy();
-            // The first list; the stream has no item for another one.
-            cx.report(true);
+    // Passes begin when the first list is complete. Before that, the controller does not end when it is cancelled.
+    let unlisted = async {
+        tokio::select! {
+            biased;
+            listed = objects.wait_until_ready() => {
+                // An error means that the controller has ended.
+                if listed.is_ok() {
+                    cx.healthy();
+                    // The first list; the stream has no item for another one.
+                    cx.report(true);
+                }
+                future::pending::<()>().await;
+            }
+            () = cx.cancelled() => {}
         }
     };
-    futures::join!(passes, ready);
+    tokio::select! {
+        biased;
+        () = passes => {}
+        () = unlisted => {}
+    }
     if cx.is_cancelled() { Ok(()) } else { Err(WatchEnded(what)) }
 }
