@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, until};
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
@@ -21,6 +21,15 @@ fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(envtest::claim(json!({"name": class}), class, json!({})))
 }
 
+/// Waits until kube-controller-manager has seen the PV. It binds an earlier claim at its next comparison, up to 15 s later.
+pub async fn is_available(volumes: &Api<PersistentVolume>, name: &str) -> Result<(), Failure> {
+    until(&format!("the phase Available of PV {name}"), async || {
+        let phase = volumes.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
+        Ok((phase != "Available").then_some(phase))
+    })
+    .await
+}
+
 async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (volumes, claims) = (Api::all(cluster.admin()), Api::default_namespaced(cluster.admin()));
     let volume: PersistentVolume = serde_json::from_value(json!({
@@ -31,6 +40,7 @@ async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Resu
         },
     }))?;
     volumes.create(&PostParams::default(), &volume).await?;
+    is_available(&volumes, "by-hand").await?;
     claims.create(&PostParams::default(), &claim("by-hand")?).await?;
     eventually(PATIENCE, "the claim's phase Bound", async || {
         let phase = claims.get("by-hand").await?.status.and_then(|status| status.phase).unwrap_or_default();

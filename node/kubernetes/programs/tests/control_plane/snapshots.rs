@@ -15,6 +15,8 @@ use kube::{Api, Client, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::controllers::is_available;
+
 pub fn cases(suite: Suite) -> Suite {
     suite.case("a_snapshot_and_a_group_get_contents_with_the_node_and_the_volumes", a_snapshot_gets_a_content)
 }
@@ -76,6 +78,7 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
     });
     let claim = envtest::claim(json!({"name": "source", "labels": {"app": "shop"}}), "snapshots", json!({}));
     volumes.create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+    is_available(&volumes, "source").await?;
     claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
     eventually(PATIENCE, "the claim's phase Bound", async || {
         let phase = claims.get("source").await?.status.and_then(|status| status.phase).unwrap_or_default();
