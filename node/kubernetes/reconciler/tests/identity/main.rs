@@ -31,14 +31,15 @@ use supervisor::{Settings, Supervisor};
 use tokio::sync::OnceCell;
 
 macro_rules! suite {
-    ($($module:ident::$case:ident),* $(,)?) => {
-        Suite::new()$(.case(stringify!($case), $module::$case))*
+    ($suite:expr; $($module:ident::$case:ident),* $(,)?) => {
+        $suite$(.case(stringify!($case), $module::$case))*
     };
 }
 
 fn main() -> ExitCode {
     // The cases of `objects` are first, because they delete and change the objects.
     let suite = suite![
+        Suite::new();
         objects::missing_objects_are_created,
         objects::a_claim_without_a_class_gets_the_nodes_class,
         objects::deleted_objects_are_created_again,
@@ -57,7 +58,6 @@ fn main() -> ExitCode {
         snapshots::the_kinds_are_created_and_correct_ones_are_not_written,
         snapshots::a_changed_kind_is_repaired_and_that_of_another_client_stays,
         clones::a_clone_gets_the_node_of_its_source,
-        immediate::a_claim_with_immediate_binding_gets_a_node,
         storage::a_node_creates_changes_and_deletes_its_own_pv,
         storage::a_node_creates_only_pvs_with_the_listed_fields,
         storage::a_node_changes_nothing_else_of_its_pv,
@@ -85,14 +85,20 @@ fn main() -> ExitCode {
         dns::the_service_has_an_endpoint_on_each_node,
         joining::a_token_admits_one_node_and_no_other,
         joining::a_registered_name_is_denied,
+    ];
+    // The API server caches a token for 10 s. Neither has an approver.
+    let suite = suite.at_once(suite![
+        Suite::new();
         joining::a_token_ends_when_it_expires_or_is_deleted,
         joining::a_token_deleted_during_a_request_is_named,
+    ]);
+    let suite = suite![
+        suite;
         joining::a_token_gives_no_other_rights,
         joining::a_machine_becomes_a_node,
         joining::a_node_renews_itself_without_a_token,
         joining::a_node_with_an_expired_certificate_needs_a_token,
         joining::a_token_is_deleted_when_its_node_has_registered,
-        joining::a_node_whose_token_was_deleted_stays_in_the_cluster,
         joining::a_machine_that_cannot_join_gets_the_reason,
         kubelet::a_kubelet_does_not_choose_the_addresses_of_its_pods,
         kubelet::a_kubelet_does_not_write_a_public_key,
@@ -106,7 +112,16 @@ fn main() -> ExitCode {
         certificate::a_serving_certificate_has_no_foreign_address,
         certificate::a_renewed_certificate_is_served_soon,
         administrators::an_administrator_has_all_rights_while_the_request_is_listed,
+    ];
+    // They wait for that cache, and for intervals of 5 s or 10 s.
+    let suite = suite.at_once(suite![
+        Suite::new();
+        immediate::a_claim_with_immediate_binding_gets_a_node,
+        joining::a_node_whose_token_was_deleted_stays_in_the_cluster,
         administrators::a_replaced_key_of_an_administrator_has_no_rights,
+    ]);
+    let suite = suite![
+        suite;
         // Last: they stop the name server and the API server.
         names::services_and_their_pods_have_addresses,
         names::services_have_ports,
