@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::Deadlines;
-use envtest::{Cluster, Failure, Fault, FaultyServer, Identity, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, Fault, FaultyServer, PATIENCE, Seen, eventually};
 use http::StatusCode;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use supervisor::{Backoff, Settings};
 use tokio::time::timeout;
-use units::Bytes;
 
 use crate::node::{Node, until};
 
@@ -54,8 +53,8 @@ pub async fn recovers_from_a_burst_of_500(cluster: Arc<Cluster>) -> Result<(), F
 }
 
 async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<(), Failure> {
-    let mut node = Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?;
-    let server = FaultyServer::start(cluster.client(Identity::Storage).await?).await?;
+    let mut node = Node::apart(cluster, namespace).await?;
+    let server = FaultyServer::start(node.storage.clone()).await?;
     node.storage = apiclient::client_with(server.config(), DEADLINES)?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     let backoff = Backoff { most: RETRY, ..Backoff::default() };

@@ -64,7 +64,6 @@ fn main() -> ExitCode {
         groups::a_node_writes_only_contents_of_groups_that_it_serves,
         rollback::a_claim_returns_to_a_snapshot_and_back,
         rollback::files_return_to_a_snapshot_and_back,
-        rollback::a_rollback_waits_until_no_pod_has_the_volume,
         rollback::a_rollback_waits_for_the_end_of_a_clone_with_an_event,
         rollback::what_cannot_be_rolled_back_is_reported_and_changes_nothing,
         rollback::a_quota_denies_a_rollback_before_it_begins,
@@ -97,7 +96,6 @@ fn main() -> ExitCode {
         requests::a_deletion_lists_no_pvs,
         requests::a_claim_costs_two_requests,
         requests::a_claim_does_not_wait_for_its_events,
-        requests::slow_work_is_announced_by_an_event,
         requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
@@ -113,11 +111,20 @@ fn main() -> ExitCode {
         comparison::an_empty_list_of_the_api_server_deletes_nothing,
         comparison::the_provisioner_survives_an_unreachable_api_server,
         health::faults_of_disk_and_volumes_are_reported,
+    ];
+    // Each with a node of its own.
+    let suite = suite.at_once(suite![
+        Suite::new();
+        requests::slow_work_is_announced_by_an_event,
+        rollback::a_rollback_waits_until_no_pod_has_the_volume,
         faults::recovers_from_swallowed_responses,
         faults::recovers_from_cut_responses,
         faults::recovers_from_late_responses,
         faults::recovers_from_a_burst_of_429,
         faults::recovers_from_a_burst_of_500,
+    ]);
+    let suite = suite![
+        suite;
         // From here on, the Node object exists.
         capacity::capacity_is_published_when_the_node_exists,
         capacity::capacity_follows_the_classes,

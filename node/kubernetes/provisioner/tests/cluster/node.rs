@@ -119,6 +119,14 @@ impl Node {
         Ok(node)
     }
 
+    /// As [`Node::stopped`], with a name and an identity of its own: such nodes can run at the same time.
+    pub async fn apart(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        let mut node = Self::stopped(cluster, namespace, Bytes::new(100 << 30)).await?;
+        node.name = format!("node-{namespace}");
+        node.storage = cluster.storage_of(&node.name).await?;
+        Ok(node)
+    }
+
     pub async fn run(&mut self) -> Result<(), Failure> {
         self.run_with(supervisor::Settings::default()).await
     }

@@ -132,7 +132,7 @@ pub async fn a_claim_does_not_wait_for_its_events(cluster: Arc<Cluster>) -> Resu
 }
 
 pub async fn slow_work_is_announced_by_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::stopped(&cluster, "slow-work", DISK).await?;
+    let mut node = Node::apart(&cluster, "slow-work").await?;
     let hold = Arc::new(Hold { request: "POST persistentvolumes", reached: Notify::new(), go: Notify::new() });
     node.storage = held(node.storage.clone(), Arc::clone(&hold));
     node.run().await?;

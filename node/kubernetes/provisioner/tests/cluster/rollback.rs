@@ -30,8 +30,12 @@ impl Fixture {
     }
 
     async fn with_mode(cluster: &Cluster, namespace: &str, mode: &str) -> Result<Self, Failure> {
-        let api = SnapshotApi::install(cluster, namespace).await?;
-        let node = Node::start(cluster, namespace).await?;
+        Self::on(Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?, cluster, mode).await
+    }
+
+    async fn on(mut node: Node, cluster: &Cluster, mode: &str) -> Result<Self, Failure> {
+        let api = SnapshotApi::install(cluster, &node.namespace).await?;
+        node.run().await?;
         let volume = node.volume("data", json!({"volumeMode": mode})).await?;
         let source = json!({"volumeHandle": volume.as_str()});
         let content = api.create("before", Some(&node.name), source, json!({})).await?;
@@ -161,7 +165,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
 }
 
 pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let fixture = Fixture::new(&cluster, "rollback-waits").await?;
+    let fixture = Fixture::on(Node::apart(&cluster, "rollback-waits").await?, &cluster, "Block").await?;
     let Fixture { node, volume, .. } = &fixture;
     let target = Path::new("/var/lib/kubelet/pods/7/volumeDevices/data");
     node.volumes.set_published(volume, Some(target));
