@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::{Failure, PATIENCE};
 
 /// Between the first two looks, and at most: what comes late is looked for less often, and what is asked has its work.
-const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(300)];
 
 #[derive(Debug)]
 pub enum Seen<T> {
