@@ -158,7 +158,7 @@ fn lossy_cuts(replay: &Replay) -> Vec<Cut> {
 type Ends = BTreeMap<Boot, u32>;
 
 /// From so many unfinished disks a node is booted, at most: it formats each of them, which takes seconds.
-const FORMATTED_AGAIN: usize = 12;
+const FORMATTED_AGAIN: usize = 6;
 
 /// Every different state of the disk that a write makes is looked at, and booted from: of the unfinished ones, which are
 /// most of them, from a part. Then some in which writes are lost.
