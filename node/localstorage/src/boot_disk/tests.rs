@@ -36,9 +36,11 @@ impl Disk {
 
     fn read(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         for (place, bytes) in &self.written {
+            let start = (*place).max(at);
             let end = (place + bytes.len() as u64).min(at + buffer.len() as u64);
-            for byte in (*place).max(at)..end {
-                buffer[(byte - at) as usize] = bytes[(byte - place) as usize];
+            let range = |base: u64| (start - base) as usize..(end - base) as usize;
+            if start < end {
+                buffer[range(at)].copy_from_slice(&bytes[range(*place)]);
             }
         }
         Ok(())
