@@ -1,6 +1,9 @@
 //! Power cuts in the life of volumes. Needs root and three scratch disks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use crash::omission::{Omission, every_flush};
@@ -10,16 +13,34 @@ use crash::{CONTROL_SEED, Coverage, Experiment, Flushes, POINTS, Plan, SEEDS};
 /// Of each history, 120 together: more than a history has cases.
 const POINTS_OF_EACH: usize = 30;
 
+/// Histories at once, each with three disks: a point waits for the kernel more than it computes.
+const AT_ONCE: usize = 2;
+
+/// Of the tests: one forks, and no other thread may unmount meanwhile.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_comparison() {
-    let mut all = Coverage::default();
-    for seed in SEEDS {
+    let _turn = turn();
+    let coverage = |seed: u64| {
         let plan = Plan::Random { seed, points: POINTS_OF_EACH };
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: Duration::from_secs(60) };
-        let Coverage { points, lossy, shown } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
-        all.points += points;
-        all.lossy += lossy;
-        all.shown.extend(shown);
+        experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"))
+    };
+    let mut all = Coverage::default();
+    for seeds in SEEDS.chunks(AT_ONCE) {
+        let found: Vec<Coverage> = thread::scope(|scope| {
+            let running: Vec<_> = seeds.iter().map(|&seed| scope.spawn(move || coverage(seed))).collect();
+            running.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        for Coverage { points, lossy, shown } in found {
+            all.points += points;
+            all.lossy += lossy;
+            all.shown.extend(shown);
+        }
     }
     let Coverage { points, lossy, shown } = all;
     println!("{points} points, {lossy} of them lossy");
@@ -32,6 +53,7 @@ fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_com
 /// the overwritten blocks.
 #[test]
 fn a_copy_keeps_its_instant_while_its_source_is_written_again() {
+    let _turn = turn();
     let experiment = Experiment { plan: Plan::Rewrites, flushes: Flushes::Kept, patience: Duration::from_secs(60) };
     let Coverage { points, shown, .. } = experiment.run(|_, _| {}).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{points} points");
@@ -43,6 +65,7 @@ fn a_copy_keeps_its_instant_while_its_source_is_written_again() {
 /// Shows that the checks can fail: synced data is lost with the flushes. And that the report is short.
 #[test]
 fn a_disk_that_drops_flushes_breaks_the_invariants() {
+    let _turn = turn();
     let plan = Plan::Random { seed: CONTROL_SEED, points: POINTS };
     let experiment = Experiment { plan, flushes: Flushes::Dropped, patience: Duration::from_secs(5) };
     let failure = experiment.run(|_, _| {}).expect_err("nothing was lost");
@@ -69,6 +92,7 @@ const FLUSHES: [(&str, &str, bool); 11] = [
 
 #[test]
 fn a_single_flush_that_the_store_leaves_out_is_found() {
+    let _turn = turn();
     let mut found: BTreeMap<Shape, BTreeSet<(&str, String, bool)>> = BTreeMap::new();
     for Omission { during: (name, shape), flush, violation } in every_flush().unwrap() {
         match &violation {
