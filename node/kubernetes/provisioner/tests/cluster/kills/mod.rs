@@ -27,7 +27,7 @@ use self::fuse::{Kill, Passed};
 use self::node::{CLASS, NAMESPACE, Node, Place, User, at};
 use crate::node::reconcile;
 
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 8;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 const SMALL_DISK: Bytes = Bytes::new(512 << 20);
