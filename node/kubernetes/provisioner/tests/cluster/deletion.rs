@@ -7,13 +7,12 @@ use envtest::{Cluster, Failure};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use units::Bytes;
 use volume::VolumeId;
 
 use crate::node::{Node, until};
 
 pub async fn a_pv_deleted_before_its_claim_leaks_no_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "delete-pv").await?;
+    let node = Node::start_apart(&cluster, "delete-pv").await?;
     let pv = node.provisioned("data", json!({})).await?;
     node.pvs().delete(&pv.name_any(), &DeleteParams::default()).await?;
     assert!(node.pvs().get(&pv.name_any()).await?.metadata.deletion_timestamp.is_some());
@@ -61,7 +60,7 @@ pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> 
 }
 
 pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "second").await?;
+    let node = Node::start_apart(&cluster, "second").await?;
     let pv = node.provisioned("data", json!({})).await?;
     let mut second = serde_json::to_value(&pv)?;
     second["metadata"] = json!({"name": "by-hand", "annotations": pv.annotations()});
@@ -77,7 +76,7 @@ pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>
 }
 
 async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, VolumeId), Failure> {
-    let mut node = Node::start(cluster, namespace).await?;
+    let mut node = Node::start_apart(cluster, namespace).await?;
     let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.settled(&id).await?;
@@ -120,7 +119,7 @@ pub async fn a_pv_created_during_the_deletion_restores_the_data(cluster: Arc<Clu
 }
 
 pub async fn a_volume_that_cannot_be_removed_delays_no_other(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::with_disk(&cluster, "stuck", Bytes::new(100 << 30)).await?;
+    let node = Node::start_apart(&cluster, "stuck").await?;
     let mut ids = Vec::new();
     for name in ["stuck", "other"] {
         node.claim_here(name, json!({})).await?;
@@ -144,7 +143,7 @@ pub async fn a_volume_that_cannot_be_removed_delays_no_other(cluster: Arc<Cluste
 
 /// As if the claim's finalizer was removed, or its pod force-deleted.
 pub async fn a_published_volume_is_kept_until_it_is_unpublished(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "published").await?;
+    let node = Node::start_apart(&cluster, "published").await?;
     let pv = node.provisioned("data", json!({})).await?;
     let id: VolumeId = pv.name_any().parse()?;
     node.volumes.set_published(&id, Some(Path::new("/data/kubelet/pods/0b5e/volumes/mount")));

@@ -82,21 +82,28 @@ fn main() -> ExitCode {
         expansion::a_request_that_is_too_large_can_be_lowered,
         expansion::an_expansion_continues_beside_other_changes_of_its_claim,
         expansion::an_interrupted_expansion_is_finished,
-        modification::a_block_claim_is_created_with_a_class_and_gets_another,
-        modification::a_class_that_is_not_possible_changes_nothing,
         modification::an_interrupted_change_is_finished_and_a_filesystem_is_not_changed,
-        deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::retain_keeps_pv_and_data,
         deletion::retain_restores_the_data_without_a_sweep,
-        deletion::a_deletion_is_undone_when_the_policy_becomes_retain,
+    ];
+    // Each with a node of its own. They wait for pauses of a second or more.
+    let suite = suite.at_once(suite![
+        Suite::new();
+        deletion::a_pv_deleted_before_its_claim_leaks_no_data,
         deletion::a_second_pv_of_the_same_volume_keeps_its_data,
+        deletion::a_deletion_is_undone_when_the_policy_becomes_retain,
         deletion::a_pv_created_during_the_deletion_restores_the_data,
         deletion::a_volume_that_cannot_be_removed_delays_no_other,
         deletion::a_published_volume_is_kept_until_it_is_unpublished,
+        requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
+        modification::a_block_claim_is_created_with_a_class_and_gets_another,
+        modification::a_class_that_is_not_possible_changes_nothing,
+    ]);
+    let suite = suite![
+        suite;
         requests::a_deletion_lists_no_pvs,
         requests::a_claim_costs_two_requests,
         requests::a_claim_does_not_wait_for_its_events,
-        requests::a_pv_created_before_the_end_of_the_former_keeps_the_data,
         claims::a_denied_call_is_an_event_on_its_pod,
         claims::a_revoked_detach_of_a_volume_is_reported,
         by_hand::an_orphan_is_adopted_by_a_manual_pv,
@@ -112,7 +119,7 @@ fn main() -> ExitCode {
         comparison::the_provisioner_survives_an_unreachable_api_server,
         health::faults_of_disk_and_volumes_are_reported,
     ];
-    // Each with a node of its own.
+    // As above, for up to half a minute.
     let suite = suite.at_once(suite![
         Suite::new();
         requests::slow_work_is_announced_by_an_event,

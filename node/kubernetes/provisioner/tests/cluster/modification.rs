@@ -83,7 +83,7 @@ fn conditions(status: &PersistentVolumeClaimStatus) -> Vec<&str> {
 }
 
 pub async fn a_block_claim_is_created_with_a_class_and_gets_another(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "modified").await?;
+    let node = Node::start_apart(&cluster, "modified").await?;
     node.make_attributes_class("modified-slow", json!({"writeIOPS": "100"})).await?;
     let claim = json!({"volumeMode": "Block", "volumeAttributesClassName": "modified-slow"});
     node.claim_here("data", claim).await?;
@@ -104,7 +104,7 @@ pub async fn a_block_claim_is_created_with_a_class_and_gets_another(cluster: Arc
 }
 
 pub async fn a_class_that_is_not_possible_changes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let node = Node::start(&cluster, "infeasible").await?;
+    let node = Node::start_apart(&cluster, "infeasible").await?;
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     node.make_attributes_class("infeasible-good", json!({"writeIOPS": "100"})).await?;
     node.make_attributes_class("infeasible-bad", json!({"weight": "100"})).await?;

@@ -127,6 +127,13 @@ impl Node {
         Ok(node)
     }
 
+    /// As [`Node::start`], on a node [`apart`](Node::apart).
+    pub async fn start_apart(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
+        let mut node = Self::apart(cluster, namespace).await?;
+        node.run().await?;
+        Ok(node)
+    }
+
     pub async fn run(&mut self) -> Result<(), Failure> {
         self.run_with(supervisor::Settings::default()).await
     }

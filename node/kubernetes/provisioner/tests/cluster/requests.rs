@@ -150,7 +150,7 @@ pub async fn slow_work_is_announced_by_an_event(cluster: Arc<Cluster>) -> Result
 }
 
 pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let mut node = Node::stopped(&cluster, "in-between", DISK).await?;
+    let mut node = Node::apart(&cluster, "in-between").await?;
     let hold = Arc::new(Hold { request: "PATCH persistentvolumes", reached: Notify::new(), go: Notify::new() });
     node.storage = held(node.storage.clone(), Arc::clone(&hold));
     node.run().await?;
