@@ -76,8 +76,8 @@ impl Suite {
         self
     }
 
-    /// Starts the cluster and runs the cases, one after the other except those that were added by [`Suite::at_once`]. Takes
-    /// the arguments of any Rust test.
+    /// Starts the cluster and runs the cases, one after the other except those that were added by [`Suite::at_once`].
+    /// Takes the arguments of any Rust test.
     pub fn run(self) -> ExitCode {
         let mut arguments = Arguments::from_args();
         arguments.filter = arguments.filter.or_else(|| env::var("TESTBRIDGE_TEST_ONLY").ok());

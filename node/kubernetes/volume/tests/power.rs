@@ -236,8 +236,8 @@ fn cuts_after_begin(replay: &Replay) -> Vec<Cut> {
     cuts
 }
 
-/// [`cuts_after_begin`] without most of those within a row of writes of file data, which leave the metadata as it is: after the
-/// first, each eighth and the last of them.
+/// [`cuts_after_begin`] without most of those within a row of writes of file data, which leave the metadata as it is:
+/// after the first, each eighth and the last of them.
 fn cuts_of_metadata(replay: &Replay) -> Vec<Cut> {
     let mut length = 0;
     let mut rows = vec![0];

@@ -21,7 +21,8 @@ fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(envtest::claim(json!({"name": class}), class, json!({})))
 }
 
-/// Waits until kube-controller-manager has seen the PV. It binds an earlier claim at its next comparison, up to 15 s later.
+/// Waits until kube-controller-manager has seen the PV. It binds an earlier claim at its next comparison, up to 15 s
+/// later.
 pub async fn is_available(volumes: &Api<PersistentVolume>, name: &str) -> Result<(), Failure> {
     until(&format!("the phase Available of PV {name}"), async || {
         let phase = volumes.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
