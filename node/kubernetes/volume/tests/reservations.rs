@@ -110,8 +110,8 @@ fn each_volume_gets_its_reservation_while_the_others_are_full() {
         |name: &str, allocation, size: u64| node.made(&sized(name, Mode::Block { allocation }, Bytes::new(size << 20)));
     let (greedy, of_greedy) = files("pvc-greedy", 24);
     let (other, of_other) = files("pvc-files", 48);
-    let (thick, of_thick) = disk("pvc-thick", Allocation::Thick, 32);
-    let (thin, of_thin) = disk("pvc-thin", Allocation::Thin, 32);
+    let (thick, of_thick) = disk("pvc-thick", Allocation::Thick, 16);
+    let (thin, of_thin) = disk("pvc-thin", Allocation::Thin, 16);
     let rest = node.store.space().unwrap().largest_filesystem();
     let (last, of_last) = node.made(&sized("pvc-rest", default(rest), rest));
     let left = node.store.space().unwrap();
