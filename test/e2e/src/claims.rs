@@ -1,5 +1,6 @@
 //! Operations of a case on claims, volumes and classes.
 
+use crate::watch::watch;
 use crate::{Case, Claim, Class, DRIVER, Failure, PATIENCE, Seen, eventually};
 use cluster::quantity;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus};
@@ -90,6 +91,7 @@ impl Case {
     /// Waits until nothing of a volume is left: neither its object, nor anything on the node.
     pub async fn volume_is_gone(&self, volume: &str, project: Option<u32>) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the removal of all of volume {volume}"), async || {
+            watch(self.volumes(), volume, |found| found.is_none()).await;
             let found = self.volumes().get_opt(volume).await;
             if let Some(found) = found.map_err(Failure::api(format!("look for volume {volume}")))? {
                 let phase = found.status.and_then(|status| status.phase);

@@ -27,6 +27,7 @@ mod services;
 mod setting;
 mod suite;
 mod turn;
+mod watch;
 
 pub use capture::{Capture, Packet, Transport};
 pub use case::Case;

@@ -1,16 +1,12 @@
 //! Operations of a case on pods.
 
 use crate::cost::cost;
+use crate::watch::watch;
 use crate::{Case, Failure, PATIENCE, Pod, Seen, Server, eventually};
 use k8s_openapi::api::core::v1 as core;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use std::time::Duration;
-use tokio::time::timeout;
-
-/// Limit of a watch of a pod. Then the test looks at it, and reports what it has seen.
-const WATCHED: Duration = Duration::from_secs(20);
 
 impl Case {
     pub async fn start(&self, pod: &Pod) -> Result<(), Failure> {
@@ -31,7 +27,7 @@ impl Case {
         let server = Server::of(self, pod);
         let what = format!("an answer of pod {pod}");
         let answers = eventually(PATIENCE, &what, async || {
-            self.watch(pod, is_ready).await;
+            watch(self.pods(), pod, is_ready).await;
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
             if !is_ready(found.as_ref()) {
                 let status = found.and_then(|pod| pod.status).unwrap_or_default();
@@ -61,7 +57,7 @@ impl Case {
         let deleted = self.pods().delete(pod, &DeleteParams::default()).await;
         deleted.map_err(Failure::api(format!("delete pod {pod}")))?;
         eventually(PATIENCE, &format!("the removal of pod {pod}"), async || {
-            self.watch(pod, |found| found.is_none()).await;
+            watch(self.pods(), pod, |found| found.is_none()).await;
             let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
             Ok(found.map_or(Seen::Done(()), |_| Seen::NotYet("it is there".to_owned())))
         })
@@ -81,13 +77,6 @@ impl Case {
             Ok(found.map_or_else(|| Seen::NotYet(volumes.to_string()), |volume| Seen::Done(volume.clone())))
         })
         .await
-    }
-
-    /// Returns when the pod, or its absence, fulfils the condition, and after [`WATCHED`] in any case. A watch returns sooner than
-    /// looks at an interval, and takes less of the node's CPU.
-    async fn watch(&self, pod: &str, condition: fn(Option<&core::Pod>) -> bool) {
-        let mut lost = None;
-        _ = timeout(WATCHED, launch::wait_for(self.pods(), pod, condition, &mut lost)).await;
     }
 
     pub(crate) fn pods(&self) -> Api<core::Pod> {
