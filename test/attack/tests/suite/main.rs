@@ -317,8 +317,7 @@ async fn are_apart(case: &Case, first: &Attacker, second: &Attacker) -> Result<(
     let numbers = [&first.device, &second.device].map(|device| device.loops.clone());
     assert!(numbers.iter().all(|loops| loops.len() == 1), "{numbers:?}");
     assert_ne!(numbers[0], numbers[1]);
-    goes_on(case, first.kind).await?;
-    goes_on(case, second.kind).await?;
+    tokio::try_join!(goes_on(case, first.kind), goes_on(case, second.kind))?;
     assert_eq!(case.on_the_node(&first.volumes[1]).await?, first.device, "the device is still the first volume's");
     Ok(())
 }
