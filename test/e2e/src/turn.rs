@@ -50,8 +50,8 @@ mod tests {
     async fn parts_that_wait_run_one_after_the_other_when_the_rest_has_ended() {
         let mut turns = Turn::beside(3).into_iter();
         let [first, second, other] = [(); 3].map(|()| turns.next().unwrap());
-        let mut first_waits = Box::pin(async { first.alone().await });
-        let mut second_waits = Box::pin(async { second.alone().await });
+        let mut first_waits = Box::pin(first.alone());
+        let mut second_waits = Box::pin(second.alone());
         assert_eq!((&mut first_waits).now_or_never(), None);
         assert_eq!((&mut second_waits).now_or_never(), None);
         drop(other);
