@@ -12,7 +12,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::{self, watcher};
 use supervisor::Context;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::arrival;
@@ -25,8 +25,8 @@ use crate::snapshot::object::Content;
 /// How often the CRDs are looked for.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Looks without the CRDs before they are reported as missing. The control plane of a new cluster creates them after some minutes.
-const REPORTED: u32 = 10;
+/// The CRDs are reported as missing after this. The control plane of a new cluster creates them after some minutes.
+const REPORTED: Duration = Duration::from_mins(10);
 
 /// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. Calls `report` once if it stays
 /// missing. `false` if it is cancelled.
@@ -34,7 +34,7 @@ pub(crate) async fn served<F>(cx: &Context, kind: &'static str, find: impl Fn() 
 where
     F: Future<Output = Result<(), kube::Error>>,
 {
-    let mut missing = 0_u32;
+    let (mut missing, mut is_reported) = (None::<Instant>, false);
     loop {
         let found = tokio::select! {
             () = cx.cancelled() => return false,
@@ -43,17 +43,14 @@ where
         let Err(error) = found else { return true };
         if !is_missing(&error) {
             warn!(kind, error = causes::of(&error), "objects of snapshots cannot be read, will retry");
-        } else {
-            missing = missing.saturating_add(1);
-            if missing == 1 {
-                info!(
-                    kind,
-                    "the cluster does not have the kind; its snapshots are available when the CRDs are installed"
-                );
-            }
-            if missing == REPORTED {
+        } else if let Some(since) = missing {
+            if !is_reported && since.elapsed() >= REPORTED {
+                is_reported = true;
                 report();
             }
+        } else {
+            missing = Some(Instant::now());
+            info!(kind, "the cluster does not have the kind; its snapshots are available when the CRDs are installed");
         }
         cx.healthy();
         tokio::select! {
@@ -116,10 +113,11 @@ mod tests {
                 Ok::<_, RunError>(())
             }
         });
-        // A pause is at least half of the interval.
-        sleep(INTERVAL * (REPORTED - 1) / 2).await;
+        sleep(REPORTED - Duration::from_secs(1)).await;
         assert_eq!(reports.load(Ordering::Relaxed), 0);
-        sleep(INTERVAL * REPORTED * 3).await;
+        sleep(INTERVAL * 2).await;
+        assert_eq!(reports.load(Ordering::Relaxed), 1);
+        sleep(REPORTED * 3).await;
         assert_eq!(reports.load(Ordering::Relaxed), 1);
         tree.stop(INTERVAL).await.expect("it ends");
     }
