@@ -216,7 +216,8 @@ impl Reclaimer {
         }
         if selected != Some(node.as_str()) && self.annotate(claim, SELECTED_NODE, node.as_str().into()).await? {
             info!(claim = %Named(claim), ?source, node, "node of the source selected for clone");
-            if let Some(other) = selected {
+            // Users write the annotation, and an event has a limited length.
+            if let Some(other) = selected.filter(|other| is_object_name(other)) {
                 self.report_moved(claim, source, &node, other).await;
             }
         }
@@ -322,7 +323,7 @@ impl Reclaimer {
     /// An event on a clone that the selected node does not create it, at most every few minutes: the pod may not be
     /// able to run where the source is.
     async fn report_moved(&self, claim: &PersistentVolumeClaim, source: Source<'_>, node: &str, other: &str) {
-        if !self.selections().report(claim, false, Instant::now()) {
+        if !self.selections().report_moved(claim, Instant::now()) {
             return;
         }
         let note = format!(

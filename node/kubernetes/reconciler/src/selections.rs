@@ -24,7 +24,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// The event about an obstacle that may go by itself is emitted after this.
 const TEMPORARY: Duration = Duration::from_mins(1);
 
-/// The event about a claim without a node is repeated after this.
+/// An event about a claim is repeated after this.
 const REPORTED: Duration = Duration::from_mins(5);
 
 /// Claims that were not seen for this long are bound or deleted.
@@ -46,6 +46,8 @@ struct Waiting {
     /// Since when no node can have it.
     obstructed: Option<Instant>,
     reported: Option<Instant>,
+    /// When the event about another node was emitted.
+    moved: Option<Instant>,
     seen: Instant,
 }
 
@@ -131,11 +133,12 @@ impl Selections {
         if is_temporary && now < since + TEMPORARY {
             return false;
         }
-        let due = waiting.reported.is_none_or(|at| now >= at + REPORTED);
-        if due {
-            waiting.reported = Some(now);
-        }
-        due
+        is_due(&mut waiting.reported, now)
+    }
+
+    /// Whether the owner of the claim, whose node was replaced, should get the event now.
+    pub(crate) fn report_moved(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
+        is_due(&mut self.waiting(claim, now).moved, now)
     }
 
     /// The entry of the claim. A changed request starts again.
@@ -145,8 +148,15 @@ impl Selections {
             self.forgotten = Some(now);
         }
         let size = size_of(claim);
-        let new =
-            || Waiting { size, selected: None, rejected: BTreeMap::new(), obstructed: None, reported: None, seen: now };
+        let new = || Waiting {
+            size,
+            selected: None,
+            rejected: BTreeMap::new(),
+            obstructed: None,
+            reported: None,
+            moved: None,
+            seen: now,
+        };
         let waiting = self.claims.entry(claim.uid().unwrap_or_default()).or_insert_with(new);
         if waiting.size != size {
             *waiting = new();
@@ -154,6 +164,15 @@ impl Selections {
         waiting.seen = now;
         waiting
     }
+}
+
+/// Whether an event is emitted now: it was not, or long ago.
+fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = last.is_none_or(|at| now >= at + REPORTED);
+    if is_due {
+        *last = Some(now);
+    }
+    is_due
 }
 
 pub(crate) fn size_of(claim: &PersistentVolumeClaim) -> Bytes {
@@ -269,6 +288,19 @@ mod tests {
         assert!(selections.report(&claim, false, now));
         assert!(!selections.report(&claim, false, now));
         assert!(selections.report(&claim, false, now + REPORTED));
+    }
+
+    /// A claim that no node could have, and then got the node of its source, had no event about that.
+    #[test]
+    fn events_about_another_node_have_their_own_pauses() {
+        let (mut selections, now) = (Selections::default(), Instant::now());
+        let claim = claim("a", "1", "1Gi");
+        assert!(selections.report_moved(&claim, now));
+        assert!(!selections.report_moved(&claim, now));
+        assert!(selections.report_moved(&claim, now + REPORTED));
+        // No obstacle began with it.
+        assert!(!selections.report(&claim, true, now + REPORTED + TEMPORARY));
+        assert!(selections.report(&claim, false, now + REPORTED + TEMPORARY));
     }
 
     #[test]
