@@ -1,4 +1,4 @@
-//! What is attacked, and what an attack uses.
+//! The volume, device, layer and module that attacks use.
 
 use core::ffi::CStr;
 
