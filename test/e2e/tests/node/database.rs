@@ -1,4 +1,5 @@
-//! The tutorial "Your first database": its objects, in which only the address of the registry is replaced.
+//! The tutorial "Your first database": its objects with the address of the test's registry, and with a device in the
+//! StatefulSet.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -20,6 +21,10 @@ const NAME: &str = "database";
 pub const POD: &str = "database-0";
 const CLAIM: &str = "data-database-0";
 const SIZE: u64 = 128 << 20;
+/// The added template, and its claim for the pod.
+const DEVICE: &str = "device";
+const DEVICE_CLAIM: &str = "device-database-0";
+const DEVICE_SIZE: u64 = 16 << 20;
 const PORT: u16 = 6379;
 /// Of the database.
 pub const SECRET: &str = "password-of-the-test-database";
@@ -39,12 +44,30 @@ pub async fn create(case: &Case) -> Result<(), Failure> {
     }
     assert!(OBJECTS.contains(&format!("image: {TUTORIAL_REGISTRY}/{IMAGE}\n")), "{OBJECTS}");
     let objects = OBJECTS.replace(TUTORIAL_REGISTRY, REGISTRY);
-    let objects: Vec<Value> = serde_saphyr::from_multiple(&objects).expect("YAML of objects");
+    let mut objects: Vec<Value> = serde_saphyr::from_multiple(&objects).expect("YAML of objects");
     assert_eq!(objects.len(), 3, "{objects:?}");
+    let set = objects.iter_mut().find(|object| object["kind"] == "StatefulSet").expect("a StatefulSet");
+    add_device(set);
     for object in objects {
         case.apply(&serde_json::from_value(object)?).await?;
     }
     Ok(())
+}
+
+/// The tutorial has a claim for files only.
+fn add_device(set: &mut Value) {
+    let spec = &mut set["spec"];
+    let template = json!({
+        "metadata": {"name": DEVICE},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Block",
+            "resources": {"requests": {"storage": DEVICE_SIZE.to_string()}},
+        },
+    });
+    spec["volumeClaimTemplates"].as_array_mut().expect("a list of templates").push(template);
+    let device = json!([{"name": DEVICE, "devicePath": "/dev/device"}]);
+    spec["template"]["spec"]["containers"][0]["volumeDevices"] = device;
 }
 
 /// Cases of one database, each of which needs the one before it.
@@ -53,12 +76,15 @@ pub async fn cases(part: &Part) {
     let has_a_claim =
         part.must_show("a_stateful_set_pulls_with_a_secret_and_a_private_ca_and_has_a_claim", has_a_claim(case));
     let Ok(first) = has_a_claim.await else { return };
+    let has_a_device = part.must_show("a_stateful_set_has_a_device_for_its_pod", has_a_device(case));
+    let Ok(device) = has_a_device.await else { return };
     let written = part.must_show("a_database_is_written_by_the_name_of_its_headless_service", is_written(case)).await;
     if written.is_err() {
         return;
     }
     part.shows("a_disruption_budget_allows_no_eviction_of_the_database", is_counted(case)).await;
     part.shows("a_deleted_pod_of_a_database_returns_with_its_data", returns(case, &first)).await;
+    part.shows("the_next_pod_of_a_stateful_set_has_its_device", keeps_its_device(case, &device)).await;
 }
 
 /// Returns the unique ID of the pod.
@@ -69,6 +95,20 @@ async fn has_a_claim(case: &Case) -> Result<String, Failure> {
     assert_eq!(project.and_then(|project| project.bytes), Some(SIZE));
     assert_eq!(mounts.len(), 1, "{mounts:?}");
     Ok(pod)
+}
+
+/// Returns the name of its volume.
+async fn has_a_device(case: &Case) -> Result<String, Failure> {
+    let volume = case.volume_name(DEVICE_CLAIM).await?;
+    let OnNode { loops, .. } = case.on_the_node(&volume).await?;
+    assert_eq!(loops.len(), 1, "{loops:?}");
+    Ok(volume)
+}
+
+/// The pod is ready, so that it has one.
+async fn keeps_its_device(case: &Case, volume: &str) -> Result<(), Failure> {
+    assert_eq!(has_a_device(case).await?, volume);
+    Ok(())
 }
 
 /// Waits for a pod that is ready, and is not the one with this unique ID.
