@@ -1,0 +1,188 @@
+//! Snapshots, groups and rollbacks of [`FakeVolumes`](super::FakeVolumes).
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use dir::Ensured;
+use units::Bytes;
+use volume::{
+    Allocation, Cloning, Error, GroupRequest, Mode, Owner, Record, Request, Rollback, RollbackError, RollbackRequest,
+    SnapshotRequest, SourceError, State, Taken, VolumeId, VolumeRefusal,
+};
+
+use super::Disk;
+
+impl Disk {
+    pub(super) fn take_snapshot(
+        &mut self,
+        id: &VolumeId,
+        want: &SnapshotRequest,
+    ) -> Result<Ensured<Taken<Record>>, Error> {
+        let SnapshotRequest { claim, owner, class, source, max_pause } = want.clone();
+        let (mode, size) = match self.look(id) {
+            Some((record, _)) => (record.mode, record.size),
+            None if self.is_snapshot(&source) => {
+                return Err(Error::Source { id: id.clone(), source: SourceError::Unknown { volume: source } });
+            }
+            None => {
+                let checked = self.check_source(&source, Bytes::new(u64::MAX));
+                checked.map_err(|source| Error::Source { id: id.clone(), source })?
+            }
+        };
+        if !mode.is_block() {
+            self.pauses.push(max_pause);
+        }
+        let mode = taken_at(mode, SystemTime::now());
+        let known = self.records.get(id).cloned();
+        let copying = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
+            Ok(_) => self.announce(id).map(|_| None)?,
+            Err(error) => Some(error.copying().ok_or(error)?),
+        };
+        let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
+        Ok(Taken::since(known, record, copying))
+    }
+
+    /// Whether there is a freezer, and pods, makes no difference.
+    pub(super) fn take_group(
+        &mut self,
+        want: &GroupRequest,
+    ) -> Result<Ensured<Taken<BTreeMap<VolumeId, Record>>>, Error> {
+        self.pauses.push(want.max_pause);
+        let records = |disk: &Self| -> Option<BTreeMap<_, _>> {
+            want.members.keys().map(|id| Some((id.clone(), disk.records.get(id)?.clone()))).collect()
+        };
+        let known = records(self);
+        if known.is_none() {
+            if let Some(id) = want.members.keys().find(|id| !self.records.contains_key(*id))
+                && self
+                    .records
+                    .iter()
+                    .any(|(id, record)| want.members.contains_key(id) && record.state == State::Announced)
+            {
+                return Err(Error::Removed { id: id.clone() });
+            }
+            let before = (self.records.clone(), self.sources.clone(), self.passes);
+            let taken = SystemTime::now();
+            self.passes = u32::MAX;
+            let begun = want.members.iter().try_for_each(|(id, member)| {
+                self.take_snapshot(id, member)?;
+                self.records.entry(id.clone()).and_modify(|record| record.mode = taken_at(record.mode, taken));
+                Ok(())
+            });
+            match begun {
+                Ok(()) => self.passes = before.2,
+                Err(error) => {
+                    (self.records, self.sources, self.passes) = before;
+                    return Err(match error {
+                        Error::Source { source, .. } => Error::Source { id: want.id.clone(), source },
+                        error => error,
+                    });
+                }
+            }
+        }
+        let mut copying = None;
+        for (id, member) in &want.members {
+            if copying.is_none() {
+                copying = self.take_snapshot(id, member)?.into_inner().copying;
+            }
+        }
+        let records = records(self).ok_or_else(|| Error::Unknown { id: want.id.clone() })?;
+        Ok(Taken::since(known, records, copying))
+    }
+
+    pub(super) fn remove_snapshot(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        if self.records.contains_key(id) && !self.is_snapshot(id) {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Volume });
+        }
+        if let Some(record) = self.records.get(id).filter(|record| record.is_exchanged())
+            && let Some(Rollback { volume, .. }) = record.rollback()
+            && self.records.contains_key(volume)
+        {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
+        }
+        self.retire(id);
+        self.discard(id)
+    }
+
+    pub(super) fn roll_back(&mut self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
+        let RollbackRequest { claim, volume, source } = want.clone();
+        let failed = |source| Error::Rollback { id: volume.clone(), source };
+        let (rollback, mode, size) = match self.look(id) {
+            Some((record, _)) => match record.rollback() {
+                Some(rollback) if rollback.volume == volume && rollback.source == source => {
+                    let is_grown = self.look(&volume).is_some_and(|(former, _)| former.size != record.size);
+                    if is_grown && !record.is_exchanged() {
+                        self.records.remove(id);
+                        return Err(failed(RollbackError::Grown));
+                    }
+                    (rollback.clone(), record.mode, record.size)
+                }
+                _ => {
+                    let Record { claim, size, .. } = record;
+                    let source = VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size };
+                    return Err(Error::Refused { id: id.clone(), source });
+                }
+            },
+            None => {
+                let (record, _) = self.look(&volume).ok_or_else(|| failed(RollbackError::Unknown))?;
+                let allocation = match record.mode {
+                    Mode::Block { allocation } => allocation,
+                    Mode::Filesystem { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
+                        Allocation::default()
+                    }
+                };
+                match record.mode {
+                    Mode::Block { .. } | Mode::Filesystem { .. } if record.state == State::Announced => {
+                        let (volume, source, project) = (volume.clone(), source.clone(), record.project);
+                        (Rollback { volume, source, project, allocation }, record.mode, record.size)
+                    }
+                    Mode::Block { .. } | Mode::Filesystem { .. } => {
+                        return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::NotAnnounced });
+                    }
+                    Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
+                        return Err(Error::Refused { id: volume.clone(), source: VolumeRefusal::Snapshot });
+                    }
+                }
+            }
+        };
+        let (mode, owner) = (taken_at(mode, SystemTime::now()), Owner::Rollback(rollback.clone()));
+        let request = Request { claim, owner, class: String::new(), mode, size, source: Some(source.clone()) };
+        let record = self.provision(id, &request)?.into_inner();
+        if !record.is_exchanged() {
+            let Some((former, false)) = self.look(&volume) else { return Err(failed(RollbackError::Unknown)) };
+            let is_of_volume = |cloning: &Cloning| cloning.source == volume;
+            if self.records.values().any(|record| record.cloning.as_ref().is_some_and(is_of_volume)) {
+                return Err(failed(RollbackError::Shared));
+            }
+            if let Some(target) = self.published.get(&volume) {
+                return Err(Error::Published { id: volume.clone(), target: target.clone() });
+            }
+            self.records.insert(volume.clone(), Record { project: record.project, ..former });
+            self.records.insert(id.clone(), Record { project: rollback.project, ..record });
+            self.sources.insert(volume, source);
+        }
+        let announced = self.announce(id)?;
+        let (record, _) = self.look(id).ok_or_else(|| Error::Unknown { id: id.clone() })?;
+        Ok(announced.map(|()| record))
+    }
+
+    pub(super) fn end_rollback(&mut self, id: &VolumeId) -> Result<Ensured<()>, Error> {
+        let Some(record) = self.records.get_mut(id) else { return Ok(Ensured::Unchanged(())) };
+        let (is_exchanged, Some(Rollback { volume, .. })) = (record.is_exchanged(), record.rollback()) else {
+            return Ok(Ensured::Unchanged(()));
+        };
+        if !is_exchanged || record.state == State::Staged {
+            return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::RollingBack(volume.clone()) });
+        }
+        record.owner = Owner::Provisioner;
+        Ok(Ensured::Created(()))
+    }
+}
+
+/// The mode of a snapshot of a volume, or of a snapshot, with this instant.
+fn taken_at(mode: Mode, taken: SystemTime) -> Mode {
+    match mode {
+        Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => Mode::SnapshotTree { taken, inodes },
+        Mode::Block { .. } | Mode::Snapshot { .. } => Mode::Snapshot { taken },
+    }
+}
