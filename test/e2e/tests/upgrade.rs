@@ -5,8 +5,8 @@ use envtest::chain;
 use launch::{Data, Node};
 use std::error::Error;
 
-/// The first boot has a kernel without BPF-LSM, with which no container runtime starts. At the power cut, the disk has changed,
-/// and the Secrets have not.
+/// The first boot has a kernel without BPF-LSM, with which no container runtime starts. At the power cut, the disk has
+/// changed, the API server is ready, and the Secrets have not changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_continues_after_a_power_cut() {
     let setting = Setting::from_target().expect("the test's files");
