@@ -89,7 +89,8 @@ impl Before {
         for program in User::ALL.map(User::program) {
             running.push((program, case.signal(program, 0).await?));
         }
-        // The answers may come too late, and etcd may be away when the API server is to pass a signal on: it is the last to get one.
+        // The answers may come too late, and etcd may be away when the API server is to pass a signal on: it is the last to
+        // get one.
         let (last, first): (Vec<_>, Vec<_>) =
             User::ALL.into_iter().partition(|user| matches!(user, User::Etcd | User::ApiServer));
         for users in [first, last] {
