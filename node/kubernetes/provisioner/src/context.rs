@@ -100,8 +100,9 @@ struct CopyState {
 
 impl Copies {
     /// A copy is forgotten after this time without a pass: it has ended, its passes fail, or its object is gone, which nothing
-    /// announces. If it goes on, its pauses begin again, and the next pass gets its turn as if it cloned the content.
-    const FORGOTTEN: Duration = Duration::from_mins(1);
+    /// announces. If it goes on, its pauses begin again, and the next pass gets its turn as if it cloned the content: hundreds of
+    /// copies that share the passes of a controller must not need that.
+    const FORGOTTEN: Duration = Duration::from_hours(1);
 
     /// Whether no later pass clones the content again. The store may not have undone a copy completely before a pass failed, or
     /// before an earlier process ended, and takes it again.
@@ -250,7 +251,7 @@ mod tests {
     use crate::fixture::id;
 
     #[tokio::test(start_paused = true)]
-    async fn each_copy_waits_longer_until_it_had_no_pass_for_a_minute() {
+    async fn each_copy_waits_longer_until_it_is_forgotten() {
         let copies = Copies::default();
         let pause = |name| copies.outcome(&id(name), Some(Copying::Waits)).next().expect("a pause").as_millis();
         assert_eq!([pause("pvc-1"), pause("pvc-1"), pause("pvc-2")], [500, 1000, 500]);
@@ -264,7 +265,7 @@ mod tests {
 
     /// The ID of a content that was released while it was copied stayed until the next start.
     #[tokio::test(start_paused = true)]
-    async fn a_copy_is_forgotten_when_it_is_complete_or_had_no_pass_for_a_minute() {
+    async fn a_copy_is_forgotten_when_it_is_complete_or_had_no_pass_for_long() {
         let copies = Copies::default();
         let [ready, released, copied] = ["snapshot-ready", "snapshot-released", "snapshot-copied"].map(id);
         let pass = |id: &VolumeId, copying| {
