@@ -226,7 +226,8 @@ fn claims_of_node() -> Vec<Validation> {
 /// | bound and changing, of no node ([`node_of_volume`]) | [`VOLUME_NODE`] | none | a node |
 ///
 /// An expression does not see the PV. Therefore the node of a claim that has one stays: root on the reclaimer's node could
-/// otherwise name its own node for each claim, and write the status of the claim.
+/// otherwise name its own node for each claim, and write the status of the claim. It still can for a claim whose volume
+/// another node is creating: it moves the claim before it is bound.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
