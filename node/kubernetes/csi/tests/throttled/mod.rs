@@ -67,6 +67,16 @@ impl Hierarchy {
     fn limits(&self) -> String {
         fs::read_to_string(self.0.join("kubepods/io.max")).expect("limits")
     }
+
+    /// Removes the cgroups of all pods, whose processes have ended. Other tests have the same hierarchy.
+    fn end(self) {
+        let class = self.0.join("kubepods/burstable");
+        let entries: Vec<_> = fs::read_dir(&class).expect("cgroups").flatten().map(|entry| entry.path()).collect();
+        let pods = entries.into_iter().filter(|path| path.is_dir());
+        for cgroup in pods.chain([class, self.0.join("kubepods")]) {
+            fs::remove_dir(cgroup).expect("the cgroup is empty");
+        }
+    }
 }
 
 fn line(device: &Path, IoLimits { read_operations, write_operations, read_bytes, write_bytes }: IoLimits) -> String {
@@ -173,6 +183,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.publish_block("pvc-1", SECOND).await.expect("publish");
     assert_eq!(cgroups.limits(), "");
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
+    cgroups.end();
     node.stop().await;
 }
 
@@ -220,7 +231,7 @@ async fn a_pod_that_waits_for_limited_io_is_stopped() {
     node.store.limit_io(&volume, IoLimits::NONE).expect("no limits");
     process.kill().and_then(|()| process.wait()).expect("the end of the process");
     node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
-    fs::remove_dir(&pod).expect("its process ended");
+    cgroups.end();
     drop(freezer);
     node.stop().await;
 }
