@@ -236,6 +236,43 @@ async fn a_pod_that_waits_for_limited_io_is_stopped() {
     node.stop().await;
 }
 
+/// Two pods share a device with limits, and are stopped by two snapshots.
+#[tokio::test]
+async fn limits_stay_lifted_until_the_last_pod_of_the_device_runs() {
+    let cgroups = Hierarchy::mount();
+    let mut node = Node::on_cgroups(TestDisk::new(), &cgroups.0).await;
+    let shared = node.provision_block("pvc-1");
+    node.store.limit_io(&shared, LIMITED).expect("limits");
+    let target = |claim: &str, pod: &str| PUBLISH.replace("pvc-1", claim).replace("pod-1", pod);
+    for pod in ["podpod-1", "podpod-2"] {
+        cgroups.make(pod);
+    }
+    let targets = [("pvc-1", "pod-1"), ("pvc-1", "pod-2"), ("pvc-2", "pod-1"), ("pvc-3", "pod-2")];
+    let own = ["pvc-2", "pvc-3"].map(|claim| node.provision_block(claim));
+    for (claim, pod) in targets {
+        let path = node.target(&target(claim, pod));
+        fs::create_dir_all(path.parent().expect("a directory")).expect("directories");
+        node.publish_block(claim, &target(claim, pod)).await.expect("publish");
+    }
+    let limited = line(&node.target(PUBLISH), LIMITED);
+    assert_eq!(cgroups.limits(), limited);
+
+    let freezer = node.freezer.upgrade().expect("the plugin");
+    let [first, second] = own.map(|id| freezer.freeze(slice::from_ref(&id), PATIENCE).expect("the pod stops"));
+    assert_eq!(cgroups.limits(), "");
+    first.thaw().expect("nothing ran");
+    assert_eq!(cgroups.limits(), "");
+    second.thaw().expect("nothing ran");
+    assert_eq!(cgroups.limits(), limited);
+
+    for (claim, pod) in targets {
+        node.unpublish(claim, &target(claim, pod)).await.expect("unpublish");
+    }
+    cgroups.end();
+    drop(freezer);
+    node.stop().await;
+}
+
 /// The next plugin wrote its dirty pages as slowly, before it served a call.
 #[tokio::test]
 async fn the_limited_device_of_a_killed_plugin_is_detached_without_limits() {
