@@ -33,37 +33,21 @@ impl Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// There is a claim, and the volume is created for it.
-    Provision {
-        shape: Shape,
-        size: Bytes,
-    },
+    Provision { shape: Shape, size: Bytes },
+    /// There is a PV for the volume.
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
-    /// The volume is published, marked in this slot, synced, and taken back from the pod. A slot that has a mark is
-    /// overwritten in place: its blocks may be shared.
-    Write {
-        /// Which file, or which place of the image.
-        slot: u16,
-        /// Of the [`Mark`].
-        turn: u16,
-        /// Whether the image's loop device stays attached, as after kubelet was killed.
-        leave: bool,
-    },
+    /// The volume is published, marked in this slot (a file, or a place of the image), synced, and taken back from the pod.
+    /// A slot that has a mark is overwritten in place: its blocks may be shared. `leave`: the image's loop device stays
+    /// attached, as after kubelet was killed.
+    Write { slot: u16, turn: u16, leave: bool },
     /// The claim asks for more.
-    Expand {
-        to: Bytes,
-    },
+    Expand { to: Bytes },
     /// The claim asks for more while a pod writes, as in [`Action::Write`].
-    ExpandAndWrite {
-        to: Bytes,
-        slot: u16,
-        turn: u16,
-    },
+    ExpandAndWrite { to: Bytes, slot: u16, turn: u16 },
     /// The claim asks for more and is deleted at once: either operation may be the first.
-    ExpandAndRetire {
-        to: Bytes,
-    },
+    ExpandAndRetire { to: Bytes },
     /// The PV is deleted, and its policy says Retain.
     Retain,
     /// An administrator creates a PV for the retained volume, and a claim binds to it.
@@ -72,42 +56,26 @@ pub enum Action {
     Retire,
     /// The PV's policy became Retain before the PV was deleted.
     Restore,
+    /// The data of a retired volume is removed.
     Discard,
     /// The claim is gone before there was a PV.
     Undo,
     /// There is a claim with this volume as its source: one call, after which blocks may be shared. Of a directory, this call
     /// clones all files.
-    Clone {
-        source: Number,
-        shape: Shape,
-        size: Bytes,
-    },
+    Clone { source: Number, shape: Shape, size: Bytes },
     /// There is a snapshot of this volume: one call.
-    Snapshot {
-        source: Number,
-    },
+    Snapshot { source: Number },
     /// There is a claim with this snapshot as its source: one call.
-    RestoreSnapshot {
-        source: Number,
-        shape: Shape,
-        size: Bytes,
-    },
+    RestoreSnapshot { source: Number, shape: Shape, size: Bytes },
     /// Calls until a copy shares no block.
     Copy,
     /// The content of the snapshot is gone, and its policy says Delete.
     RemoveSnapshot,
     /// There are snapshots of two volumes at one instant: one call. The second one has this number.
-    SnapshotGroup {
-        source: Number,
-        second: Number,
-        second_source: Number,
-    },
+    SnapshotGroup { source: Number, second: Number, second_source: Number },
     /// The claim of this volume names a snapshot: all calls until the volume has its content. The former content becomes a
     /// snapshot, which has the number of the operation.
-    RollBack {
-        volume: Number,
-        source: Number,
-    },
+    RollBack { volume: Number, source: Number },
 }
 
 /// One action on one volume.
