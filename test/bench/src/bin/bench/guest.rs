@@ -39,7 +39,7 @@ pub(crate) fn measure(program: &Path, runs: u32) -> Result<Measurement, GuestErr
         }
     };
     let mut measured = Measurement::default();
-    for word in samples(program, &["measure".to_owned(), format!("--runs={runs}")], show)? {
+    for word in samples(program, &["measure".to_owned(), runs.to_string()], show)? {
         match word {
             Word::Kernel(release) => measured.kernel = release,
             Word::Sample(sample) => measured.samples.push(sample),

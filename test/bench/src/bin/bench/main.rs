@@ -49,25 +49,25 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             print(&report, &report.violations, &json)
         }
         Command::Burst { runs, claims, json } => {
-            let command = ["burst".to_owned(), format!("--runs={runs}"), format!("--claims={claims}")];
+            let command = ["burst".to_owned(), runs.to_string(), claims.to_string()];
             let mut samples: Vec<BurstSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             samples.extend(rounds(&arguments.storage_guest, &command, runs, |sample: &BurstSample| sample.run)?);
             let report = Burst::new(&samples);
             print(&report, &report.violations, &json)
         }
         Command::Scale { own, foreign, json } => {
-            let command = ["scale".to_owned(), format!("--own={own}"), format!("--foreign={foreign}")];
+            let command = ["scale".to_owned(), own.to_string(), foreign.to_string()];
             let samples: Vec<ScaleSample> = guest::samples(&arguments.claims_program, &command, |_| {})?;
             let report = ScaleReport::new(&samples);
             print(&report, &report.violations, &json)
         }
         Command::Io { runs, milliseconds, directory, json } => {
-            let mut command = vec!["io".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let mut command = vec!["io".to_owned(), runs.to_string(), milliseconds.to_string()];
             let program = match &directory {
                 None => &arguments.io_guest,
                 Some(directory) => {
                     let directory = arguments::from_where_the_person_is(directory);
-                    command.push(format!("--directory={}", directory.display()));
+                    command.push(directory.display().to_string());
                     &arguments.io_program
                 }
             };
@@ -75,13 +75,13 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             print(&report, &report.violations, &json)
         }
         Command::Neighbour { runs, milliseconds, json } => {
-            let command = ["neighbour".to_owned(), format!("--runs={runs}"), format!("--milliseconds={milliseconds}")];
+            let command = ["neighbour".to_owned(), runs.to_string(), milliseconds.to_string()];
             let samples = rounds(&arguments.io_guest, &command, runs, |sample: &NeighbourSample| sample.run)?;
             let report = NeighbourReport::new(&samples);
             print(&report, &report.violations, &json)
         }
         Command::Pause { runs, files, json } => {
-            let command = ["pause".to_owned(), format!("--runs={runs}"), format!("--files={files}")];
+            let command = ["pause".to_owned(), runs.to_string(), files.to_string()];
             let samples = rounds(&arguments.pause_guest, &command, runs, |sample: &PauseSample| sample.run)?;
             let report = PauseReport::new(&samples);
             print(&report, &report.violations, &json)

@@ -21,10 +21,8 @@ use crate::{Failure, print};
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// How often each way is measured.
-    #[arg(long)]
     runs: u32,
     /// How many claims there are at once.
-    #[arg(long)]
     claims: u32,
 }
 

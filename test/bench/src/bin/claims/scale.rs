@@ -19,10 +19,8 @@ use crate::{Failure, print};
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
     /// How many PVs the node has.
-    #[arg(long)]
     own: u32,
     /// How many claims with PVs another driver has.
-    #[arg(long)]
     foreign: u32,
 }
 

@@ -13,9 +13,7 @@ use crate::call::{CallError, arrange};
 /// Where a process of a pod writes until it is killed.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
-    #[arg(long)]
     pub(crate) cgroup: PathBuf,
-    #[arg(long)]
     pub(crate) file: PathBuf,
 }
 
@@ -50,7 +48,7 @@ impl Cgroup {
         has_begun: impl Fn() -> bool,
     ) -> Result<Writer, CallError> {
         let mut command = Command::new(env::current_exe()?);
-        let writer = Writer(command.arg(subcommand).arg("--cgroup").arg(&self.0).arg("--file").arg(file).spawn()?);
+        let writer = Writer(command.arg(subcommand).arg(&self.0).arg(file).spawn()?);
         eventually(&format!("the {subcommand} to start"), has_begun);
         Ok(writer)
     }

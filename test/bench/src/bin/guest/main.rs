@@ -35,55 +35,28 @@ struct Arguments {
     command: Command,
 }
 
-/// `bench` gives all arguments of the measurements; see there.
+/// `bench` and this program give all arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
-    Measure {
-        #[arg(long)]
-        runs: u32,
-    },
-    Burst {
-        #[arg(long)]
-        runs: u32,
-        #[arg(long)]
-        claims: u32,
-    },
-    Io {
-        #[arg(long)]
-        runs: u32,
-        #[arg(long)]
-        milliseconds: u64,
-        #[arg(long)]
-        directory: Option<PathBuf>,
-    },
-    Neighbour {
-        #[arg(long)]
-        runs: u32,
-        #[arg(long)]
-        milliseconds: u64,
-    },
+    /// Counts the system calls and flushes of each operation.
+    Measure { runs: u32 },
+    /// Serves claims at once, on a disk alone.
+    Burst { runs: u32, claims: u32 },
+    /// Reads and writes in the VM, or in a directory of this machine.
+    Io { runs: u32, milliseconds: u64, directory: Option<PathBuf> },
+    /// Syncs files beside a tenant.
+    Neighbour { runs: u32, milliseconds: u64 },
     /// Writes to a device and syncs it.
     Tenant(Place),
-    Pause {
-        #[arg(long)]
-        runs: u32,
-        #[arg(long)]
-        files: u32,
-    },
+    /// Takes snapshots of volumes with many files.
+    Pause { runs: u32, files: u32 },
     /// Writes to a file.
     Pod(Place),
     /// Thaws the cgroup of a pod.
     Guard,
-    /// Makes one operation, traced by its parent.
-    Call {
-        operation: Operation,
-        /// Where the file system is mounted.
-        #[arg(long)]
-        directory: PathBuf,
-        /// How many projects or devices exist, or how many extents the image has.
-        #[arg(long)]
-        present: u32,
-    },
+    /// Makes one operation in the file system at `directory`, traced by its parent. `present` projects or devices exist, or the
+    /// image has so many extents.
+    Call { operation: Operation, directory: PathBuf, present: u32 },
     /// Makes system calls whose number is known, traced by its parent.
     Control,
 }

@@ -87,12 +87,7 @@ pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), CallError> {
 }
 
 fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(), CallError> {
-    let arguments = [
-        "call".into(),
-        operation.to_string(),
-        format!("--directory={}", disk.path().display()),
-        format!("--present={present}"),
-    ];
+    let arguments = ["call".into(), operation.to_string(), disk.path().display().to_string(), present.to_string()];
     let Seen { syscalls, observed: [before, after] } =
         trace(&arguments, || block_stats(disk.device())).map_err(|error| {
             let (things, causes) = (operation.subject().things(), causes::lines(&error));
