@@ -26,13 +26,11 @@ pub(crate) struct Arguments {
     /// Lists the tests without running them, and boots no node.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// The program with the tests; the build gives it.
+    // The build gives hidden arguments.
     #[arg(long, hide = true)]
     pub(crate) e2e: PathBuf,
-    /// The kubectl that tests start; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) kubectl: PathBuf,
-    /// The description of the storage driver; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) driver: PathBuf,
     /// Images of all suites; the build gives them.

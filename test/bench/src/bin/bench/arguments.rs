@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use launch::Image;
 
 use crate::image::{PartFile, part_file};
@@ -15,38 +15,26 @@ use crate::image::{PartFile, part_file};
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 pub(crate) struct Arguments {
-    /// The guest that measures storage; the build gives it.
+    // Guests, and programs of them. The build gives hidden arguments.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
-    /// The guest that measures reads and writes; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_guest: PathBuf,
-    /// The program of this guest; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) io_program: PathBuf,
-    /// The guest that takes snapshots of many files; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) pause_guest: PathBuf,
-    /// The guest that uses a node for long; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) soak_guest: PathBuf,
-    /// The program that serves claims; the build gives it.
     #[arg(long, hide = true)]
     pub(crate) claims_program: PathBuf,
     #[command(flatten)]
-    pub(crate) image: ImageFiles,
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
-
-/// The image; the build gives it.
-#[derive(Debug, Args)]
-pub(crate) struct ImageFiles {
-    #[command(flatten)]
-    pub(crate) files: Image,
+    pub(crate) image: Image,
     /// Files to weigh.
     #[arg(long, hide = true, value_parser = part_file)]
     pub(crate) part: Vec<PartFile>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]

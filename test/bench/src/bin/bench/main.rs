@@ -95,12 +95,12 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             print(&report, &report.violations, &json)
         }
         Command::Image { boots, volumes, json } => {
-            let parts = image::weigh(&arguments.image.part)?;
+            let parts = image::weigh(&arguments.part)?;
             let tasks = tokio::runtime::Runtime::new()?;
             let (mut kind, mut samples) = (String::new(), Vec::new());
             for boot in 1..=boots.get() {
                 eprintln!("boot {boot} of {boots}");
-                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.files.clone(), volumes))?;
+                let (accelerator, sample) = tasks.block_on(image::boot(arguments.image.clone(), volumes))?;
                 kind = accelerator;
                 samples.push(sample);
             }
