@@ -9,7 +9,7 @@ use nix::mount::{MsFlags, umount};
 use proto::csi::volume_capability::access_mode::Mode as AccessMode;
 use proto::csi::volume_capability::{AccessMode as Access, AccessType, BlockVolume, MountVolume};
 use proto::csi::{NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
-use volume::{Allocation, Mode, VolumeId};
+use volume::{Mode, VolumeId};
 
 use crate::call::{CallError, arrange};
 use crate::region::measured;
@@ -40,16 +40,12 @@ impl Mounted {
     }
 }
 
-pub(crate) fn publish(mount: &Path) -> Result<(), CallError> {
-    Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?.publish()
+pub(crate) fn publish(mount: &Path, mode: Mode) -> Result<(), CallError> {
+    Target::new(mount, mode, AccessMode::SingleNodeMultiWriter)?.publish()
 }
 
 pub(crate) fn publish_single(mount: &Path) -> Result<(), CallError> {
     Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeSingleWriter)?.publish()
-}
-
-pub(crate) fn publish_block(mount: &Path) -> Result<(), CallError> {
-    Target::new(mount, BLOCK, AccessMode::SingleNodeMultiWriter)?.publish()
 }
 
 pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
@@ -64,15 +60,9 @@ pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
     target.end()
 }
 
-pub(crate) fn unpublish(mount: &Path) -> Result<(), CallError> {
-    Target::new(mount, volumes::filesystem(), AccessMode::SingleNodeMultiWriter)?.unpublish()
+pub(crate) fn unpublish(mount: &Path, mode: Mode) -> Result<(), CallError> {
+    Target::new(mount, mode, AccessMode::SingleNodeMultiWriter)?.unpublish()
 }
-
-pub(crate) fn unpublish_block(mount: &Path) -> Result<(), CallError> {
-    Target::new(mount, BLOCK, AccessMode::SingleNodeMultiWriter)?.unpublish()
-}
-
-const BLOCK: Mode = Mode::Block { allocation: Allocation::Thick };
 
 struct Target {
     mount: PathBuf,

@@ -20,17 +20,11 @@ const WORKERS: u32 = 8;
 
 const SIZE: Bytes = Bytes::new(64 << 10);
 
+pub(crate) const BLOCK: Mode = Mode::Block { allocation: Allocation::Thick };
+
 pub(crate) fn populate(mount: &Path, volumes: u32) -> Result<(), CallError> {
     let store = open(mount)?;
     at_once(0..volumes, |number| claim(&store, &id("present", number)?, filesystem()))
-}
-
-pub(crate) fn claim_filesystem(mount: &Path) -> Result<(), CallError> {
-    new_claim(mount, filesystem())
-}
-
-pub(crate) fn claim_block(mount: &Path) -> Result<(), CallError> {
-    new_claim(mount, Mode::Block { allocation: Allocation::Thick })
 }
 
 pub(crate) fn open_volume(mount: &Path) -> Result<(), CallError> {
@@ -43,14 +37,6 @@ pub(crate) fn stats(mount: &Path) -> Result<(), CallError> {
     let (store, id) = with_volume(mount, filesystem())?;
     measured(|| store.open_volume(&id)?.quota().map_err(CallError::from))??;
     end(&store, &id)
-}
-
-pub(crate) fn expand_filesystem(mount: &Path) -> Result<(), CallError> {
-    expand(mount, filesystem())
-}
-
-pub(crate) fn expand_block(mount: &Path) -> Result<(), CallError> {
-    expand(mount, Mode::Block { allocation: Allocation::Thick })
 }
 
 pub(crate) fn retire(mount: &Path) -> Result<(), CallError> {
@@ -89,7 +75,7 @@ pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) 
     Ok(())
 }
 
-fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
+pub(crate) fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
     let (store, id) = (open(mount)?, id("measured", 0)?);
     warm(&store)?;
     sync(mount)?;
@@ -97,7 +83,7 @@ fn new_claim(mount: &Path, mode: Mode) -> Result<(), CallError> {
     end(&store, &id)
 }
 
-fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
+pub(crate) fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
     let (store, id) = with_volume(mount, mode)?;
     measured(|| store.expand(&id, SIZE.saturating_add(SIZE)))??;
     end(&store, &id)
