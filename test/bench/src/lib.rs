@@ -29,6 +29,6 @@ pub use pause::{Changed, PauseFigure, PauseReport, PauseSample};
 pub use progress::Progress;
 pub use report::{Count, Figure, MissingSample, Ratio, Report, Violation};
 pub use requests::request_name;
-pub use sample::{Sample, Word, is_housekeeping};
+pub use sample::{Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};

@@ -1,6 +1,7 @@
 //! [`Sample`]: one measured region, as the guest sends it.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,14 @@ use crate::operation::Operation;
 pub enum Word {
     Kernel(String),
     Sample(Sample),
+}
+
+/// Prints a message to `bench`: JSON, in a line.
+pub fn print(message: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, message)?;
+    out.write_all(b"\n")?;
+    out.flush()
 }
 
 /// One measured region: an operation, called [`Operation::calls`] times.

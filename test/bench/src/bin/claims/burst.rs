@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use bench::{BurstSample, Progress, Way};
+use bench::{BurstSample, Progress, Way, print};
 use clap::Args;
 use envtest::{Cluster, Identity, PATIENCE};
 use k8s_openapi::api::core::v1::Node;
@@ -13,9 +13,9 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use crate::Failure;
 use crate::objects::{LIBRARY, LIBRARY_CLASS, NODES_CLASS, claims, namespace};
 use crate::server::Server;
-use crate::{Failure, print};
 
 /// Serves many claims that exist when the provisioner starts.
 #[derive(Debug, Args)]

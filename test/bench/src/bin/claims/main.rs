@@ -9,12 +9,10 @@ mod serve;
 mod server;
 
 use std::error::Error;
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use envtest::Cluster;
-use serde::Serialize;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -55,11 +53,4 @@ fn with_cluster(measure: impl AsyncFnOnce(Cluster) -> Result<(), Failure>) -> Re
         objects::prepare(&cluster).await?;
         measure(cluster).await
     })
-}
-
-fn print(sample: &impl Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, sample)?;
-    out.write_all(b"\n")?;
-    out.flush()
 }

@@ -2,7 +2,7 @@
 
 use std::env;
 
-use bench::{Progress, ScaleSample};
+use bench::{Progress, ScaleSample, print};
 use clap::Args;
 use envtest::{Cluster, Identity, PATIENCE, Seen, eventually};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -11,9 +11,9 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
+use crate::Failure;
 use crate::objects::{NODES_CLASS, claims, each, namespace};
 use crate::server::Server;
-use crate::{Failure, print};
 
 /// Measures with no PV, with the PVs of the node, and with the claims of another driver in addition.
 #[derive(Debug, Args)]

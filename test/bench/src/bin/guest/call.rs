@@ -1,11 +1,10 @@
 //! The traced side: arranges one operation, makes it in a measured region, and cleans up.
 
 use std::error::Error;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use bench::Operation;
-use serde::Serialize;
 
 use crate::{files, loops, publishes, quota, snapshots, volumes};
 
@@ -19,14 +18,6 @@ pub(crate) fn arrange(what: &'static str, path: &Path) -> impl FnOnce(io::Error)
 
 pub(crate) fn wrong(what: &str, found: u32, expected: u32) -> CallError {
     format!("the {what} is {found}, it must be {expected}").into()
-}
-
-/// One message of the protocol with `bench`: JSON in a line.
-pub(crate) fn print(message: &impl Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, message)?;
-    out.write_all(b"\n")?;
-    out.flush()
 }
 
 /// Makes one operation on the file system at `mount`, where `present` projects or devices exist, or with an image of `present`

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::{Access, IoSample, Target};
+use bench::{Access, IoSample, Target, print};
 use ktest_support::random::Random;
 use ktest_support::{Disk, XfsDisk};
 use loopdev::{Control, Detach};
 use nix::fcntl::OFlag;
 
-use crate::call::{CallError, arrange, print};
+use crate::call::{CallError, arrange};
 use crate::loops::CONFIG;
 
 const BLOCK: u64 = 4096;

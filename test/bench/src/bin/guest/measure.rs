@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use bench::{Operation, Sample, Subject, Word};
+use bench::{Operation, Sample, Subject, Word, print};
 use ktest_support::{XfsDisk, block_stats};
 use nix::sys::utsname::uname;
 
-use crate::call::{CallError, print};
+use crate::call::CallError;
 use crate::control;
 use crate::loops::Attached;
 use crate::publishes::Mounted;

@@ -6,12 +6,12 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bench::{NeighbourSample, Tenant};
+use bench::{NeighbourSample, Tenant, print};
 use ktest_support::XfsDisk;
 use loopdev::{Control, Detach};
 use nix::sys::stat::{major, minor};
 
-use crate::call::{CallError, arrange, print};
+use crate::call::{CallError, arrange};
 use crate::cgroup::{self, Cgroup, Place};
 use crate::loops::CONFIG;
 

@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::{Changed, PauseSample};
+use bench::{Changed, PauseSample, print};
 use dir::Dir;
 use ktest_support::XfsDisk;
 use nix::unistd::syncfs;
 use units::{Bytes, Inodes};
 use volume::{FrozenPods, Mode, Owner, PodFreezer, Request, Settings, SnapshotRequest, Store, VolumeId, Volumes as _};
 
-use crate::call::{CallError, arrange, print};
+use crate::call::{CallError, arrange};
 use crate::cgroup::{self, Cgroup, Place};
 use crate::volumes::{id, open_with, request};
 
