@@ -90,7 +90,7 @@ fn one(operation: Operation, present: u32, run: u32, disk: &XfsDisk) -> Result<(
     let arguments = ["call".into(), operation.to_string(), disk.path().display().to_string(), present.to_string()];
     let Seen { syscalls, observed: [before, after] } =
         trace(&arguments, || block_stats(disk.device())).map_err(|error| {
-            let (things, causes) = (operation.subject().things(), causes::lines(&error));
+            let (things, causes) = (operation.subject().things(), causes::lines(&*error));
             format!("cannot count the system calls of {operation} with {present} {things}: {causes}")
         })?;
     print(&Word::Sample(Sample { operation, present, run, syscalls, flushes: after.since(before).flushes }))?;

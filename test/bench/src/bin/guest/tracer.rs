@@ -1,8 +1,8 @@
 //! The measured region, from outside: ptrace(2) stops the child at each system call.
 
 use std::collections::BTreeMap;
-use std::process::{Command, ExitStatus};
-use std::{env, io};
+use std::env;
+use std::process::Command;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -10,6 +10,7 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use crate::call::CallError;
 use crate::names::name;
 use crate::region;
 
@@ -21,22 +22,6 @@ pub(crate) struct Seen<T> {
     pub(crate) observed: [T; 2],
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TraceError {
-    #[error("cannot start the call that is to be traced")]
-    Start(#[source] io::Error),
-    #[error("cannot wait for the traced call")]
-    Wait(#[source] io::Error),
-    #[error("cannot trace: {step} failed")]
-    Trace { step: &'static str, source: Errno },
-    #[error("the traced call ended before its region did: {0:?}")]
-    Early(WaitStatus),
-    #[error("the traced call starts a process or thread ({0}), whose system calls would not be counted")]
-    Starts(String),
-    #[error("the traced call failed after its region: {0}")]
-    Late(ExitStatus),
-}
-
 enum Phase<T> {
     Before,
     Inside(T),
@@ -44,20 +29,21 @@ enum Phase<T> {
 
 /// Runs this program with `arguments`, counts the system calls of its region, and calls `observe` at the begin and the
 /// end.
-pub(crate) fn trace<T>(arguments: &[String], observe: impl Fn() -> T) -> Result<Seen<T>, TraceError> {
-    let program = env::current_exe().map_err(TraceError::Start)?;
-    let mut child = Command::new(program).args(arguments).spawn().map_err(TraceError::Start)?;
+pub(crate) fn trace<T>(arguments: &[String], observe: impl Fn() -> T) -> Result<Seen<T>, CallError> {
+    let child = env::current_exe().and_then(|program| Command::new(program).args(arguments).spawn());
+    let mut child = child.map_err(|error| format!("cannot start the call that is to be traced: {error}"))?;
     // After a failure the child may stand still: it ends with this process (`PTRACE_O_EXITKILL`).
     let seen = follow(Pid::from_raw(child.id().cast_signed()), observe)?;
-    let status = child.wait().map_err(TraceError::Wait)?;
-    if status.success() { Ok(seen) } else { Err(TraceError::Late(status)) }
+    let status = child.wait().map_err(|error| format!("cannot wait for the traced call: {error}"))?;
+    if status.success() { Ok(seen) } else { Err(format!("the traced call failed after its region: {status}").into()) }
 }
 
-fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, TraceError> {
-    let failed = |step| move |source| TraceError::Trace { step, source };
+fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, CallError> {
+    let failed = |step: &'static str| move |errno: Errno| format!("cannot trace: {step} failed: {errno}");
+    let early = |ended: WaitStatus| CallError::from(format!("the traced call ended before its region did: {ended:?}"));
     match waitpid(child, None).map_err(failed("waitpid"))? {
         WaitStatus::Stopped(..) => {}
-        ended => return Err(TraceError::Early(ended)),
+        ended => return Err(early(ended)),
     }
     let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
     ptrace::setoptions(child, options).map_err(failed("PTRACE_SETOPTIONS"))?;
@@ -73,7 +59,7 @@ fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, TraceError>
                 signal = Some(other);
                 continue;
             }
-            ended => return Err(TraceError::Early(ended)),
+            ended => return Err(early(ended)),
         }
         let enters = enters(child).map_err(failed("PTRACE_GET_SYSCALL_INFO"))?;
         let Call { number, first } = Call::of(child).map_err(failed("PTRACE_GETREGS"))?;
@@ -89,7 +75,8 @@ fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, TraceError>
             Phase::Inside(before) => {
                 if enters {
                     if starts_another(number) {
-                        return Err(TraceError::Starts(name(number)));
+                        let what = format!("the traced call starts a process or thread ({})", name(number));
+                        return Err((what + ", whose system calls would not be counted").into());
                     }
                     *syscalls.entry(name(number)).or_default() += 1;
                 }
