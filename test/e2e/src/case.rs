@@ -7,7 +7,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, ObjectMeta, Patch, PatchParams, PostParams,
 };
-use kube::{Api, Client, ResourceExt};
+use kube::core::{ClusterResourceScope, NamespaceResourceScope};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -83,11 +84,10 @@ impl Case {
 
     pub async fn create<K>(&self, object: Value) -> Result<K, Failure>
     where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
-        K::DynamicType: Default,
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
     {
         let object: K = serde_json::from_value(object)?;
-        let doing = format!("create {} {}", K::kind(&K::DynamicType::default()), object.name_any());
+        let doing = format!("create {} {}", K::kind(&()), object.name_any());
         self.api::<K>().create(&PostParams::default(), &object).await.map_err(Failure::api(doing))
     }
 
@@ -147,27 +147,15 @@ impl Case {
         Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
     }
 
-    pub fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
+    pub fn api<K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub fn api_of<K>(&self, namespace: &str) -> Api<K>
-    where
-        K: kube::Resource<Scope = kube::core::NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
+    pub fn api_of<K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>>(&self, namespace: &str) -> Api<K> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    pub fn cluster<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = kube::core::ClusterResourceScope>,
-        K::DynamicType: Default,
-    {
+    pub fn cluster<K: Resource<Scope = ClusterResourceScope, DynamicType = ()>>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 }
@@ -187,12 +175,11 @@ pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure>
 
 async fn clear<K>(client: &Client, namespace: &str) -> Result<(), Failure>
 where
-    K: kube::Resource<Scope = kube::core::NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
-    K::DynamicType: Default,
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let all: Api<K> = Api::namespaced(client.clone(), namespace);
     let deleted = all.delete_collection(&DeleteParams::background(), &ListParams::default()).await;
-    let doing = || format!("delete each {} of {namespace}", K::kind(&K::DynamicType::default()));
+    let doing = || format!("delete each {} of {namespace}", K::kind(&()));
     deleted.map(drop).map_err(|error| Failure::api(doing())(error))
 }
 
@@ -215,10 +202,9 @@ pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(
 
 async fn present<K>(client: &Client) -> Result<Vec<(Option<String>, String)>, Failure>
 where
-    K: kube::Resource + Clone + Debug + DeserializeOwned,
-    K::DynamicType: Default,
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let found = Api::<K>::all(client.clone()).list_metadata(&ListParams::default()).await;
-    let found = found.map_err(Failure::api(format!("list {}", K::plural(&K::DynamicType::default()))))?;
+    let found = found.map_err(Failure::api(format!("list {}", K::plural(&()))))?;
     Ok(found.items.iter().map(|object| (object.namespace(), object.name_any())).collect())
 }
