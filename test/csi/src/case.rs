@@ -126,9 +126,16 @@ impl<'n> Case<'n> {
     }
 
     pub async fn published(&self, kind: Kind) -> (Volume, PathBuf) {
-        let (volume, target) = self.place(kind);
-        self.publish(self.publishing(&volume, &target)).await.expect("publish");
+        let volume = self.volume(kind);
+        let target = self.publish_for(&volume, "pod").await;
         (volume, target)
+    }
+
+    /// Publishes a volume for a pod, at the target that is returned.
+    pub async fn publish_for(&self, volume: &Volume, pod: &str) -> PathBuf {
+        let target = self.target(volume, pod);
+        self.publish(self.publishing(volume, &target)).await.expect("publish");
+        target
     }
 
     pub async fn withdraw(&self, volume: &Volume, target: &Path) {

@@ -76,10 +76,8 @@ fn targets_share_a_device() {
 fn one_target_goes_and_the_other_still_does_io() {
     hold(async |case| {
         let volume = case.volume(Kind::Block);
-        let (goes, stays) = (case.target(&volume, "goes"), case.target(&volume, "stays"));
-        for target in [&goes, &stays] {
-            case.publish(case.publishing(&volume, target)).await.expect("publish");
-        }
+        let goes = case.publish_for(&volume, "goes").await;
+        let stays = case.publish_for(&volume, "stays").await;
         let device = File::options().read(true).write(true).open(&stays).expect("open");
         case.withdraw(&volume, &goes).await;
         let (written, mut read) = ([7; 4096], [0; 4096]);
@@ -118,8 +116,7 @@ fn a_device_of_an_earlier_plugin_is_used_and_detached() {
         let left = Control::open().expect("control").attach(&image, &config).expect("attach");
         drop(image);
         case.node().restart().await;
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         case.assert_published(&volume, &target, false);
         let [device] = volume.devices()[..] else { panic!("devices of {volume:?}: {:?}", volume.devices()) };
         assert_eq!(device.number, left.number());

@@ -88,8 +88,7 @@ fn a_size_that_cannot_be_had_is_out_of_range() {
 fn a_published_volume_grows_under_its_pod() {
     hold_each(async |case, kind| {
         let volume = case.fresh_volume(kind, SIZE);
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         // The pod's own, open all the time.
         let open = (kind == Kind::Block).then(|| File::options().read(true).write(true).open(&target));
         let message = case.expanding(&volume, &target, Some((signed(DOUBLE), 0)));
@@ -116,8 +115,7 @@ fn a_volume_that_grew_offline_has_its_size_at_once() {
     hold_each(async |case, kind| {
         let volume = case.fresh_volume(kind, SIZE);
         case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         assert_eq!(visible(kind, &target), DOUBLE);
         let message = case.expanding(&volume, &target, Some((signed(DOUBLE), signed(DOUBLE))));
         assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));
@@ -143,10 +141,7 @@ fn a_capability_is_optional_and_has_to_fit() {
 fn all_targets_grow_together() {
     hold_each(async |case, kind| {
         let volume = case.fresh_volume(kind, SIZE);
-        let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
-        for target in &targets {
-            case.publish(case.publishing(&volume, target)).await.expect("publish");
-        }
+        let targets = [case.publish_for(&volume, "a").await, case.publish_for(&volume, "b").await];
         case.node().volumes().store().expand(&volume.id, DOUBLE).expect("expand");
         let message = case.expanding(&volume, &targets[0], Some((signed(DOUBLE), 0)));
         assert_eq!(case.expand(message).await, Ok(signed(DOUBLE)));

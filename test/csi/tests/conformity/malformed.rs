@@ -105,10 +105,7 @@ type Place = (Volume, PathBuf);
 
 /// Two of each kind; each half has both.
 fn places(case: &Case<'_>) -> [Place; 4] {
-    [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| {
-        let (volume, target) = case.place(kind);
-        (volume, target)
-    })
+    [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| case.place(kind))
 }
 
 fn volume_id(places: &[Place]) -> impl Strategy<Value = String> + use<> {

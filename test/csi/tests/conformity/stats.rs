@@ -44,8 +44,7 @@ fn a_volume_that_is_not_at_the_path_is_not_found() {
 fn a_filesystem_volume_has_the_bytes_and_inodes_of_its_quota() {
     hold(async |case| {
         let volume = case.fresh_volume(Kind::Filesystem, SIZE);
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         let file = File::create(target.join("file")).expect("a file");
         fallocate(&file, FallocateFlags::empty(), 0, 1 << 20).expect("a MiB");
         drop(file);
@@ -72,8 +71,7 @@ fn a_filesystem_volume_has_the_bytes_and_inodes_of_its_quota() {
 fn a_full_volume_has_nothing_left_and_nothing_negative() {
     hold(async |case| {
         let volume = case.fresh_volume(Kind::Filesystem, Bytes::new(4 << 20));
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         let file = File::create(target.join("file")).expect("a file");
         let mut end = 0;
         for piece in [256 << 10, 4 << 10] {
@@ -136,10 +134,7 @@ fn a_staging_path_does_no_harm() {
 fn all_targets_have_the_same_statistics() {
     hold_each(async |case, kind| {
         let volume = case.volume(kind);
-        let targets = ["a", "b"].map(|pod| case.target(&volume, pod));
-        for target in &targets {
-            case.publish(case.publishing(&volume, target)).await.expect("publish");
-        }
+        let targets = [case.publish_for(&volume, "a").await, case.publish_for(&volume, "b").await];
         let [one, other] = &targets;
         let one = case.stats(case.asking(&volume, one)).await.expect("stats");
         assert_eq!(one, case.stats(case.asking(&volume, other)).await.expect("stats"));

@@ -62,8 +62,7 @@ fn an_unknown_volume_is_unpublished_already() {
 fn a_volume_is_not_deleted_while_it_is_published() {
     hold_each(async |case, kind| {
         let volume = case.fresh_volume(kind, SIZE);
-        let target = case.target(&volume, "pod");
-        case.publish(case.publishing(&volume, &target)).await.expect("publish");
+        let target = case.publish_for(&volume, "pod").await;
         let store = case.node().volumes().store();
         let refused = store.retire(&volume.id).expect_err("it is published");
         assert!(matches!(&refused, Error::Published { target: found, .. } if *found == target), "{refused}");

@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 use units::Bytes;
 use volume::{IoLimits, IoThrottle, Owner, Record, VolumeId, Volumes as _};
 
-use crate::snapshots::groups;
+use crate::snapshots::{file, groups, write};
 
 const SIZE: i64 = 16 << 20;
 
@@ -30,6 +30,10 @@ pub(crate) fn client(node: &Node) -> ControllerClient<Channel> {
 
 fn at_least(required_bytes: i64) -> Option<CapacityRange> {
     Some(CapacityRange { required_bytes, limit_bytes: 0 })
+}
+
+fn one(name: &str, value: &str) -> HashMap<String, String> {
+    HashMap::from([(name.to_owned(), value.to_owned())])
 }
 
 pub(crate) fn request(name: &str, kind: Kind) -> CreateVolumeRequest {
@@ -136,8 +140,8 @@ async fn a_volume_has_the_owner_and_the_place(node: &Node) {
         let request = CreateVolumeRequest { parameters: parameters.clone(), ..request("pvc-owned", kind) };
         let volume = create(node, request).await.expect("create");
         assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("pvc-owned", SIZE));
-        let here = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), NODE_NAME.to_owned())]);
-        assert_eq!(volume.accessible_topology, [Topology { segments: here }]);
+        let here = Topology { segments: one(volume::TOPOLOGY_KEY, NODE_NAME) };
+        assert_eq!(volume.accessible_topology, [here]);
         let record = record(node, "pvc-owned").expect("a record");
         assert_eq!(record.owner, Owner::Controller { source: None });
         assert_eq!(record.claim.to_string(), "shop/data");
@@ -151,19 +155,17 @@ async fn a_conflict_exists_already(node: &Node) {
     let name = "One Name";
     let id = create(node, request(name, Kind::Filesystem)).await.expect("create").volume_id;
     assert!(id.starts_with("csi-"), "{id}");
-    let with = |value: &str| HashMap::from([("bytesPerInode".to_owned(), value.to_owned())]);
+    let larger = CreateVolumeRequest { capacity_range: at_least(2 * SIZE), ..request(name, Kind::Filesystem) };
+    let with = |value: &str| CreateVolumeRequest {
+        parameters: one("bytesPerInode", value),
+        ..request(name, Kind::Filesystem)
+    };
     for (other, code) in [
         (request(name, Kind::Block), Some(Code::AlreadyExists)),
-        (
-            CreateVolumeRequest { capacity_range: at_least(2 * SIZE), ..request(name, Kind::Filesystem) },
-            Some(Code::AlreadyExists),
-        ),
-        (
-            CreateVolumeRequest { parameters: with("65536"), ..request(name, Kind::Filesystem) },
-            Some(Code::AlreadyExists),
-        ),
-        (CreateVolumeRequest { parameters: with("2048"), ..request(name, Kind::Filesystem) }, None),
-        (CreateVolumeRequest { parameters: with("0"), ..request(name, Kind::Filesystem) }, Some(Code::InvalidArgument)),
+        (larger, Some(Code::AlreadyExists)),
+        (with("65536"), Some(Code::AlreadyExists)),
+        (with("2048"), None),
+        (with("0"), Some(Code::InvalidArgument)),
     ] {
         assert_eq!(create(node, other.clone()).await.err(), code, "{other:?}");
     }
@@ -176,37 +178,31 @@ async fn a_conflict_exists_already(node: &Node) {
 }
 
 async fn a_block_volume_has_limits_that_change(node: &Node) {
-    let with = |value: &str| HashMap::from([("writeIOPS".to_owned(), value.to_owned())]);
+    let with = |value: &str| one("writeIOPS", value);
     let limits = || record(node, "limited").expect("a record").io;
     let io = || limits().write_operations;
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..request("limited", Kind::Block) };
     create(node, request.clone()).await.expect("create");
     assert_eq!(io(), Some(100));
     create(node, request.clone()).await.expect("the same again");
-    let modify = async |id: &str, value: &str| {
-        let modify = ControllerModifyVolumeRequest {
-            volume_id: id.to_owned(),
-            mutable_parameters: with(value),
-            ..ControllerModifyVolumeRequest::default()
-        };
+    let modify = async |mutable_parameters: HashMap<String, String>| {
+        let volume_id = "limited".to_owned();
+        let modify = ControllerModifyVolumeRequest { volume_id, mutable_parameters, ..Default::default() };
         answer(client(node).controller_modify_volume(modify).await).map(drop)
     };
-    modify("limited", "200").await.expect("modify");
+    modify(with("200")).await.expect("modify");
     assert_eq!(io(), Some(200));
     assert_eq!(create(node, request).await.err(), Some(Code::AlreadyExists), "the modification stays");
     assert_eq!(io(), Some(200));
     create(node, self::request("limited", Kind::Block)).await.expect("a request without limits");
-    assert_eq!(modify("limited", "few").await, Err(Code::InvalidArgument));
+    assert_eq!(modify(with("few")).await, Err(Code::InvalidArgument));
     assert_eq!(io(), Some(200));
     // A limit that the parameters do not name stays.
-    for mutable_parameters in [HashMap::from([("readIOPS".to_owned(), "300".to_owned())]), HashMap::new()] {
-        let volume_id = "limited".to_owned();
-        let modify =
-            ControllerModifyVolumeRequest { volume_id, mutable_parameters, ..ControllerModifyVolumeRequest::default() };
-        answer(client(node).controller_modify_volume(modify).await).expect("modify");
+    for parameters in [one("readIOPS", "300"), HashMap::new()] {
+        modify(parameters).await.expect("modify");
         assert_eq!((limits().read_operations, io()), (Some(300), Some(200)));
     }
-    modify("limited", "max").await.expect("modify");
+    modify(with("max")).await.expect("modify");
     assert_eq!((limits().read_operations, io()), (Some(300), None));
     delete(node, "limited").await.expect("delete");
     let request = CreateVolumeRequest { mutable_parameters: with("100"), ..self::request("limited", Kind::Filesystem) };
@@ -230,9 +226,9 @@ impl IoThrottle for Unlimited {
 async fn no_volume_is_created_for_limits_that_the_node_does_not_have(node: &Node) {
     let throttle: Arc<dyn IoThrottle> = Arc::new(Unlimited);
     node.volumes().store().throttle_by(Arc::downgrade(&throttle));
-    let with = |value: &str| {
-        let mutable_parameters = HashMap::from([("writeIOPS".to_owned(), value.to_owned())]);
-        CreateVolumeRequest { mutable_parameters, ..request("pvc-unlimited", Kind::Block) }
+    let with = |value: &str| CreateVolumeRequest {
+        mutable_parameters: one("writeIOPS", value),
+        ..request("pvc-unlimited", Kind::Block)
     };
     assert_eq!(create(node, with("100")).await.err(), Some(Code::FailedPrecondition));
     assert_eq!(record(node, "pvc-unlimited"), None);
@@ -242,8 +238,7 @@ async fn no_volume_is_created_for_limits_that_the_node_does_not_have(node: &Node
 }
 
 async fn other_nodes_are_rejected(node: &Node) {
-    let segments = HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), "node-2".to_owned())]);
-    let elsewhere = Topology { segments };
+    let elsewhere = Topology { segments: one(volume::TOPOLOGY_KEY, "node-2") };
     let accessibility_requirements =
         Some(TopologyRequirement { requisite: vec![elsewhere.clone()], ..TopologyRequirement::default() });
     let request = CreateVolumeRequest { accessibility_requirements, ..request("elsewhere", Kind::Block) };
@@ -300,14 +295,8 @@ async fn a_file_with_many_names_is_deleted_by_one_call(node: &Node) {
 
 async fn a_clone_has_the_content_of_its_source(node: &Node) {
     let source = create(node, request("pvc-source", Kind::Block)).await.expect("create").volume_id;
-    let live = node.kubelet().with_file_name("volumes").join("live");
-    let image = |id: &str| live.join(id).join("image");
     let content = vec![7; 1 << 20];
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(image(&source))
-        .and_then(|mut image| std::io::Write::write_all(&mut image, &content))
-        .expect("write");
+    write(node, Kind::Block, &source, &content);
     let of = |volume_id: &str| {
         let source = VolumeSource { volume_id: volume_id.to_owned() };
         Some(VolumeContentSource { r#type: Some(volume_content_source::Type::Volume(source)) })
@@ -315,7 +304,7 @@ async fn a_clone_has_the_content_of_its_source(node: &Node) {
     let request = |name: &str, kind| CreateVolumeRequest { volume_content_source: of(&source), ..request(name, kind) };
     let clone = create(node, request("pvc-clone", Kind::Block)).await.expect("clone");
     assert_eq!(clone.content_source, of(&source));
-    let copied = std::fs::read(image(&clone.volume_id)).expect("read");
+    let copied = std::fs::read(file(node, Kind::Block, &clone.volume_id)).expect("read");
     assert!(copied.starts_with(&content) && copied.len() == usize::try_from(SIZE).unwrap());
     assert_eq!(create(node, request("pvc-files", Kind::Filesystem)).await.err(), Some(Code::InvalidArgument));
     let other = CreateVolumeRequest { volume_content_source: None, ..request("pvc-clone", Kind::Block) };

@@ -10,7 +10,8 @@ use std::process::Command;
 
 use conformity::{Kind, Node, Services};
 use serde::Deserialize;
-use volume::Volumes as _;
+
+use crate::snapshots::records;
 
 /// Small enough for the disk, large enough for two sizes.
 const SIZE: u64 = 16 << 20;
@@ -55,7 +56,7 @@ fn csi_sanity_passes_with_block_volumes() {
 
 fn sanity(kind: Kind) {
     let node = Node::start(Services::WithController);
-    let before = volumes(&node);
+    let before = records(&node);
     let access = match kind {
         Kind::Filesystem => "mount",
         Kind::Block => "block",
@@ -81,7 +82,7 @@ fn sanity(kind: Kind) {
     assert_eq!(failed.collect::<Vec<_>>(), Vec::<String>::new(), "{text}");
     assert!(!ran.is_empty(), "{text}");
     skipped::compare(&skipped, &ran);
-    assert_eq!(volumes(&node), before, "csi-sanity deletes its volumes");
+    assert_eq!(records(&node), before, "csi-sanity deletes its volumes");
     node.end();
 }
 
@@ -93,8 +94,4 @@ fn mutable_parameters(kind: Kind) -> Option<String> {
     let file = "/tmp/mutable.yaml";
     fs::write(file, "readIOPS: \"100\"\nwriteBytesPerSecond: 1Mi\n").expect("a file");
     Some(format!("--csi.testvolumemutableparameters={file}"))
-}
-
-fn volumes(node: &Node) -> usize {
-    node.volumes().store().records().expect("records").readable.len()
 }

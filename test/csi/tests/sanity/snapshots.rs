@@ -58,12 +58,12 @@ async fn remove_group(node: &Node, id: &str, listed: &[String]) -> Result<(), Co
     answer(groups(node).delete_volume_group_snapshot(request).await).map(drop)
 }
 
-fn records(node: &Node) -> usize {
+pub(crate) fn records(node: &Node) -> usize {
     node.volumes().store().records().expect("records").readable.len()
 }
 
 /// A file of the volume: its image, or one in its directory.
-fn file(node: &Node, kind: Kind, id: &str) -> PathBuf {
+pub(crate) fn file(node: &Node, kind: Kind, id: &str) -> PathBuf {
     let directory = node.kubelet().with_file_name("volumes").join("live").join(id);
     directory.join(match kind {
         Kind::Filesystem => "data",
@@ -71,7 +71,7 @@ fn file(node: &Node, kind: Kind, id: &str) -> PathBuf {
     })
 }
 
-fn write(node: &Node, kind: Kind, id: &str, content: &[u8]) {
+pub(crate) fn write(node: &Node, kind: Kind, id: &str, content: &[u8]) {
     let file = fs::OpenOptions::new().create(true).write(true).truncate(false).open(file(node, kind, id));
     file.and_then(|mut file| std::io::Write::write_all(&mut file, content)).expect("write");
 }
