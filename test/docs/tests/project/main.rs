@@ -257,22 +257,12 @@ fn target(label: &str) -> (&str, &str) {
 }
 
 /// Functions, and texts of one word, in the sources of a package: a suite has the names of its cases as texts.
-fn words_of(package: &str) -> BTreeSet<String> {
+fn words_of(sources: &BTreeMap<PathBuf, String>, package: &str) -> BTreeSet<String> {
     let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let mut words = BTreeSet::new();
-    let mut left = vec![root().join(package)];
-    while let Some(directory) = left.pop() {
-        for entry in fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display())) {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
-                left.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let text = fs::read_to_string(&path).expect("sources are text");
-                let functions = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
-                let texts = text.split('"');
-                words.extend(functions.chain(texts).filter(is_word).map(str::to_owned));
-            }
-        }
+    for (_, text) in sources.iter().filter(|(path, _)| path.starts_with(package)) {
+        let functions = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+        words.extend(functions.chain(text.split('"')).filter(is_word).map(str::to_owned));
     }
     words
 }
@@ -300,7 +290,7 @@ fn every_test_that_the_security_page_names_exists() {
     let claims = Claims::parse(&read(SECURITY));
     assert!(claims.labels.len() > 20 && claims.cases.len() > 100, "the tests are found: {claims:?}");
     let mut problems: Vec<String> = claims.untested.iter().map(|row| format!("no test: {row}")).collect();
-    let mut packages = BTreeMap::new();
+    let (sources, mut packages) = (files(&[".rs"]), BTreeMap::new());
     for label in &claims.labels {
         let (package, name) = target(label);
         let build = read(&format!("{package}/BUILD.bazel"));
@@ -309,7 +299,7 @@ fn every_test_that_the_security_page_names_exists() {
         if ![name, crate_name].iter().any(|name| build.contains(&format!("\"{name}\""))) {
             problems.push(format!("{label}: no such target"));
         }
-        packages.entry(package).or_insert_with(|| words_of(package));
+        packages.entry(package).or_insert_with(|| words_of(&sources, package));
     }
     for case in claims.cases.iter().filter(|case| !CALLS.contains(&case.name.as_str())) {
         let mut words = case.labels.iter().map(|label| &packages[target(label).0]);
@@ -322,7 +312,7 @@ fn every_test_that_the_security_page_names_exists() {
 
 #[test]
 fn a_case_that_is_not_there_is_found() {
-    let words = words_of("test/attack");
+    let words = words_of(&files(&[".rs"]), "test/attack");
     for name in
         ["restricted_fork_bomb", "*_set_project_*", "root_open_data_disk", "the_node_is_ready_after_the_attacks"]
     {
