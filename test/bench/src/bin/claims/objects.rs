@@ -78,18 +78,10 @@ pub(crate) const NODES_CLASS: (&str, &str) = (reconciler::CLASS, DRIVER_NAME);
 pub(crate) const LIBRARY_CLASS: (&str, &str) = (LIBRARY, LIBRARY);
 
 fn claim(number: u32, (class, provisioner): (&str, &str), node: &str) -> Value {
-    json!({
-        "metadata": {
-            "name": format!("claim-{number}"),
-            "annotations": {
-                "volume.kubernetes.io/selected-node": node,
-                "volume.kubernetes.io/storage-provisioner": provisioner,
-            },
-        },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": class,
-            "resources": {"requests": {"storage": "1Mi"}},
-        },
-    })
+    let annotations = json!({
+        "volume.kubernetes.io/selected-node": node,
+        "volume.kubernetes.io/storage-provisioner": provisioner,
+    });
+    let metadata = json!({"name": format!("claim-{number}"), "annotations": annotations});
+    envtest::claim(metadata, class, json!({"resources": {"requests": {"storage": "1Mi"}}}))
 }

@@ -159,24 +159,17 @@ fn parts(number: u32) -> impl Iterator<Item = (u32, u32)> {
 
 /// With the labels and annotations that claims of a StatefulSet have.
 fn foreign_claim(name: &str) -> Value {
-    json!({
-        "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name},
-            "annotations": {
-                "pv.kubernetes.io/bind-completed": "yes",
-                "pv.kubernetes.io/bound-by-controller": "yes",
-                "volume.kubernetes.io/storage-provisioner": FOREIGN,
-                "volume.kubernetes.io/selected-node": NODE,
-            },
+    let metadata = json!({
+        "name": name,
+        "labels": {"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": name},
+        "annotations": {
+            "pv.kubernetes.io/bind-completed": "yes",
+            "pv.kubernetes.io/bound-by-controller": "yes",
+            "volume.kubernetes.io/storage-provisioner": FOREIGN,
+            "volume.kubernetes.io/selected-node": NODE,
         },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": "foreign",
-            "volumeName": name,
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    })
+    });
+    envtest::claim(metadata, "foreign", json!({"volumeName": name}))
 }
 
 fn foreign_pv(name: &str, claim: &PersistentVolumeClaim) -> Value {

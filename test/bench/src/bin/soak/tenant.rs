@@ -239,22 +239,10 @@ fn text(mib: u64) -> String {
 }
 
 fn claim(name: &str, class: &str, is_block: bool, size: u64) -> Value {
-    json!({
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "annotations": {
-                SELECTED_NODE: NODE,
-                "volume.kubernetes.io/storage-provisioner": cluster::DRIVER_NAME,
-            },
-        },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": class,
-            "volumeMode": if is_block { "Block" } else { "Filesystem" },
-            "resources": {"requests": {"storage": text(size)}},
-        },
-    })
+    let annotations = json!({SELECTED_NODE: NODE, "volume.kubernetes.io/storage-provisioner": cluster::DRIVER_NAME});
+    let metadata = json!({"name": name, "namespace": "default", "annotations": annotations});
+    let mode = if is_block { "Block" } else { "Filesystem" };
+    envtest::claim(metadata, class, json!({"volumeMode": mode, "resources": {"requests": {"storage": text(size)}}}))
 }
 
 fn fill(target: &Path, is_block: bool, size: u64) -> io::Result<()> {
