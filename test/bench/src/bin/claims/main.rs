@@ -11,18 +11,12 @@ mod server;
 use std::error::Error;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use envtest::Cluster;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
 #[derive(Debug, Parser)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
 enum Command {
     Burst(burst::Sizes),
     Scale(scale::Sizes),
@@ -31,9 +25,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Err(error) = run(Arguments::parse().command) else { return ExitCode::SUCCESS };
-    eprintln!("error: {}", causes::lines(&*error));
-    ExitCode::FAILURE
+    causes::exit_code(run(Command::parse()).map_err(|error| error as Box<dyn Error>))
 }
 
 fn run(command: Command) -> Result<(), Failure> {

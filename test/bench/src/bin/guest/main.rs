@@ -19,24 +19,19 @@ mod snapshots;
 mod tracer;
 mod volumes;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use bench::Operation;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
 use crate::call::CallError;
 use crate::cgroup::Place;
 
-#[derive(Debug, Parser)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
 /// `bench` and this program give all arguments.
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Parser)]
 enum Command {
     /// Counts the system calls and flushes of each operation.
     Measure { runs: u32 },
@@ -62,7 +57,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let done = match Command::parse() {
         Command::Measure { runs } => measure::all(runs),
         Command::Burst { runs, claims } => measure::burst(runs, claims),
         Command::Io { runs, milliseconds, directory: None } => io::measure_in_vm(runs, milliseconds),
@@ -77,7 +72,5 @@ fn main() -> ExitCode {
         Command::Call { operation, directory, present } => call::make(operation, &directory, present),
         Command::Control => control::make().map_err(CallError::from),
     };
-    let Err(error) = done else { return ExitCode::SUCCESS };
-    eprintln!("error: {}", causes::lines(&*error));
-    ExitCode::FAILURE
+    causes::exit_code(done.map_err(|error| error as Box<dyn Error>))
 }

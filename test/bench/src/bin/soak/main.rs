@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bench::memory;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use crash::random::Random;
 use envtest::{Fault, FaultyServer};
 use fsquota::{Limits, ProjectId, Quotas};
@@ -55,12 +55,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SLACK: u64 = 2 << 20;
 
 #[derive(Debug, Parser)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
 enum Command {
     Soak {
         #[arg(long)]
@@ -77,15 +71,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let done = match Command::parse() {
         Command::Node(settings) => node::serve(settings),
         Command::Soak { seed, rounds, minutes } => tokio::runtime::Runtime::new()
             .map_err(Failure::from)
             .and_then(|runtime| runtime.block_on(soak(seed, rounds, Duration::from_mins(minutes.into())))),
     };
-    let Err(error) = done else { return ExitCode::SUCCESS };
-    eprintln!("error: {}", causes::lines(&*error));
-    ExitCode::FAILURE
+    causes::exit_code(done.map_err(|error| error as Box<dyn Error>))
 }
 
 async fn soak(seed: u64, rounds: u32, time: Duration) -> Result<(), Failure> {
