@@ -171,15 +171,8 @@ mod tests {
             ])
         };
         let of_pvs = [vec![2; 60], vec![9; 40]].concat();
-        ScaleSample {
-            own,
-            foreign,
-            pss: mib << 20,
-            batch: 100,
-            claims: requests(200),
-            deletions: requests(300),
-            of_pvs,
-        }
+        let (pss, batch, claims, deletions) = (mib << 20, 100, requests(200), requests(300));
+        ScaleSample { own, foreign, pss, batch, claims, deletions, of_pvs }
     }
 
     #[test]

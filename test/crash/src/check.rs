@@ -204,17 +204,8 @@ mod tests {
 
     fn found(number: u16, shape: Shape, project: ProjectId) -> (String, Found) {
         let volume::Request { claim, owner, class, mode, size, source: _ } = request(Number(number), shape, SIZE);
-        let record = Record {
-            claim,
-            owner,
-            class,
-            mode,
-            size,
-            project,
-            cloning: None,
-            io: volume::IoLimits::NONE,
-            state: State::Announced,
-        };
+        let (cloning, io, state) = (None, volume::IoLimits::NONE, State::Announced);
+        let record = Record { claim, owner, class, mode, size, project, cloning, io, state };
         let image = (shape != Shape::Filesystem).then_some(Image { length: SIZE, allocated: SIZE });
         let directory = Directory { path: "live".into(), project: Some(project), image, is_shared: false };
         let records = vec![(Register::Records, record.to_bytes())];

@@ -73,19 +73,9 @@ pub struct Body {
 impl Body {
     pub(crate) fn new(shape: Shape, size: Bytes) -> Self {
         let (asked, size) = (size, Size::new(shape, size));
-        let written = BTreeMap::new();
-        Self {
-            shape,
-            asked,
-            size,
-            grown: None,
-            written,
-            turn: 0,
-            opened: false,
-            origin: None,
-            is_snapshot: false,
-            together: None,
-        }
+        let (written, turn, opened, is_snapshot) = Default::default();
+        let (grown, origin, together) = (None, None, None);
+        Self { shape, asked, size, grown, written, turn, opened, origin, is_snapshot, together }
     }
 
     /// A copy of `source`, which has this body, if that is possible.

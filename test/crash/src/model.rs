@@ -95,7 +95,7 @@ pub enum Place {
 /// Record and directory of a volume. A directory without a record is nowhere allowed.
 pub type Spot = Option<(Register, Option<Place>)>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     pub body: Option<Body>,
     /// The slot that is being written, and what it gets. Each sector has this, or what was there.
@@ -125,7 +125,7 @@ pub struct Rollback {
     pub exchanged: Box<Expected>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wants {
     /// A claim waits, and there is no PV yet.
     Claimed,
@@ -137,6 +137,7 @@ pub enum Wants {
     Kept,
     /// There is the content of a snapshot.
     Taken,
+    #[default]
     Nothing,
 }
 
@@ -257,8 +258,6 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
     Some(Expected {
         body,
         writing: operation.written(),
-        source_writing: None,
-        rollback: None,
         is_begun: matches!(
             action,
             Action::Clone { .. }
@@ -271,6 +270,7 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
         sharing,
         fading: matches!(action, Action::Discard | Action::Undo | Action::RemoveSnapshot),
         wants: after.wants,
+        ..Expected::default()
     })
 }
 
@@ -300,18 +300,7 @@ fn rolling_back(mut rollback: Rollback, before: Option<Expected>, lives: &Lives)
 
 impl Expected {
     pub(crate) fn nothing() -> Self {
-        Self {
-            body: None,
-            writing: None,
-            source_writing: None,
-            spots: [ABSENT].into(),
-            sizes: BTreeSet::new(),
-            sharing: None,
-            fading: false,
-            rollback: None,
-            is_begun: false,
-            wants: Wants::Nothing,
-        }
+        Self { spots: [ABSENT].into(), ..Self::default() }
     }
 
     pub fn reconciled(&self) -> Self {
