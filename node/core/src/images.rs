@@ -51,8 +51,7 @@ impl GivenArchives {
     pub fn find(ephemeral: &Path) -> Result<Self, DiskError> {
         let mut given = Self { archives: disk::image_archives()?, mounted: Vec::new() };
         if let Err(error) = given.find_on_esps(&ephemeral.join("esp")) {
-            let error: &dyn Error = &error;
-            warn!(error, "archives of images on the EFI system partition are not imported");
+            warn!(error = &error as &dyn Error, "archives of images on the EFI system partition are not imported");
         }
         Ok(given)
     }
@@ -105,8 +104,7 @@ fn unmount(place: &Path) {
         // An earlier attempt of the service has unmounted it.
         Ok(()) | Err(UnmountError::NotMounted) => {}
         Err(error) => {
-            let error: &dyn Error = &error;
-            warn!(place = %place.display(), error, "EFI system partition stays mounted");
+            warn!(place = %place.display(), error = &error as &dyn Error, "EFI system partition stays mounted");
         }
     }
 }

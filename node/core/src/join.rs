@@ -133,8 +133,7 @@ impl Join {
         let ca = match (discovery::ca(address, port, worker.ca).await, known) {
             (Ok(shown), _) => shown,
             (Err(error), Some(known)) => {
-                let error: &dyn Error = &error;
-                warn!(error, "control plane does not answer, starting with the CA on the disk");
+                warn!(error = &error as &dyn Error, "control plane does not answer, starting with the CA on the disk");
                 known
             }
             (Err(error), None) => return Err(error.into()),

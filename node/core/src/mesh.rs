@@ -76,8 +76,7 @@ impl Mesh {
         Some(match metrics.neighbours(&*device) {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),
             Err(error) => {
-                let error: &dyn Error = &error;
-                warn!(error, "the mesh cannot be looked at, the status page is without it");
+                warn!(error = &error as &dyn Error, "the mesh cannot be looked at, the status page is without it");
                 status::Mesh::default()
             }
         })
