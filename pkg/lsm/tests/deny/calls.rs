@@ -3,7 +3,6 @@
 use std::fs::File;
 
 use nix::errno::Errno;
-use nix::libc;
 
 use crate::stage::Stage;
 use crate::sys::{self, Argument, ioctl, ioctl32, quotactl, quotactl_fd};
@@ -61,6 +60,10 @@ const fn call(name: &'static str, kind: Kind, run: fn(&Stage) -> Result<(), Errn
     Call { name, kind, allowed: Ok(()), run }
 }
 
+const fn failing(name: &'static str, kind: Kind, errno: Errno, run: fn(&Stage) -> Result<(), Errno>) -> Call {
+    Call { name, kind, allowed: Err(errno), run }
+}
+
 /// Calls of any user.
 pub fn of_any_user() -> Vec<Call> {
     let mut calls = vec![
@@ -72,7 +75,7 @@ pub fn of_any_user() -> Vec<Call> {
         call("FS_IOC_FSSETXATTR of a 32-bit program", Kind::Project, |stage| set_project(&stage.directory(), ioctl32)),
         call("FS_IOC_FSSETXATTR through overlayfs", Kind::Project, |stage| set_project(&stage.overlay_file(), native)),
         call("FS_IOC_SETFLAGS of a directory", Kind::Project, |stage| {
-            set_flag(&stage.directory(), PROJINHERIT, |file| ioctl(file, SETFLAGS, Argument::Memory))
+            set_flag(&stage.directory(), PROJINHERIT, native_flags)
         }),
         call("FS_IOC_SETFLAGS with upper bits", Kind::Project, |stage| {
             set_flag(&stage.directory(), PROJINHERIT, |file| ioctl(file, SETFLAGS | UPPER, Argument::Memory))
@@ -81,40 +84,30 @@ pub fn of_any_user() -> Vec<Call> {
             set_flag(&stage.directory(), PROJINHERIT, |file| ioctl32(file, SETFLAGS32, Argument::Memory))
         }),
         call("FS_IOC_SETFLAGS through overlayfs", Kind::Project, |stage| {
-            set_flag(&stage.overlay_directory(), NODUMP, |file| ioctl(file, SETFLAGS, Argument::Memory))
+            set_flag(&stage.overlay_directory(), NODUMP, native_flags)
         }),
-        call("FS_IOC_SETFLAGS of a file", Kind::Harmless, |stage| {
-            set_flag(&stage.file(), NODUMP, |file| ioctl(file, SETFLAGS, Argument::Memory))
-        }),
-        call("FS_IOC_FSGETXATTR", Kind::Harmless, |stage| {
-            ioctl(&stage.directory(), FSGETXATTR, Argument::Memory).map(drop)
-        }),
+        call("FS_IOC_SETFLAGS of a file", Kind::Harmless, |stage| set_flag(&stage.file(), NODUMP, native_flags)),
+        call("FS_IOC_FSGETXATTR", Kind::Harmless, |stage| ioctl(&stage.directory(), FSGETXATTR, Argument::Memory)),
         call("FS_IOC_SETFLAGS of a directory elsewhere", Kind::Harmless, |stage| {
-            set_flag(&stage.elsewhere(), NODUMP, |file| ioctl(file, SETFLAGS, Argument::Memory))
+            set_flag(&stage.elsewhere(), NODUMP, native_flags)
         }),
         call("Q_SYNC without a device", Kind::Harmless, |_| quotactl(command(0x80_0001), None, 0, NULL)),
         call("LOOP_GET_STATUS64", Kind::Harmless, |stage| {
-            ioctl(&stage.loop_device(), LOOP_GET_STATUS64.into(), Argument::Memory).map(drop)
+            ioctl(&stage.loop_device(), LOOP_GET_STATUS64.into(), Argument::Memory)
         }),
         call("LOOP_SET_STATUS64", Kind::Loop, |stage| set_status(&stage.loop_device(), native)),
         call("LOOP_SET_STATUS64 of a 32-bit program", Kind::Loop, |stage| set_status(&stage.loop_device(), ioctl32)),
-        call("LOOP_SET_CAPACITY", Kind::Loop, |stage| native(&stage.loop_device(), LOOP_SET_CAPACITY, NULL).map(drop)),
-        call("LOOP_SET_DIRECT_IO", Kind::Loop, |stage| {
-            native(&stage.loop_device(), LOOP_SET_DIRECT_IO, NULL).map(drop)
-        }),
+        call("LOOP_SET_CAPACITY", Kind::Loop, |stage| native(&stage.loop_device(), LOOP_SET_CAPACITY, NULL)),
+        call("LOOP_SET_DIRECT_IO", Kind::Loop, |stage| native(&stage.loop_device(), LOOP_SET_DIRECT_IO, NULL)),
         call("LOOP_SET_BLOCK_SIZE", Kind::Loop, |stage| {
-            native(&stage.loop_device(), LOOP_SET_BLOCK_SIZE, Argument::Number(512)).map(drop)
+            native(&stage.loop_device(), LOOP_SET_BLOCK_SIZE, Argument::Number(512))
         }),
-        Call {
-            allowed: Err(Errno::EBADF),
-            ..call("LOOP_CHANGE_FD", Kind::Loop, |stage| {
-                native(&stage.loop_device(), LOOP_CHANGE_FD, INVALID).map(drop)
-            })
-        },
-        Call {
-            allowed: Err(Errno::EFAULT),
-            ..call("LOOP_CONFIGURE", Kind::Loop, |stage| native(&stage.loop_device(), LOOP_CONFIGURE, NULL).map(drop))
-        },
+        failing("LOOP_CHANGE_FD", Kind::Loop, Errno::EBADF, |stage| {
+            native(&stage.loop_device(), LOOP_CHANGE_FD, INVALID)
+        }),
+        failing("LOOP_CONFIGURE", Kind::Loop, Errno::EFAULT, |stage| {
+            native(&stage.loop_device(), LOOP_CONFIGURE, NULL)
+        }),
     ];
     // Each of these marks the device, which the test holds open, to be detached with its last descriptor.
     calls.extend([
@@ -128,16 +121,13 @@ pub fn of_any_user() -> Vec<Call> {
 /// Calls of root only.
 pub fn of_root() -> Vec<Call> {
     let mut calls = vec![
-        call("LOOP_CTL_GET_FREE", Kind::Loop, |stage| native(&stage.loop_control(), LOOP_CTL_GET_FREE, NULL).map(drop)),
+        call("LOOP_CTL_GET_FREE", Kind::Loop, |stage| native(&stage.loop_control(), LOOP_CTL_GET_FREE, NULL)),
         call("LOOP_CTL_ADD", Kind::Loop, |stage| add(&stage.loop_control(), native)),
         call("LOOP_CTL_ADD with upper bits", Kind::Loop, |stage| add(&stage.loop_control(), with_upper_bits)),
         call("LOOP_CTL_ADD of a 32-bit program", Kind::Loop, |stage| add(&stage.loop_control(), ioctl32)),
-        Call {
-            allowed: Err(Errno::ENODEV),
-            ..call("LOOP_CTL_REMOVE", Kind::Loop, |stage| {
-                native(&stage.loop_control(), LOOP_CTL_REMOVE, ABSENT).map(drop)
-            })
-        },
+        failing("LOOP_CTL_REMOVE", Kind::Loop, Errno::ENODEV, |stage| {
+            native(&stage.loop_control(), LOOP_CTL_REMOVE, ABSENT)
+        }),
         call("Q_XGETQUOTA", Kind::Harmless, |stage| {
             quotactl(command(0x5803), Some(stage.disk_device()), Stage::PROJECT, Argument::Memory)
         }),
@@ -160,33 +150,31 @@ pub fn of_root() -> Vec<Call> {
     // With an invalid pointer: quotas stay on.
     macro_rules! invalid {
         ($($name:literal $number:literal)*) => {
-            $(calls.push(Call {
-                allowed: Err(Errno::EFAULT),
-                ..call($name, Kind::Quota, |stage| {
-                    quotactl(command($number), Some(stage.disk_device()), Stage::PROJECT, INVALID)
-                })
-            });
-            calls.push(Call {
-                allowed: Err(Errno::EFAULT),
-                ..call(concat!($name, " by descriptor"), Kind::Quota, |stage| {
-                    quotactl_fd(&stage.directory(), command($number), Stage::PROJECT, INVALID)
-                })
-            });)*
+            $(calls.push(failing($name, Kind::Quota, Errno::EFAULT, |stage| {
+                quotactl(command($number), Some(stage.disk_device()), Stage::PROJECT, INVALID)
+            }));
+            calls.push(failing(concat!($name, " by descriptor"), Kind::Quota, Errno::EFAULT, |stage| {
+                quotactl_fd(&stage.directory(), command($number), Stage::PROJECT, INVALID)
+            }));)*
         };
     }
     invalid!("Q_SETQUOTA" 0x80_0008 "Q_XQUOTAON" 0x5801 "Q_XQUOTAOFF" 0x5802 "Q_XQUOTARM" 0x5806);
     calls
 }
 
-fn native(file: &File, command: u32, argument: Argument) -> Result<libc::c_long, Errno> {
+fn native(file: &File, command: u32, argument: Argument) -> Result<(), Errno> {
     ioctl(file, command.into(), argument)
 }
 
-fn with_upper_bits(file: &File, command: u32, argument: Argument) -> Result<libc::c_long, Errno> {
+fn with_upper_bits(file: &File, command: u32, argument: Argument) -> Result<(), Errno> {
     ioctl(file, UPPER | u64::from(command), argument)
 }
 
-type Ioctl = fn(&File, u32, Argument) -> Result<libc::c_long, Errno>;
+fn native_flags(file: &File) -> Result<(), Errno> {
+    ioctl(file, SETFLAGS, Argument::Memory)
+}
+
+type Ioctl = fn(&File, u32, Argument) -> Result<(), Errno>;
 
 /// To project 0 and back.
 fn set_project(file: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
@@ -197,11 +185,11 @@ fn set_project(file: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     sys::memory(&changed);
     ioctl_by(file, FSSETXATTR, Argument::Memory)?;
     sys::memory(&former);
-    native(file, FSSETXATTR, Argument::Memory).map(drop)
+    native(file, FSSETXATTR, Argument::Memory)
 }
 
 /// To the other value and back.
-fn set_flag(file: &File, flag: u32, set: fn(&File) -> Result<libc::c_long, Errno>) -> Result<(), Errno> {
+fn set_flag(file: &File, flag: u32, set: fn(&File) -> Result<(), Errno>) -> Result<(), Errno> {
     ioctl(file, GETFLAGS, Argument::Memory)?;
     let former = u32::from_ne_bytes(sys::result());
     for flags in [former ^ flag, former] {
@@ -217,7 +205,7 @@ fn set_status(device: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     let mut status: [u8; 232] = sys::result();
     status[52] &= !4;
     sys::memory(&status);
-    ioctl_by(device, LOOP_SET_STATUS64, Argument::Memory).map(drop)
+    ioctl_by(device, LOOP_SET_STATUS64, Argument::Memory)
 }
 
 /// Where it is allowed, the mark is removed.
@@ -228,7 +216,7 @@ fn clear(device: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
 
 fn add(control: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     ioctl_by(control, LOOP_CTL_ADD, ABSENT)?;
-    native(control, LOOP_CTL_REMOVE, ABSENT).map(drop)
+    native(control, LOOP_CTL_REMOVE, ABSENT)
 }
 
 /// `QCMD(command, PRJQUOTA)`.

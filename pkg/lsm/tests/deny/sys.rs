@@ -8,7 +8,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use nix::errno::Errno;
-use nix::libc::{self, c_long, c_void};
+use nix::libc::{self, c_void};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
 const PAGE: usize = 4096;
@@ -64,14 +64,14 @@ impl Argument {
 }
 
 /// ioctl(2) with a command of 64 bits.
-pub fn ioctl(file: &File, command: u64, argument: Argument) -> Result<c_long, Errno> {
+pub fn ioctl(file: &File, command: u64, argument: Argument) -> Result<(), Errno> {
     // SAFETY: the file is open during the call. The kernel reads or writes at most the page; the tests' other arguments are
     // numbers and invalid pointers.
-    Errno::result(unsafe { libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), command, argument.value()) })
+    Errno::result(unsafe { libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), command, argument.value()) }).map(drop)
 }
 
 /// ioctl(2) of a 32-bit program.
-pub fn ioctl32(file: &File, command: u32, argument: Argument) -> Result<c_long, Errno> {
+pub fn ioctl32(file: &File, command: u32, argument: Argument) -> Result<(), Errno> {
     let result: i32;
     // SAFETY: the call takes number 54 and three arguments from these registers, returns in EAX and may change R8 to R11. RBX is
     // exchanged because the compiler reserves it, and restored. Memory is as in `ioctl`, below 4 GiB.
@@ -90,7 +90,7 @@ pub fn ioctl32(file: &File, command: u32, argument: Argument) -> Result<c_long, 
             out("r11") _,
         );
     }
-    if result < 0 { Err(Errno::from_raw(-result)) } else { Ok(result.into()) }
+    if result < 0 { Err(Errno::from_raw(-result)) } else { Ok(()) }
 }
 
 /// quotactl(2) with a command of 64 bits; without a device, for all file systems.
