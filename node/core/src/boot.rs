@@ -1,6 +1,5 @@
 //! The boot, top to bottom.
 
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
@@ -148,13 +147,13 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let (directory, bounds) = storage.log();
     for (name, directory) in [("node", &directory), ("audit", &storage.paths().audit)] {
         if let Err(error) = system::show_log(storage.ephemeral(), name, directory) {
-            warn!(name, error = &error as &dyn Error, "kubelet does not show a log");
+            warn!(name, error = causes::of(&error), "kubelet does not show a log");
         }
     }
     stream.keep(directory, bounds);
     match disk_health.observe(storage.volumes().file_system()) {
         Ok(()) => storage.volumes().observe_disk(Box::new(disk_health)),
-        Err(error) => warn!(error = &error as &dyn Error, "errors of the data disk are only logged"),
+        Err(error) => warn!(error = causes::of(&error), "errors of the data disk are only logged"),
     }
     if let Err(error) = stream.follow_kernel() {
         warn!(%error, "kernel messages are not in the log, only on the console");

@@ -1,6 +1,5 @@
 //! The services of a node that is the control plane of its cluster.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,7 +143,7 @@ async fn assign_range(admin: &Client, services: &programs::Config) {
         Ok(Err(error)) => error.into(),
         Err(late) => late.into(),
     };
-    let error: &dyn Error = &*error;
+    let error = causes::of(&*error);
     warn!(error, "cannot assign a range of pod addresses to this node, waiting for kube-controller-manager");
 }
 

@@ -1,7 +1,6 @@
 //! Archives of images that the machine's owner has given to the node: on disks and partitions of their own, or in a directory of
 //! the EFI system partition.
 
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,7 +50,7 @@ impl GivenArchives {
     pub fn find(ephemeral: &Path) -> Result<Self, DiskError> {
         let mut given = Self { archives: disk::image_archives()?, mounted: Vec::new() };
         if let Err(error) = given.find_on_esps(&ephemeral.join("esp")) {
-            warn!(error = &error as &dyn Error, "archives of images on the EFI system partition are not imported");
+            warn!(error = causes::of(&error), "archives of images on the EFI system partition are not imported");
         }
         Ok(given)
     }
@@ -67,7 +66,7 @@ impl GivenArchives {
             match self.find_on(&device, places) {
                 Ok(found) => files.extend(found),
                 Err(error) => {
-                    let error: &dyn Error = &error;
+                    let error = causes::of(&error);
                     warn!(device = %device.display(), error, "archives of images on this partition are not imported");
                 }
             }
@@ -103,9 +102,7 @@ fn unmount(place: &Path) {
     match mount::unmount(place) {
         // An earlier attempt of the service has unmounted it.
         Ok(()) | Err(UnmountError::NotMounted) => {}
-        Err(error) => {
-            warn!(place = %place.display(), error = &error as &dyn Error, "EFI system partition stays mounted");
-        }
+        Err(error) => warn!(place = %place.display(), error = causes::of(&error), "EFI system partition stays mounted"),
     }
 }
 

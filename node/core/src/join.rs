@@ -1,6 +1,5 @@
 //! How a worker gets into its cluster, and keeps the certificates with which it is in it.
 
-use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -133,7 +132,7 @@ impl Join {
         let ca = match (discovery::ca(address, port, worker.ca).await, known) {
             (Ok(shown), _) => shown,
             (Err(error), Some(known)) => {
-                warn!(error = &error as &dyn Error, "control plane does not answer, starting with the CA on the disk");
+                warn!(error = causes::of(&error), "control plane does not answer, starting with the CA on the disk");
                 known
             }
             (Err(error), None) => return Err(error.into()),

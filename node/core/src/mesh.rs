@@ -1,6 +1,5 @@
 //! The node's part of the mesh, see crate `clusternet`.
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -76,7 +75,7 @@ impl Mesh {
         Some(match metrics.neighbours(&*device) {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),
             Err(error) => {
-                warn!(error = &error as &dyn Error, "the mesh cannot be looked at, the status page is without it");
+                warn!(error = causes::of(&error), "the mesh cannot be looked at, the status page is without it");
                 status::Mesh::default()
             }
         })

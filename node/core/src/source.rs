@@ -1,6 +1,5 @@
 //! Where the node's configuration comes from: the machine it runs on, or a file beside the system image.
 
-use std::error::Error;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -73,7 +72,7 @@ fn find() -> Result<(Source, String), SourceError> {
             Ok(()) => {}
             Err(source) if of_the_system => return Err(SourceError::Mount { device, source }),
             Err(error) => {
-                let error: &dyn Error = &error;
+                let error = causes::of(&error);
                 warn!(device = %device.display(), error, "passed over: a partition named ESP that cannot be mounted");
                 continue;
             }

@@ -1,6 +1,5 @@
 //! The first setting of the node's clock.
 
-use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +44,7 @@ async fn keep(servers: Vec<SocketAddr>, clock: impl Clock, built: Option<UtcDate
     match timeout(if is_wrong { PATIENCE } else { GLANCE }, keeper.first()).await {
         Ok(Ok(())) => {}
         // The server's answer may be the reason, and the service asks again.
-        Ok(Err(error)) => warn!(error = &error as &dyn Error, "cannot set the clock, continuing with it"),
+        Ok(Err(error)) => warn!(error = causes::of(&error), "cannot set the clock, continuing with it"),
         Err(_) if is_wrong => warn!("no time server answers, the clock is wrong"),
         Err(_) => info!("no time server answers at once, continuing with the clock"),
     }
