@@ -113,6 +113,8 @@ struct Copied {
     partitions: Vec<Extent>,
 }
 
+type ReadAt<'a> = dyn FnMut(&mut [u8], u64) -> io::Result<()> + 'a;
+
 /// A disk in its logical sectors.
 #[derive(Clone, Copy)]
 struct Sectors {
@@ -128,10 +130,7 @@ impl Sectors {
     }
 
     /// A sector of the disk, `None` if it is beyond its end.
-    fn sector<R>(self, lba: u64, read: &mut R) -> io::Result<Option<Vec<u8>>>
-    where
-        R: FnMut(&mut [u8], u64) -> io::Result<()>,
-    {
+    fn sector(self, lba: u64, read: &mut ReadAt<'_>) -> io::Result<Option<Vec<u8>>> {
         if lba > self.last {
             return Ok(None);
         }
@@ -141,10 +140,7 @@ impl Sectors {
         Ok(Some(sector))
     }
 
-    fn is_protected<R>(self, read: &mut R) -> io::Result<bool>
-    where
-        R: FnMut(&mut [u8], u64) -> io::Result<()>,
-    {
+    fn is_protected(self, read: &mut ReadAt<'_>) -> io::Result<bool> {
         let Some(sector) = self.sector(0, read)? else { return Ok(false) };
         let Some(mbr) = sector.get(..size_of::<MasterBootRecord>()) else { return Ok(false) };
         let mbr: MasterBootRecord = pod_read_unaligned(mbr);
@@ -154,10 +150,7 @@ impl Sectors {
     }
 
     /// The table whose header is in this sector; `None` if something in it is wrong.
-    fn copy<R>(self, lba: u64, read: &mut R) -> io::Result<Option<Copied>>
-    where
-        R: FnMut(&mut [u8], u64) -> io::Result<()>,
-    {
+    fn copy(self, lba: u64, read: &mut ReadAt<'_>) -> io::Result<Option<Copied>> {
         let Some(Ok(header)) = self.sector(lba, read)?.map(|sector| header(&sector, lba)) else { return Ok(None) };
         let Some((at, length)) = self.array(&header) else { return Ok(None) };
         let mut entries = vec![0; length];
