@@ -230,10 +230,8 @@ fn an_attach_whose_calls_fail_leaves_nothing_behind() {
         assert_eq!(held(), before, "{call:?}");
         attached.expect_err("one of its calls failed")
     };
-    match attach(Call::ioctl(0x4C82), Errno::EIO) {
-        AttachError::NoFree(Errno::EIO) => {}
-        other => panic!("LOOP_CTL_GET_FREE: {other:?}"),
-    }
+    let error = attach(Call::ioctl(0x4C82), Errno::EIO);
+    assert!(matches!(error, AttachError::NoFree(Errno::EIO)), "LOOP_CTL_GET_FREE: {error:?}");
     let exclusive = Call::open(OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC);
     match attach(exclusive, Errno::EACCES) {
         AttachError::Device(DeviceError::Open { path: found, source: Errno::EACCES }) if found == path => {}
@@ -247,10 +245,8 @@ fn an_attach_whose_calls_fail_leaves_nothing_behind() {
     }
     // A kernel without the call says either.
     for unknown in [Errno::EINVAL, Errno::ENOTTY] {
-        match attach(CONFIGURE, unknown) {
-            AttachError::KernelTooOld => {}
-            other => panic!("LOOP_CONFIGURE is {unknown}: {other:?}"),
-        }
+        let error = attach(CONFIGURE, unknown);
+        assert!(matches!(error, AttachError::KernelTooOld), "LOOP_CONFIGURE is {unknown}: {error:?}");
     }
     assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path, "nothing is in its way");
 }
@@ -276,10 +272,9 @@ fn an_open_whose_calls_fail_leaves_nothing_behind() {
         assert!(is_it(&refused), "{call:?} is {errno}: {refused:?}");
         assert_eq!(held(), before);
         // The same by way of an attach, to another device.
-        match without(call, errno, || control.attach(&image.file, &Config::default())) {
-            Err(AttachError::Device(refused)) if is_it(&refused) => {}
-            other => panic!("{call:?} is {errno}: {other:?}"),
-        }
+        let attached = without(call, errno, || control.attach(&image.file, &Config::default()));
+        let is_refused = matches!(&attached, Err(AttachError::Device(refused)) if is_it(refused));
+        assert!(is_refused, "{call:?} is {errno}: {attached:?}");
         assert_eq!(held(), before);
     }
 }
@@ -480,16 +475,13 @@ fn a_next_device_that_cannot_be_attached_is_removed() {
     let control = Control::open().unwrap();
     let numbers = Numbers::after_existing().unwrap();
     let before = held();
+    let attach = || control.attach_next(&numbers, &image.file, &Config::default());
     for (call, errno) in [(Call::ioctl(0x4C0A), Errno::EIO), (Call::READLINK, Errno::EACCES)] {
-        let attached = without(call, errno, || control.attach_next(&numbers, &image.file, &Config::default()));
-        attached.expect_err("one of its calls failed");
+        without(call, errno, attach).expect_err("one of its calls failed");
         assert_eq!(held(), before, "{call:?}");
     }
-    match without(Call::ioctl(0x4C80), Errno::EPERM, || control.attach_next(&numbers, &image.file, &Config::default()))
-    {
-        Err(AttachError::Create { source: Errno::EPERM, .. }) => {}
-        other => panic!("LOOP_CTL_ADD: {other:?}"),
-    }
+    let attached = without(Call::ioctl(0x4C80), Errno::EPERM, attach);
+    assert!(matches!(attached, Err(AttachError::Create { source: Errno::EPERM, .. })), "LOOP_CTL_ADD: {attached:?}");
     let next = control.create_next(&numbers).unwrap();
     // Three numbers were taken; the devices of two were removed.
     for number in next.get() - 3..next.get() {
