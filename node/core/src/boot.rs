@@ -1,7 +1,6 @@
 //! The boot, top to bottom.
 
 use std::fs;
-use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +13,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use ipnet::Ipv4Net;
 use k8s_openapi::jiff::Timestamp;
-use network::{Network, NetworkError};
-use nix::errno::Errno;
+use network::Network;
 use nix::sys::reboot::set_cad_enabled;
 use nodelog::Stream;
 use programs::Credentials;
@@ -29,24 +27,21 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::certificates::{CertificateStatus, Certificates};
-use crate::command_line::{CommandLine, CommandLineError};
+use crate::command_line::CommandLine;
 use crate::control_plane::ControlPlane;
-use crate::drivers::{self, DriversError};
+use crate::error::StepError;
 use crate::guard::PodGuard;
 use crate::host::{Host, Writer};
 use crate::image_gc::{self, ImageGc};
 use crate::member::Member;
 use crate::mesh::{self, Mesh};
-use crate::modules::{self, Modules, ModulesError};
-use crate::plugins::{self, PluginsError};
+use crate::modules::{self, Modules};
 use crate::power::{End, Requests};
-use crate::source::{self, SourceError};
 use crate::status::Facts;
-use crate::storage::{Storage, StorageError};
-use crate::system::{self, SystemError};
+use crate::storage::Storage;
 use crate::uplink::Uplink;
 use crate::worker::Worker;
-use crate::{join, log, timekeeping};
+use crate::{drivers, join, log, plugins, source, system, timekeeping};
 
 const BOOT_MODULES: &str = "/usr/lib/modules/boot";
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -55,53 +50,13 @@ const STOP: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    #[error("cannot read the kernel's command line")]
-    ReadCommandLine(#[source] io::Error),
-    #[error("cannot take over Ctrl-Alt-Del; this program is for PID 1")]
-    CtrlAltDel(#[source] Errno),
-    #[error("cannot use the kernel's command line")]
-    CommandLine(#[from] CommandLineError),
-    #[error("the node is not configured")]
-    Config(#[from] SourceError),
-    #[error("cannot begin the log")]
-    Log(#[from] nodelog::StartError),
-    #[error("cannot load the kernel modules")]
-    Modules(#[from] kernel::modules::LoadError),
-    #[error("cannot load the drivers of the machine's devices")]
-    Drivers(#[from] DriversError),
-    #[error("cannot use the configuration's list of kernel modules")]
-    KernelModules(#[from] ModulesError),
-    #[error("cannot open the port to the machine that runs this node")]
-    Host(#[source] io::Error),
-    #[error("cannot prepare the system")]
-    System(#[from] SystemError),
-    #[error("cannot use the data disk")]
-    Storage(#[from] StorageError),
-    #[error("cannot mount the directories of CNI plugins")]
-    Plugins(#[from] PluginsError),
-    #[error("cannot start the runtime of the services")]
-    Runtime(#[source] io::Error),
-    #[error("cannot configure the network")]
-    Network(#[from] NetworkError),
-    #[error("cannot write the name servers to resolv.conf")]
-    NameServers(#[source] io::Error),
+    #[error(transparent)]
+    Step(#[from] StepError),
     #[error(
         "the node's address {address} is inside {network}, which is the cluster's: choose other networks in the \
          configuration, {role}.podNetwork and {role}.serviceNetwork"
     )]
     Overlap { address: Ipv4Addr, network: Ipv4Net, role: &'static str },
-    #[error("cannot run the cluster in its networks")]
-    Networks(#[from] programs::networks::NetworksError),
-    #[error("cannot be a worker of this cluster")]
-    Join(#[from] join::OtherCluster),
-    #[error("cannot prepare keys and certificates")]
-    Pki(#[from] programs::PkiError),
-    #[error("preparing keys and certificates ended early")]
-    Panicked(#[from] tokio::task::JoinError),
-    #[error("cannot register metrics")]
-    Metrics(#[source] prometheus::Error),
-    #[error("cannot wait for the end")]
-    Power(#[source] io::Error),
 }
 
 /// How far a boot is, for the case that it fails.
@@ -118,31 +73,36 @@ pub struct BootState {
 /// Boots the node, and returns with all services stopped when its end was requested.
 pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
-    set_cad_enabled(false).map_err(BootError::CtrlAltDel)?;
-    let line = fs::read_to_string("/proc/cmdline").map_err(BootError::ReadCommandLine)?;
+    set_cad_enabled(false).map_err(StepError::of("cannot take over Ctrl-Alt-Del; this program is for PID 1"))?;
+    let line = fs::read_to_string("/proc/cmdline").map_err(StepError::of("cannot read the kernel's command line"))?;
     let command_line = CommandLine::parse(&line);
     // Reported below, when the channel to the host is open.
-    let (stream, recent, disk_health) =
-        log::start(command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log))?;
+    let level = command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log);
+    let (stream, recent, disk_health) = log::start(level).map_err(StepError::of("cannot begin the log"))?;
     boot.log = Some(stream.clone());
-    let absent = kernel::modules::load(BOOT_MODULES)?.without_hardware;
-    drivers::start()?;
-    let (opened, writer) = Host::open().map_err(BootError::Host)?;
+    let loaded = kernel::modules::load(BOOT_MODULES).map_err(StepError::of("cannot load the kernel modules"))?;
+    let absent = loaded.without_hardware;
+    drivers::start().map_err(StepError::of("cannot load the drivers of the machine's devices"))?;
+    let opened = Host::open();
+    let (opened, writer) = opened.map_err(StepError::of("cannot open the port to the machine that runs this node"))?;
     boot.host = opened;
     boot.writer = Some(writer);
     let host = boot.host.clone();
     host.stage("init", StageState::Ready);
     info!(version = env!("CARGO_PKG_VERSION"), ?absent, "starting granary");
 
-    boot.on_failure = command_line?.on_failure.into();
-    let (source, config) = source::read()?;
+    let command_line = command_line.map_err(StepError::of("cannot use the kernel's command line"))?;
+    boot.on_failure = command_line.on_failure.into();
+    let (source, config) = source::read().map_err(StepError::of("the node is not configured"))?;
     boot.on_failure = config.on_failure.into();
     info!(%source, node = %config.node, "configured");
-    let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules)?;
-    system::prepare(&config.node)?;
+    let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules);
+    let modules = modules.map_err(StepError::of("cannot use the configuration's list of kernel modules"))?;
+    system::prepare(&config.node).map_err(StepError::of("cannot prepare the system"))?;
     host.stage("data-disk", StageState::Started);
-    let storage = Storage::open(&config.storage)?;
-    system::prepare_links(storage.ephemeral(), &config.node)?;
+    let storage = Storage::open(&config.storage).map_err(StepError::of("cannot use the data disk"))?;
+    let links = system::prepare_links(storage.ephemeral(), &config.node);
+    links.map_err(StepError::of("cannot prepare the system"))?;
     host.stage("data-disk", StageState::Ready);
     let (directory, bounds) = storage.log();
     for (name, directory) in [("node", &directory), ("audit", &storage.paths().audit)] {
@@ -159,7 +119,8 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
         warn!(%error, "kernel messages are not in the log, only on the console");
     }
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(BootError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(StepError::of("cannot start the runtime of the services"))?;
     let (notices, queue) = provisioner::notices();
     let guard = Arc::new(PodGuard::new(CGROUPS, storage.data(), notices));
     boot.guard = Some(Arc::clone(&guard));
@@ -167,6 +128,10 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // A thread that waits for the kernel must not hold the end up.
     runtime.shutdown_background();
     end
+}
+
+fn metrics_error(error: prometheus::Error) -> StepError {
+    StepError::of("cannot register metrics")(error)
 }
 
 struct Logs {
@@ -182,13 +147,13 @@ async fn serve(
     host: &Host,
     logs: Logs,
 ) -> Result<End, BootError> {
-    let mut requests = Requests::watch().map_err(BootError::Power)?;
+    let mut requests = Requests::watch().map_err(StepError::of("cannot wait for the end"))?;
     host.stage("network", StageState::Started);
-    let network = Network::open(config.network.clone()).await?;
+    let network = Network::open(config.network.clone()).await.map_err(StepError::of("cannot configure the network"))?;
     let addressing = tokio::select! {
         end = requests.next() => return Ok(end),
         // With DHCP for as long as it takes.
-        given = network.configure() => given?,
+        given = network.configure() => given.map_err(StepError::of("cannot configure the network"))?,
     };
     let cluster = config.role.networks();
     let address = addressing.interface.addr();
@@ -197,8 +162,8 @@ async fn serve(
     }
     let given = addressing.time_servers.clone();
     let time_servers = if config.time_servers.is_empty() { given } else { config.time_servers.clone() };
-    let uplink = Uplink::new(network, addressing, storage.ephemeral()).map_err(BootError::NameServers)?;
-    let uplink = Arc::new(uplink);
+    let uplink = Uplink::new(network, addressing, storage.ephemeral());
+    let uplink = Arc::new(uplink.map_err(StepError::of("cannot write the name servers to resolv.conf"))?);
     host.stage("network", StageState::Ready);
     let services = programs::Config {
         node: config.node.to_string(),
@@ -214,7 +179,8 @@ async fn serve(
         paths: programs::Paths { memory: system::machine_memory(), ..storage.paths() },
     };
     if let Networking::Plugin(_) = services.settings.networking {
-        plugins::mount(&storage, &services.paths)?;
+        plugins::mount(&storage, &services.paths)
+            .map_err(StepError::of("cannot mount the directories of CNI plugins"))?;
     }
     if services.paths.memory.is_none() {
         warn!("cannot read the size of the memory, starting programs without memory limits");
@@ -223,15 +189,15 @@ async fn serve(
     let certificates = watch::Sender::default();
     let role = Prepared::of(&config.role, &services, certificates.clone()).await?;
     let registry = Registry::new();
-    logs.stream.metrics().register(&registry).map_err(BootError::Metrics)?;
+    logs.stream.metrics().register(&registry).map_err(metrics_error)?;
     let linux =
         csi::Linux::new(storage.kubelet(), storage.volumes()).with_observer(podguard::Devices(guard.restrictions()));
     storage.volumes().throttle_by(linux.throttle());
     storage.volumes().freeze_by(linux.freezer());
-    let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(BootError::Metrics)?;
-    let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(BootError::Metrics)?;
-    podguard::Metrics::register(&registry, guard.restrictions()).map_err(BootError::Metrics)?;
-    let images = image_gc::Metrics::register(&registry).map_err(BootError::Metrics)?;
+    let plugin = csi::Plugin::new(storage.csi(&config.node), linux, &registry).map_err(metrics_error)?;
+    let metrics = provisioner::Metrics::register(&registry, storage.volumes()).map_err(metrics_error)?;
+    podguard::Metrics::register(&registry, guard.restrictions()).map_err(metrics_error)?;
+    let images = image_gc::Metrics::register(&registry).map_err(metrics_error)?;
     let image_gc = ImageGc::new(storage.images(), services.paths.containerd_socket(), images);
     let mesh = Arc::new(Mesh::new(&services, &registry));
     let facts = Facts {
@@ -304,17 +270,19 @@ impl Prepared {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {
-                programs::networks::keep(&services)?;
-                let credentials = Arc::new(Credentials::ensure(&services, OffsetDateTime::now_utc())?);
+                programs::networks::keep(&services).map_err(StepError::of("cannot run the cluster in its networks"))?;
+                let credentials = Credentials::ensure(&services, OffsetDateTime::now_utc());
+                let credentials = Arc::new(credentials.map_err(StepError::of("cannot prepare keys and certificates"))?);
                 let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept));
                 Ok(Self::ControlPlane(credentials, certificates))
             }
             Role::Worker(worker) => {
-                join::check_disk(&services, worker.ca)?;
+                join::check_disk(&services, worker.ca).map_err(StepError::of("cannot be a worker of this cluster"))?;
                 Ok(Self::Worker(Box::new(worker), kept))
             }
         };
-        tokio::task::spawn_blocking(prepare).await?
+        let prepared = spawn_blocking(prepare).await;
+        prepared.map_err(StepError::of("preparing keys and certificates ended early"))?
     }
 
     fn run(self, member: Arc<Member>) -> Root {

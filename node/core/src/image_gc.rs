@@ -10,7 +10,6 @@ mod plan;
 mod runtime;
 
 use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +23,7 @@ use tracing::{info, warn};
 pub(crate) use self::metrics::Metrics;
 use self::plan::{Fill, HIGH, History, Phase, Step, plan};
 use self::runtime::Runtime;
+use crate::error::StepError;
 
 /// Between two looks at the quota, one system call. The kernel reports no usage below a hard limit. A pull that does not fit
 /// fills the part for a few seconds only, until containerd has removed its data; the kubelet repeats it later. Between two
@@ -31,20 +31,6 @@ use self::runtime::Runtime;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Between two lists of images and containers, which record the images in use.
 const LISTING: Duration = Duration::from_secs(10);
-
-#[derive(Debug, thiserror::Error)]
-pub enum GcError {
-    #[error("cannot open containerd's directory {path}")]
-    Open { path: PathBuf, source: io::Error },
-    #[error("cannot read the quota of {path}")]
-    Quota { path: PathBuf, source: GetError },
-    #[error("containerd's socket has an invalid path")]
-    Socket(#[source] tonic::transport::Error),
-    #[error("containerd does not {call}")]
-    Call { call: &'static str, source: Box<tonic::Status> },
-    #[error("containerd does not remove the image {image}, will try the others first")]
-    Remove { image: String, source: Box<tonic::Status> },
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Progress {
@@ -68,7 +54,7 @@ impl ImageGc {
     }
 
     /// Healthy after the first pass. Done if the directory has no limits.
-    pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), GcError> {
+    pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), StepError> {
         let mut runtime = Runtime::at(&self.socket)?;
         let mut progress = Progress { phase: Phase::Idle, listed: None };
         loop {
@@ -91,7 +77,7 @@ impl ImageGc {
         }
     }
 
-    async fn round(&self, runtime: &mut Runtime, progress: Progress) -> Result<Option<Progress>, GcError> {
+    async fn round(&self, runtime: &mut Runtime, progress: Progress) -> Result<Option<Progress>, StepError> {
         let Some(quota) = self.quota().await? else { return Ok(None) };
         self.metrics.set(&quota);
         let Progress { phase, listed } = progress;
@@ -108,17 +94,15 @@ impl ImageGc {
     }
 
     /// `None` if the directory has no project: an earlier release filled it without limits.
-    async fn quota(&self) -> Result<Option<Quota>, GcError> {
+    async fn quota(&self) -> Result<Option<Quota>, StepError> {
         let path = self.directory.clone();
         let read = spawn_blocking(move || {
-            let directory = match File::open(&path) {
-                Ok(directory) => directory,
-                Err(source) => return Err(GcError::Open { path, source }),
-            };
+            let shown = path.display();
+            let opened = File::open(&path);
+            let directory = opened.map_err(StepError::of(format!("cannot open containerd's directory {shown}")))?;
             match fsquota::get(&directory) {
-                Ok(quota) => Ok(Some(quota)),
                 Err(GetError::NotFound) => Ok(None),
-                Err(source) => Err(GcError::Quota { path, source }),
+                quota => quota.map(Some).map_err(StepError::of(format!("cannot read the quota of {shown}"))),
             }
         });
         match read.await {
@@ -132,7 +116,7 @@ impl ImageGc {
     }
 
     /// Removes at most one image. Also lists the images when nothing is to be removed, to record which ones are in use.
-    async fn pass(&self, runtime: &mut Runtime, fill: Fill, phase: Phase, now: Instant) -> Result<Phase, GcError> {
+    async fn pass(&self, runtime: &mut Runtime, fill: Fill, phase: Phase, now: Instant) -> Result<Phase, StepError> {
         let images = runtime.images().await?;
         let step = {
             let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use mount::{FilesystemError, UnmountError};
+use mount::UnmountError;
 use programs::containerd::{self, Archive};
 use supervisor::{BoxError, Context};
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use crate::disk::{self, DiskError};
-use crate::esp::{self, Partitions, PartitionsError};
+use crate::error::StepError;
+use crate::esp::{self, Partitions};
 
 /// On the EFI system partition.
 const DIRECTORY: &str = "images";
@@ -27,18 +28,6 @@ const MOST: usize = 64;
 pub struct GivenArchives {
     archives: Vec<Archive>,
     mounted: Vec<PathBuf>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum EspError {
-    #[error("cannot find the EFI system partition")]
-    Find(#[from] PartitionsError),
-    #[error("cannot create {path}")]
-    Directory { path: PathBuf, source: io::Error },
-    #[error("cannot mount {device}")]
-    Mount { device: PathBuf, source: FilesystemError },
-    #[error("cannot list {DIRECTORY} on {device}")]
-    List { device: PathBuf, source: io::Error },
 }
 
 impl GivenArchives {
@@ -59,9 +48,9 @@ impl GivenArchives {
         &self.archives
     }
 
-    fn find_on_esps(&mut self, places: &Path) -> Result<(), EspError> {
+    fn find_on_esps(&mut self, places: &Path) -> Result<(), StepError> {
         let mut files = Vec::new();
-        for device in Partitions::find()?.all {
+        for device in Partitions::find().map_err(StepError::of("cannot find the EFI system partition"))?.all {
             // A partition that another system owns does not hide the next one.
             match self.find_on(&device, places) {
                 Ok(found) => files.extend(found),
@@ -79,17 +68,17 @@ impl GivenArchives {
         Ok(())
     }
 
-    fn find_on(&mut self, device: &Path, places: &Path) -> Result<Vec<Archive>, EspError> {
+    fn find_on(&mut self, device: &Path, places: &Path) -> Result<Vec<Archive>, StepError> {
         let place = places.join(device.file_name().unwrap_or_default());
-        fs::create_dir_all(&place).map_err(|source| EspError::Directory { path: place.clone(), source })?;
-        esp::mount(device, &place).map_err(|source| EspError::Mount { device: device.to_owned(), source })?;
+        fs::create_dir_all(&place).map_err(StepError::of(format!("cannot create {}", place.display())))?;
+        esp::mount(device, &place).map_err(StepError::of(format!("cannot mount {}", device.display())))?;
         let found = archives_in(&place.join(DIRECTORY));
         if found.as_ref().is_ok_and(|found| !found.is_empty()) {
             self.mounted.push(place);
         } else {
             unmount(&place);
         }
-        found.map_err(|source| EspError::List { device: device.to_owned(), source })
+        found.map_err(StepError::of(format!("cannot list {DIRECTORY} on {}", device.display())))
     }
 
     pub fn unmount(&self) {

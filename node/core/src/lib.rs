@@ -15,6 +15,7 @@ pub mod disk;
 pub mod disk_health;
 mod dns;
 pub mod drivers;
+pub mod error;
 mod esp;
 #[cfg(test)]
 mod example;

@@ -1,10 +1,10 @@
 //! The contents of this node's status pages. The crate `status` renders them and checks access.
 
 use std::error::Error;
+use std::iter;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use std::{io, iter};
 
 use cluster::STATUS_PORT;
 use k8s_openapi::api::core::v1::NodeSystemInfo;
@@ -22,6 +22,7 @@ use units::Bytes;
 use volume::{Mode, Records, Space, State, VolumeId, VolumeUsage, Volumes};
 
 use crate::certificates::CertificateStatus;
+use crate::error::StepError;
 use crate::host::uptime_ms;
 use crate::kernel::Kernel;
 use crate::mesh::Mesh;
@@ -31,13 +32,6 @@ use crate::metrics;
 const ORPHANS: &str = "granary_orphans";
 
 const _: () = assert!(status::ALMOST_FULL == cluster::ALMOST_FULL);
-
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}")]
-pub struct ListenError {
-    address: SocketAddr,
-    source: io::Error,
-}
 
 #[derive(Clone)]
 pub struct Facts {
@@ -66,9 +60,9 @@ impl From<NodeSystemInfo> for Kubernetes {
 
 /// Serves the status on the node's `own` address, also to the API server if that is elsewhere, until it is cancelled. Healthy
 /// when it listens.
-pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), ListenError> {
+pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), StepError> {
     let address = SocketAddr::from((own, STATUS_PORT));
-    let listener = TcpListener::bind(address).await.map_err(|source| ListenError { address, source })?;
+    let listener = TcpListener::bind(address).await.map_err(StepError::of(format!("cannot listen on {address}")))?;
     cx.healthy();
     let node = Arc::new(Node { tree: cx.clone(), facts });
     tokio::select! {
@@ -309,7 +303,7 @@ mod tests {
             let _ = give.lock().unwrap().take().map(|give| give.send(cx.clone()));
             async move {
                 cx.cancelled().await;
-                Ok::<_, ListenError>(())
+                Ok::<_, StepError>(())
             }
         });
         let page = Node { tree: tree.await.unwrap(), facts }.page().unwrap();

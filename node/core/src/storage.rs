@@ -12,6 +12,7 @@ use units::Bytes;
 use volume::Store;
 
 use crate::disk::{self, DiskError};
+use crate::error::StepError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
@@ -101,12 +102,13 @@ impl Storage {
         self.data.kubelet.path().to_owned()
     }
 
-    pub fn cni_programs(&self) -> Result<Dir, localstorage::OpenError> {
-        self.data.open(|data| &data.cni.programs)
+    pub fn cni_programs(&self) -> Result<Dir, StepError> {
+        self.data.open(|data| &data.cni.programs).map_err(StepError::of("cannot open a directory of the data disk"))
     }
 
-    pub fn cni_configurations(&self) -> Result<Dir, localstorage::OpenError> {
-        self.data.open(|data| &data.cni.configurations)
+    pub fn cni_configurations(&self) -> Result<Dir, StepError> {
+        let opened = self.data.open(|data| &data.cni.configurations);
+        opened.map_err(StepError::of("cannot open a directory of the data disk"))
     }
 
     pub fn volumes(&self) -> Arc<Store> {

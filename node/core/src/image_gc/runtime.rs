@@ -9,8 +9,8 @@ use proto::cri::runtime_service_client::RuntimeServiceClient;
 use proto::cri::{ImageSpec, ListContainersRequest, ListImagesRequest, RemoveImageRequest};
 use tonic::transport::{Channel, Endpoint};
 
-use super::GcError;
 use super::plan::{Image, ImageId, Usage};
+use crate::error::StepError;
 
 /// For one call. containerd removes the files of an image before it answers.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -25,8 +25,9 @@ pub(crate) struct Runtime {
 
 impl Runtime {
     /// Connects at the first call, and again after a restart of containerd.
-    pub(crate) fn at(socket: &Path) -> Result<Self, GcError> {
-        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).map_err(GcError::Socket)?;
+    pub(crate) fn at(socket: &Path) -> Result<Self, StepError> {
+        let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()));
+        let endpoint = endpoint.map_err(StepError::of("containerd's socket has an invalid path"))?;
         let channel = endpoint.timeout(LIMIT).connect_lazy();
         Ok(Self {
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(LARGEST),
@@ -35,11 +36,12 @@ impl Runtime {
     }
 
     /// The containers are listed last: an image is in use if a container started from it meanwhile.
-    pub(crate) async fn images(&mut self) -> Result<Vec<Image>, GcError> {
+    pub(crate) async fn images(&mut self) -> Result<Vec<Image>, StepError> {
         let listed = self.images.list_images(ListImagesRequest {}).await;
-        let listed = listed.map_err(failed("list images"))?.into_inner().images;
+        let listed = listed.map_err(StepError::of("containerd does not list images"))?.into_inner().images;
         let containers = self.containers.list_containers(ListContainersRequest {}).await;
-        let containers = containers.map_err(failed("list containers"))?.into_inner().containers;
+        let containers =
+            containers.map_err(StepError::of("containerd does not list containers"))?.into_inner().containers;
         let used: BTreeSet<String> = containers.into_iter().map(|container| container.image_id).collect();
         let image = |image: proto::cri::Image| Image {
             usage: if image.pinned {
@@ -56,13 +58,9 @@ impl Runtime {
     }
 
     /// With all its names. Done if it does not exist.
-    pub(crate) async fn remove(&mut self, Image { id, name, .. }: &Image) -> Result<(), GcError> {
+    pub(crate) async fn remove(&mut self, Image { id, name, .. }: &Image) -> Result<(), StepError> {
         let image = Some(ImageSpec { image: id.0.clone() });
-        let failed = |status| GcError::Remove { image: name.clone(), source: Box::new(status) };
-        self.images.remove_image(RemoveImageRequest { image }).await.map(drop).map_err(failed)
+        let text = format!("containerd does not remove the image {name}, will try the others first");
+        self.images.remove_image(RemoveImageRequest { image }).await.map(drop).map_err(StepError::of(text))
     }
-}
-
-fn failed(call: &'static str) -> impl FnOnce(tonic::Status) -> GcError {
-    move |status| GcError::Call { call, source: Box::new(status) }
 }
