@@ -1,6 +1,7 @@
 //! Waiting for what another party does: a condition with a deadline, never a time.
 
 use std::error::Error;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -49,6 +50,19 @@ where
 /// Waits until `obstacle` returns `None`. Its text describes the current state.
 pub async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, kube::Error>) -> Result<(), Failure> {
     let look = async || Ok::<_, kube::Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
+    Ok(eventually(PATIENCE, what, look).await?)
+}
+
+/// Reads a value until it is as wanted, and returns it.
+pub async fn reached<T: Debug>(
+    what: &str,
+    read: impl AsyncFn() -> Result<T, kube::Error>,
+    is_reached: impl Fn(&T) -> bool,
+) -> Result<T, Failure> {
+    let look = async || {
+        let found = read().await?;
+        Ok::<_, kube::Error>(if is_reached(&found) { Seen::Done(found) } else { Seen::NotYet(format!("{found:?}")) })
+    };
     Ok(eventually(PATIENCE, what, look).await?)
 }
 

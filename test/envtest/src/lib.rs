@@ -11,16 +11,20 @@ mod eventually;
 mod fakevolumes;
 mod faults;
 mod objects;
+mod requests;
+mod service;
 mod snapshots;
 mod suite;
 
 pub use cluster::{Cluster, StartError};
 pub use denials::{denied, forbidden};
-pub use eventually::{Late, Seen, chain, eventually, until};
+pub use eventually::{Late, Seen, chain, eventually, reached, until};
 pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};
 pub use objects::claim;
 pub use programs::Identity;
+pub use requests::{accepted, create, gone, merge, merge_status};
+pub use service::start;
 pub use snapshots::SnapshotApi;
 pub use suite::{Failure, Suite};
 

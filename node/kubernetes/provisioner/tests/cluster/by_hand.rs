@@ -5,10 +5,9 @@ use std::sync::Arc;
 use envtest::{Cluster, Failure, PATIENCE};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 use units::Bytes;
 use volume::{Claim, DRIVER_NAME, State, VolumeId};
 
@@ -68,16 +67,12 @@ pub async fn an_orphan_is_adopted_by_a_manual_pv(cluster: Arc<Cluster>) -> Resul
         Some(id.as_str())
     );
     // The reclaimer finds the node of its PV, so that it can be expanded.
-    let client = node.admin.clone();
-    let reclaimer =
-        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
-    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    node.claims().patch("data", &PatchParams::default(), &more).await?;
+    let reclaimer = envtest::start("reclaimer", node.admin.clone(), reconciler::reclaim).await?;
+    node.enlarge("data", "2Gi").await?;
     node.event("data", "VolumeResizeSuccessful").await?;
     reclaimer.stop(PATIENCE).await?;
     // And deleted: missing fields of the manifest are added before.
-    let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
-    node.pvs().patch(&pv.name_any(), &PatchParams::default(), &delete).await?;
+    node.set_policy(&pv.name_any(), "Delete").await?;
     until("the driver's finalizer and annotation", async || {
         let found = node.pvs().get(&pv.name_any()).await?;
         let marked = found.finalizers().iter().any(|name| name == provisioner::FINALIZER);

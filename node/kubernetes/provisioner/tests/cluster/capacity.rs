@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, merge};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::TextEncoder;
 use serde_json::{Value, json};
@@ -28,8 +28,7 @@ pub async fn register(node: &Node) -> Result<String, Failure> {
         return Ok(found.uid().unwrap_or_default());
     }
     let object = json!({"metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}}});
-    let made = nodes.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
-    Ok(made.uid().unwrap_or_default())
+    Ok(create(&nodes, object).await?.uid().unwrap_or_default())
 }
 
 async fn published(node: &Node, class: &str) -> Result<Vec<CSIStorageCapacity>, kube::Error> {
@@ -89,8 +88,7 @@ async fn unpublished(node: &Node, class: &str) -> Result<(), Failure> {
 
 async fn make_class(node: &Node, name: &str, provisioner: &str, parameters: Value) -> Result<(), Failure> {
     let class = json!({"metadata": {"name": name}, "provisioner": provisioner, "parameters": parameters});
-    let classes = Api::<StorageClass>::all(node.admin.clone());
-    classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    create(&Api::<StorageClass>::all(node.admin.clone()), class).await?;
     Ok(())
 }
 
@@ -155,8 +153,7 @@ pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: A
     let pv = node.provisioned("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     // 8 GiB, and 2 GiB for the files.
     publishes(&node, &node.class, "90Gi").await?;
-    let more = json!({"spec": {"resources": {"requests": {"storage": "16Gi"}}}});
-    node.claims().patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
+    node.enlarge("data", "16Gi").await?;
     publishes(&node, &node.class, "80Gi").await?;
     node.delete("data", &pv).await?;
     publishes(&node, &node.class, "100Gi").await?;
@@ -201,13 +198,10 @@ pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: A
         let mut object = serde_json::to_value(&stale)?;
         object["metadata"] = json!({"name": name, "labels": stale.labels()});
         object["nodeTopology"] = json!({"matchLabels": {"kubernetes.io/hostname": topology}});
-        kept.push(objects(&node).create(&PostParams::default(), &serde_json::from_value(object)?).await?);
+        kept.push(create(&objects(&node), object).await?);
     }
     node.run().await?;
-    until("the end of the stale object", async || {
-        Ok(objects(&node).get_opt(&stale.name_any()).await?.map(|found| format!("{found:?}")))
-    })
-    .await?;
+    gone(&objects(&node), &stale.name_any()).await?;
     for object in kept {
         let found = objects(&node).get(&object.name_any()).await?;
         assert_eq!(found.resource_version(), object.resource_version(), "{} was written", object.name_any());
@@ -220,8 +214,7 @@ pub(crate) async fn changed_objects_are_repaired(cluster: Arc<Cluster>) -> Resul
     let node = Node::start(&cluster, "repaired").await?;
     register(&node).await?;
     let object = publishes(&node, &node.class, "100Gi").await?;
-    let wrong = json!({"capacity": "1Ei", "maximumVolumeSize": null});
-    objects(&node).patch(&object.name_any(), &PatchParams::default(), &Patch::Merge(wrong)).await?;
+    merge(&objects(&node), &object.name_any(), json!({"capacity": "1Ei", "maximumVolumeSize": null})).await?;
     publishes(&node, &node.class, "100Gi").await?;
     objects(&node).delete(&object.name_any(), &DeleteParams::default()).await?;
     let again = publishes(&node, &node.class, "100Gi").await?;

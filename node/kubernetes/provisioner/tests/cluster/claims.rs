@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, reached};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use provisioner::Notice;
 use serde_json::json;
 use units::Bytes;
@@ -75,15 +75,9 @@ pub async fn unsupported_fields_are_rejected_by_name(cluster: Arc<Cluster>) -> R
         "metadata": {"name": "class", "annotations": {"volume.beta.kubernetes.io/storage-class": "not a name"}},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     });
-    node.claims().create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    create(&node.claims(), class).await?;
     node.schedule("class", &node.name).await?;
-    until("the event about the class", async || {
-        let events = node.events("class").await?;
-        let notes: Vec<_> = events.iter().filter_map(|event| event.note.as_deref()).collect();
-        let is_reported = notes.iter().any(|note| note.contains("the storage class not a name does not exist"));
-        Ok((!is_reported).then(|| format!("{notes:?}")))
-    })
-    .await?;
+    node.note("class", None, &["the storage class not a name does not exist"]).await?;
     assert_eq!(node.volumes.live(), []);
     node.end().await
 }
@@ -168,14 +162,8 @@ pub async fn a_denied_call_is_an_event_on_its_pod(cluster: Arc<Cluster>) -> Resu
         call: "a change of a file's project ID",
     };
     node.notices.send(denied("project"));
-    let seen = eventually(PATIENCE, "event VolumeCallDenied", async || {
-        let events = node.events("tenant").await?;
-        Ok::<_, kube::Error>(match &events[..] {
-            [event, ..] => Seen::Done(event.clone()),
-            [] => Seen::NotYet("none".to_owned()),
-        })
-    })
-    .await?;
+    let events = async || node.events("tenant").await;
+    let seen = reached("event VolumeCallDenied", events, |events| !events.is_empty()).await?.swap_remove(0);
     let about = seen.regarding.unwrap_or_default();
     assert_eq!((about.kind.as_deref(), about.uid.as_deref()), (Some("Pod"), Some("u")));
     assert_eq!(about.namespace.as_deref(), Some("denied"));
@@ -203,10 +191,8 @@ pub async fn a_revoked_detach_of_a_volume_is_reported(cluster: Arc<Cluster>) -> 
         node.revoked.send_modify(|counts| *counts.entry(id.clone()).or_default() += 1);
         let events = node.events(&pv.name_any()).await?;
         let found = events.into_iter().find(|event| event.reason.as_deref() == Some("VolumeDetachRevoked"));
-        Ok::<_, kube::Error>(match found {
-            Some(event) => Seen::Done(event.note.unwrap_or_default()),
-            None => Seen::NotYet("none".to_owned()),
-        })
+        let note = found.map(|event| event.note.unwrap_or_default());
+        Ok::<_, kube::Error>(note.map_or_else(|| Seen::NotYet("none".to_owned()), Seen::Done))
     })
     .await?;
     assert!(note.contains("LOOP_CLR_FD"), "{note}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, gone};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use provisioner::Settings;
@@ -78,11 +78,7 @@ pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cl
     let disk: &dyn Volumes = &*node.volumes;
     disk.provision(&copy, &want)?;
     node.claims().delete("data", &DeleteParams::default()).await?;
-    let claims = node.claims();
-    until("the end of the source", async || {
-        Ok(claims.get_opt("data").await?.map(|found| format!("{:?}", found.metadata)))
-    })
-    .await?;
+    gone(&node.claims(), "data").await?;
     node.run().await?;
     node.bound("copy").await?;
     node.gone(&source.1).await?;

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, merge};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
+use kube::api::DeleteParams;
+use serde_json::json;
 use volume::VolumeId;
 
 use crate::node::{Node, until};
@@ -24,8 +24,7 @@ pub async fn a_pv_deleted_before_its_claim_leaks_no_data(cluster: Arc<Cluster>) 
 pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "retain").await?;
     let pv = node.provisioned("data", json!({})).await?;
-    let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-    node.pvs().patch(&pv.name_any(), &PatchParams::default(), &retain).await?;
+    node.set_policy(&pv.name_any(), "Retain").await?;
     until("the PV without the driver's finalizer", async || {
         let finalizers = node.pvs().get(&pv.name_any()).await?.finalizers().to_owned();
         Ok(finalizers.iter().any(|name| name == provisioner::FINALIZER).then(|| finalizers.join(" ")))
@@ -38,8 +37,7 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
     node.delete("other", &other).await?;
     let id: VolumeId = pv.name_any().parse()?;
     assert_eq!(node.volumes.live(), std::slice::from_ref(&id));
-    let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
-    node.pvs().patch(&pv.name_any(), &PatchParams::default(), &delete).await?;
+    node.set_policy(&pv.name_any(), "Delete").await?;
     node.gone(&pv).await?;
     node.end().await
 }
@@ -52,8 +50,7 @@ pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> 
     node.volumes.retire(&id);
     assert_eq!(node.volumes.live(), []);
     for policy in ["Retain", "Delete"] {
-        let policy = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": policy}}));
-        node.pvs().patch(id.as_str(), &PatchParams::default(), &policy).await?;
+        node.set_policy(id.as_str(), policy).await?;
         node.live(&id).await?;
     }
     node.end().await
@@ -62,11 +59,7 @@ pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> 
 pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start_apart(&cluster, "second").await?;
     let pv = node.provisioned("data", json!({})).await?;
-    let mut second = serde_json::to_value(&pv)?;
-    second["metadata"] = json!({"name": "by-hand", "annotations": pv.annotations()});
-    second["spec"]["claimRef"] = Value::Null;
-    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
-    node.pvs().create(&PostParams::default(), &serde_json::from_value(second)?).await?;
+    node.second_pv(&pv, json!({"name": "by-hand", "annotations": pv.annotations()})).await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.event_with(&pv.name_any(), "VolumeFailedDelete", &["by-hand"]).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
@@ -77,12 +70,10 @@ pub async fn a_second_pv_of_the_same_volume_keeps_its_data(cluster: Arc<Cluster>
 
 async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, VolumeId), Failure> {
     let mut node = Node::start_apart(cluster, namespace).await?;
-    let pv = node.provisioned("data", json!({})).await?;
-    let id: VolumeId = pv.name_any().parse()?;
-    node.settled(&id).await?;
+    let id = node.volume("data", json!({})).await?;
     node.halt().await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
-    node.phase(&pv.name_any(), "Released").await?;
+    node.phase(id.as_str(), "Released").await?;
     node.volumes.retire(&id);
     assert_eq!(node.volumes.live(), []);
     Ok((node, id))
@@ -90,13 +81,11 @@ async fn half_deleted(cluster: &Cluster, namespace: &str) -> Result<(Node, Volum
 
 pub async fn a_deletion_is_undone_when_the_policy_becomes_retain(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = half_deleted(&cluster, "undone").await?;
-    let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-    node.pvs().patch(id.as_str(), &PatchParams::default(), &retain).await?;
+    node.set_policy(id.as_str(), "Retain").await?;
     node.run().await?;
     node.live(&id).await?;
     assert!(node.pvs().get(id.as_str()).await?.metadata.deletion_timestamp.is_none());
-    let delete = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Delete"}}));
-    let pv = node.pvs().patch(id.as_str(), &PatchParams::default(), &delete).await?;
+    let pv = node.set_policy(id.as_str(), "Delete").await?;
     node.gone(&pv).await?;
     node.end().await
 }
@@ -104,14 +93,9 @@ pub async fn a_deletion_is_undone_when_the_policy_becomes_retain(cluster: Arc<Cl
 pub async fn a_pv_created_during_the_deletion_restores_the_data(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = half_deleted(&cluster, "restored").await?;
     let pv = node.pvs().get(id.as_str()).await?;
-    let bare = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    node.pvs().patch(id.as_str(), &PatchParams::default(), &bare).await?;
+    merge(&node.pvs(), id.as_str(), json!({"metadata": {"finalizers": null}})).await?;
     node.pvs().delete(id.as_str(), &DeleteParams::default()).await?;
-    let mut second = serde_json::to_value(&pv)?;
-    second["metadata"] = json!({"name": "again-by-hand"});
-    second["spec"]["claimRef"] = Value::Null;
-    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
-    node.pvs().create(&PostParams::default(), &serde_json::from_value(second)?).await?;
+    node.second_pv(&pv, json!({"name": "again-by-hand"})).await?;
     node.run().await?;
     node.live(&id).await?;
     node.pvs().delete("again-by-hand", &DeleteParams::default()).await?;

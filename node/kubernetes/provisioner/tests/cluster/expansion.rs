@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, merge, merge_status, reached};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use units::Bytes;
 use volume::VolumeId;
@@ -21,29 +20,14 @@ async fn with_claim(cluster: &Cluster, namespace: &str, mode: &str) -> Result<(N
     Ok((node, id))
 }
 
-async fn request(node: &Node, size: &str) -> Result<(), Failure> {
-    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
-    node.claims().patch("data", &PatchParams::default(), &more).await?;
-    Ok(())
-}
-
 async fn kubelet(node: &Node, status: Value) -> Result<(), Failure> {
-    let patch = Patch::Merge(json!({ "status": status }));
-    node.claims().patch_status("data", &PatchParams::default(), &patch).await?;
+    merge_status(&node.claims(), "data", json!({ "status": status })).await?;
     Ok(())
 }
 
 async fn progress(node: &Node, wanted: &str) -> Result<PersistentVolumeClaim, Failure> {
     let what = format!("the expansion's state {wanted:?}");
-    let found = eventually(PATIENCE, &what, async || {
-        let claim = node.claims().get("data").await?;
-        Ok::<_, kube::Error>(if state(&claim) == wanted {
-            Seen::Done(claim)
-        } else {
-            Seen::NotYet(format!("{:?}", claim.status))
-        })
-    });
-    Ok(found.await?)
+    reached(&what, async || node.claims().get("data").await, |claim| state(claim) == wanted).await
 }
 
 fn state(claim: &PersistentVolumeClaim) -> String {
@@ -60,17 +44,9 @@ fn capacity(claim: &PersistentVolumeClaim) -> Option<String> {
     Some(claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone())
 }
 
-/// Waits until the claim has this capacity, and checks that PV and volume have it too.
 async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), Failure> {
-    let claim = eventually(PATIENCE, &format!("the capacity {text}"), async || {
-        let claim = node.claims().get("data").await?;
-        Ok::<_, kube::Error>(if capacity(&claim).as_deref() == Some(text) {
-            Seen::Done(claim)
-        } else {
-            Seen::NotYet(format!("{:?}", claim.status))
-        })
-    })
-    .await?;
+    let (what, read) = (format!("the capacity {text}"), async || node.claims().get("data").await);
+    let claim = reached(&what, read, |claim| capacity(claim).as_deref() == Some(text)).await?;
     assert_eq!((state(&claim), conditions(&claim)), (String::new(), vec![]));
     let pv = node.pvs().get(id.as_str()).await?;
     assert_eq!(pv.spec.unwrap_or_default().capacity.unwrap_or_default()["storage"].0, text);
@@ -81,7 +57,7 @@ async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), 
 pub async fn a_filesystem_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow", "Filesystem").await?;
     // Rounded up to whole blocks.
-    request(&node, "2147483647").await?;
+    node.enlarge("data", "2147483647").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     assert!(node.event("data", "Resizing").await?.contains("from 1 GiB to 2 GiB"));
     assert!(node.event("data", "VolumeResizeSuccessful").await?.contains("2 GiB"));
@@ -90,7 +66,7 @@ pub async fn a_filesystem_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Re
 
 pub async fn an_unattached_disk_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow-offline", "Block").await?;
-    request(&node, "2Gi").await?;
+    node.enlarge("data", "2Gi").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.end().await
 }
@@ -98,7 +74,7 @@ pub async fn an_unattached_disk_grows_without_the_kubelet(cluster: Arc<Cluster>)
 pub async fn an_attached_disk_waits_for_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow-online", "Block").await?;
     node.volumes.set_attached(&id, true);
-    request(&node, "2Gi").await?;
+    node.enlarge("data", "2Gi").await?;
     let claim = progress(&node, "NodeResizePending").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("1Gi"), "the device of the pod is not expanded");
     assert_eq!(conditions(&claim), ["FileSystemResizePending"]);
@@ -107,23 +83,15 @@ pub async fn an_attached_disk_waits_for_the_kubelet(cluster: Arc<Cluster>) -> Re
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(GIB2));
     kubelet(&node, json!({"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}})).await?;
     // A further request waits for the kubelet.
-    request(&node, "3Gi").await?;
-    kubelet(
-        &node,
-        json!({
-            "allocatedResourceStatuses": {"storage": null}, "capacity": {"storage": "2Gi"}, "conditions": [],
-        }),
-    )
-    .await?;
+    node.enlarge("data", "3Gi").await?;
+    let grown = |size: &str| {
+        let none = json!({"storage": null});
+        json!({"allocatedResourceStatuses": none, "capacity": {"storage": size}, "conditions": []})
+    };
+    kubelet(&node, grown("2Gi")).await?;
     let claim = progress(&node, "NodeResizePending").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("2Gi"));
-    kubelet(
-        &node,
-        json!({
-            "allocatedResourceStatuses": {"storage": null}, "capacity": {"storage": "3Gi"}, "conditions": [],
-        }),
-    )
-    .await?;
+    kubelet(&node, grown("3Gi")).await?;
     has(&node, &id, "3Gi", Bytes::new(3 << 30)).await?;
     node.end().await
 }
@@ -131,7 +99,7 @@ pub async fn an_attached_disk_waits_for_the_kubelet(cluster: Arc<Cluster>) -> Re
 pub async fn a_disk_whose_pod_ends_is_finished_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = with_claim(&cluster, "grow-left", "Block").await?;
     node.volumes.set_attached(&id, true);
-    request(&node, "2Gi").await?;
+    node.enlarge("data", "2Gi").await?;
     progress(&node, "NodeResizePending").await?;
     node.volumes.set_attached(&id, false);
     // At start, the provisioner checks at once.
@@ -143,18 +111,18 @@ pub async fn a_disk_whose_pod_ends_is_finished_without_the_kubelet(cluster: Arc<
 
 pub async fn a_request_that_is_too_large_can_be_lowered(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "too-large", "Filesystem").await?;
-    request(&node, "200Gi").await?;
+    node.enlarge("data", "200Gi").await?;
     let claim = progress(&node, "ControllerResizeInfeasible").await?;
     assert_eq!(capacity(&claim).as_deref(), Some("1Gi"));
     assert_eq!(conditions(&claim), ["Resizing", "ControllerResizeError"]);
     node.event_with("data", "VolumeResizeFailed", &["keeps 1 GiB", "free"]).await?;
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");
     // Without waiting for the back-off of the first request.
-    request(&node, "2Gi").await?;
+    node.enlarge("data", "2Gi").await?;
     has(&node, &id, "2Gi", GIB2).await?;
-    request(&node, "9223372036854775807").await?;
+    node.enlarge("data", "9223372036854775807").await?;
     progress(&node, "ControllerResizeInfeasible").await?;
-    request(&node, "3Gi").await?;
+    node.enlarge("data", "3Gi").await?;
     has(&node, &id, "3Gi", Bytes::new(3 << 30)).await?;
     node.end().await
 }
@@ -166,12 +134,11 @@ pub async fn an_expansion_continues_beside_other_changes_of_its_claim(cluster: A
     let claims = node.claims();
     let disturb = async {
         for number in 0..40 {
-            let label = Patch::Merge(json!({"metadata": {"labels": {"count": number.to_string()}}}));
-            claims.patch("data", &PatchParams::default(), &label).await?;
+            merge(&claims, "data", json!({"metadata": {"labels": {"count": number.to_string()}}})).await?;
         }
         Ok::<_, Failure>(())
     };
-    let (asked, disturbed) = futures::join!(request(&node, "2Gi"), disturb);
+    let (asked, disturbed) = futures::join!(node.enlarge("data", "2Gi"), disturb);
     asked?;
     disturbed?;
     has(&node, &id, "2Gi", GIB2).await?;
@@ -185,15 +152,9 @@ pub async fn an_expansion_continues_beside_other_changes_of_its_claim(cluster: A
 pub async fn an_interrupted_expansion_is_finished(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, id) = with_claim(&cluster, "cut-short", "Filesystem").await?;
     node.halt().await?;
-    request(&node, "2Gi").await?;
-    kubelet(
-        &node,
-        json!({
-            "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
-            "allocatedResources": {"storage": "2Gi"},
-        }),
-    )
-    .await?;
+    node.enlarge("data", "2Gi").await?;
+    let begun = json!({"storage": "ControllerResizeInProgress"});
+    kubelet(&node, json!({"allocatedResourceStatuses": begun, "allocatedResources": {"storage": "2Gi"}})).await?;
     // The volume is expanded on the disk only.
     volume::Volumes::expand(&*node.volumes, &id, GIB2)?;
     node.run().await?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use apiclient::Deadlines;
-use envtest::{Cluster, Failure, Fault, FaultyServer, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, Fault, FaultyServer, reached};
 use http::StatusCode;
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use serde_json::json;
 use supervisor::{Backoff, Settings};
 use tokio::time::timeout;
@@ -69,14 +69,9 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
 
     server.set(fault);
     node.claim_here("new", json!({})).await?;
-    let larger = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    node.claims().patch("grown", &PatchParams::default(), &larger).await?;
+    node.enlarge("grown", "2Gi").await?;
     node.claims().delete("deleted", &DeleteParams::default()).await?;
-    eventually(PATIENCE, "the fault", async || {
-        let hits = server.inflicted();
-        Ok::<_, kube::Error>(if hits >= HITS { Seen::Done(()) } else { Seen::NotYet(format!("{hits} hits")) })
-    })
-    .await?;
+    reached("the fault", async || Ok(server.inflicted()), |hits| *hits >= HITS).await?;
     if matches!(fault, Fault::Swallow) {
         until("stalled services", async || {
             let stalled = node.stalled();
@@ -87,16 +82,13 @@ async fn recovers(cluster: &Cluster, namespace: &str, fault: Fault) -> Result<()
     }
     server.set(Fault::None);
 
-    let size = eventually(PATIENCE, "the new size of the claim", async || {
+    let size = until("the new size of the claim", async || {
         let status = node.claims().get("grown").await?.status.unwrap_or_default();
-        let size = status.capacity.and_then(|mut capacity| capacity.remove("storage"));
-        Ok::<_, kube::Error>(match size {
-            Some(size) if size.0 == "2Gi" => Seen::Done(()),
-            other => Seen::NotYet(format!("{other:?}")),
-        })
+        let size = status.capacity.and_then(|mut capacity| capacity.remove("storage")).unwrap_or_default().0;
+        Ok((size != "2Gi").then_some(size))
     });
     let all = async {
-        tokio::try_join!(node.bound("new"), async { Ok(size.await?) }, node.gone(&deleted))?;
+        tokio::try_join!(node.bound("new"), size, node.gone(&deleted))?;
         Ok::<_, Failure>(())
     };
     let in_time = timeout(RECOVERY, all).await;

@@ -6,20 +6,17 @@ use std::time::Duration;
 use cluster::snapshot::MANAGED_BY;
 use cluster::snapshot::group::PROTECTION;
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
-use envtest::{Cluster, Failure, Identity, SnapshotApi};
-use k8s_openapi::api::core::v1::PersistentVolume;
+use envtest::{Cluster, Failure, Identity, SnapshotApi, accepted, create, merge, merge_status};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject};
 use serde_json::{Value, json};
 use volume::{State, VolumeId};
 
 use crate::node::{Node, until};
 use crate::snapshots::denied;
 
-/// With their modes.
 const CLAIMS: [(&str, &str); 2] = [("data", "Block"), ("log", "Filesystem")];
 
-/// A node with two bound claims.
 async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Vec<VolumeId>), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
     let node = Node::start(cluster, namespace).await?;
@@ -84,7 +81,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     .await?;
     let shown =
         json!({"status": {"snapshotHandle": members[0].as_str(), "readyToUse": true, "restoreSize": 1_u64 << 30}});
-    api.contents.patch_status(&member, &PatchParams::default(), &Patch::Merge(shown)).await?;
+    merge_status(&api.contents, &member, shown).await?;
     api.ready("member", &member).await?;
     let from = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "member"});
     let restored: VolumeId =
@@ -102,7 +99,7 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
     let (node, api, ids) = with_claims(&cluster, "ungrouped").await?;
     // The volume of another node.
     let elsewhere = json!([{"key": TOPOLOGY_KEY, "operator": "In", "values": ["zz"]}]);
-    let foreign: PersistentVolume = serde_json::from_value(json!({
+    let foreign = json!({
         "metadata": {"name": "pvc-foreign"},
         "spec": {
             "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Block",
@@ -110,22 +107,18 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
             "csi": {"driver": DRIVER_NAME, "volumeHandle": "zvol-foreign"},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": elsewhere}]}},
         },
-    }))?;
-    node.pvs().create(&PostParams::default(), &foreign).await?;
+    });
+    create(&node.pvs(), foreign).await?;
     api.create_group_class("fast", json!({"maxPause": "1h"})).await?;
     let live = node.volumes.live();
     let with = |other: &str| json!({"volumeHandles": [ids[0].as_str(), other]});
     let nodes = format!("on the nodes {}, zz", node.name);
     let of_class = |class: &str| json!({"volumeGroupSnapshotClassName": class});
+    let refused = "VolumeGroupSnapshotClass fast has the parameter maxPause with \"1h\"";
     for (name, source, more, words) in [
         ("nodes", with("zvol-foreign"), json!({}), nodes.as_str()),
         ("none", with("zvol-none"), json!({}), "volume zvol-none of the group does not exist on this node"),
-        (
-            "fast",
-            source(&ids),
-            of_class("fast"),
-            "VolumeGroupSnapshotClass fast has the parameter maxPause with \"1h\"",
-        ),
+        ("fast", source(&ids), of_class("fast"), refused),
         ("classless", source(&ids), of_class("none"), "the VolumeGroupSnapshotClass none does not exist"),
     ] {
         let content = api.create_group(name, None, source, more).await?;
@@ -206,17 +199,10 @@ pub async fn a_node_writes_only_contents_of_groups_that_it_serves(cluster: Arc<C
         }})
     };
     let good = member("pvc-1", &format!("{handle}-pvc-1"));
-    let write_status = async |name: &str, status: Value| {
-        own.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)
-    };
-    let write =
-        async |name: &str, patch: Value| own.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
-    // The API server reads the role some time after its creation.
-    until("the rights on contents", async || {
-        let begun = json!({"status": {"readyToUse": false}});
-        Ok(write_status(mine, begun).await.err().map(|error| error.to_string()))
-    })
-    .await?;
+    let write_status = async |name: &str, status: Value| merge_status(&own, name, status).await.map(drop);
+    let write = async |name: &str, patch: Value| merge(&own, name, patch).await.map(drop);
+    let begun = json!({"status": {"readyToUse": false}});
+    accepted("the rights on contents", async || write_status(mine, begun.clone()).await).await?;
     denied(write_status(mine, status("group-of-another", good.clone())).await);
     denied(write_status(mine, status(&handle, member("pvc-2", &format!("{handle}-pvc-2")))).await);
     denied(write_status(mine, status(&handle, member("pvc-1", "snapshot-of-another"))).await);
@@ -239,8 +225,7 @@ pub async fn a_node_writes_only_contents_of_groups_that_it_serves(cluster: Arc<C
     denied(write(foreign, metadata(json!({"finalizers": []}))).await);
     write(mine, metadata(json!({"finalizers": []}))).await?;
     for content in [bare, foreign] {
-        let removed = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        api.group_contents.patch(content, &PatchParams::default(), &removed).await?;
+        merge(&api.group_contents, content, json!({"metadata": {"finalizers": null}})).await?;
     }
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimStatus};
+use envtest::{Cluster, Failure, create, merge, merge_status, reached};
+use k8s_openapi::api::core::v1::PersistentVolumeClaimStatus;
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use volume::{IoLimits, VolumeId};
@@ -20,8 +20,7 @@ impl Node {
         let class = json!({
             "metadata": {"name": name}, "driverName": "local.granary.dev", "parameters": parameters,
         });
-        let classes = Api::<VolumeAttributesClass>::all(self.admin.clone());
-        classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+        create(&Api::<VolumeAttributesClass>::all(self.admin.clone()), class).await?;
         Ok(())
     }
 
@@ -34,8 +33,7 @@ impl Node {
     }
 
     async fn request_class(&self, class: Option<&str>) -> Result<(), Failure> {
-        let patch = Patch::Merge(json!({"spec": {"volumeAttributesClassName": class}}));
-        self.claims().patch("data", &PatchParams::default(), &patch).await?;
+        merge(&self.claims(), "data", json!({"spec": {"volumeAttributesClassName": class}})).await?;
         Ok(())
     }
 
@@ -44,16 +42,7 @@ impl Node {
         what: &str,
         is_reached: impl Fn(&PersistentVolumeClaimStatus) -> bool,
     ) -> Result<PersistentVolumeClaimStatus, Failure> {
-        let found = eventually(PATIENCE, what, async || {
-            let claim: PersistentVolumeClaim = self.claims().get("data").await?;
-            let status = claim.status.unwrap_or_default();
-            Ok::<_, kube::Error>(if is_reached(&status) {
-                Seen::Done(status)
-            } else {
-                Seen::NotYet(format!("{status:?}"))
-            })
-        });
-        Ok(found.await?)
+        reached(what, async || Ok(self.claims().get("data").await?.status.unwrap_or_default()), is_reached).await
     }
 
     async fn progress(&self, wanted: &str) -> Result<PersistentVolumeClaimStatus, Failure> {
@@ -63,7 +52,6 @@ impl Node {
         self.status(&format!("the state {wanted} of the change"), is_reached).await
     }
 
-    /// Waits until the claim has the class, and checks that PV and volume have it too.
     async fn has_class(&self, id: &VolumeId, class: &str, io: IoLimits) -> Result<(), Failure> {
         let is_reached = |status: &PersistentVolumeClaimStatus| {
             status.current_volume_attributes_class_name.as_deref() == Some(class)
@@ -115,8 +103,7 @@ pub async fn a_class_that_is_not_possible_changes_nothing(cluster: Arc<Cluster>)
     node.event_with("data", "VolumeModifyFailed", &["infeasible-bad cannot be used: it has weight"]).await?;
     assert_eq!(node.volumes.record(&id).map(|record| record.io), Some(IoLimits::NONE));
     // An expansion does not wait for another class.
-    let larger = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    node.claims().patch("data", &PatchParams::default(), &larger).await?;
+    node.enlarge("data", "2Gi").await?;
     until("the expansion", async || {
         let size = node.volumes.record(&id).map(|record| record.size.get());
         Ok((size != Some(2 << 30)).then(|| format!("{size:?}")))
@@ -153,7 +140,7 @@ pub async fn an_interrupted_change_is_finished_and_a_filesystem_is_not_changed(
     let begun = json!({"status": {"modifyVolumeStatus": {
         "status": "InProgress", "targetVolumeAttributesClassName": "interrupted",
     }}});
-    node.claims().patch_status("data", &PatchParams::default(), &Patch::Merge(begun)).await?;
+    merge_status(&node.claims(), "data", begun).await?;
     // The volume has the limits on the disk only.
     volume::Volumes::limit_io(&*node.volumes, &id, SLOW)?;
     node.run().await?;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use envtest::until;
-use envtest::{Cluster, Failure, FakeVolumes, Identity, PATIENCE, Seen, eventually};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use envtest::{Cluster, Failure, FakeVolumes, Identity, PATIENCE, Seen, accepted, create, eventually, merge, start};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use prometheus::Registry;
 use provisioner::{Metrics, NoticeQueue, Notices, Settings};
@@ -27,12 +27,7 @@ const STOP: Duration = Duration::from_secs(20);
 pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
     static RECONCILED: OnceCell<()> = OnceCell::const_new();
     let reconciled = async || {
-        let client = cluster.admin();
-        let tree = Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
-            reconciler::run(cx, client.clone())
-        });
-        tree.handle().healthy().await?;
-        tree.stop(STOP).await?;
+        start("reconciler", cluster.admin(), reconciler::run).await?.stop(STOP).await?;
         policies_are_in_force(cluster).await
     };
     RECONCILED.get_or_try_init(reconciled).await.copied()
@@ -89,10 +84,7 @@ impl Node {
     pub async fn stopped(cluster: &Cluster, namespace: &str, size: Bytes) -> Result<Self, Failure> {
         reconcile(cluster).await?;
         let admin = cluster.admin();
-        let space = json!({"metadata": {"name": namespace}});
-        Api::all(admin.clone())
-            .create(&PostParams::default(), &serde_json::from_value::<k8s_openapi::api::core::v1::Namespace>(space)?)
-            .await?;
+        create(&Api::<Namespace>::all(admin.clone()), json!({"metadata": {"name": namespace}})).await?;
         let (volumes, registry) = (Arc::new(FakeVolumes::with_size(size)), Registry::new());
         let (notices, queue) = provisioner::notices();
         let node = Self {
@@ -110,12 +102,8 @@ impl Node {
             admin,
         };
         node.make_class(json!({})).await?;
-        // The API server's watch of roles may be behind.
-        let volumes = Api::<PersistentVolume>::all(node.storage.clone());
-        eventually(PATIENCE, "the storage identity's role", async || {
-            volumes.list(&ListParams::default().limit(1)).await.map(|_| Seen::Done(()))
-        })
-        .await?;
+        let (volumes, one) = (Api::<PersistentVolume>::all(node.storage.clone()), ListParams::default().limit(1));
+        accepted("the storage identity's role", async || volumes.list(&one).await).await?;
         Ok(node)
     }
 
@@ -182,7 +170,7 @@ impl Node {
         if classes.get_opt(&self.class).await?.is_some() {
             classes.delete(&self.class, &DeleteParams::default()).await?;
         }
-        classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+        create(&classes, class).await?;
         Ok(())
     }
 
@@ -196,13 +184,31 @@ impl Node {
 
     /// Creates a claim of 1 GiB that waits for a consumer, with more fields of its spec.
     pub async fn claim(&self, name: &str, more: Value) -> Result<PersistentVolumeClaim, Failure> {
-        let claim = envtest::claim(json!({"name": name}), &self.class, more);
-        Ok(self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?)
+        Ok(create(&self.claims(), envtest::claim(json!({"name": name}), &self.class, more)).await?)
     }
 
     pub async fn schedule(&self, claim: &str, node: &str) -> Result<(), Failure> {
         let chosen = json!({"metadata": {"annotations": {SELECTED_NODE: node, PROVISIONER: "local.granary.dev"}}});
-        self.claims().patch(claim, &PatchParams::default(), &Patch::Merge(chosen)).await?;
+        merge(&self.claims(), claim, chosen).await?;
+        Ok(())
+    }
+
+    pub async fn enlarge(&self, claim: &str, size: &str) -> Result<(), Failure> {
+        merge(&self.claims(), claim, json!({"spec": {"resources": {"requests": {"storage": size}}}})).await?;
+        Ok(())
+    }
+
+    pub async fn set_policy(&self, pv: &str, policy: &str) -> Result<PersistentVolume, Failure> {
+        Ok(merge(&self.pvs(), pv, json!({"spec": {"persistentVolumeReclaimPolicy": policy}})).await?)
+    }
+
+    /// Creates another PV of the same volume, with policy Retain.
+    pub async fn second_pv(&self, pv: &PersistentVolume, metadata: Value) -> Result<(), Failure> {
+        let mut second = serde_json::to_value(pv)?;
+        second["metadata"] = metadata;
+        second["spec"]["claimRef"] = Value::Null;
+        second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
+        create(&self.pvs(), second).await?;
         Ok(())
     }
 
@@ -225,11 +231,8 @@ impl Node {
                 "tolerations": [{"operator": "Exists"}],
             },
         }))?;
-        let pods = Api::namespaced(self.admin.clone(), &self.namespace);
-        eventually(PATIENCE, &format!("pod {name}"), async || {
-            pods.create(&PostParams::default(), &pod).await.map(|_| Seen::Done(()))
-        })
-        .await?;
+        let (pods, params) = (Api::namespaced(self.admin.clone(), &self.namespace), PostParams::default());
+        accepted(&format!("pod {name}"), async || pods.create(&params, &pod).await).await?;
         Ok(pods)
     }
 
@@ -268,41 +271,29 @@ impl Node {
 
     /// Waits for an event of this reason about the object, whose note has all the words.
     pub async fn event_with(&self, name: &str, reason: &str, words: &[&str]) -> Result<(), Failure> {
-        // A class that was replaced a moment before may not exist yet in the cache of the API server.
-        until(&format!("event {reason} about {name} with {words:?}"), async || {
-            let events = self.events(name).await?;
-            let notes = events.iter().filter(|event| event.reason.as_deref() == Some(reason));
-            let notes: Vec<_> = notes.filter_map(|event| event.note.as_deref()).collect();
-            let is_reported = notes.iter().any(|note| words.iter().all(|word| note.contains(*word)));
-            Ok((!is_reported).then(|| format!("{notes:?}")))
-        })
-        .await
+        self.note(name, Some(reason), words).await.map(drop)
     }
 
     /// Waits for an event of this reason about the object; its note.
     pub async fn event(&self, name: &str, reason: &str) -> Result<String, Failure> {
-        let what = format!("event {reason} about {name}");
-        let note = eventually(PATIENCE, &what, async || {
-            let events = self.events(name).await?;
-            Ok::<_, kube::Error>(match events.iter().find(|event| event.reason.as_deref() == Some(reason)) {
-                Some(event) => Seen::Done(event.note.clone().unwrap_or_default()),
-                None => Seen::NotYet(format!("{:?}", events.iter().map(|event| &event.reason).collect::<Vec<_>>())),
-            })
-        });
-        Ok(note.await?)
+        self.note(name, Some(reason), &[]).await
     }
 
     /// Waits for the event about an orphan on the Node; its note.
     pub async fn orphan_event(&self, id: &VolumeId) -> Result<String, Failure> {
-        let what = format!("the event about orphan {id}");
+        self.note(&self.name, Some("OrphanedVolume"), &[id.as_str()]).await
+    }
+
+    /// Waits for an event about the object, of this reason if one is named, whose note has all the words; its note.
+    pub async fn note(&self, name: &str, reason: Option<&str>, words: &[&str]) -> Result<String, Failure> {
+        // A class that was replaced a moment before may not exist yet in the cache of the API server.
+        let what = format!("event {reason:?} about {name} with {words:?}");
         let note = eventually(PATIENCE, &what, async || {
-            let events = self.events(&self.name).await?;
-            let of_orphans = events.into_iter().filter(|event| event.reason.as_deref() == Some("OrphanedVolume"));
-            let notes: Vec<_> = of_orphans.filter_map(|event| event.note).collect();
-            Ok::<_, kube::Error>(match notes.iter().find(|note| note.contains(id.as_str())) {
-                Some(note) => Seen::Done(note.clone()),
-                None => Seen::NotYet(notes.join("; ")),
-            })
+            let mut events = self.events(name).await?;
+            events.retain(|event| reason.is_none() || event.reason.as_deref() == reason);
+            let notes: Vec<_> = events.into_iter().map(|event| event.note.unwrap_or_default()).collect();
+            let found = notes.iter().find(|note| words.iter().all(|word| note.contains(*word))).cloned();
+            Ok::<_, kube::Error>(found.map_or_else(|| Seen::NotYet(notes.join("; ")), Seen::Done))
         });
         Ok(note.await?)
     }

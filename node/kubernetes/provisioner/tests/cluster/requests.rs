@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use envtest::{Cluster, Failure, PATIENCE};
+use envtest::{Cluster, Failure, PATIENCE, gone};
 use http::{Method, Request};
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use kube::client::Body;
 use kube::{Client, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tower::service_fn;
@@ -15,7 +15,7 @@ use units::Bytes;
 use volume::VolumeId;
 
 use crate::kills::resource;
-use crate::node::{Node, until};
+use crate::node::Node;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 
@@ -160,16 +160,9 @@ pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: A
     node.claims().delete("data", &DeleteParams::default()).await?;
     timeout(PATIENCE, hold.reached.notified()).await?;
     assert_eq!(node.volumes.retired(), std::slice::from_ref(&id));
-    let mut second = serde_json::to_value(&pv)?;
-    second["metadata"] = json!({"name": "in-between"});
-    second["spec"]["claimRef"] = Value::Null;
-    second["spec"]["persistentVolumeReclaimPolicy"] = "Retain".into();
-    node.pvs().create(&PostParams::default(), &serde_json::from_value(second)?).await?;
+    node.second_pv(&pv, json!({"name": "in-between"})).await?;
     hold.go.notify_one();
-    until("the end of the former PV", async || {
-        Ok(node.pvs().get_opt(id.as_str()).await?.map(|pv| format!("{:?}", pv.metadata)))
-    })
-    .await?;
+    gone(&node.pvs(), id.as_str()).await?;
     // Another volume is removed after it.
     let other = node.provisioned("other", json!({})).await?;
     node.delete("other", &other).await?;

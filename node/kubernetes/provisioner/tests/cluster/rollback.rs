@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
-use envtest::{Cluster, Failure, Identity, SnapshotApi};
+use envtest::{Cluster, Failure, Identity, SnapshotApi, create, denied, merge, merge_status};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -48,8 +48,7 @@ impl Fixture {
     }
 
     async fn annotate(&self, annotations: Value) -> Result<(), Failure> {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-        self.node.claims().patch("data", &PatchParams::default(), &patch).await?;
+        merge(&self.node.claims(), "data", json!({"metadata": {"annotations": annotations}})).await?;
         Ok(())
     }
 
@@ -81,7 +80,6 @@ impl Fixture {
         Ok(())
     }
 
-    /// Waits until the request has ended.
     async fn ended(&self) -> Result<(), Failure> {
         until("the end of the request", async || {
             let found = self.node.claims().get("data").await?;
@@ -91,16 +89,15 @@ impl Fixture {
         .await
     }
 
-    /// The snapshot that keeps the former content, and its content.
     async fn kept(&self, snapshot: &str) -> Result<DynamicObject, Failure> {
         let found = self.api.snapshots.get(snapshot).await?;
         let name = found.data["spec"]["source"]["volumeSnapshotContentName"].as_str().unwrap_or_default().to_owned();
         // As the controller: both name each other, and the content has the finalizer.
         let bound =
             json!({"metadata": {"finalizers": [PROTECTION]}, "spec": {"volumeSnapshotRef": {"uid": found.uid()}}});
-        let content = self.api.contents.patch(&name, &PatchParams::default(), &Patch::Merge(bound)).await?;
-        let status = json!({"status": {"boundVolumeSnapshotContentName": name}});
-        self.api.snapshots.patch_status(snapshot, &PatchParams::default(), &Patch::Merge(status)).await?;
+        let content = merge(&self.api.contents, &name, bound).await?;
+        merge_status(&self.api.snapshots, snapshot, json!({"status": {"boundVolumeSnapshotContentName": name}}))
+            .await?;
         self.api.ready(snapshot, &name).await?;
         Ok(content)
     }
@@ -229,12 +226,7 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
         ("not a name", "snapshot not a name, which does not exist"),
     ] {
         fixture.annotate(json!({RESTORE_FROM: snapshot})).await?;
-        until(&format!("the event about {snapshot}"), async || {
-            let events = node.events("data").await?;
-            let notes: Vec<_> = events.into_iter().filter_map(|event| event.note).collect();
-            Ok((!notes.iter().any(|note| note.contains(words))).then(|| notes.join("; ")))
-        })
-        .await?;
+        node.note("data", None, &[words]).await?;
     }
     assert_eq!(fixture.annotation(ROLLBACK).await?, None);
     assert_eq!(node.volumes.live(), live);
@@ -246,11 +238,7 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
         volume::Record { size: Bytes::new(97 << 30), ..record }
     });
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
-    until("the event about space", async || {
-        let notes: Vec<_> = node.events("data").await?.into_iter().filter_map(|event| event.note).collect();
-        Ok((!notes.iter().any(|note| note.contains("the data disk has"))).then(|| notes.join("; ")))
-    })
-    .await?;
+    node.note("data", None, &["the data disk has"]).await?;
     node.volumes.lose(&"pvc-hog".parse()?);
     fixture.annotate(json!({RESTORE_FROM: null})).await?;
     fixture.ended().await?;
@@ -264,7 +252,7 @@ async fn forbid_snapshots(fixture: &Fixture) -> Result<Api<ResourceQuota>, Failu
     let Fixture { node, api, .. } = fixture;
     let quotas = Api::<ResourceQuota>::namespaced(node.admin.clone(), &node.namespace);
     let quota = json!({"metadata": {"name": "snapshots"}, "spec": {"hard": {COUNT: "1"}}});
-    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    create(&quotas, quota).await?;
     let second: DynamicObject = serde_json::from_value(json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "second"},
         "spec": {"source": {"persistentVolumeClaimName": "data"}},
@@ -323,11 +311,11 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
     let (kept, claim) = fixture.end_within_the_copy().await?;
     // The ID on the claim has the number.
     let name = format!("data-before-rollback-{}", kept.as_str().rsplit('-').next().unwrap_or_default());
-    let other: DynamicObject = serde_json::from_value(json!({
+    let other = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
         "spec": {"source": {"persistentVolumeClaimName": "data"}},
-    }))?;
-    fixture.api.snapshots.create(&PostParams::default(), &other).await?;
+    });
+    create(&fixture.api.snapshots, other).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
     fixture.node.event_with("data", "RollbackFailed", &[&name, "delete it"]).await?;
@@ -342,15 +330,15 @@ pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: A
 pub async fn a_content_of_another_node_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-content").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
-    let foreign: DynamicObject = serde_json::from_value(json!({
+    let foreign = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
         "metadata": {"name": kept.as_str(), "labels": {MANAGED_BY: "another"}},
         "spec": {
             "driver": "local.granary.dev", "deletionPolicy": "Delete", "source": {"snapshotHandle": kept.as_str()},
             "volumeSnapshotRef": {"namespace": claim.namespace, "name": claim.name},
         },
-    }))?;
-    fixture.api.contents.create(&PostParams::default(), &foreign).await?;
+    });
+    create(&fixture.api.contents, foreign).await?;
     fixture.exchange(&kept, claim)?;
     fixture.node.run().await?;
     fixture.node.event_with("data", "RollbackFailed", &[&format!("content {kept} exists"), "delete it"]).await?;
@@ -458,9 +446,6 @@ pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
         let dry = PatchParams { dry_run: true, ..PatchParams::default() };
         own.patch(claim, &dry, &patch).await.map(drop)
-    };
-    let denied = |answer: Result<(), kube::Error>, words: &str| {
-        assert!(matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains(words)), "{answer:?}");
     };
     let claims = "begins or ends the rollback of a volume on it";
     write("data", json!({ROLLBACK: kept})).await?;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, merge, merge_status};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -23,8 +23,8 @@ async fn schedulable(cluster: &Cluster, namespace: &str) -> Result<Node, Failure
     let node = Node::stopped(cluster, namespace, DISK).await?;
     register(&node).await?;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
-    let status = Patch::Merge(json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}}));
-    nodes.patch_status(&node.name, &PatchParams::default(), &status).await?;
+    let status = json!({"status": {"allocatable": {"pods": "10", "cpu": "1", "memory": "1Gi"}}});
+    merge_status(&nodes, &node.name, status).await?;
     Ok(node)
 }
 
@@ -169,8 +169,8 @@ pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Ar
     let node = Node::start(&cluster, "topology").await?;
     register(&node).await?;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(node.admin.clone());
-    let zone = |zone: Value| Patch::Merge(json!({"metadata": {"labels": {ZONE: zone}}}));
-    nodes.patch(&node.name, &PatchParams::default(), &zone("a".into())).await?;
+    let zone = |zone: Value| json!({"metadata": {"labels": {ZONE: zone}}});
+    merge(&nodes, &node.name, zone("a".into())).await?;
     let allow =
         |zones: [&str; 2]| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": ZONE, "values": zones}]}]});
     node.make_class(allow(["b", "c"])).await?;
@@ -197,6 +197,6 @@ pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Ar
 
     node.make_class(allow(["a", "b"])).await?;
     node.provisioned("here", json!({})).await?;
-    nodes.patch(&node.name, &PatchParams::default(), &zone(Value::Null)).await?;
+    merge(&nodes, &node.name, zone(Value::Null)).await?;
     node.end().await
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::claim::RESTORE_FROM;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
-use envtest::{Cluster, Failure, Identity, SnapshotApi};
+use envtest::{Cluster, Failure, Identity, SnapshotApi, accepted, create, forbidden, gone, merge, merge_status};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams};
 use kube::{Api, ResourceExt as _};
 use provisioner::Settings;
 use serde_json::{Value, json};
@@ -97,9 +97,9 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     let before = node.volumes.pauses().len();
     node.volumes.lose(&id);
     // The owner of the snapshot writes its annotations. The class alone has the pause.
-    let longer = Patch::Merge(json!({"metadata": {"annotations": {"maxPause": "1m", "granary.dev/maxPause": "1m"}}}));
-    api.snapshots.patch("undone", &PatchParams::default(), &longer).await?;
-    api.contents.patch(&name, &PatchParams::default(), &longer).await?;
+    let longer = json!({"metadata": {"annotations": {"maxPause": "1m", "granary.dev/maxPause": "1m"}}});
+    merge(&api.snapshots, "undone", longer.clone()).await?;
+    merge(&api.contents, &name, longer).await?;
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
 
@@ -189,10 +189,7 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     api.delete("one", &one.name_any()).await?;
     api.gone("two", &two.name_any()).await?;
     removed(&node, &id).await?;
-    until("the end of the first content", async || {
-        Ok(api.contents.get_opt(&one.name_any()).await?.map(|found| found.data.to_string()))
-    })
-    .await?;
+    gone(&api.contents, &one.name_any()).await?;
     node.end().await
 }
 
@@ -238,13 +235,8 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
         if name == "volume" {
             api.delete(name, &content.name_any()).await?;
             node.event(&content.name_any(), "SnapshotDeleteError").await?;
-            let retain = Patch::Merge(json!({"spec": {"deletionPolicy": "Retain"}}));
-            api.contents.patch(&content.name_any(), &PatchParams::default(), &retain).await?;
-            until("the end of the content", async || {
-                let found = api.contents.get_opt(&content.name_any()).await?;
-                Ok(found.map(|found| found.data.to_string()))
-            })
-            .await?;
+            merge(&api.contents, &content.name_any(), json!({"spec": {"deletionPolicy": "Retain"}})).await?;
+            gone(&api.contents, &content.name_any()).await?;
         } else {
             api.gone(name, &content.name_any()).await?;
         }
@@ -320,18 +312,17 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
     let (mut node, api, source) = with_data(&cluster, "lender").await?;
     let content = api.create("before", Some(&node.name), source, json!({})).await?.name_any();
     api.ready("before", &content).await?;
-    let space: Namespace = serde_json::from_value(json!({"metadata": {"name": "thief"}}))?;
-    Api::all(node.admin.clone()).create(&PostParams::default(), &space).await?;
+    create(&Api::<Namespace>::all(node.admin.clone()), json!({"metadata": {"name": "thief"}})).await?;
     node.namespace = "thief".to_owned();
     // It names the content of the owner, which names the snapshot of the owner.
     let thief = SnapshotApi::of(node.admin.clone(), "thief");
-    let stolen: DynamicObject = serde_json::from_value(json!({
+    let stolen = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "stolen"},
         "spec": {"source": {"volumeSnapshotContentName": content}},
-    }))?;
-    thief.snapshots.create(&PostParams::default(), &stolen).await?;
+    });
+    create(&thief.snapshots, stolen).await?;
     let bound = json!({"status": {"boundVolumeSnapshotContentName": content, "readyToUse": true}});
-    thief.snapshots.patch_status("stolen", &PatchParams::default(), &Patch::Merge(bound)).await?;
+    merge_status(&thief.snapshots, "stolen", bound).await?;
     let own = node.volume("own", json!({"volumeMode": "Block"})).await?;
     let live = node.volumes.live();
     let cloned =
@@ -351,13 +342,8 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
         ("../../lender/volumesnapshots/before", "/before, which does not exist"),
         ("stolen", "snapshot stolen, which is not ready"),
     ] {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: snapshot}}}));
-        node.claims().patch("own", &PatchParams::default(), &patch).await?;
-        until(&format!("the event about {snapshot}"), async || {
-            let notes: Vec<_> = node.events("own").await?.into_iter().filter_map(|event| event.note).collect();
-            Ok((!notes.iter().any(|note| note.contains(words))).then(|| notes.join("; ")))
-        })
-        .await?;
+        merge(&node.claims(), "own", json!({"metadata": {"annotations": {RESTORE_FROM: snapshot}}})).await?;
+        node.note("own", None, &[words]).await?;
     }
     assert_eq!(node.volumes.live(), live, "nothing is created");
     assert_eq!(node.volumes.source(&own), None);
@@ -395,18 +381,10 @@ pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -
     let status = |handle: Value| json!({"status": {"snapshotHandle": handle, "readyToUse": true}});
     let uid = api.contents.get(mine).await?.uid().unwrap_or_default();
     let handle = Value::from(format!("snapshot-{uid}"));
-    let write_status = async |name: &str, status: Value| {
-        own.contents.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.map(drop)
-    };
-    let write = async |name: &str, metadata: Value| {
-        let patch = Patch::Merge(json!({"metadata": metadata}));
-        own.contents.patch(name, &PatchParams::default(), &patch).await.map(drop)
-    };
-    // The API server reads the role some time after its creation.
-    until("the rights on contents", async || {
-        Ok(write_status(mine, status(handle.clone())).await.err().map(|error| error.to_string()))
-    })
-    .await?;
+    let write_status = async |name: &str, status: Value| merge_status(&own.contents, name, status).await.map(drop);
+    let write =
+        async |name: &str, metadata: Value| merge(&own.contents, name, json!({"metadata": metadata})).await.map(drop);
+    accepted("the rights on contents", async || write_status(mine, status(handle.clone())).await).await?;
     denied(write_status(foreign, status(handle.clone())).await);
     denied(write_status(bare, status(handle)).await);
     denied(write_status(mine, status("snapshot-of-another".into())).await);
@@ -419,27 +397,21 @@ pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -
     denied(write(mine, json!({"labels": {"a": "b"}})).await);
     denied(write(mine, json!({"finalizers": []})).await);
     denied(write(mine, json!({"finalizers": [PROTECTION, "example.invalid/other"]})).await);
-    let spec = Patch::Merge(json!({"spec": {"deletionPolicy": "Retain"}}));
-    denied(own.contents.patch(mine, &PatchParams::default(), &spec).await.map(drop));
+    denied(merge(&own.contents, mine, json!({"spec": {"deletionPolicy": "Retain"}})).await.map(drop));
     // Its role has no such rights.
-    let forbidden = |answer: Option<kube::Error>| {
-        assert!(matches!(&answer, Some(kube::Error::Api(status)) if status.is_forbidden()), "{answer:?}");
-    };
     for content in &names {
-        forbidden(own.contents.delete(content, &DeleteParams::default()).await.err());
+        forbidden(own.contents.delete(content, &DeleteParams::default()).await.map(drop));
     }
-    let ready = Patch::Merge(json!({"status": {"readyToUse": true}}));
-    forbidden(own.snapshots.patch_status("foreign", &PatchParams::default(), &ready).await.err());
-    forbidden(own.snapshots.delete("foreign", &DeleteParams::default()).await.err());
-    forbidden(own.classes.delete("local", &DeleteParams::default()).await.err());
+    forbidden(merge_status(&own.snapshots, "foreign", json!({"status": {"readyToUse": true}})).await);
+    forbidden(own.snapshots.delete("foreign", &DeleteParams::default()).await.map(drop));
+    forbidden(own.classes.delete("local", &DeleteParams::default()).await.map(drop));
     for (name, content) in ["own", "bare", "foreign"].into_iter().zip(&names) {
         api.delete(name, content).await?;
     }
     denied(write(foreign, json!({"finalizers": []})).await);
     write(mine, json!({"finalizers": []})).await?;
     for content in [bare, foreign] {
-        let removed = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        api.contents.patch(content, &PatchParams::default(), &removed).await?;
+        merge(&api.contents, content, json!({"metadata": {"finalizers": null}})).await?;
     }
     Ok(())
 }

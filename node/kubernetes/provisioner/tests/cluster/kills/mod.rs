@@ -11,11 +11,10 @@ mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use envtest::{Cluster, Failure, SnapshotApi, Suite};
+use envtest::{Cluster, Failure, SnapshotApi, Suite, create};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::PostParams;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::OnceCell;
@@ -82,14 +81,12 @@ pub fn cases(suite: Suite) -> Suite {
 
 async fn prepare(cluster: &Cluster) -> Result<(), Failure> {
     reconcile(cluster).await?;
-    let admin = cluster.admin();
-    let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
-    Api::<Namespace>::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
+    create(&Api::<Namespace>::all(cluster.admin()), json!({"metadata": {"name": NAMESPACE}})).await?;
     let class = json!({
         "metadata": {"name": CLASS}, "provisioner": "local.granary.dev", "volumeBindingMode": "WaitForFirstConsumer",
         "reclaimPolicy": "Delete", "allowVolumeExpansion": true,
     });
-    Api::<StorageClass>::all(admin).create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    create(&Api::<StorageClass>::all(cluster.admin()), class).await?;
     Ok(())
 }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, SnapshotApi};
+use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, SnapshotApi, create, merge};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt};
 use provisioner::Settings;
 use serde_json::json;
@@ -157,13 +157,12 @@ impl User {
         let annotations = json!({SELECTED_NODE: self.node, PROVISIONER: "local.granary.dev"});
         let metadata = json!({"name": self.claim, "annotations": annotations});
         let claim = envtest::claim(metadata, CLASS, json!({"volumeMode": volume_mode}));
-        self.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        create(&self.claims(), claim).await?;
         Ok(())
     }
 
     pub async fn enlarge(&self, size: &str) -> Result<(), Failure> {
-        let patch = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": size}}}}));
-        self.claims().patch(&self.claim, &PatchParams::default(), &patch).await?;
+        merge(&self.claims(), &self.claim, json!({"spec": {"resources": {"requests": {"storage": size}}}})).await?;
         Ok(())
     }
 
@@ -174,10 +173,8 @@ impl User {
 
     pub async fn retain(&self) -> Result<(), Failure> {
         let pv = self.pv().await?.ok_or("there is no PV")?;
-        let retain = Patch::Merge(json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}}));
-        Api::<PersistentVolume>::all(self.admin.clone())
-            .patch(&pv.name_any(), &PatchParams::default(), &retain)
-            .await?;
+        let pvs = Api::<PersistentVolume>::all(self.admin.clone());
+        merge(&pvs, &pv.name_any(), json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}})).await?;
         Ok(())
     }
 

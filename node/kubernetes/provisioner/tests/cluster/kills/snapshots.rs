@@ -1,9 +1,9 @@
 //! Kills within the passes over a VolumeSnapshotContent. The story plays the snapshot controller.
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
-use envtest::Failure;
+use envtest::{Failure, merge};
 use kube::ResourceExt;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use serde_json::json;
 use units::Bytes;
 use volume::State;
@@ -133,8 +133,7 @@ pub async fn roll_back(node: &mut Node, kill: Kill) -> Result<Option<String>, Fa
     user.volumes.set_passes(1);
     node.arm(kill);
     let story = async {
-        let request = Patch::Merge(json!({"metadata": {"annotations": {RESTORE_FROM: user.claim}}}));
-        user.claims().patch(&user.claim, &PatchParams::default(), &request).await?;
+        merge(&user.claims(), &user.claim, json!({"metadata": {"annotations": {RESTORE_FROM: user.claim}}})).await?;
         user.sees("the rollback", is_not_rolled_back).await
     };
     let killed = node.through(story).await?;

@@ -1,0 +1,49 @@
+//! Requests with objects and patches as JSON, and waiting for their effects.
+
+use std::fmt::Debug;
+
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Error};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{Failure, PATIENCE, Seen, eventually, until};
+
+pub async fn create<K>(objects: &Api<K>, object: Value) -> Result<K, Error>
+where
+    K: Clone + DeserializeOwned + Debug + Serialize,
+{
+    let object: K = serde_json::from_value(object).map_err(Error::SerdeError)?;
+    objects.create(&PostParams::default(), &object).await
+}
+
+/// A merge patch.
+pub async fn merge<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    objects.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await
+}
+
+/// A merge patch of the subresource `status`.
+pub async fn merge_status<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
+where
+    K: DeserializeOwned,
+{
+    objects.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await
+}
+
+/// Waits until the object does not exist.
+pub async fn gone<K>(objects: &Api<K>, name: &str) -> Result<(), Failure>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let what = format!("the end of {name}");
+    until(&what, async || Ok(objects.get_opt(name).await?.map(|found| format!("{found:?}")))).await
+}
+
+/// Repeats a request until the API server accepts it, as it reads a role some time after its creation.
+pub async fn accepted<T>(what: &str, request: impl AsyncFn() -> Result<T, Error>) -> Result<T, Failure> {
+    Ok(eventually(PATIENCE, what, async || request().await.map(Seen::Done)).await?)
+}
