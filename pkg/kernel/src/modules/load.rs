@@ -41,7 +41,7 @@ pub enum LoadError {
     #[error("the kernel rejected module {module}; the kernel log has the details")]
     Rejected {
         module: FileName,
-        /// `ENOEXEC` for a module of another kernel, `ENOENT` for an unknown symbol, `EPERM` without
+        /// `ENOEXEC` for a module of another kernel, `ENOENT` for an unknown symbol, `EPERM` without `CAP_SYS_MODULE`.
         source: Errno,
     },
 }
