@@ -3,23 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use programs::{Credentials, Expiry, Identity, Lasting, PkiError, PublicCertificates};
-use supervisor::Context;
+use programs::{Credentials, Expiry, Identity, Lasting, PublicCertificates};
+use supervisor::{BoxError, Context};
 use time::OffsetDateTime;
 use tokio::sync::watch;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::info;
 
-const INTERVAL: Duration = Duration::from_secs(3600);
+use crate::error::StepError;
 
-#[derive(Debug, thiserror::Error)]
-pub enum RenewError {
-    #[error(transparent)]
-    Renew(#[from] PkiError),
-    #[error("the thread that checks the certificates panicked")]
-    Panicked(#[from] JoinError),
-}
+const INTERVAL: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, Default)]
 pub struct CertificateStatus {
@@ -49,12 +43,13 @@ impl Certificates {
         self: Arc<Self>,
         cx: Context,
         mut clock: watch::Receiver<clock::ClockState>,
-    ) -> Result<(), RenewError> {
+    ) -> Result<(), BoxError> {
         let mut requested = self.credentials.requested();
         loop {
             let steps = clock.borrow_and_update().steps;
             let credentials = Arc::clone(&self.credentials);
-            let renewal = spawn_blocking(move || credentials.renew(OffsetDateTime::now_utc())).await??;
+            let renewal = spawn_blocking(move || credentials.renew(OffsetDateTime::now_utc())).await;
+            let renewal = renewal.map_err(StepError::of("the thread that checks the certificates panicked"))??;
             let clients = [Identity::Admin, Identity::Storage].map(Identity::name);
             let clients = clients.iter().any(|name| renewal.made.contains(name));
             if !renewal.made.is_empty() {

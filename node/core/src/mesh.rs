@@ -6,33 +6,19 @@ use std::time::SystemTime;
 
 use cluster::{MESH_PORT, NODE_PREFIX};
 use clusternet::{
-    INTERFACE, KeyError, Link, Metrics, Neighbour, OVERHEAD, PeerState, PodNetwork, PrivateKey, RunError, Settings,
-    Wireguard,
+    INTERFACE, Link, Metrics, Neighbour, OVERHEAD, PeerState, PodNetwork, PrivateKey, Settings, Wireguard,
 };
 use dir::Dir;
 use ipnet::Ipv4Net;
 use kube::Client;
 use prometheus::Registry;
-use supervisor::Context;
+use supervisor::{BoxError, Context};
 use tokio::sync::OnceCell;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tracing::warn;
 use units::Bytes;
 
-/// Why the mesh does not run. It is tried again after a while; pods on this node reach each other meanwhile.
-#[derive(Debug, thiserror::Error)]
-pub enum MeshError {
-    #[error("cannot open the directory of the mesh's key")]
-    Directory(#[from] dir::Error),
-    #[error(transparent)]
-    Key(#[from] KeyError),
-    #[error("reading the mesh's key ended early")]
-    Panicked(#[from] JoinError),
-    #[error("cannot register the mesh's metrics")]
-    Metrics(#[from] prometheus::Error),
-    #[error(transparent)]
-    Run(#[from] RunError),
-}
+use crate::error::StepError;
 
 /// The mesh on an uplink with packets of at most `mtu` bytes.
 pub fn of_uplink(mtu: u32) -> programs::Mesh {
@@ -61,8 +47,9 @@ impl Mesh {
         }
     }
 
-    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it.
-    pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), MeshError> {
+    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it. After an error, it is tried again,
+    /// and pods on this node reach each other meanwhile.
+    pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];
         let interval = Settings::INTERVAL;
@@ -81,11 +68,16 @@ impl Mesh {
         })
     }
 
-    async fn make(&self) -> Result<(Arc<Wireguard>, Metrics), MeshError> {
+    async fn make(&self) -> Result<(Arc<Wireguard>, Metrics), BoxError> {
         let pki = self.pki.clone();
-        let key = spawn_blocking(move || Ok::<_, MeshError>(PrivateKey::ensure(&Dir::open(&pki)?)?)).await??;
+        let key = spawn_blocking(move || -> Result<_, BoxError> {
+            let directory = Dir::open(&pki).map_err(StepError::of("cannot open the directory of the mesh's key"))?;
+            Ok(PrivateKey::ensure(&directory)?)
+        });
+        let key = key.await.map_err(StepError::of("reading the mesh's key ended early"))??;
         let device = Arc::new(Wireguard::new(key.into_inner(), self.link.clone()));
-        let metrics = Metrics::register(&self.registry, device.clone())?;
+        let metrics = Metrics::register(&self.registry, device.clone());
+        let metrics = metrics.map_err(StepError::of("cannot register the mesh's metrics"))?;
         Ok((device, metrics))
     }
 }
