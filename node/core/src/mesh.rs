@@ -47,8 +47,8 @@ impl Mesh {
         }
     }
 
-    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it. After an error, it is tried again,
-    /// and pods on this node reach each other meanwhile.
+    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it. After an
+    /// error, it is tried again, and pods on this node reach each other meanwhile.
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];

@@ -5,8 +5,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use mount::{Filesystem, FilesystemError};
-use nix::errno::Errno;
+use mount::Filesystem;
 use nix::mount::MsFlags;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::sethostname;
@@ -14,23 +13,7 @@ use units::Bytes;
 
 use config::NodeName;
 
-#[derive(Debug, thiserror::Error)]
-pub enum SystemError {
-    #[error("cannot make {path}")]
-    Directory { path: PathBuf, source: io::Error },
-    #[error("cannot write {path}")]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot read {path}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("cannot mount {target}")]
-    Mount { target: &'static str, source: FilesystemError },
-    #[error("cannot set {key} to {value:?}")]
-    Sysctl { key: String, value: &'static str, source: io::Error },
-    #[error("cannot raise the limit of open files")]
-    Limit(#[source] Errno),
-    #[error("cannot set the host name {name}")]
-    HostName { name: NodeName, source: Errno },
-}
+use crate::error::StepError;
 
 /// Directories of file systems on `/dev` and `/sys` that are created before the mount.
 const DIRECTORIES: [&str; 3] = ["/dev/pts", "/dev/shm", "/dev/mqueue"];
@@ -57,35 +40,36 @@ const CONNECTION_SETTINGS: &str = include_str!("conntrack.conf");
 const OPEN_FILES: u64 = 1 << 20;
 
 /// Mounts, settings, limits and the host name. Once per boot.
-pub fn prepare(node: &NodeName) -> Result<(), SystemError> {
+pub fn prepare(node: &NodeName) -> Result<(), StepError> {
     for path in DIRECTORIES {
         make(Path::new(path))?;
     }
     for (kind, target, flags, data) in MOUNTS {
         let what = Filesystem { kind, source: Path::new(kind), target: Path::new(target), flags, data };
-        mount::filesystem(what).map_err(|source| SystemError::Mount { target, source })?;
+        mount::filesystem(what).map_err(StepError::of(format!("cannot mount {target}")))?;
     }
     apply(SETTINGS, Path::new(SYSCTL_ROOT))?;
-    setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES).map_err(SystemError::Limit)?;
-    sethostname(node.as_str()).map_err(|source| SystemError::HostName { name: node.clone(), source })
+    setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES)
+        .map_err(StepError::of("cannot raise the limit of open files"))?;
+    sethostname(node.as_str()).map_err(StepError::of(format!("cannot set the host name {node}")))
 }
 
 /// The directories of `/ephemeral` that links of the read-only root lead to, and the files there.
-pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), SystemError> {
+pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), StepError> {
     for below in ["etc", "run", "tmp", "var/lib", "var/log", "var/run", "var/tmp"] {
         make(&ephemeral.join(below))?;
     }
     for (name, text) in [("hosts", format!("127.0.0.1 localhost {node}\n")), ("machine-id", machine_id(node))] {
         let path = ephemeral.join("etc").join(name);
-        fs::write(&path, text).map_err(|source| SystemError::Write { path, source })?;
+        fs::write(&path, text).map_err(StepError::of(format!("cannot write {}", path.display())))?;
     }
     Ok(())
 }
 
 /// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NODE/proxy/logs/NAME/`.
-pub fn show_log(ephemeral: &Path, name: &str, directory: &Path) -> Result<(), SystemError> {
+pub fn show_log(ephemeral: &Path, name: &str, directory: &Path) -> Result<(), StepError> {
     let path = ephemeral.join("var/log").join(name);
-    symlink(directory, &path).map_err(|source| SystemError::Write { path, source })
+    symlink(directory, &path).map_err(StepError::of(format!("cannot write {}", path.display())))
 }
 
 /// machine-id(5): 32 hexadecimal digits. The node's name makes it, so that it stays the same.
@@ -98,7 +82,7 @@ fn machine_id(node: &NodeName) -> String {
 }
 
 /// Settings of modules that are loaded later than the others.
-pub fn prepare_connections() -> Result<(), SystemError> {
+pub fn prepare_connections() -> Result<(), StepError> {
     apply(CONNECTION_SETTINGS, Path::new(SYSCTL_ROOT))
 }
 
@@ -114,8 +98,8 @@ pub fn own_memory() -> Option<Bytes> {
     kernel::text::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
 
-fn make(path: &Path) -> Result<(), SystemError> {
-    fs::create_dir_all(path).map_err(|source| SystemError::Directory { path: path.to_owned(), source })
+fn make(path: &Path) -> Result<(), StepError> {
+    fs::create_dir_all(path).map_err(StepError::of(format!("cannot make {}", path.display())))
 }
 
 const SYSCTL_ROOT: &str = "/proc/sys";
@@ -130,10 +114,10 @@ fn settings(text: &'static str) -> impl Iterator<Item = (&'static str, &'static 
 }
 
 /// Writes settings below the directory `root`.
-fn apply(text: &'static str, root: &Path) -> Result<(), SystemError> {
+fn apply(text: &'static str, root: &Path) -> Result<(), StepError> {
     for (key, value) in settings(text) {
         match key.split_once(EACH) {
-            None => write_setting(root, key, value)?,
+            None => write_setting(root, key, value).map_err(not_set(key, value))?,
             Some((before, after)) => write_each(root, before, after, value)?,
         }
     }
@@ -142,17 +126,17 @@ fn apply(text: &'static str, root: &Path) -> Result<(), SystemError> {
 
 /// Writes `BEFORE*AFTER`. A kernel without IPv6 (`ipv6.disable=1`) has none of its settings and needs none; an interface may
 /// disappear meanwhile.
-fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Result<(), SystemError> {
+fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Result<(), StepError> {
     let directory = setting_path(root, before.trim_end_matches('.'));
     let interfaces = match interfaces(&directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && before.starts_with("net.ipv6.") => return Ok(()),
-        found => found.map_err(|source| SystemError::Read { path: directory, source })?,
+        found => found.map_err(StepError::of(format!("cannot read {}", directory.display())))?,
     };
     for interface in interfaces {
-        match write_setting(root, &format!("{before}{interface}{after}"), value) {
-            Err(SystemError::Sysctl { source, .. })
-                if source.kind() == io::ErrorKind::NotFound && !FOR_ALL.contains(&&*interface) => {}
-            written => written?,
+        let key = format!("{before}{interface}{after}");
+        match write_setting(root, &key, value) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !FOR_ALL.contains(&&*interface) => {}
+            written => written.map_err(not_set(&key, value))?,
         }
     }
     Ok(())
@@ -174,9 +158,12 @@ fn interfaces(directory: &Path) -> io::Result<Vec<String>> {
 }
 
 /// The end of line is needed: the kernel sees no write(2) of an empty value.
-fn write_setting(root: &Path, key: &str, value: &'static str) -> Result<(), SystemError> {
-    let written = fs::write(setting_path(root, key), format!("{value}\n"));
-    written.map_err(|source| SystemError::Sysctl { key: key.to_owned(), value, source })
+fn write_setting(root: &Path, key: &str, value: &str) -> io::Result<()> {
+    fs::write(setting_path(root, key), format!("{value}\n"))
+}
+
+fn not_set(key: &str, value: &str) -> impl FnOnce(io::Error) -> StepError {
+    StepError::of(format!("cannot set {key} to {value:?}"))
 }
 
 /// sysctl(8): `.` separates, and `/` stands for a `.` of a name.
