@@ -97,9 +97,6 @@ struct Finding {
 impl Experiment {
     /// Records the history and looks at every point. Returns what was looked at; `report` gets it after each point, with
     /// the number of points.
-    ///
-    /// # Panics
-    /// As [`Recorder::on_xfs`].
     pub fn run(&self, report: impl Fn(&Coverage, usize)) -> Result<Coverage, Box<Failure>> {
         let history = match self.plan {
             Plan::Random { seed, .. } => History::from_seed(seed, OPERATIONS),

@@ -27,9 +27,6 @@ pub struct History {
 
 impl History {
     /// These operations, one after the other.
-    ///
-    /// # Panics
-    /// If one is not possible where it stands.
     pub fn sequence(operations: impl IntoIterator<Item = Operation>) -> Self {
         let all = Self { rounds: operations.into_iter().map(|operation| vec![operation]).collect() };
         assert_eq!(all.only(|_, _| true), all, "an operation is not possible where it stands");
@@ -37,9 +34,6 @@ impl History {
     }
 
     /// Kind and volume of each operation, in the order of their numbers.
-    ///
-    /// # Panics
-    /// If a volume was never provisioned.
     pub fn cases(&self) -> Vec<Case> {
         let mut shapes = BTreeMap::new();
         let case = |Operation { volume, action }: Operation| {

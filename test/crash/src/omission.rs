@@ -84,12 +84,6 @@ fn lives() -> Vec<Vec<Step>> {
 }
 
 /// Leaves out every flush of the store, one in each process, and looks whether the checks notice.
-///
-/// # Errors
-/// [`Violation`]: the store fails although nothing failed.
-///
-/// # Panics
-/// As [`Recorder::on_xfs`].
 pub fn every_flush() -> Result<Vec<Omission>, Violation> {
     let mut lives = lives();
     let mut omissions = Vec::new();

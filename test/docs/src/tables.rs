@@ -94,9 +94,6 @@ fn with_table(page: &str, section: &str, table: &str) -> String {
 
 /// Requires that the series that an alert's `increase` selects exist before the first event. Otherwise the first event does
 /// not increase them, and the alert misses it.
-///
-/// # Panics
-/// If a series is missing, or no alert counts one of these metrics.
 pub fn assert_counted_from_the_start(collectors: impl IntoIterator<Item = Box<dyn Collector>>) {
     let missing = missing_at_the_start(ALERTS, collectors);
     assert!(missing.is_empty(), "series of docs/operations/alerts.yaml do not exist at the start: {missing:?}");

@@ -13,9 +13,7 @@ use tokio::task::spawn_blocking;
 impl Setting {
     /// A node that is Ready, with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). This and
     /// [`Self::ready_cluster`] are the only functions that suites get it from, so that all of them share one saved state.
-    ///
-    /// # Errors
-    /// No guest runs then.
+    /// After an error, no guest runs.
     pub async fn ready_node(&self, options: &Options) -> Result<Node, StepError> {
         let mut options = options.clone();
         // In use until QEMU and the launcher have opened all of its files.
@@ -37,9 +35,7 @@ impl Setting {
 
     /// A cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and joined. `meanwhile`
     /// uses the control plane while they boot.
-    ///
-    /// # Errors
-    /// No guest runs then.
+    /// After an error, no guest runs.
     pub async fn ready_cluster<T, F>(
         &self,
         options: &ClusterOptions,

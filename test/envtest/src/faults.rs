@@ -59,9 +59,6 @@ struct Shared {
 
 impl FaultyServer {
     /// Starts a proxy without a fault. It ends when it is dropped.
-    ///
-    /// # Errors
-    /// No port of the loopback device is free.
     pub async fn start(client: Client) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
