@@ -38,9 +38,9 @@ pub enum Action {
     Announce,
     /// The volume is opened for a pod, which writes nothing.
     Open,
-    /// The volume is published, marked in this slot (a file, or a place of the image), synced, and taken back from the pod.
-    /// A slot that has a mark is overwritten in place: its blocks may be shared. `leave`: the image's loop device stays
-    /// attached, as after kubelet was killed.
+    /// The volume is published, marked in this slot (a file, or a place of the image), synced, and taken back from the
+    /// pod. A slot that has a mark is overwritten in place: its blocks may be shared. `leave`: the image's loop device
+    /// stays attached, as after kubelet was killed.
     Write { slot: u16, turn: u16, leave: bool },
     /// The claim asks for more.
     Expand { to: Bytes },

@@ -49,8 +49,8 @@ enum Command {
     Pod(Place),
     /// Thaws the cgroup of a pod.
     Guard,
-    /// Makes one operation in the file system at `directory`, traced by its parent. `present` projects or devices exist, or the
-    /// image has so many extents.
+    /// Makes one operation in the file system at `directory`, traced by its parent. `present` projects or devices exist,
+    /// or the image has so many extents.
     Call { operation: Operation, directory: PathBuf, present: u32 },
     /// Makes system calls whose number is known, traced by its parent.
     Control,
