@@ -226,16 +226,7 @@ impl fmt::Display for Action {
                 write!(f, "snapshot of {source}, together with {second} of {second_source}")
             }
             Self::RollBack { volume, source } => write!(f, "keeps {volume}, rollback to {source}"),
-            Self::Announce
-            | Self::Open
-            | Self::Retain
-            | Self::Adopt
-            | Self::Retire
-            | Self::Restore
-            | Self::Discard
-            | Self::Undo
-            | Self::Copy
-            | Self::RemoveSnapshot => f.write_str(self.name()),
+            _ => f.write_str(self.name()),
         }
     }
 }
