@@ -34,19 +34,13 @@ pub struct MeshFigure {
 const START: &str = "start: all are added";
 const NOTHING: &str = "nothing changes";
 
-impl MeshReport {
+impl Default for MeshReport {
     /// Of clusters of 10, 100 and 1,000 other nodes.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let figures: Vec<_> = SIZES.into_iter().flat_map(figures).collect();
         let violations =
             figures.iter().filter(|figure| !figure.is_within_limits(&figures)).map(MeshFigure::named).collect();
         Self { figures, violations }
-    }
-}
-
-impl Default for MeshReport {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -124,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_change_of_one_node_costs_the_same_however_many_there_are() {
-        let report = MeshReport::new();
+        let report = MeshReport::default();
         assert_eq!(report.violations, Vec::<String>::new());
         assert_eq!(report.figures.len(), 18);
         let shown = report.to_string();

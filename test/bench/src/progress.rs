@@ -9,10 +9,6 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal() }
-    }
-
     pub fn show(&self, text: &str) {
         if self.terminal {
             // The rest of a longer line is deleted. A terminal that is gone needs no line.
@@ -23,7 +19,7 @@ impl Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        Self::new()
+        Self { terminal: io::stderr().is_terminal() }
     }
 }
 

@@ -91,7 +91,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
             Ok(process::Command::new(&arguments.soak_guest).args(arguments_of_guest).status()?.success())
         }
         Command::Mesh { json } => {
-            let report = MeshReport::new();
+            let report = MeshReport::default();
             print(&report, &report.violations, &json)
         }
         Command::Image { boots, volumes, json } => {
@@ -116,7 +116,7 @@ fn rounds<T: DeserializeOwned>(
     runs: NonZeroU32,
     run: fn(&T) -> u32,
 ) -> Result<Vec<T>, GuestError> {
-    let progress = Progress::new();
+    let progress = Progress::default();
     progress.show("starting the measurement");
     guest::samples(program, command, |sample| progress.show(&format!("run {} of {runs}", run(sample))))
 }

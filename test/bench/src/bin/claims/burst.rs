@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
 const OF_LIMITED_LIBRARY: u32 = 50;
 
 pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
-    let progress = Progress::new();
+    let progress = Progress::default();
     for run in 1..=sizes.runs {
         for way in Way::SERVERS {
             let is_limited = way == Way::LimitedLibrary;

@@ -47,7 +47,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     let mut command = Command::new(env::current_exe()?);
     command.args(["serve", "--node", NODE, "--kubeconfig"]);
     command.arg(cluster.credentials().kubeconfig(Identity::Admin));
-    let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::new() };
+    let mut scale = Scale { client, server: Server::start(command)?, progress: Progress::default() };
     print(&scale.state(0, 0).await?)?;
     scale.grow(sizes.own).await?;
     print(&scale.state(sizes.own, 0).await?)?;
