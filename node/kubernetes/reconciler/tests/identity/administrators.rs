@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ADMINISTRATORS_GROUP, API_PORT, AdministratorRequest};
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, create, merge};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client};
 use programs::Credentials;
@@ -87,9 +87,8 @@ impl Service {
 
 /// Whether the client may do this. Every authenticated client may ask.
 async fn may(client: &Client, spec: &Value) -> Result<bool, kube::Error> {
-    let review: SelfSubjectAccessReview =
-        serde_json::from_value(json!({"spec": spec})).map_err(kube::Error::SerdeError)?;
-    let review = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let review = create(&reviews, json!({"spec": spec})).await?;
     Ok(review.status.is_some_and(|status| status.allowed))
 }
 
@@ -174,8 +173,7 @@ pub(crate) async fn a_replaced_key_of_an_administrator_has_no_rights(cluster: Ar
     // The service repairs its binding.
     let bindings = Api::<ClusterRoleBinding>::all(cluster.admin());
     let user = |one: &Administrator| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": one.request.user()});
-    let both = json!({"subjects": [user(&stolen), user(&new)]});
-    bindings.patch(ADMINISTRATORS_GROUP, &PatchParams::default(), &Patch::Merge(both)).await?;
+    merge(&bindings, ADMINISTRATORS_GROUP, json!({"subjects": [user(&stolen), user(&new)]})).await?;
     until("the binding of one user", async || {
         let found = bindings.get_opt(ADMINISTRATORS_GROUP).await?.and_then(|binding| binding.subjects);
         let users: Vec<String> = found.into_iter().flatten().map(|subject| subject.name).collect();

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually, reached};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -207,11 +207,9 @@ pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cl
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]}});
     requests.patch_approval(&mapped, &PatchParams::default(), &Patch::Merge(approved)).await?;
-    let signed = eventually(PATIENCE, "the certificate", async || {
-        let signed = requests.get(&mapped).await?.status.and_then(|status| status.certificate);
-        Ok::<_, kube::Error>(signed.map_or(Seen::NotYet("none".into()), |signed| Seen::Done(signed.0)))
-    });
-    let (_, pem) = parse_x509_pem(&signed.await?)?;
+    let signed = async || requests.get(&mapped).await.map(|found| found.status.and_then(|status| status.certificate));
+    let signed = reached("the certificate", signed, Option::is_some).await?.ok_or("no certificate")?;
+    let (_, pem) = parse_x509_pem(&signed.0)?;
     let certificate = pem.parse_x509()?;
     let names = certificate.subject_alternative_name()?.ok_or("no names")?.value.general_names.clone();
     assert_eq!(names, [GeneralName::IPAddress(&[10, 96, 0, 1])]);

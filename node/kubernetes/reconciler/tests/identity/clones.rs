@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, SnapshotApi};
+use envtest::{Cluster, Failure, SnapshotApi, create, start};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-use supervisor::{Settings, Supervisor};
 
 use crate::resize::bound;
 use crate::storage::SELECTED_NODE;
@@ -18,7 +17,7 @@ use crate::{Nodes, until};
 pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let Nodes { admin, .. } = Nodes::of(&cluster).await?;
     let nodes = Api::<Node>::all(admin.clone());
-    nodes.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "one"}}))?).await?;
+    create(&nodes, json!({"metadata": {"name": "one"}})).await?;
     bound(&admin, "source").await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
     // The scheduler has selected another node.
@@ -36,10 +35,7 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     let content = api.create("before", Some("one"), json!({"volumeHandle": "source"}), json!({})).await?.name_any();
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "before"});
     claims.create(&PostParams::default(), &claim("restored", source)?).await?;
-    let client = admin.clone();
-    let reclaimer =
-        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
-    reclaimer.handle().healthy().await?;
+    let reclaimer = start("reclaimer", admin.clone(), reconciler::reclaim).await?;
     for name in ["clone", "restored"] {
         until("the source's node", async || {
             let found = claims.get(name).await?.annotations().get(SELECTED_NODE).cloned();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity};
+use envtest::{Cluster, Failure, Identity, create};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -41,8 +41,7 @@ pub(crate) async fn coredns_reads_the_objects_of_names_and_no_others(cluster: Ar
 pub(crate) async fn the_service_has_an_endpoint_on_each_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (client, address) = (cluster.admin(), cluster.config().dns_service());
     let nodes = Api::<Node>::all(client.clone());
-    let node = serde_json::from_value(json!({"metadata": {"name": NODE}}))?;
-    nodes.create(&PostParams::default(), &node).await?;
+    create(&nodes, json!({"metadata": {"name": NODE}})).await?;
     let tree = Supervisor::start("dns", Settings::default(), {
         let client = client.clone();
         move |cx| reconciler::dns(cx, client.clone(), address)

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, create, merge, merge_status, start};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 
 use crate::storage::SELECTED_NODE;
 use crate::{Nodes, until};
@@ -22,11 +21,11 @@ const CLASSES: [&str; 3] = ["at-once", "in-zone-one", "later"];
 
 /// A Node that is ready, with this free space for each class.
 async fn node(admin: &Client, name: &str, capacity: &str, largest: &str) -> Result<(), Failure> {
-    let (nodes, create) = (Api::<Node>::all(admin.clone()), PostParams::default());
+    let nodes = Api::<Node>::all(admin.clone());
     let labels = json!({"kubernetes.io/hostname": name, ZONE: format!("zone-{name}")});
-    nodes.create(&create, &serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?).await?;
+    create(&nodes, json!({"metadata": {"name": name, "labels": labels}})).await?;
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}});
-    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(ready)).await?;
+    merge_status(&nodes, name, ready).await?;
     let capacities = Api::<CSIStorageCapacity>::namespaced(admin.clone(), "kube-system");
     for class in CLASSES {
         let object = json!({
@@ -34,7 +33,7 @@ async fn node(admin: &Client, name: &str, capacity: &str, largest: &str) -> Resu
             "storageClassName": class, "capacity": capacity, "maximumVolumeSize": largest,
             "nodeTopology": {"matchLabels": {"kubernetes.io/hostname": name}},
         });
-        capacities.create(&create, &serde_json::from_value(object)?).await?;
+        create(&capacities, object).await?;
     }
     // The API server adds a taint to new Nodes, which kube-controller-manager removes from those that are ready.
     until(&format!("node {name} without taints"), async || {
@@ -47,7 +46,7 @@ async fn node(admin: &Client, name: &str, capacity: &str, largest: &str) -> Resu
 async fn class(admin: &Client, name: &str, more: Value) -> Result<(), Failure> {
     let mut class = json!({"metadata": {"name": name}, "provisioner": DRIVER});
     class.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
-    Api::<StorageClass>::all(admin.clone()).create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    create(&Api::<StorageClass>::all(admin.clone()), class).await?;
     Ok(())
 }
 
@@ -78,10 +77,7 @@ pub(crate) async fn a_claim_with_immediate_binding_gets_a_node(cluster: Arc<Clus
     let mut later = claim("later", "later")?;
     later.annotations_mut().insert(PROVISIONER.to_owned(), DRIVER.to_owned());
     claims.create(&PostParams::default(), &later).await?;
-    let client = admin.clone();
-    let reclaimer =
-        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
-    reclaimer.handle().healthy().await?;
+    let reclaimer = start("reclaimer", admin.clone(), reconciler::reclaim).await?;
 
     claims.create(&PostParams::default(), &claim("zoned", "in-zone-one")?).await?;
     selects(&claims, "zoned", "one").await?;
@@ -92,9 +88,9 @@ pub(crate) async fn a_claim_with_immediate_binding_gets_a_node(cluster: Arc<Clus
     assert_eq!(provisioner.as_deref(), Some(DRIVER), "kube-controller-manager requests the volume");
 
     // The nodes reject the claim, as their provisioners do.
-    let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
     let reject = async |node: Client| {
-        Api::<PersistentVolumeClaim>::default_namespaced(node).patch("data", &PatchParams::default(), &back).await
+        let claims = Api::<PersistentVolumeClaim>::default_namespaced(node);
+        merge(&claims, "data", json!({"metadata": {"annotations": {SELECTED_NODE: null}}})).await
     };
     reject(nodes.other).await?;
     selects(&claims, "data", "one").await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cluster::Token;
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, accepted, create, gone, start};
 use futures::future::join;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -19,7 +19,7 @@ use programs::{
 };
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::json;
-use supervisor::{Settings, Supervisor};
+use supervisor::Supervisor;
 use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 use tokio::time::timeout;
@@ -74,8 +74,7 @@ async fn ask(client: Client, node: &str) -> Result<String, kube::Error> {
 /// The API server's watch of the Secret may be behind.
 pub(crate) async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str) -> Result<String, Failure> {
     let client = client(cluster, token).await?;
-    Ok(eventually(PATIENCE, "the token to be accepted", async || ask(client.clone(), node).await.map(Seen::Done))
-        .await?)
+    accepted("the token to be accepted", async || ask(client.clone(), node).await).await
 }
 
 async fn rejected(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
@@ -110,8 +109,7 @@ pub(crate) async fn a_token_admits_one_node_and_no_other(cluster: Arc<Cluster>) 
 pub(crate) async fn a_registered_name_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let nodes = Api::<Node>::all(cluster.admin());
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": "taken"}}))?;
-    nodes.create(&PostParams::default(), &node).await?;
+    create(&nodes, json!({"metadata": {"name": "taken"}})).await?;
     let token = token(&cluster, "taken", in_an_hour()).await?;
     let denied = ask_eventually(&cluster, &token, "taken").await?;
     let why = decision(&cluster, &denied).await?;
@@ -144,11 +142,7 @@ async fn a_token_expires(cluster: &Cluster) -> Result<(), Failure> {
     let machine = Machine::of(cluster, "two").await?;
     machine.is_rejected(&expires).await;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
-    until("the end of the Secret of an expired token", async || {
-        let found = secrets.get_opt(&bootstrap_secret_name(expires.id())).await?;
-        Ok(found.map(|secret| format!("{:?}", secret.metadata)))
-    })
-    .await
+    gone(&secrets, &bootstrap_secret_name(expires.id())).await
 }
 
 async fn a_token_is_deleted(cluster: &Cluster) -> Result<(), Failure> {
@@ -268,9 +262,7 @@ impl Machine {
 
     async fn register(&self) -> Result<(), Failure> {
         let nodes = Api::<Node>::all(self.credentials.client(Identity::Kubelet).await?);
-        nodes
-            .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": self.config.node}}))?)
-            .await?;
+        create(&nodes, json!({"metadata": {"name": self.config.node}})).await?;
         Ok(())
     }
 
@@ -305,9 +297,8 @@ pub(crate) async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) 
     ask_eventually(&cluster, &token, "elsewhere").await?;
     machine.kubelet(token.clone()).ensure().await?;
     assert_eq!(machine.requested_by(&cluster).await?, Some(format!("system:bootstrap:{}", token.id())));
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": "renewed"}}))?;
     let nodes = Api::<Node>::all(cluster.admin());
-    nodes.create(&PostParams::default(), &node).await?;
+    create(&nodes, json!({"metadata": {"name": "renewed"}})).await?;
 
     machine.age(&cluster, 250)?;
     let certificate = machine.config.paths.pki.join("kubelet.crt");
@@ -341,19 +332,12 @@ pub(crate) async fn a_node_with_an_expired_certificate_needs_a_token(cluster: Ar
 }
 
 async fn tokens(cluster: &Cluster) -> Result<Supervisor, Failure> {
-    let client = cluster.admin();
-    let tree = Supervisor::start("tokens", Settings::default(), move |cx| reconciler::tokens(cx, client.clone()));
-    tree.handle().healthy().await?;
-    Ok(tree)
+    start("tokens", cluster.admin(), reconciler::tokens).await
 }
 
 async fn deleted(cluster: &Cluster, token: &Token) -> Result<(), Failure> {
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
-    until("the end of the token", async || {
-        let found = secrets.get_metadata_opt(&bootstrap_secret_name(token.id())).await?;
-        Ok(found.map(|found| found.name_any()))
-    })
-    .await
+    gone(&secrets, &bootstrap_secret_name(token.id())).await
 }
 
 pub(crate) async fn a_token_is_deleted_when_its_node_has_registered(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, create, merge, merge_status};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -29,19 +29,19 @@ fn node(rest: Value) -> Result<Node, serde_json::Error> {
 pub(crate) async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
-    let (post, params) = (PostParams::default(), PatchParams::default());
+    let post = PostParams::default();
     // They would assign a network at once.
     cluster.stop_controllers().await?;
     let ranges = json!({"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}});
     denied(own.create(&post, &node(ranges.clone())?).await, ADDRESSES);
     own.create(&post, &node(json!({}))?).await?;
     // NodeRestriction allows a change while the Node has none.
-    denied(own.patch("one", &params, &Patch::Merge(&ranges)).await, ADDRESSES);
-    admin.patch("one", &params, &Patch::Merge(&ranges)).await?;
+    denied(merge(&own, "one", ranges.clone()).await, ADDRESSES);
+    merge(&admin, "one", ranges).await?;
     // Usual writes.
-    own.patch("one", &params, &Patch::Merge(json!({"metadata": {"labels": {"kubernetes.io/arch": "amd64"}}}))).await?;
+    merge(&own, "one", json!({"metadata": {"labels": {"kubernetes.io/arch": "amd64"}}})).await?;
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
-    own.patch_status("one", &params, &Patch::Merge(status)).await?;
+    merge_status(&own, "one", status).await?;
     admin.delete("one", &DeleteParams::default()).await?;
     cluster.start_controllers().await?;
     Ok(())
@@ -51,27 +51,27 @@ pub(crate) async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>)
     let nodes = Nodes::of(&cluster).await?;
     let (admin, storage) = (Api::<Node>::all(nodes.admin), Api::<Node>::all(nodes.own));
     let own = kubelet(&cluster).await?;
-    let (post, params) = (PostParams::default(), PatchParams::default());
+    let post = PostParams::default();
     let key = |key: Value| json!({"metadata": {"annotations": {KEY: key}}});
     let with_key = node(json!({"metadata": {"name": "one", "annotations": {KEY: "a key"}}}))?;
     denied(own.create(&post, &with_key).await, ANNOTATIONS);
     own.create(&post, &node(json!({}))?).await?;
     // The reason why the mesh uses the storage identity.
     forbidden(own.list(&ListParams::default()).await);
-    denied(own.patch("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
-    denied(own.patch_status("one", &params, &Patch::Merge(key(json!("a key")))).await, ANNOTATIONS);
-    storage.patch("one", &params, &Patch::Merge(key(json!("a key")))).await?;
+    denied(merge(&own, "one", key(json!("a key"))).await, ANNOTATIONS);
+    denied(merge_status(&own, "one", key(json!("a key"))).await, ANNOTATIONS);
+    merge(&storage, "one", key(json!("a key"))).await?;
     for change in [json!("another"), Value::Null] {
-        denied(own.patch("one", &params, &Patch::Merge(key(change.clone()))).await, ANNOTATIONS);
-        denied(own.patch_status("one", &params, &Patch::Merge(key(change))).await, ANNOTATIONS);
+        denied(merge(&own, "one", key(change.clone())).await, ANNOTATIONS);
+        denied(merge_status(&own, "one", key(change)).await, ANNOTATIONS);
     }
     // The kubelet writes its own annotations with the status.
     let volumes =
         json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}}});
-    own.patch_status("one", &params, &Patch::Merge(volumes)).await?;
+    merge_status(&own, "one", volumes).await?;
     assert_eq!(admin.get("one").await?.annotations()[KEY], "a key");
-    admin.create(&post, &serde_json::from_value(json!({"metadata": {"name": "two"}}))?).await?;
-    forbidden(own.patch("two", &params, &Patch::Merge(key(json!("a key")))).await);
+    create(&admin, json!({"metadata": {"name": "two"}})).await?;
+    forbidden(merge(&own, "two", key(json!("a key"))).await);
     for name in ["one", "two"] {
         admin.delete(name, &DeleteParams::default()).await?;
     }
@@ -82,15 +82,15 @@ pub(crate) async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>)
 pub(crate) async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
-    let (post, params) = (PostParams::default(), PatchParams::default());
+    let post = PostParams::default();
     let named = |name: &str| json!({"metadata": {"labels": {"kubernetes.io/hostname": name}}});
     let taken = node(json!({"metadata": {"name": "one", "labels": {"kubernetes.io/hostname": "two"}}}))?;
     denied(own.create(&post, &taken).await, NAME);
     own.create(&post, &node(json!({}))?).await?;
-    denied(own.patch("one", &params, &Patch::Merge(named("two"))).await, NAME);
-    denied(own.patch_status("one", &params, &Patch::Merge(named("two"))).await, NAME);
-    own.patch("one", &params, &Patch::Merge(named("one"))).await?;
-    denied(own.patch("one", &params, &Patch::Merge(named(""))).await, NAME);
+    denied(merge(&own, "one", named("two")).await, NAME);
+    denied(merge_status(&own, "one", named("two")).await, NAME);
+    merge(&own, "one", named("one")).await?;
+    denied(merge(&own, "one", named("")).await, NAME);
     admin.delete("one", &DeleteParams::default()).await?;
     let unnamed = cluster.impersonate("unnamed", &["system:nodes", "system:masters", "system:authenticated"]).await?;
     denied(

@@ -22,12 +22,11 @@ mod storage;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, denied, eventually, forbidden, until};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, accepted, denied, eventually, forbidden, start, until};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 use tokio::sync::OnceCell;
 
 macro_rules! suite {
@@ -152,11 +151,7 @@ impl Nodes {
 
     async fn start(cluster: &Cluster) -> Result<Self, Failure> {
         let admin = cluster.admin();
-        let client = admin.clone();
-        let reconciler =
-            Supervisor::start("reconciler", Settings::default(), move |cx| reconciler::run(cx, client.clone()));
-        reconciler.handle().healthy().await?;
-        reconciler.stop(Duration::from_secs(10)).await?;
+        start("reconciler", admin.clone(), reconciler::run).await?.stop(Duration::from_secs(10)).await?;
         let nodes = Self { own: cluster.storage_of("one").await?, other: cluster.storage_of("two").await?, admin };
         nodes.wait().await?;
         Ok(nodes)
@@ -186,10 +181,8 @@ impl Nodes {
         })
         .await?;
         let events = Api::default_namespaced(self.own.clone());
-        eventually(PATIENCE, "the role", async || {
-            events.create(&dry, &storage::event("local.granary.dev", "one")).await.map(|_| Seen::Done(()))
-        })
-        .await?;
+        let event = storage::event("local.granary.dev", "one");
+        accepted("the role", async || events.create(&dry, &event).await).await?;
         Ok(())
     }
 }

@@ -4,13 +4,10 @@ use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
-use kube::api::PostParams;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use supervisor::Supervisor;
 use tokio::net::UdpSocket;
@@ -140,13 +137,6 @@ async fn create_objects(cluster: &Cluster) -> Result<String, Failure> {
     let many = (1..=MANY).map(|number| json!({"addresses": [Ipv4Addr::new(10, 244, 1, number)]}));
     create(&slices, slice("many", many.collect())).await?;
     Ok(web.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default())
-}
-
-async fn create<K>(objects: &Api<K>, object: Value) -> Result<K, Failure>
-where
-    K: Clone + std::fmt::Debug + DeserializeOwned + Serialize,
-{
-    Ok(objects.create(&PostParams::default(), &serde_json::from_value(object)?).await?)
 }
 
 fn slice(service: &str, endpoints: Vec<Value>) -> Value {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, merge, merge_status};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use crate::{Nodes, denied, forbidden};
@@ -29,11 +29,10 @@ pub(crate) async fn a_node_writes_only_its_own_annotations(cluster: Arc<Cluster>
         admin.create(&PostParams::default(), &node(name)?).await?;
     }
     let own = Api::<Node>::all(nodes.own);
-    let annotate = |value: &str| Patch::Merge(json!({"metadata": {"annotations": {KEY: value}}}));
-    let params = PatchParams::default();
-    own.patch("one", &params, &annotate("a key")).await?;
-    own.patch("one", &params, &annotate("another")).await?;
-    denied(own.patch("two", &params, &annotate("a key")).await, FOREIGN);
+    let annotate = |value: &str| json!({"metadata": {"annotations": {KEY: value}}});
+    merge(&own, "one", annotate("a key")).await?;
+    merge(&own, "one", annotate("another")).await?;
+    denied(merge(&own, "two", annotate("a key")).await, FOREIGN);
     for change in [
         json!({"metadata": {"annotations": {"kept": "no"}}}),
         json!({"metadata": {"annotations": {"kept": null}}}),
@@ -43,10 +42,9 @@ pub(crate) async fn a_node_writes_only_its_own_annotations(cluster: Arc<Cluster>
         json!({"metadata": {"annotations": {KEY: "a key"}}, "spec": {"podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24"]}}),
         json!({"spec": {"unschedulable": true}}),
     ] {
-        denied(own.patch("one", &params, &Patch::Merge(change)).await, FOREIGN);
+        denied(merge(&own, "one", change).await, FOREIGN);
     }
-    let ready = Patch::Merge(json!({"status": {"phase": "Running"}}));
-    forbidden(own.patch_status("one", &params, &ready).await);
+    forbidden(merge_status(&own, "one", json!({"status": {"phase": "Running"}})).await);
     forbidden(own.create(&PostParams::default(), &node("three")?).await);
     forbidden(own.delete("one", &DeleteParams::default()).await);
     for name in ["one", "two"] {

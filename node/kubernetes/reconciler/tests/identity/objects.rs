@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, accepted, create, eventually, merge, reached, start};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client, ResourceExt};
 use reconciler::{CLASS, REVISION};
 use serde_json::json;
-use supervisor::{Settings, Supervisor};
+use supervisor::Supervisor;
 
 use crate::until;
 
@@ -28,10 +28,7 @@ struct Reconciler(Supervisor);
 
 impl Reconciler {
     async fn start(cluster: &Cluster) -> Result<Self, Failure> {
-        let client = cluster.admin();
-        let tree = Supervisor::start("reconciler", Settings::default(), move |cx| reconciler::run(cx, client.clone()));
-        tree.handle().healthy().await?;
-        Ok(Self(tree))
+        Ok(Self(start("reconciler", cluster.admin(), reconciler::run).await?))
     }
 
     async fn stop(self) -> Result<(), Failure> {
@@ -48,11 +45,8 @@ pub(crate) async fn missing_objects_are_created(cluster: Arc<Cluster>) -> Result
     assert_eq!(class.annotations()["storageclass.kubernetes.io/is-default-class"], "true");
     assert_eq!(class.annotations()[REVISION_ANNOTATION], REVISION.to_string());
     // The binding too: the storage identity has its role.
-    let storage = Api::<StorageClass>::all(cluster.client(Identity::Storage).await?);
-    eventually(PATIENCE, "the storage identity's role", async || {
-        storage.list(&ListParams::default()).await.map(|_| Seen::Done(()))
-    })
-    .await?;
+    let (storage, all) = (Api::<StorageClass>::all(cluster.client(Identity::Storage).await?), ListParams::default());
+    accepted("the storage identity's role", async || storage.list(&all).await).await?;
     Ok(())
 }
 
@@ -105,11 +99,7 @@ pub(crate) async fn requests_of_nodes_have_the_system_priority(cluster: Arc<Clus
     let proxy = cluster.impersonate(PROXY_USER, &["system:authenticated"]).await?;
     let (storage, kubelet) = (cluster.client(Identity::Storage).await?, cluster.client(Identity::Kubelet).await?);
     // The filter reads a cache.
-    until("the FlowSchema of the nodes", async || {
-        let level = level(&storage).await?;
-        Ok((level != system).then(|| format!("{level:?}")))
-    })
-    .await?;
+    reached("the FlowSchema of the nodes", async || level(&storage).await, |level| *level == system).await?;
     assert_eq!(level(&proxy).await?, system, "kube-proxy");
     assert_eq!(level(&kubelet).await?, system, "kubelet");
     assert_eq!(level(&cluster.admin()).await?, exempt, "the reconciler");
@@ -131,11 +121,8 @@ pub(crate) async fn deleted_objects_are_created_again(cluster: Arc<Cluster>) -> 
     let classes = Api::<StorageClass>::all(cluster.admin());
     let uid = classes.get(CLASS).await?.uid();
     classes.delete(CLASS, &DeleteParams::default()).await?;
-    until("another storage class of the name", async || {
-        let found = classes.get_opt(CLASS).await?.and_then(|class| class.uid());
-        Ok((found.is_none() || found == uid).then(|| format!("{found:?}")))
-    })
-    .await?;
+    let found = async || classes.get_opt(CLASS).await.map(|found| found.and_then(|class| class.uid()));
+    reached("another storage class of the name", found, |found| found.is_some() && *found != uid).await?;
     reconciler.stop().await
 }
 
@@ -143,13 +130,9 @@ pub(crate) async fn a_changed_field_is_repaired(cluster: Arc<Cluster>) -> Result
     let reconciler = Reconciler::start(&cluster).await?;
     let roles = Api::<ClusterRole>::all(cluster.admin());
     let rules = roles.get(STORAGE_GROUP).await?.rules;
-    let everything = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
-    roles.patch(STORAGE_GROUP, &PatchParams::default(), &Patch::Merge(everything)).await?;
-    until("the role's own rules", async || {
-        let found = roles.get(STORAGE_GROUP).await?.rules;
-        Ok((found != rules).then(|| format!("{found:?}")))
-    })
-    .await?;
+    merge(&roles, STORAGE_GROUP, json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]})).await?;
+    reached("the role's own rules", async || Ok(roles.get(STORAGE_GROUP).await?.rules), |found| *found == rules)
+        .await?;
     reconciler.stop().await
 }
 
@@ -160,10 +143,9 @@ pub(crate) async fn an_object_with_a_changed_immutable_field_is_recreated(
     let classes = Api::<StorageClass>::all(cluster.admin());
     let right = classes.get(CLASS).await?;
     classes.delete(CLASS, &DeleteParams::default()).await?;
-    let wrong: StorageClass = serde_json::from_value(json!({
-        "metadata": {"name": CLASS}, "provisioner": "example.invalid", "volumeBindingMode": "Immediate",
-    }))?;
-    classes.create(&PostParams::default(), &wrong).await?;
+    let metadata = json!({"name": CLASS});
+    let wrong = json!({"metadata": metadata, "provisioner": "example.invalid", "volumeBindingMode": "Immediate"});
+    create(&classes, wrong).await?;
     Reconciler::start(&cluster).await?.stop().await?;
     let found = classes.get(CLASS).await?;
     assert_eq!((found.provisioner, found.volume_binding_mode), (right.provisioner, right.volume_binding_mode));
@@ -172,15 +154,14 @@ pub(crate) async fn an_object_with_a_changed_immutable_field_is_recreated(
 
 pub(crate) async fn fields_of_other_clients_stay(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let classes = Api::<StorageClass>::all(cluster.admin());
-    let label = json!({"metadata": {"labels": {"example.invalid/tier": "fast"}}});
     Reconciler::start(&cluster).await?.stop().await?;
-    classes.patch(CLASS, &PatchParams::default(), &Patch::Merge(label)).await?;
+    merge(&classes, CLASS, json!({"metadata": {"labels": {"example.invalid/tier": "fast"}}})).await?;
     for default in [json!("false"), json!(null)] {
         let drift = json!({
             "metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": default}},
             "allowVolumeExpansion": false,
         });
-        classes.patch(CLASS, &PatchParams::default(), &Patch::Merge(drift)).await?;
+        merge(&classes, CLASS, drift).await?;
         Reconciler::start(&cluster).await?.stop().await?;
         let found = classes.get(CLASS).await?;
         assert_eq!(found.allow_volume_expansion, Some(true));
@@ -199,7 +180,7 @@ pub(crate) async fn objects_of_a_newer_release_are_ignored(cluster: Arc<Cluster>
         "metadata": {"annotations": {REVISION_ANNOTATION: (REVISION + 1).to_string()}},
         "spec": {"fsGroupPolicy": "None"},
     });
-    let version = drivers.patch(DRIVER, &PatchParams::default(), &Patch::Merge(newer)).await?.resource_version();
+    let version = merge(&drivers, DRIVER, newer).await?.resource_version();
     Reconciler::start(&cluster).await?.stop().await?;
     assert_eq!(drivers.get(DRIVER).await?.resource_version(), version);
     drivers.delete(DRIVER, &DeleteParams::default()).await?;
@@ -211,12 +192,11 @@ pub(crate) async fn objects_of_an_older_release_are_updated(cluster: Arc<Cluster
     let older = |rest: serde_json::Value| {
         let mut patch = json!({"metadata": {"annotations": {REVISION_ANNOTATION: (REVISION - 1).to_string()}}});
         patch.as_object_mut().expect("an object").extend(rest.as_object().cloned().unwrap_or_default());
-        Patch::Merge(patch)
+        patch
     };
     let (classes, roles) = (Api::<StorageClass>::all(cluster.admin()), Api::<ClusterRole>::all(cluster.admin()));
-    let params = PatchParams::default();
-    classes.patch(CLASS, &params, &older(json!({"allowVolumeExpansion": false}))).await?;
-    roles.patch(STORAGE_GROUP, &params, &older(json!({"rules": []}))).await?;
+    merge(&classes, CLASS, older(json!({"allowVolumeExpansion": false}))).await?;
+    merge(&roles, STORAGE_GROUP, older(json!({"rules": []}))).await?;
     Reconciler::start(&cluster).await?.stop().await?;
     let class = classes.get(CLASS).await?;
     assert_eq!(
@@ -264,16 +244,11 @@ pub(crate) async fn every_expression_passes_the_type_check(cluster: Arc<Cluster>
         let found = policies.list(&ListParams::default()).await?.items;
         let of = |policy: &ValidatingAdmissionPolicy| policy.status.clone().unwrap_or_default().type_checking;
         let waiting = found.iter().filter(|policy| of(policy).is_none()).count();
+        let warnings = found.iter().filter_map(of).flat_map(|checked| checked.expression_warnings.unwrap_or_default());
         Ok::<_, kube::Error>(if found.is_empty() || waiting > 0 {
             Seen::NotYet(format!("{waiting} of {} wait", found.len()))
         } else {
-            Seen::Done(
-                found
-                    .iter()
-                    .filter_map(of)
-                    .flat_map(|checked| checked.expression_warnings.unwrap_or_default())
-                    .collect::<Vec<_>>(),
-            )
+            Seen::Done(warnings.collect::<Vec<_>>())
         })
     })
     .await?;
@@ -310,25 +285,20 @@ pub(crate) async fn correct_objects_are_not_written(cluster: Arc<Cluster>) -> Re
 pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
     cluster: Arc<Cluster>,
 ) -> Result<(), Failure> {
-    let client = cluster.admin();
-    let reclaimer =
-        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
-    reclaimer.handle().healthy().await?;
+    let reclaimer = start("reclaimer", cluster.admin(), reconciler::reclaim).await?;
     let nodes = Api::<Node>::all(cluster.admin());
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": "leaving"}}))?;
-    nodes.create(&PostParams::default(), &node).await?;
+    create(&nodes, json!({"metadata": {"name": "leaving"}})).await?;
     let claim = |name: &str, node: &str| {
         let annotations = json!({"volume.kubernetes.io/storage-provisioner": DRIVER, SELECTED_NODE: node});
-        let metadata = json!({"name": name, "annotations": annotations});
-        serde_json::from_value::<PersistentVolumeClaim>(envtest::claim(metadata, CLASS, json!({})))
+        envtest::claim(json!({"name": name, "annotations": annotations}), CLASS, json!({}))
     };
-    claims.create(&PostParams::default(), &claim("stays", "leaving")?).await?;
+    create(&claims, claim("stays", "leaving")).await?;
     // Users write the annotation. No Node can have the last two names: the client rejects an empty one, and requests the Node
     // `leaving` with the other one.
     let gone = [("goes", "never-was"), ("empty", ""), ("query", "leaving?resourceVersion=0")];
     for (name, node) in gone {
-        claims.create(&PostParams::default(), &claim(name, node)?).await?;
+        create(&claims, claim(name, node)).await?;
     }
     let returned = async |name: &str| {
         until("a claim without a node", async || Ok(claims.get(name).await?.annotations().get(SELECTED_NODE).cloned()))

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::STORAGE_GROUP;
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, merge, merge_status, start};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use reconciler::CLASS;
 use serde_json::{Value, json};
-use supervisor::{Settings, Supervisor};
 
 use crate::storage::{FOREIGN_CLAIM, SELECTED_NODE, on, retained, volume};
 use crate::{Nodes, denied, until};
@@ -24,14 +23,15 @@ fn claim(name: &str, volume: Value) -> Result<PersistentVolumeClaim, serde_json:
     serde_json::from_value(envtest::claim(metadata, "none", json!({"volumeName": volume})))
 }
 
-fn resized() -> Patch<Value> {
+async fn resize(claims: &Api<PersistentVolumeClaim>, name: &str) -> Result<PersistentVolumeClaim, kube::Error> {
     let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    Patch::Merge(json!({"status": {
+    let status = json!({
         "capacity": {"storage": "1Gi"},
         "allocatedResources": {"storage": "2Gi"},
         "allocatedResourceStatuses": {"storage": "ControllerResizeInProgress"},
         "conditions": [condition("Resizing"), condition("ControllerResizeError")],
-    }}))
+    });
+    merge_status(claims, name, json!({ "status": status })).await
 }
 
 fn modified(class: &str) -> Value {
@@ -57,28 +57,22 @@ async fn is_bound(admin: &Client, name: &str) -> Result<(), Failure> {
 pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     bound(&nodes.admin, "grows").await?;
-    let (own, other) = (
-        Api::<PersistentVolumeClaim>::default_namespaced(nodes.own),
-        Api::<PersistentVolumeClaim>::default_namespaced(nodes.other),
-    );
-    denied(other.patch_status("grows", &PatchParams::default(), &resized()).await, FOREIGN);
-    let status = own.patch_status("grows", &PatchParams::default(), &resized()).await?.status.unwrap_or_default();
+    let [own, other] = [nodes.own, nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
+    denied(resize(&other, "grows").await, FOREIGN);
+    let status = resize(&own, "grows").await?.status.unwrap_or_default();
     assert_eq!(status.allocated_resources.unwrap_or_default()["storage"].0, "2Gi");
     let done = json!({"status": {
         "capacity": {"storage": "2Gi"}, "allocatedResources": null, "allocatedResourceStatuses": null,
         "conditions": [],
     }});
-    own.patch_status("grows", &PatchParams::default(), &Patch::Merge(done)).await?;
-    let smaller = Patch::Merge(json!({"status": {"capacity": {"storage": "2047Mi"}}}));
-    denied(own.patch_status("grows", &PatchParams::default(), &smaller).await, FOREIGN);
+    merge_status(&own, "grows", done).await?;
+    denied(merge_status(&own, "grows", json!({"status": {"capacity": {"storage": "2047Mi"}}})).await, FOREIGN);
 
     // The requested class becomes the target, and the target the class of the volume.
-    let params = PatchParams::default();
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin.clone());
-    let gold = Patch::Merge(json!({"spec": {"volumeAttributesClassName": "gold"}}));
-    admin.patch("grows", &params, &gold).await?;
+    merge(&admin, "grows", json!({"spec": {"volumeAttributesClassName": "gold"}})).await?;
     let write = async |api: &Api<PersistentVolumeClaim>, status: Value| {
-        api.patch_status("grows", &params, &Patch::Merge(json!({ "status": status }))).await
+        merge_status(api, "grows", json!({ "status": status })).await
     };
     let condition = |kind: &str| json!({"type": kind, "status": "True"});
     let begun = json!({
@@ -93,9 +87,7 @@ pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<C
     let status = write(&own, done).await?.status.unwrap_or_default();
     assert_eq!(status.current_volume_attributes_class_name.as_deref(), Some("gold"));
     denied(write(&own, json!({"currentVolumeAttributesClassName": null})).await, FOREIGN);
-    Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin.clone())
-        .delete("grows", &DeleteParams::default())
-        .await?;
+    admin.delete("grows", &DeleteParams::default()).await?;
     Api::<PersistentVolume>::all(nodes.admin).delete("grows", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -114,27 +106,25 @@ pub(crate) async fn a_claim_bound_by_hand_is_of_the_node_of_its_pv(cluster: Arc<
     claims.create(&PostParams::default(), &rebound).await?;
     is_bound(&nodes.admin, "rebound").await?;
     let [own, other] = [nodes.own, nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
-    let params = PatchParams::default();
     for node in [&own, &other] {
-        denied(node.patch_status("rebound", &params, &resized()).await, FOREIGN);
+        denied(resize(node, "rebound").await, FOREIGN);
         for annotation in [VOLUME_NODE, SELECTED_NODE] {
-            let annotated = Patch::Merge(json!({"metadata": {"annotations": {annotation: "one"}}}));
-            denied(node.patch("rebound", &params, &annotated).await, FOREIGN_CLAIM);
+            denied(
+                merge(node, "rebound", json!({"metadata": {"annotations": {annotation: "one"}}})).await,
+                FOREIGN_CLAIM,
+            );
         }
     }
-    let client = nodes.admin.clone();
-    let reclaimer =
-        Supervisor::start("reclaimer", Settings::default(), move |cx| reconciler::reclaim(cx, client.clone()));
-    let more = Patch::Merge(json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}));
-    claims.patch("rebound", &params, &more).await?;
+    let reclaimer = start("reclaimer", nodes.admin.clone(), reconciler::reclaim).await?;
+    merge(&claims, "rebound", json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})).await?;
     until("the annotation with the node", async || {
         let found = claims.get("rebound").await?.annotations().get(VOLUME_NODE).cloned();
         Ok((found.as_deref() != Some("one")).then(|| format!("{found:?}")))
     })
     .await?;
     reclaimer.stop(Duration::from_secs(10)).await?;
-    denied(other.patch_status("rebound", &params, &resized()).await, FOREIGN);
-    own.patch_status("rebound", &params, &resized()).await?;
+    denied(resize(&other, "rebound").await, FOREIGN);
+    resize(&own, "rebound").await?;
     claims.delete("rebound", &DeleteParams::default()).await?;
     volumes.delete("rebound", &DeleteParams::default()).await?;
     Ok(())
@@ -154,8 +144,8 @@ pub(crate) async fn the_selected_node_writes_the_size_of_the_volume_that_it_crea
     Api::<PersistentVolume>::all(nodes.own.clone()).create(&PostParams::default(), &pv).await?;
     is_bound(&nodes.admin, "created").await?;
     let [own, other] = [nodes.own.clone(), nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
-    denied(other.patch_status("created", &PatchParams::default(), &resized()).await, FOREIGN);
-    own.patch_status("created", &PatchParams::default(), &resized()).await?;
+    denied(resize(&other, "created").await, FOREIGN);
+    resize(&own, "created").await?;
     claims.delete("created", &DeleteParams::default()).await?;
     Api::<PersistentVolume>::all(nodes.admin).delete(&pv.name_any(), &DeleteParams::default()).await?;
     Ok(())
@@ -166,8 +156,7 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
     let admin = Api::<PersistentVolumeClaim>::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("status", "some-volume".into())?).await?;
     let painted = json!({"type": "Painted", "status": "True"});
-    let others = json!({"status": {"conditions": [painted]}});
-    admin.patch_status("status", &PatchParams::default(), &Patch::Merge(others)).await?;
+    merge_status(&admin, "status", json!({"status": {"conditions": [painted]}})).await?;
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
     for change in [
         json!({"status": {"phase": "Lost"}}),
@@ -183,10 +172,10 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
         json!({"metadata": {"finalizers": ["example.invalid/held"]}}),
         json!({"metadata": {"labels": {"mine": "yes"}}}),
     ] {
-        denied(own.patch_status("status", &PatchParams::default(), &Patch::Merge(&change)).await, FOREIGN);
+        denied(merge_status(&own, "status", change).await, FOREIGN);
     }
     let with_others = json!({"status": {"conditions": [painted, {"type": "Resizing", "status": "True"}]}});
-    own.patch_status("status", &PatchParams::default(), &Patch::Merge(with_others)).await?;
+    merge_status(&own, "status", with_others).await?;
     admin.delete("status", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -196,7 +185,7 @@ pub(crate) async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>)
     let admin = Api::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("unbound", Value::Null)?).await?;
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
-    denied(own.patch_status("unbound", &PatchParams::default(), &resized()).await, FOREIGN);
+    denied(resize(&own, "unbound").await, FOREIGN);
     admin.delete("unbound", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -211,12 +200,12 @@ pub(crate) async fn an_identity_without_a_node_writes_nothing(cluster: Arc<Clust
     let nameless = [cluster.storage_of("").await?, cluster.impersonate("unnamed", &[STORAGE_GROUP]).await?];
     for identity in nameless {
         let claims = Api::<PersistentVolumeClaim>::default_namespaced(identity.clone());
-        denied(claims.patch_status("by-hand", &PatchParams::default(), &resized()).await, NO_NODE);
+        denied(resize(&claims, "by-hand").await, NO_NODE);
         let volumes = Api::<PersistentVolume>::all(identity);
         denied(volumes.create(&PostParams::default(), &volume("nowhere", &on(""))).await, NO_NODE);
     }
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
-    denied(own.patch_status("by-hand", &PatchParams::default(), &resized()).await, FOREIGN);
+    denied(resize(&own, "by-hand").await, FOREIGN);
     admin.delete("by-hand", &DeleteParams::default()).await?;
     Ok(())
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use cluster::snapshot::{self, group};
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, create};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::rbac::v1::RoleBinding;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use kube::{Api, Client};
 use serde_json::json;
 
@@ -87,7 +87,7 @@ pub(crate) async fn the_roles_edit_and_admin_write_claims_and_no_volumes(cluster
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
             "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user(role)}],
         });
-        bindings.create(&PostParams::default(), &serde_json::from_value(binding)?).await?;
+        create(&bindings, binding).await?;
         // The authorizer reads a cache, and kube-controller-manager collects the rules of the role.
         until("the rights of the role", async || {
             Ok((!is_allowed(&reviews, role, "create", ALLOWED[0]).await?).then(|| format!("{role} has none")))
@@ -138,7 +138,6 @@ async fn is_allowed(
             "resource": resource, "subresource": subresource,
         },
     }});
-    let review = serde_json::from_value(review).map_err(kube::Error::SerdeError)?;
-    let status = reviews.create(&PostParams::default(), &review).await?.status;
+    let status = create(reviews, review).await?.status;
     Ok(status.is_some_and(|status| status.allowed))
 }

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use cluster::SNAPSHOT_CONTROLLER_USER;
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, merge};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
@@ -48,9 +47,7 @@ pub(crate) async fn a_changed_kind_is_repaired_and_that_of_another_client_stays(
         Ok(definitions.get(KINDS[0]).await?.spec.names.short_names)
     };
     let ours = short_names().await?;
-    let everything = PatchParams::default();
-    let other = json!({"spec": {"names": {"shortNames": ["other"]}}});
-    definitions.patch(KINDS[0], &everything, &Patch::Merge(&other)).await?;
+    merge(&definitions, KINDS[0], json!({"spec": {"names": {"shortNames": ["other"]}}})).await?;
     cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, ours);
 
@@ -58,12 +55,11 @@ pub(crate) async fn a_changed_kind_is_repaired_and_that_of_another_client_stays(
         "metadata": {"annotations": {REVISION_ANNOTATION: null}},
         "spec": {"names": {"shortNames": ["other"]}},
     });
-    definitions.patch(KINDS[0], &everything, &Patch::Merge(&foreign)).await?;
+    merge(&definitions, KINDS[0], foreign).await?;
     cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, Some(vec!["other".to_owned()]));
 
-    let again = json!({"metadata": {"annotations": {REVISION_ANNOTATION: "0"}}});
-    definitions.patch(KINDS[0], &everything, &Patch::Merge(&again)).await?;
+    merge(&definitions, KINDS[0], json!({"metadata": {"annotations": {REVISION_ANNOTATION: "0"}}})).await?;
     cluster.reconcile_snapshots().await?;
     assert_eq!(short_names().await?, ours);
     Ok(())

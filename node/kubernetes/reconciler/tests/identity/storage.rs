@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure};
+use envtest::{Cluster, Failure, create, merge};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::{Nodes, denied, forbidden};
@@ -88,20 +88,17 @@ const FOREIGN_EVENT: &str = "in its own name";
 pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let volumes = Api::<PersistentVolume>::all(nodes.own);
-    let params = PatchParams::default();
-    volumes.create(&PostParams::default(), &serde_json::from_value(provisioned("own", "one"))?).await?;
-    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
-    let found = volumes.patch("pvc-own", &params, &Patch::Merge(larger)).await?;
+    create(&volumes, provisioned("own", "one")).await?;
+    let found = merge(&volumes, "pvc-own", json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
     assert_eq!(found.spec.and_then(|spec| spec.capacity).unwrap_or_default()["storage"].0, "2Gi");
-    let gold = json!({"spec": {"volumeAttributesClassName": "gold"}});
-    let found = volumes.patch("pvc-own", &params, &Patch::Merge(gold)).await?;
+    let found = merge(&volumes, "pvc-own", json!({"spec": {"volumeAttributesClassName": "gold"}})).await?;
     assert_eq!(found.spec.and_then(|spec| spec.volume_attributes_class_name).as_deref(), Some("gold"));
     // As when the policy becomes `Retain`, and `Delete` again.
     let without = json!({"metadata": {"finalizers": [PROTECTION]}});
-    volumes.patch("pvc-own", &params, &Patch::Merge(&without)).await?;
+    merge(&volumes, "pvc-own", without.clone()).await?;
     let with = json!({"metadata": {"finalizers": [PROTECTION, FINALIZER], "annotations": {PROVISIONED_BY: "local.granary.dev"}}});
-    volumes.patch("pvc-own", &params, &Patch::Merge(with)).await?;
-    volumes.patch("pvc-own", &params, &Patch::Merge(without)).await?;
+    merge(&volumes, "pvc-own", with).await?;
+    merge(&volumes, "pvc-own", without).await?;
     volumes.delete("pvc-own", &DeleteParams::default()).await?;
     volumes.create(&PostParams::default(), &retained("kept", "one")).await?;
     volumes.delete("pvc-kept", &DeleteParams::default()).await?;
@@ -150,7 +147,7 @@ pub(crate) async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<
     let others = others.map(|(change, message)| (change, message.to_owned()));
     for (change, message) in secrets.into_iter().chain(others) {
         let mut changed = provisioned("shape", "one");
-        merge(&mut changed, &change);
+        apply(&mut changed, &change);
         let changed: PersistentVolume = serde_json::from_value(changed)?;
         denied(volumes.create(&dry, &changed).await, SHAPE);
         denied(volumes.create(&dry, &changed).await, &message);
@@ -163,9 +160,9 @@ pub(crate) async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<
 }
 
 /// Like a merge patch, but keeps `null`.
-fn merge(into: &mut Value, change: &Value) {
+fn apply(into: &mut Value, change: &Value) {
     match change.as_object() {
-        Some(fields) => fields.iter().for_each(|(field, change)| merge(&mut into[field], change)),
+        Some(fields) => fields.iter().for_each(|(field, change)| apply(&mut into[field], change)),
         None => *into = change.clone(),
     }
 }
@@ -194,7 +191,7 @@ pub(crate) async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>)
         json!({"metadata": {"finalizers": [PROTECTION, "example.invalid/held"]}}),
         json!({"metadata": {"finalizers": null}}),
     ] {
-        denied(volumes.patch("pvc-changed", &PatchParams::default(), &Patch::Merge(change)).await, UPDATE);
+        denied(merge(&volumes, "pvc-changed", change).await, UPDATE);
     }
     volumes.delete("pvc-changed", &DeleteParams::default()).await?;
     Ok(())
@@ -207,11 +204,9 @@ pub(crate) async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Clus
     by_hand.metadata.labels = Some([("kept".to_owned(), "yes".to_owned())].into());
     admin.create(&PostParams::default(), &by_hand).await?;
     let marked = json!({"metadata": {"finalizers": [PROTECTION, FINALIZER], "annotations": {PROVISIONED_BY: "local.granary.dev"}}});
-    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(marked)).await?;
-    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
-    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(larger)).await?;
-    let released = json!({"metadata": {"finalizers": [PROTECTION]}});
-    own.patch("by-hand", &PatchParams::default(), &Patch::Merge(released)).await?;
+    merge(&own, "by-hand", marked).await?;
+    merge(&own, "by-hand", json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
+    merge(&own, "by-hand", json!({"metadata": {"finalizers": [PROTECTION]}})).await?;
     own.delete("by-hand", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -222,8 +217,7 @@ pub(crate) async fn a_node_cannot_write_another_nodes_pv(cluster: Arc<Cluster>) 
     denied(own.create(&PostParams::default(), &retained("another", "two")).await, FOREIGN_VOLUME);
     other.create(&PostParams::default(), &retained("another", "two")).await?;
     denied(own.delete("pvc-another", &DeleteParams::default()).await, FOREIGN_VOLUME);
-    let larger = json!({"spec": {"capacity": {"storage": "2Gi"}}});
-    denied(own.patch("pvc-another", &PatchParams::default(), &Patch::Merge(larger)).await, FOREIGN_VOLUME);
+    denied(merge(&own, "pvc-another", json!({"spec": {"capacity": {"storage": "2Gi"}}})).await, FOREIGN_VOLUME);
     other.delete("pvc-another", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -256,20 +250,17 @@ pub(crate) async fn a_node_cannot_create_foreign_pvs(cluster: Arc<Cluster>) -> R
 
 pub(crate) async fn a_node_returns_only_its_own_claims(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
-    let back = Patch::Merge(json!({"metadata": {"annotations": {SELECTED_NODE: null}}}));
     let admin = Api::default_namespaced(nodes.admin);
     admin.create(&PostParams::default(), &claim("back", "one")).await?;
-    let (own, other) = (
-        Api::<PersistentVolumeClaim>::default_namespaced(nodes.own),
-        Api::<PersistentVolumeClaim>::default_namespaced(nodes.other),
-    );
-    denied(other.patch("back", &PatchParams::default(), &back).await, FOREIGN_CLAIM);
-    let returned = own.patch("back", &PatchParams::default(), &back).await?;
+    let [own, other] = [nodes.own, nodes.other].map(Api::<PersistentVolumeClaim>::default_namespaced);
+    let back = json!({"metadata": {"annotations": {SELECTED_NODE: null}}});
+    denied(merge(&other, "back", back.clone()).await, FOREIGN_CLAIM);
+    let returned = merge(&own, "back", back.clone()).await?;
     let annotations = returned.metadata.annotations.unwrap_or_default();
     assert_eq!(annotations.get("kept").map(String::as_str), Some("yes"));
     assert!(!annotations.contains_key(SELECTED_NODE));
     // It has no node now.
-    denied(own.patch("back", &PatchParams::default(), &back).await, FOREIGN_CLAIM);
+    denied(merge(&own, "back", back).await, FOREIGN_CLAIM);
     admin.delete("back", &DeleteParams::default()).await?;
     Ok(())
 }
@@ -288,7 +279,7 @@ pub(crate) async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>
         json!({"metadata": {"annotations": {SELECTED_NODE: null}, "finalizers": ["example.invalid/held"]}}),
         json!({"metadata": {"annotations": {SELECTED_NODE: null}}, "spec": {"volumeName": "stolen"}}),
     ] {
-        denied(own.patch("kept", &PatchParams::default(), &Patch::Merge(change)).await, FOREIGN_CLAIM);
+        denied(merge(&own, "kept", change).await, FOREIGN_CLAIM);
     }
     forbidden(own.delete("kept", &DeleteParams::default()).await);
     admin.delete("kept", &DeleteParams::default()).await?;
