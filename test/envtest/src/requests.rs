@@ -6,9 +6,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{Failure, PATIENCE, Seen, eventually, until};
+use crate::{Failure, PATIENCE, Seen, eventually, reached, until};
 
 pub async fn create<K>(objects: &Api<K>, object: Value) -> Result<K, Error>
 where
@@ -41,6 +41,17 @@ where
 {
     let what = format!("the end of {name}");
     until(&what, async || Ok(objects.get_opt(name).await?.map(|found| format!("{found:?}")))).await
+}
+
+/// Waits until the claim is bound; the name of its PV.
+pub async fn bound<K>(claims: &Api<K>, name: &str) -> Result<String, Failure>
+where
+    K: Clone + DeserializeOwned + Debug + Serialize,
+{
+    let read = async || claims.get(name).await.map(|claim| json!(claim));
+    let is_bound = |claim: &Value| claim["status"]["phase"] == "Bound";
+    let claim = reached(&format!("the phase Bound of claim {name}"), read, is_bound).await?;
+    Ok(claim["spec"]["volumeName"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Repeats a request until the API server accepts it, as it reads a role some time after its creation.

@@ -43,11 +43,7 @@ async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Resu
     volumes.create(&PostParams::default(), &volume).await?;
     is_available(&volumes, "by-hand").await?;
     claims.create(&PostParams::default(), &claim("by-hand")?).await?;
-    eventually(PATIENCE, "the claim's phase Bound", async || {
-        let phase = claims.get("by-hand").await?.status.and_then(|status| status.phase).unwrap_or_default();
-        Ok::<_, kube::Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
-    })
-    .await?;
+    envtest::bound(&claims, "by-hand").await?;
     claims.delete("by-hand", &DeleteParams::default()).await?;
     volumes.delete("by-hand", &DeleteParams::default()).await?;
     Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cluster::snapshot::group;
 use cluster::{DRIVER_NAME, TOPOLOGY_KEY};
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, create, eventually, merge, merge_status, reached};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
@@ -65,7 +65,7 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     for name in NODES {
         let node = json!({"metadata": {"name": name, "labels": {TOPOLOGY_KEY: name}}});
-        nodes.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+        create(&nodes, node).await?;
     }
     let on_the_node = json!([{"key": TOPOLOGY_KEY, "operator": "In", "values": [NODES[0]]}]);
     let volume = json!({
@@ -77,14 +77,10 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
         },
     });
     let claim = envtest::claim(json!({"name": "source", "labels": {"app": "shop"}}), "snapshots", json!({}));
-    volumes.create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+    create(&volumes, volume).await?;
     is_available(&volumes, "source").await?;
-    claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
-    eventually(PATIENCE, "the claim's phase Bound", async || {
-        let phase = claims.get("source").await?.status.and_then(|status| status.phase).unwrap_or_default();
-        Ok::<_, kube::Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
-    })
-    .await?;
+    create(&claims, claim).await?;
+    envtest::bound(&claims, "source").await?;
 
     let content = content_of(&client, "first").await?;
     assert_eq!(content.labels().get(MANAGED_BY).map(String::as_str), Some(NODES[0]));
@@ -133,8 +129,7 @@ async fn remove<K: Clone + Debug + DeserializeOwned>(api: &Api<K>, name: &str) -
 /// Without groups, the controller panicked at a snapshot whose status names one.
 async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), Failure> {
     let snapshots = snapshots_of(client);
-    let in_a_group = Patch::Merge(json!({"status": {"volumeGroupSnapshotName": "group"}}));
-    snapshots.patch_status("first", &PatchParams::default(), &in_a_group).await?;
+    merge_status(&snapshots, "first", json!({"status": {"volumeGroupSnapshotName": "group"}})).await?;
     snapshots.delete("first", &DeleteParams::default()).await?;
     let content = content_of(client, "second").await?;
     assert_eq!(content.labels().get(MANAGED_BY).map(String::as_str), Some(NODES[0]));
@@ -160,19 +155,18 @@ async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
         })
     })
     .await?;
-    let content = eventually(PATIENCE, "the finalizer of the content", async || {
-        let content = group_contents.get(&name).await?;
-        let is_protected = content.finalizers().iter().any(|finalizer| finalizer == group::PROTECTION);
-        Ok::<_, kube::Error>(if is_protected { Seen::Done(content) } else { Seen::NotYet(format!("{content:?}")) })
-    })
-    .await?;
+    let (found, is_protected) = (
+        async || group_contents.get(&name).await,
+        |content: &DynamicObject| content.finalizers().iter().any(|finalizer| finalizer == group::PROTECTION),
+    );
+    let content = reached("the finalizer of the content", found, is_protected).await?;
     let spec = &content.data["spec"];
     assert_eq!(spec["source"], json!({"volumeHandles": ["handle"]}));
     assert_eq!((&spec["driver"], &spec["volumeGroupSnapshotClassName"]), (&DRIVER_NAME.into(), &"local".into()));
     assert_eq!(content.labels().get(MANAGED_BY), None, "the node sets it");
 
     let begun = json!({"status": {"creationTime": "2026-01-01T00:00:00.123456789Z", "readyToUse": false}});
-    group_contents.patch_status(&name, &PatchParams::default(), &Patch::Merge(begun)).await?;
+    merge_status(&group_contents, &name, begun).await?;
     let (handle, member) = ("group-1", "group-1-handle");
     let info = json!({
         "volumeHandle": "handle", "snapshotHandle": member, "creationTime": 1, "restoreSize": 2, "readyToUse": true,
@@ -180,12 +174,11 @@ async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
     let ready = json!({"status": {
         "volumeGroupSnapshotHandle": handle, "readyToUse": true, "volumeSnapshotInfoList": [info],
     }});
-    group_contents.patch_status(&name, &PatchParams::default(), &Patch::Merge(ready)).await?;
+    merge_status(&group_contents, &name, ready).await?;
     let of_group = async || -> Result<Option<DynamicObject>, kube::Error> {
         let all = contents.list(&ListParams::default()).await?;
-        Ok(all
-            .into_iter()
-            .find(|content| content.annotations().get(group::HANDLE).is_some_and(|found| found == handle)))
+        let is_of = |content: &DynamicObject| content.annotations().get(group::HANDLE).is_some_and(|of| of == handle);
+        Ok(all.into_iter().find(is_of))
     };
     let (snapshot, member_content) = eventually(PATIENCE, "a member that is ready", async || {
         let Some(content) = of_group().await? else { return Ok(Seen::NotYet("no content".to_owned())) };
@@ -201,23 +194,15 @@ async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
     assert_eq!((&status["snapshotHandle"], &status["volumeGroupSnapshotHandle"]), (&member.into(), &handle.into()));
 
     groups.delete("group", &DeleteParams::default()).await?;
-    eventually(PATIENCE, "the deletion of the group's content", async || {
-        let content = group_contents.get(&name).await?;
-        let is_announced = content.annotations().contains_key(group::BEING_DELETED);
-        let is_deleted = content.metadata.deletion_timestamp.is_some() && is_announced;
-        Ok::<_, kube::Error>(if is_deleted { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", content.metadata)) })
-    })
-    .await?;
+    let is_deleted = |content: &DynamicObject| content.metadata.deletion_timestamp.is_some();
+    let is_announced = |content: &DynamicObject| content.annotations().contains_key(group::BEING_DELETED);
+    let found = async || group_contents.get(&name).await;
+    let is_ending = |content: &DynamicObject| is_deleted(content) && is_announced(content);
+    reached("the deletion of the group's content", found, is_ending).await?;
     assert!(snapshots.get(&snapshot).await.is_ok(), "until the content of the group is gone");
-    let released = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    group_contents.patch(&name, &PatchParams::default(), &released).await?;
+    merge(&group_contents, &name, json!({"metadata": {"finalizers": null}})).await?;
     let name = member_content.name_any();
-    eventually(PATIENCE, "the deletion of the member's content", async || {
-        let content = contents.get(&name).await?;
-        let is_deleted = content.metadata.deletion_timestamp.is_some();
-        Ok::<_, kube::Error>(if is_deleted { Seen::Done(()) } else { Seen::NotYet(format!("{:?}", content.metadata)) })
-    })
-    .await?;
-    contents.patch(&name, &PatchParams::default(), &released).await?;
+    reached("the deletion of the member's content", async || contents.get(&name).await, is_deleted).await?;
+    merge(&contents, &name, json!({"metadata": {"finalizers": null}})).await?;
     Ok(())
 }

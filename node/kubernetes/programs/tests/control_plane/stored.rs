@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fs, io};
 
 use cluster::{API_PORT, ProgramSettings, SecretKey, SecretStorage};
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, create, eventually};
 use http::Request;
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -68,7 +68,7 @@ fn events(directory: &Path, name: &str) -> io::Result<Vec<Value>> {
 async fn requests_are_audited_without_their_bodies(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let secrets = Api::<Secret>::default_namespaced(cluster.admin());
     let secret = json!({"metadata": {"name": "audited"}, "stringData": {"value": "5c1f0ae2-of-a-body"}});
-    secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+    create(&secrets, secret).await?;
     secrets.get("audited").await?;
     let directory = &cluster.config().paths.audit;
     // A request is written when it is complete, which its client does not wait for.
@@ -90,8 +90,7 @@ async fn requests_are_audited_without_their_bodies(cluster: Arc<Cluster>) -> Res
 /// has. Go's server takes 1 MiB of headers, and JSON writes `<` with six characters.
 async fn a_request_with_a_long_uri_is_audited(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let secrets = Api::<Secret>::default_namespaced(cluster.admin());
-    let secret = json!({"metadata": {"name": "padded"}});
-    secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+    create(&secrets, json!({"metadata": {"name": "padded"}})).await?;
     let padding = "<".repeat(1_040_000);
     let path = format!("/api/v1/namespaces/default/secrets/padded?padding={padding}");
     let answer = get(&cluster.config().paths.pki, "admin", API_PORT, &path).await?;
@@ -214,12 +213,11 @@ async fn writes_are_rejected(secrets: &Api<Secret>, rejected: bool) -> Result<()
 async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (maps, secrets) =
         (Api::<ConfigMap>::default_namespaced(cluster.admin()), Api::<Secret>::default_namespaced(cluster.admin()));
-    let map = serde_json::from_value(json!({"metadata": {"name": "kept"}, "data": {"value": MAP}}))?;
-    let uid = maps.create(&PostParams::default(), &map).await?.uid();
+    let uid = create(&maps, json!({"metadata": {"name": "kept"}, "data": {"value": MAP}})).await?.uid();
     let frozen = json!({"metadata": {"name": "frozen", "labels": {"frozen": "true"}}, "immutable": true});
     let kept = json!({"metadata": {"name": "kept"}, "stringData": {"value": SECRET}});
     for secret in [frozen, kept] {
-        secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+        create(&secrets, secret).await?;
     }
     let value = async || {
         let data = secrets.get("kept").await?.data.unwrap_or_default();
@@ -257,7 +255,7 @@ async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster
 async fn a_new_key_replaces_the_old_one(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let secrets = Api::<Secret>::default_namespaced(cluster.admin());
     let secret = json!({"metadata": {"name": "rotated"}, "stringData": {"value": "of the first key"}});
-    secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+    create(&secrets, secret).await?;
     let readable = async || {
         let data = secrets.get("rotated").await?.data.unwrap_or_default();
         assert_eq!(data.get("value").map(|value| &value.0[..]), Some(&b"of the first key"[..]));

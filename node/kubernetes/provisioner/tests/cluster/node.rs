@@ -237,17 +237,7 @@ impl Node {
     }
 
     pub async fn bound(&self, claim: &str) -> Result<PersistentVolume, Failure> {
-        let claims = self.claims();
-        let name = eventually(PATIENCE, &format!("the volume of claim {claim}"), async || {
-            let found = claims.get(claim).await?;
-            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
-            Ok::<_, kube::Error>(match found.spec.and_then(|spec| spec.volume_name) {
-                Some(volume) if phase == "Bound" => Seen::Done(volume),
-                other => Seen::NotYet(format!("{phase} {other:?}")),
-            })
-        })
-        .await?;
-        Ok(self.pvs().get(&name).await?)
+        Ok(self.pvs().get(&envtest::bound(&self.claims(), claim).await?).await?)
     }
 
     /// Creates a claim for this node, and waits for its PV.

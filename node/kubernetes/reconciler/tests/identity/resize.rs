@@ -47,11 +47,7 @@ pub(crate) async fn bound(admin: &Client, name: &str) -> Result<(), Failure> {
 
 async fn is_bound(admin: &Client, name: &str) -> Result<(), Failure> {
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
-    until("the claim's phase Bound", async || {
-        let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
-        Ok((phase != "Bound").then_some(phase))
-    })
-    .await
+    envtest::bound(&claims, name).await.map(drop)
 }
 
 pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, denied, eventually, forbidden};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, create, denied, eventually, forbidden, merge};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
     Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
@@ -69,14 +69,14 @@ impl Pods {
         let bound = match node {
             Some(node) => {
                 let pods = Api::<Pod>::namespaced(self.admin.clone(), NAMESPACE);
-                let pod = serde_json::from_value(json!({
+                let pod = json!({
                     "metadata": {"generateName": "storage-"},
                     "spec": {
                         "serviceAccountName": account, "nodeName": node,
                         "containers": [{"name": "storage", "image": "granary.invalid/storage:0.1.0"}],
                     },
-                }))?;
-                let pod: Pod = pods.create(&PostParams::default(), &pod).await?;
+                });
+                let pod = create(&pods, pod).await?;
                 json!({"apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid()})
             }
             None => Value::Null,
@@ -84,7 +84,6 @@ impl Pods {
         self.client_bound_to(account, bound).await
     }
 
-    /// A client with a token of the account that is bound to the object.
     async fn client_bound_to(&self, account: &str, bound: Value) -> Result<Client, Failure> {
         let request = json!({"spec": {"audiences": [], "boundObjectRef": bound, "expirationSeconds": 3600}});
         let accounts = Api::<ServiceAccount>::namespaced(self.admin.clone(), NAMESPACE);
@@ -114,11 +113,9 @@ impl Pods {
 
     async fn claim(&self, metadata: Value, more: Value) -> Result<String, Failure> {
         let claims = Api::<PersistentVolumeClaim>::default_namespaced(self.admin.clone());
-        let claim = serde_json::from_value(envtest::claim(metadata, "none", more))?;
-        Ok(claims.create(&PostParams::default(), &claim).await?.uid().unwrap_or_default())
+        Ok(create(&claims, envtest::claim(metadata, "none", more)).await?.uid().unwrap_or_default())
     }
 
-    /// Creates the PV for a claim.
     async fn provide(&self, mut pv: PersistentVolume, claim: &str, uid: Option<String>) -> Result<(), Failure> {
         let (namespace, name) = (Some("default".to_owned()), Some(claim.to_owned()));
         let claim = ObjectReference { namespace, name, uid, ..ObjectReference::default() };
@@ -129,12 +126,7 @@ impl Pods {
 
     async fn is_bound(&self, name: &str) -> Result<(), Failure> {
         let claims = Api::<PersistentVolumeClaim>::default_namespaced(self.admin.clone());
-        eventually(PATIENCE, "a bound claim", async || {
-            let phase = claims.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
-            Ok::<_, kube::Error>(if phase == "Bound" { Seen::Done(()) } else { Seen::NotYet(phase) })
-        })
-        .await?;
-        Ok(())
+        envtest::bound(&claims, name).await.map(drop)
     }
 }
 
@@ -145,8 +137,7 @@ async fn annotate(
     value: impl Into<Value>,
 ) -> Result<PersistentVolumeClaim, kube::Error> {
     let value: Value = value.into();
-    let patch = Patch::Merge(json!({"metadata": {"annotations": {annotation: value}}}));
-    claims.patch(claim, &PatchParams::default(), &patch).await
+    merge(claims, claim, json!({"metadata": {"annotations": {annotation: value}}})).await
 }
 
 /// A claim of the driver whose selected node was deleted.
@@ -195,8 +186,7 @@ pub async fn a_pod_writes_nothing_of_another_node(cluster: Arc<Cluster>) -> Resu
     of_one.create(&create, &volume("of-one", "n1")).await?;
     denied(of_one.create(&create, &volume("of-two", "n2")).await, FOREIGN_VOLUME);
     denied(of_two.delete("pvc-of-one", &DeleteParams::default()).await, FOREIGN_VOLUME);
-    let mine = json!({"metadata": {"labels": {"mine": "yes"}}});
-    denied(of_two.patch("pvc-of-one", &PatchParams::default(), &Patch::Merge(mine)).await, FOREIGN_VOLUME);
+    denied(merge(&of_two, "pvc-of-one", json!({"metadata": {"labels": {"mine": "yes"}}})).await, FOREIGN_VOLUME);
     of_one.delete("pvc-of-one", &DeleteParams::default()).await?;
 
     let events = Api::<Event>::default_namespaced(one.clone());

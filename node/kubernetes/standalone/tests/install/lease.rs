@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, forbidden};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, forbidden, merge, until};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use standalone::lease::{Candidate, Times};
@@ -98,8 +98,8 @@ impl Observer {
     }
 
     async fn set_holder(&self, holder: Value) -> Result<(), kube::Error> {
-        let patch = Patch::Merge(json!({"spec": {"holderIdentity": holder, "leaseDurationSeconds": 3600}}));
-        self.leases.patch(RECLAIMER, &PatchParams::default(), &patch).await.map(drop)
+        let patch = json!({"spec": {"holderIdentity": holder, "leaseDurationSeconds": 3600}});
+        merge(&self.leases, RECLAIMER, patch).await.map(drop)
     }
 
     /// Waits until the holder of the Lease is the only replica that acts, and returns it.
@@ -117,9 +117,8 @@ impl Observer {
     /// Waits until a claim of a node that does not exist is returned to the scheduler.
     async fn reclaims(&self) -> Result<(), Failure> {
         let name = self.claims.create(&PostParams::default(), &waiting("reclaimed-")?).await?.name_any();
-        eventually(PATIENCE, "a claim without a selected node", async || {
-            let node = self.claims.get(&name).await?.annotations().get(SELECTED_NODE).cloned();
-            Ok::<_, kube::Error>(node.map_or(Seen::Done(()), Seen::NotYet))
+        until("a claim without a selected node", async || {
+            Ok(self.claims.get(&name).await?.annotations().get(SELECTED_NODE).cloned())
         })
         .await?;
         self.claims.delete(&name, &DeleteParams::default()).await?;

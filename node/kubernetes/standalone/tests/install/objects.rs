@@ -8,14 +8,13 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cluster::Overcommit;
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, start};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-    ValidationDirective,
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, ValidationDirective,
 };
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use standalone::arguments::Reserve;
 
@@ -93,12 +92,7 @@ pub async fn the_manifests_are_the_rendered_chart(_: Arc<Cluster>) -> Result<(),
 }
 
 pub async fn the_class_is_the_one_of_granary_nodes(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let admin = cluster.admin();
-    let reconciler = supervisor::Supervisor::start("reconciler", supervisor::Settings::default(), move |cx| {
-        reconciler::run(cx, admin.clone())
-    });
-    reconciler.handle().healthy().await?;
-    reconciler.stop(PATIENCE).await?;
+    start("reconciler", cluster.admin(), reconciler::run).await?.stop(PATIENCE).await?;
     let class = rendered(NAMESPACE, &json!({}))?.into_iter().find(|object| object["kind"] == "StorageClass");
     let class = class.expect("the chart has a class");
     let of_nodes = serde_json::to_value(api(&cluster.admin(), &class).get(reconciler::CLASS).await?)?;
@@ -281,8 +275,7 @@ fn find<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 
 pub async fn every_object_is_valid_with_any_values(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = cluster.admin();
-    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "storage"}}))?;
-    Api::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
+    create(&Api::<Namespace>::all(admin.clone()), json!({"metadata": {"name": "storage"}})).await?;
     let dry = PatchParams { dry_run: true, ..PatchParams::apply("test").force() };
     let kinds = |objects: &[Value]| objects.iter().map(|object| object["kind"].to_string()).collect::<BTreeSet<_>>();
     let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
@@ -459,12 +452,7 @@ pub async fn nothing_is_left_when_the_objects_are_deleted(cluster: Arc<Cluster>)
         api(&admin, object).delete(name(object), &DeleteParams::background()).await?;
     }
     for object in &objects {
-        let what = format!("the end of {} {}", object["kind"], name(object));
-        eventually(PATIENCE, &what, async || {
-            let found = api(&admin, object).get_opt(name(object)).await?;
-            Ok::<_, kube::Error>(found.map_or(Seen::Done(()), |found| Seen::NotYet(found.name_any())))
-        })
-        .await?;
+        gone(&api(&admin, object), name(object)).await?;
     }
     Ok(())
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, FakeVolumes, PATIENCE, Seen, eventually};
+use envtest::{
+    Cluster, Failure, FakeVolumes, PATIENCE, Seen, create, eventually, merge, merge_status, reached, start, until,
+};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use prometheus::Registry;
 use serde_json::json;
@@ -53,40 +55,26 @@ impl Worker {
         pods.node(name, name).await?;
         let disk = Arc::new(FakeVolumes::with_size(Bytes::new(100 << 30)));
         let settings = settings(&pods, name, Provisioner::Own, &disk).await?;
-        let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
-            provisioning::run(cx, settings.clone())
-        });
-        tree.handle().healthy().await?;
+        let tree = start("cluster", settings, provisioning::run).await?;
         let capacities = Api::<CSIStorageCapacity>::namespaced(pods.admin.clone(), "kube-system");
         let end = format!(".{name}.local.granary.dev");
-        eventually(PATIENCE, "the capacity of the node", async || {
-            let found = capacities.list(&ListParams::default()).await?.items;
-            let is_published =
-                found.iter().any(|object| object.name_any().ends_with(&end) && object.storage_class_name == class);
-            Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{found:?}")) })
-        })
-        .await?;
+        let is_own =
+            |object: &CSIStorageCapacity| object.name_any().ends_with(&end) && object.storage_class_name == class;
+        let published = async || capacities.list(&ListParams::default()).await.map(|found| found.items);
+        reached("the capacity of the node", published, |found| found.iter().any(is_own)).await?;
         let claims = Api::default_namespaced(pods.admin.clone());
         Ok(Self { pods, disk, tree, claims })
     }
 
     async fn claim(&self, name: &str, class: &str, size: &str) -> Result<(), Failure> {
         let claim = envtest::claim(json!({"name": name}), class, json!({"resources": {"requests": {"storage": size}}}));
-        self.claims.create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
+        create(&self.claims, claim).await?;
         Ok(())
     }
 
     /// Waits until the claim is bound. The name of its PV.
     async fn bound(&self, claim: &str) -> Result<String, Failure> {
-        let volume = eventually(PATIENCE, "the volume of the claim", async || {
-            let found = self.claims.get(claim).await?;
-            let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
-            Ok::<_, kube::Error>(match found.spec.and_then(|spec| spec.volume_name) {
-                Some(volume) if phase == "Bound" => Seen::Done(volume),
-                other => Seen::NotYet(format!("{phase} {other:?}")),
-            })
-        })
-        .await?;
+        let volume = envtest::bound(&self.claims, claim).await?;
         assert_eq!(self.disk.live(), [volume.parse()?]);
         Ok(volume)
     }
@@ -112,10 +100,7 @@ pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Clust
     let other = Worker::start(&cluster, "unswitched.example", "local").await?;
     worker.tree.stop(PATIENCE).await?;
     let settings = settings(&worker.pods, "switched.example", Provisioner::External, &worker.disk).await?;
-    let tree = Supervisor::start("cluster", supervisor::Settings::default(), move |cx| {
-        provisioning::run(cx, settings.clone())
-    });
-    tree.handle().healthy().await?;
+    let tree = start("cluster", settings, provisioning::run).await?;
     let capacities = Api::<CSIStorageCapacity>::namespaced(worker.pods.admin.clone(), "kube-system");
     let found = capacities.list(&ListParams::default()).await?.items;
     let is_of =
@@ -131,7 +116,7 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
     let scheduled = json!({"metadata": {"annotations": {
         SELECTED_NODE: "worker.example", "volume.kubernetes.io/storage-provisioner": "local.granary.dev",
     }}});
-    worker.claims.patch("data", &PatchParams::default(), &Patch::Merge(scheduled)).await?;
+    merge(&worker.claims, "data", scheduled).await?;
     let volume = worker.bound("data").await?;
     worker.delete("data", &volume).await?;
     Ok(worker.tree.stop(PATIENCE).await?)
@@ -141,24 +126,21 @@ pub async fn a_claim_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failu
 pub async fn a_claim_with_immediate_binding_becomes_a_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let class = json!({"metadata": {"name": "at-once"}, "provisioner": "local.granary.dev"});
     let classes = Api::<StorageClass>::all(cluster.admin());
-    classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    create(&classes, class).await?;
     let worker = Worker::start(&cluster, "immediate.example", "at-once").await?;
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}});
     let nodes = Api::<Node>::all(worker.pods.admin.clone());
-    nodes.patch_status("immediate.example", &PatchParams::default(), &Patch::Merge(ready)).await?;
+    merge_status(&nodes, "immediate.example", ready).await?;
     let client = worker.pods.client(RECLAIMER, Some("immediate.example")).await?;
-    let reclaimer = Supervisor::start("reclaimer", supervisor::Settings::default(), move |cx| {
-        reconciler::reclaim(cx, client.clone())
-    });
+    let reclaimer = start("reclaimer", client, reconciler::reclaim).await?;
     worker.claim("data", "at-once", "1Gi").await?;
     let volume = worker.bound("data").await?;
     worker.claim("large", "at-once", "200Gi").await?;
     let events = Api::<Event>::default_namespaced(worker.pods.admin.clone());
-    eventually(PATIENCE, "the event about the claim without a node", async || {
+    until("the event about the claim without a node", async || {
         let found = events.list(&ListParams::default()).await?.items;
         let notes: Vec<_> = found.into_iter().filter_map(|event| event.note).collect();
-        let is_published = notes.iter().any(|note| note.contains("1 with too little free space"));
-        Ok::<_, kube::Error>(if is_published { Seen::Done(()) } else { Seen::NotYet(format!("{notes:?}")) })
+        Ok((!notes.iter().any(|note| note.contains("1 with too little free space"))).then(|| notes.join("; ")))
     })
     .await?;
     worker.claims.delete("large", &DeleteParams::default()).await?;
