@@ -23,7 +23,7 @@ pub use fakevolumes::FakeVolumes;
 pub use faults::{Fault, FaultyServer};
 pub use objects::claim;
 pub use programs::Identity;
-pub use requests::{accepted, bound, create, gone, merge, merge_status};
+pub use requests::{accepted, bound, create, gone, merge, merge_status, remove};
 pub use service::start;
 pub use snapshots::SnapshotApi;
 pub use suite::{Failure, Suite};

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -57,4 +57,12 @@ where
 /// Repeats a request until the API server accepts it, as it reads a role some time after its creation.
 pub async fn accepted<T>(what: &str, request: impl AsyncFn() -> Result<T, Error>) -> Result<T, Failure> {
     Ok(eventually(PATIENCE, what, async || request().await.map(Seen::Done)).await?)
+}
+
+pub async fn remove<K>(objects: &Api<K>, name: &str) -> Result<(), Failure>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    objects.delete(name, &DeleteParams::default()).await?;
+    Ok(())
 }

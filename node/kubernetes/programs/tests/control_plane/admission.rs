@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, remove};
 use http::Request;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use kube::Api;
@@ -157,8 +157,7 @@ async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), F
         // Its names of some settings differ.
         violates(tenants.create(&dry_run(), &pod(&fields)?).await, "restricted", None, &fields);
     }
-    namespaces.delete(&name, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&namespaces, &name).await
 }
 
 async fn the_database_of_the_tutorial_is_restricted(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -175,8 +174,7 @@ async fn the_database_of_the_tutorial_is_restricted(cluster: Arc<Cluster>) -> Re
     let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data-database-0"}});
     pod["spec"]["volumes"] = json!([claim]);
     pods.create(&dry_run(), &serde_json::from_value(pod)?).await?;
-    namespaces.delete("tutorial", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&namespaces, "tutorial").await
 }
 
 /// The default level. A pod that mounted `/` of the node had all volumes, the CA's key and etcd.
@@ -222,8 +220,7 @@ async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> R
             pods.delete("tenant", &DeleteParams::default().grace_period(0)).await?;
         }
     }
-    namespaces.delete("storage-driver", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&namespaces, "storage-driver").await
 }
 
 /// A client shows the warning to the user who creates the pod.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cluster::API_SERVER_USER;
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, Suite, eventually, remove};
 use http::Request;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -132,8 +132,7 @@ async fn a_pods_token_ends(cluster: Arc<Cluster>) -> Result<(), Failure> {
         Ok::<_, kube::Error>(if code == 401 { Seen::Done(()) } else { Seen::NotYet(code.to_string()) })
     })
     .await?;
-    pods.delete("kept", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&pods, "kept").await
 }
 
 /// The lifetime of the token in the volume that the API server adds to the pod.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, until};
+use envtest::{Cluster, Failure, PATIENCE, Seen, Suite, eventually, remove, until};
 use k8s_openapi::api::batch::v1::CronJob;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
@@ -45,8 +45,7 @@ async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Resu
     claims.create(&PostParams::default(), &claim("by-hand")?).await?;
     envtest::bound(&claims, "by-hand").await?;
     claims.delete("by-hand", &DeleteParams::default()).await?;
-    volumes.delete("by-hand", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "by-hand").await
 }
 
 /// The provisioner cannot report it: only a class names a provisioner.
@@ -67,8 +66,7 @@ async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Resu
     assert!(note.contains("\"missing\" not found"), "{note}");
     let phase = claims.get("missing").await?.status.and_then(|status| status.phase);
     assert_eq!(phase.as_deref(), Some("Pending"));
-    claims.delete("missing", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&claims, "missing").await
 }
 
 /// A machine with files of the time zones hides whether the program has them: see `contents_test` of the image.

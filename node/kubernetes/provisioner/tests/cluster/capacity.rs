@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, merge};
+use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, merge, remove};
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{DeleteParams, ListParams};
@@ -93,8 +93,7 @@ async fn make_class(node: &Node, name: &str, provisioner: &str, parameters: Valu
 }
 
 async fn delete_class(node: &Node, name: &str) -> Result<(), Failure> {
-    Api::<StorageClass>::all(node.admin.clone()).delete(name, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&Api::<StorageClass>::all(node.admin.clone()), name).await
 }
 
 fn metric(node: &Node, name: &str) -> Result<Option<f64>, Failure> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, merge};
+use envtest::{Cluster, Failure, merge, remove};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -61,8 +61,7 @@ pub(crate) async fn a_node_cannot_write_another_nodes_capacity(cluster: Arc<Clus
     other.patch(&name("two"), &params, &Patch::Apply(without_owner("two"))).await?;
     denied(merge(&own, &name("two"), json!({"capacity": "9Ti"})).await, FOREIGN);
     denied(own.delete(&name("two"), &DeleteParams::default()).await, FOREIGN);
-    other.delete(&name("two"), &DeleteParams::default()).await?;
-    Ok(())
+    remove(&other, &name("two")).await
 }
 
 pub(crate) async fn a_capacity_with_other_fields_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually, reached};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, eventually, reached, remove};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -131,8 +131,7 @@ pub(crate) async fn a_node_gets_its_certificate_and_can_use_it(cluster: Arc<Clus
     others.create(&PostParams::default(), &retained("others", "two")).await?;
     denied(volumes.delete("pvc-others", &DeleteParams::default()).await, FOREIGN_VOLUME);
     denied(volumes.create(&PostParams::default(), &retained("mine", "two")).await, FOREIGN_VOLUME);
-    others.delete("pvc-others", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&others, "pvc-others").await
 }
 
 pub(crate) async fn a_certificate_for_another_node_is_denied(cluster: Arc<Cluster>) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, SnapshotApi, create, start};
+use envtest::{Cluster, Failure, SnapshotApi, create, remove, start};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -61,6 +61,5 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
         claims.delete(name, &DeleteParams::default()).await?;
     }
     Api::<PersistentVolume>::all(admin.clone()).delete("source", &DeleteParams::default()).await?;
-    nodes.delete("one", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&nodes, "one").await
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, Identity, create};
+use envtest::{Cluster, Failure, Identity, create, remove};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Error};
 use serde_json::json;
 use supervisor::{Settings, Supervisor};
@@ -61,6 +61,5 @@ pub(crate) async fn the_service_has_an_endpoint_on_each_node(cluster: Arc<Cluste
     assert_eq!(service.internal_traffic_policy.as_deref(), Some("Local"));
     assert_eq!(service.selector, None);
     tree.stop(Duration::from_secs(10)).await?;
-    nodes.delete(NODE, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&nodes, NODE).await
 }

@@ -198,17 +198,10 @@ fn last_policy() -> [Value; 2] {
     let rule = json!({
         "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"],
     });
-    [
-        of_kind(
-            "ValidatingAdmissionPolicy",
-            json!({
-                "matchConstraints": {"resourceRules": [rule]},
-                "validations": [{"expression": "object.metadata.name != 'last'"}],
-            }),
-        ),
-        of_kind(
-            "ValidatingAdmissionPolicyBinding",
-            json!({"policyName": "last.example.invalid", "validationActions": ["Deny"]}),
-        ),
-    ]
+    let policy = json!({
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "object.metadata.name != 'last'"}],
+    });
+    let binding = json!({"policyName": "last.example.invalid", "validationActions": ["Deny"]});
+    [of_kind("ValidatingAdmissionPolicy", policy), of_kind("ValidatingAdmissionPolicyBinding", binding)]
 }

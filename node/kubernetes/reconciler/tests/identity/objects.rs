@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{API_SERVER_USER, PROXY_USER, STORAGE_GROUP};
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, accepted, create, eventually, merge, reached, start};
+use envtest::{
+    Cluster, Failure, Identity, PATIENCE, Seen, accepted, create, eventually, merge, reached, remove, start,
+};
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
@@ -169,8 +171,7 @@ pub(crate) async fn fields_of_other_clients_stay(cluster: Arc<Cluster>) -> Resul
         assert_eq!(found_default.map(String::as_str), default.as_str(), "an administrator's choice");
         assert_eq!(found.labels()["example.invalid/tier"], "fast");
     }
-    classes.delete(CLASS, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&classes, CLASS).await
 }
 
 pub(crate) async fn objects_of_a_newer_release_are_ignored(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -183,8 +184,7 @@ pub(crate) async fn objects_of_a_newer_release_are_ignored(cluster: Arc<Cluster>
     let version = merge(&drivers, DRIVER, newer).await?.resource_version();
     Reconciler::start(&cluster).await?.stop().await?;
     assert_eq!(drivers.get(DRIVER).await?.resource_version(), version);
-    drivers.delete(DRIVER, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&drivers, DRIVER).await
 }
 
 pub(crate) async fn objects_of_an_older_release_are_updated(cluster: Arc<Cluster>) -> Result<(), Failure> {

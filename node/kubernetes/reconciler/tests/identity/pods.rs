@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -53,8 +53,7 @@ pub(crate) async fn pods_have_addresses_of_the_assigned_network(cluster: Arc<Clu
     })
     .await?;
     network.stop(Duration::from_secs(20)).await?;
-    admin.delete("one", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "one").await
 }
 
 #[derive(Debug, thiserror::Error)]

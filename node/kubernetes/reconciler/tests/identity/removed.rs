@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Error};
@@ -62,6 +62,5 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
         })
     })
     .await?;
-    admin.delete("two", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "two").await
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::STORAGE_GROUP;
-use envtest::{Cluster, Failure, merge, merge_status, start};
+use envtest::{Cluster, Failure, merge, merge_status, remove, start};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -84,8 +84,7 @@ pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<C
     assert_eq!(status.current_volume_attributes_class_name.as_deref(), Some("gold"));
     denied(write(&own, json!({"currentVolumeAttributesClassName": null})).await, FOREIGN);
     admin.delete("grows", &DeleteParams::default()).await?;
-    Api::<PersistentVolume>::all(nodes.admin).delete("grows", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&Api::<PersistentVolume>::all(nodes.admin), "grows").await
 }
 
 /// The policy required the annotation of the scheduler, which such a claim does not have.
@@ -122,8 +121,7 @@ pub(crate) async fn a_claim_bound_by_hand_is_of_the_node_of_its_pv(cluster: Arc<
     denied(resize(&other, "rebound").await, FOREIGN);
     resize(&own, "rebound").await?;
     claims.delete("rebound", &DeleteParams::default()).await?;
-    volumes.delete("rebound", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "rebound").await
 }
 
 pub(crate) async fn the_selected_node_writes_the_size_of_the_volume_that_it_created(
@@ -143,8 +141,7 @@ pub(crate) async fn the_selected_node_writes_the_size_of_the_volume_that_it_crea
     denied(resize(&other, "created").await, FOREIGN);
     resize(&own, "created").await?;
     claims.delete("created", &DeleteParams::default()).await?;
-    Api::<PersistentVolume>::all(nodes.admin).delete(&pv.name_any(), &DeleteParams::default()).await?;
-    Ok(())
+    remove(&Api::<PersistentVolume>::all(nodes.admin), &pv.name_any()).await
 }
 
 pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -172,8 +169,7 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
     }
     let with_others = json!({"status": {"conditions": [painted, {"type": "Resizing", "status": "True"}]}});
     merge_status(&own, "status", with_others).await?;
-    admin.delete("status", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "status").await
 }
 
 pub(crate) async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -182,8 +178,7 @@ pub(crate) async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>)
     admin.create(&PostParams::default(), &claim("unbound", Value::Null)?).await?;
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
     denied(resize(&own, "unbound").await, FOREIGN);
-    admin.delete("unbound", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "unbound").await
 }
 
 /// The empty name must not be equal to the missing node of a manually bound claim or PV.
@@ -202,6 +197,5 @@ pub(crate) async fn an_identity_without_a_node_writes_nothing(cluster: Arc<Clust
     }
     let own = Api::<PersistentVolumeClaim>::default_namespaced(nodes.own);
     denied(resize(&own, "by-hand").await, FOREIGN);
-    admin.delete("by-hand", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "by-hand").await
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, PATIENCE, Seen, eventually};
+use envtest::{Cluster, Failure, PATIENCE, Seen, eventually, remove};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Error, ResourceExt as _};
@@ -68,6 +68,5 @@ pub(crate) async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Clust
     claims.delete("lure", &DeleteParams::default()).await?;
     volumes.delete(&created.name_any(), &DeleteParams::default()).await?;
     nodes.delete(NODE, &DeleteParams::default()).await?;
-    namespaces.delete(NAMESPACE, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&namespaces, NAMESPACE).await
 }

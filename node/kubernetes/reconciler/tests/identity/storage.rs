@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, create, merge};
+use envtest::{Cluster, Failure, create, merge, remove};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -101,8 +101,7 @@ pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<C
     merge(&volumes, "pvc-own", without).await?;
     volumes.delete("pvc-own", &DeleteParams::default()).await?;
     volumes.create(&PostParams::default(), &retained("kept", "one")).await?;
-    volumes.delete("pvc-kept", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "pvc-kept").await
 }
 
 /// With other fields, a node could get access to objects of other nodes and users.
@@ -193,8 +192,7 @@ pub(crate) async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>)
     ] {
         denied(merge(&volumes, "pvc-changed", change).await, UPDATE);
     }
-    volumes.delete("pvc-changed", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "pvc-changed").await
 }
 
 pub(crate) async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -207,8 +205,7 @@ pub(crate) async fn a_manual_pv_gets_the_finalizer_of_its_node(cluster: Arc<Clus
     merge(&own, "by-hand", marked).await?;
     merge(&own, "by-hand", json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
     merge(&own, "by-hand", json!({"metadata": {"finalizers": [PROTECTION]}})).await?;
-    own.delete("by-hand", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&own, "by-hand").await
 }
 
 pub(crate) async fn a_node_cannot_write_another_nodes_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -218,8 +215,7 @@ pub(crate) async fn a_node_cannot_write_another_nodes_pv(cluster: Arc<Cluster>) 
     other.create(&PostParams::default(), &retained("another", "two")).await?;
     denied(own.delete("pvc-another", &DeleteParams::default()).await, FOREIGN_VOLUME);
     denied(merge(&own, "pvc-another", json!({"spec": {"capacity": {"storage": "2Gi"}}})).await, FOREIGN_VOLUME);
-    other.delete("pvc-another", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&other, "pvc-another").await
 }
 
 pub(crate) async fn a_node_cannot_create_foreign_pvs(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -261,8 +257,7 @@ pub(crate) async fn a_node_returns_only_its_own_claims(cluster: Arc<Cluster>) ->
     assert!(!annotations.contains_key(SELECTED_NODE));
     // It has no node now.
     denied(merge(&own, "back", back).await, FOREIGN_CLAIM);
-    admin.delete("back", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "back").await
 }
 
 pub(crate) async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -282,8 +277,7 @@ pub(crate) async fn a_node_changes_nothing_else_of_a_claim(cluster: Arc<Cluster>
         denied(merge(&own, "kept", change).await, FOREIGN_CLAIM);
     }
     forbidden(own.delete("kept", &DeleteParams::default()).await);
-    admin.delete("kept", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, "kept").await
 }
 
 pub(crate) async fn a_node_reports_in_its_own_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -300,6 +294,5 @@ pub(crate) async fn other_users_are_not_restricted(cluster: Arc<Cluster>) -> Res
     let volumes = Api::all(nodes.admin);
     let foreign = of_driver("foreign-driver", &Value::Null, "example.invalid");
     volumes.create(&PostParams::default(), &foreign).await?;
-    volumes.delete("foreign-driver", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "foreign-driver").await
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, create, denied, eventually, forbidden, merge};
+use envtest::{Cluster, Failure, Identity, PATIENCE, Seen, create, denied, eventually, forbidden, merge, remove};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{
     Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount, TypedLocalObjectReference,
@@ -240,8 +240,7 @@ pub async fn a_pod_creates_pvs_of_the_provisioners_shape_only(cluster: Arc<Clust
     ] {
         denied(change(other).await, "a node enlarges spec.capacity of its PVs");
     }
-    volumes.delete("pvc-shape", &DeleteParams::default()).await?;
-    Ok(())
+    remove(&volumes, "pvc-shape").await
 }
 
 pub async fn a_token_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
@@ -261,8 +260,7 @@ pub async fn a_token_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Resu
     let size = Patch::Merge(json!({"status": {"capacity": {"storage": "9Gi"}}}));
     let claims_of_unbound = Api::<PersistentVolumeClaim>::default_namespaced(unbound);
     denied(claims_of_unbound.patch_status(&name, &PatchParams::default(), &size).await, NO_NODE);
-    claims.delete(&name, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&claims, &name).await
 }
 
 /// A token that is bound to a Node names the node, but no pod.
@@ -281,8 +279,7 @@ pub async fn a_token_of_the_reclaimer_without_a_pod_writes_nothing(cluster: Arc<
     }
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RECLAIMER, Some("n1")).await?);
     annotate(&claims, &name, SELECTED_NODE, Value::Null).await?;
-    admin.delete(&name, &DeleteParams::default()).await?;
-    Ok(())
+    remove(&admin, &name).await
 }
 
 pub async fn the_reclaimer_returns_claims_and_changes_nothing_else(cluster: Arc<Cluster>) -> Result<(), Failure> {
