@@ -128,14 +128,13 @@ fn violations(figure: &Figure) -> Vec<String> {
         let found = figure.slope;
         format!("{operation} makes {found} more system calls for each of the {things} that exist; the limit is {limit}")
     });
-    // The median of flushes: one now and then is the kernel's own.
-    let counts: [(&str, Option<u32>, fn(&Count) -> f64); 2] =
-        [("system calls", at_most, |count| count.syscalls.max), ("flushes", flushes, |count| count.flushes.median)];
     let mut violations: Vec<String> = slope.into_iter().collect();
-    for (what, limit, of) in counts {
-        let Some(limit) = limit else { continue };
-        for count in figure.counts.iter().filter(|count| of(count) > f64::from(limit)) {
-            let (found, present) = (of(count), count.present);
+    for count in &figure.counts {
+        let present = count.present;
+        // The median of flushes: one now and then is the kernel's own.
+        let found = [("system calls", at_most, count.syscalls.max), ("flushes", flushes, count.flushes.median)];
+        for (what, limit, found) in found {
+            let Some(limit) = limit.filter(|limit| found > f64::from(*limit)) else { continue };
             violations.push(format!("{operation} makes {found} {what} with {present} {things}; the limit is {limit}"));
         }
     }
