@@ -48,6 +48,10 @@ struct Hierarchy(PathBuf);
 impl Hierarchy {
     fn mount() -> Self {
         let root = PathBuf::from("/tmp/cgroup");
+        // Another test may have mounted it; the kernel rejects the same file system on the same directory, mount(2) EBUSY.
+        if root.join("cgroup.procs").exists() {
+            return Self(root);
+        }
         fs::create_dir_all(&root).expect("a directory");
         mount(Some("cgroup2"), &root, Some("cgroup2"), MsFlags::empty(), None::<&str>).expect("mount");
         Self(root)

@@ -1,4 +1,4 @@
-//! What a target shows.
+//! The device or directory that a target shows.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
