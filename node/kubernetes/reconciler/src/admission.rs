@@ -242,12 +242,11 @@ fn claims_of_reclaimer() -> Vec<Validation> {
     let of_no_other =
         PROVISIONER.map(|key| format!("{old}[?'{key}'].orValue('{DRIVER_NAME}') == '{DRIVER_NAME}'")).join(" && ");
     let remains = "!has(oldObject.metadata.deletionTimestamp)";
-    let source = "oldObject.spec.?dataSource";
-    let cloned = format!(
-        "({source}.?apiGroup.orValue('') + '/' + {source}.?kind.orValue('')) in ['/{CLAIM}', '{}/{}']",
-        snapshot::GROUP,
-        snapshot::SNAPSHOT
-    );
+    let field = |name: &str| format!("oldObject.spec.?dataSource.?{name}.orValue('')");
+    let (group, kind) = (field("apiGroup"), field("kind"));
+    // The API server writes null for the group of a claim, and accepts no other group with this kind.
+    let (snapshots, snapshot) = (snapshot::GROUP, snapshot::SNAPSHOT);
+    let cloned = format!("({kind} == '{CLAIM}' || ({kind} == '{snapshot}' && {group} == '{snapshots}'))");
     let selected = format!(
         "{} || (!({BOUND}) && ({of_driver}) && {remains} && (!('{SELECTED_NODE}' in {new}) || \
          ({} && (!('{SELECTED_NODE}' in {old}) || {cloned}))))",
