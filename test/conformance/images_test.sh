@@ -46,9 +46,10 @@ while [ $# -gt 0 ]; do
         [ ! -x "$work/root/$path" ] || found=$path
     done
     [ -n "$found" ] || fail "its program $program is not in a layer"
-    for name in nginx dig; do
+    for call in "nginx -v" "dig -v" "curl --version"; do
+        name=${call% *}
         [ -e "$work/root/usr/bin/$name" ] || continue
-        execute "$work/root/usr/bin/$name" -v || fail "$name does not start"
+        execute "$work/root/usr/bin/$name" "${call#* }" || fail "$name does not start"
     done
     case $image in
         */nonroot:*) grep -q '"1234:0"' "$work/layout/$config" || fail "its user is not 1234" ;;
