@@ -9,6 +9,7 @@
 
 mod deadline;
 mod kind;
+mod passes;
 
 use std::iter::successors;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use tower::{BoxError, ServiceBuilder};
 
 pub use crate::deadline::DeadlineError;
 use crate::deadline::WithDeadlines;
+pub use crate::passes::run_passes;
 
 /// Whether the object, or its kind, does not exist. The answer about an unknown kind has no reason, and `is_not_found` of kube
 /// compares the reason only.

@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use apiclient::run_passes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::runtime::WatchStreamExt as _;
@@ -208,24 +209,7 @@ where
         log(&cx, what, pass);
         future::ready(())
     });
-    // Passes begin when the first list is complete. Before that, the applier does not end with its queue.
-    let unlisted = async {
-        tokio::select! {
-            biased;
-            listed = objects.wait_until_ready() => {
-                if listed.is_ok() {
-                    cx.healthy();
-                }
-                future::pending::<()>().await;
-            }
-            () = ended.cancelled() => {}
-        }
-    };
-    tokio::select! {
-        biased;
-        () = passes => {}
-        () = unlisted => {}
-    }
+    run_passes(passes, &objects, ended.cancelled(), || cx.healthy()).await;
     if cx.is_cancelled() { Ok(()) } else { Err(RunError::WatchEnded(what)) }
 }
 

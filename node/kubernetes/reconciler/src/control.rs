@@ -5,6 +5,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use apiclient::run_passes;
 use futures::StreamExt as _;
 use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::{Resource, ResourceExt as _};
@@ -57,26 +58,11 @@ where
         }
         future::ready(())
     });
-    // Passes begin when the first list is complete. Before that, the controller does not end when it is cancelled.
-    let unlisted = async {
-        tokio::select! {
-            biased;
-            listed = objects.wait_until_ready() => {
-                // An error means that the controller has ended.
-                if listed.is_ok() {
-                    cx.healthy();
-                    // The first list; the stream has no item for another one.
-                    cx.report(true);
-                }
-                future::pending::<()>().await;
-            }
-            () = cx.cancelled() => {}
-        }
+    let listed = || {
+        cx.healthy();
+        // The first list; the stream has no item for another one.
+        cx.report(true);
     };
-    tokio::select! {
-        biased;
-        () = passes => {}
-        () = unlisted => {}
-    }
+    run_passes(passes, &objects, cx.cancelled(), listed).await;
     if cx.is_cancelled() { Ok(()) } else { Err(WatchEnded(what)) }
 }
