@@ -178,6 +178,30 @@ pub(crate) struct Provisioner {
 }
 
 impl Provisioner {
+    pub(crate) fn new(client: Client, node: String, store: Arc<dyn Volumes>, metrics: Metrics) -> Self {
+        Self {
+            events: Events::new(client.clone(), &node, metrics.clone()),
+            pvs: Api::all(client.clone()),
+            contents: Api::all(client.clone()),
+            group_version: Mutex::default(),
+            classes: Classes::default(),
+            created: CreatedPvs::default(),
+            attempts: Attempts::new(metrics.clone()),
+            locks: VolumeLocks::default(),
+            places: Places::default(),
+            copies: Copies::default(),
+            discards: DiscardQueue::default(),
+            drifted: Mutex::default(),
+            index: PvIndex::new(node.clone()),
+            listings: Listings::default(),
+            watched_pvs: Mutex::default(),
+            store,
+            node,
+            client,
+            metrics,
+        }
+    }
+
     /// The PV as the watch has seen it last.
     pub(crate) fn watched_pv(&self, pv: &ObjectRef<PersistentVolume>) -> Option<Arc<PersistentVolume>> {
         self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(pv)

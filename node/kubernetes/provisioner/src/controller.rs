@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::future::{self, Future};
 use std::hash::Hash;
 use std::num::NonZeroU16;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
 use apiclient::run_passes;
@@ -21,17 +21,10 @@ use kube::{Api, Client, Resource};
 use supervisor::Context;
 use tokio::sync::watch;
 use tracing::{debug, warn};
-use volume::{VolumeId, VolumeLocks, Volumes};
+use volume::{VolumeId, Volumes};
 
-use crate::backoff::Attempts;
-use crate::claim::apply::CreatedPvs;
-use crate::classes::Classes;
-use crate::context::{Copies, Places, Provisioner, RunError};
-use crate::discard::queue::DiscardQueue;
+use crate::context::{Provisioner, RunError};
 use crate::error::Error;
-use crate::events::Events;
-use crate::index::PvIndex;
-use crate::listing::Listings;
 use crate::notice::{self, NoticeQueue};
 use crate::pv::object;
 use crate::{
@@ -71,27 +64,7 @@ impl Settings {
 /// not reachable.
 pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     let Settings { client, node, store, parallel, metrics, revoked, notices } = settings;
-    let provisioner = Arc::new(Provisioner {
-        events: Events::new(client.clone(), &node, metrics.clone()),
-        pvs: Api::all(client.clone()),
-        contents: Api::all(client.clone()),
-        group_version: Mutex::default(),
-        classes: Classes::default(),
-        created: CreatedPvs::default(),
-        attempts: Attempts::new(metrics.clone()),
-        locks: VolumeLocks::default(),
-        places: Places::default(),
-        copies: Copies::default(),
-        discards: DiscardQueue::default(),
-        drifted: Mutex::default(),
-        index: PvIndex::new(node.clone()),
-        listings: Listings::default(),
-        watched_pvs: Mutex::default(),
-        store,
-        node,
-        client,
-        metrics,
-    });
+    let provisioner = Arc::new(Provisioner::new(client, node, store, metrics));
     let shared = || Arc::clone(&provisioner);
     let context = shared();
     let claims = cx.start("claims", move |cx| {

@@ -60,7 +60,7 @@ impl EventQueue {
         self.added.notify_one();
     }
 
-    fn next(&self) -> Option<QueuedEvent> {
+    pub(crate) fn next(&self) -> Option<QueuedEvent> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 }

@@ -1,4 +1,5 @@
-//! Compares disk and cluster in both directions, at start and every 5 to 10 minutes.
+//! Compares disk and cluster in both directions, at start and every 5 to 10 minutes. A volume that another pass
+//! has at this moment is compared 5 to 10 seconds later, without another list.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -26,7 +27,7 @@ use dir::Ensured;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 use supervisor::Context;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 use tracing::{error, info, warn};
 use volume::{Claim, LiveVolumeError, Owner, Record, Records, State, Strays, VolumeId};
 
@@ -36,12 +37,16 @@ use crate::context::{Provisioner, RunError};
 use crate::discard::queue::EndOfPv;
 use crate::error::{Error, api};
 use crate::events::source_mode;
-use crate::listing::Listing;
+use crate::listing::{ListedPv, Listing};
 use crate::metrics::Orphan;
 use crate::pv::object;
 
 /// Less a random part of up to a half: nodes that started together list all PVs at different times.
 const INTERVAL: Duration = Duration::from_mins(10);
+
+/// The pause before the next look at volumes that other passes had, less a random part of up to a half. While other passes have
+/// them, a look sends no request.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Findings that only an administrator can repair.
 #[derive(Debug, Default)]
@@ -53,6 +58,32 @@ struct Findings {
     lost: BTreeSet<VolumeId>,
     /// Directories and quotas without a record.
     strays: Strays,
+    left_out: LeftOut,
+}
+
+/// Volumes that other passes had during the comparison.
+#[derive(Debug, Default)]
+struct LeftOut {
+    /// Volumes whose PV may not exist.
+    staged: BTreeMap<VolumeId, Record>,
+    /// Volumes that the disk may not have, with their PVs.
+    missing: BTreeMap<VolumeId, Vec<ListedPv>>,
+}
+
+impl LeftOut {
+    fn is_empty(&self) -> bool {
+        self.staged.is_empty() && self.missing.is_empty()
+    }
+}
+
+/// A volume that has a PV and, in the list of the disk, no live data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// Another pass has the volume.
+    Occupied,
+    /// The disk has it, or has it again, or its PV is not kept.
+    Settled,
+    Lost,
 }
 
 /// Sweeps until it is cancelled. Healthy after the first sweep.
@@ -74,9 +105,20 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                 delay(failures, random())
             }
         };
-        tokio::select! {
-            () = cx.cancelled() => return Ok(()),
-            () = sleep(wait) => {}
+        let next = Instant::now() + wait;
+        while Instant::now() < next {
+            let look = Instant::now() + backoff::jittered(LOOK_AGAIN, random());
+            let wake = if reported.left_out.is_empty() { next } else { next.min(look) };
+            tokio::select! {
+                () = cx.cancelled() => return Ok(()),
+                () = sleep_until(wake) => {}
+            }
+            if wake < next
+                && let Err(error) = cx.round(provisioner.look_again(&mut reported), Result::is_ok).await
+            {
+                let error: &dyn std::error::Error = &error;
+                warn!(error, "comparison of volumes that other passes had failed, will retry");
+            }
         }
     }
 }
@@ -101,13 +143,15 @@ impl Provisioner {
             .into_iter()
             .filter(|(id, _)| !rollbacks.contains_key(id))
             .partition(|(_, record)| record.mode.is_snapshot());
-        let since = Instant::now();
+        let (since, mut left_out) = (Instant::now(), LeftOut::default());
         let listing = self.listings.since(since, &self.pvs, &self.node).await?;
         if is_plausible(&listing, &readable) {
             let staged =
                 readable.iter().filter(|(_, record)| record.state == State::Staged && record.owner.is_provisioner());
             for (id, record) in staged {
-                self.settle_staged(id, record).await?;
+                if !self.settle_staged(id, record).await? {
+                    left_out.staged.insert(id.clone(), record.clone());
+                }
             }
             for id in retired.iter().filter(|id| !listing.has(id)) {
                 self.discards.add(id.clone(), EndOfPv { before: since, after: since });
@@ -116,13 +160,25 @@ impl Provisioner {
             warn!("the API server has no PVs, but the disk has volumes of PVs: nothing is undone or removed");
         }
         self.sweep_rollbacks(&rollbacks).await?;
-        let found = Findings {
+        let mut found = Findings {
             orphans: orphans(&readable, &retired, &listing),
             snapshots: self.sweep_snapshots(&snapshots, &retired_snapshots).await?,
             unreadable: unreadable.keys().cloned().collect(),
-            lost: self.lost(&listing, &readable, &retired, reported).await?,
+            lost: BTreeSet::new(),
             strays,
+            left_out,
         };
+        for (id, pvs) in listing.volumes().filter(|(id, _)| !readable.contains_key(id) || retired.contains(id)) {
+            match self.settle_missing(id, pvs, reported).await? {
+                Missing::Settled => {}
+                Missing::Lost => drop(found.lost.insert(id.clone())),
+                Missing::Occupied => {
+                    // Until then, it is what the last look found.
+                    found.lost.extend(reported.lost.get(id).cloned());
+                    found.left_out.missing.insert(id.clone(), pvs.to_vec());
+                }
+            }
+        }
         self.count(&found);
         self.report(&found, reported, &readable, &snapshots);
         for (id, reason) in unreadable.iter().filter(|(id, _)| !reported.unreadable.contains(id)) {
@@ -133,7 +189,7 @@ impl Provisioner {
     }
 
     fn count(&self, found: &Findings) {
-        let Findings { orphans, snapshots, unreadable, lost, strays } = found;
+        let Findings { orphans, snapshots, unreadable, lost, strays, left_out: _ } = found;
         self.metrics.orphans(Orphan::Volume, orphans.len());
         self.metrics.orphans(Orphan::Snapshot, snapshots.len());
         self.metrics.orphans(Orphan::Record, unreadable.len());
@@ -178,11 +234,30 @@ impl Provisioner {
         }
     }
 
-    /// Completes or undoes a volume whose PV may not exist.
-    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<(), Error> {
-        let Some(_guard) = self.locks.try_lock(id) else { return Ok(()) };
+    /// Looks again at the volumes that other passes had.
+    async fn look_again(&self, reported: &mut Findings) -> Result<(), Error> {
+        for (id, record) in reported.left_out.staged.clone() {
+            if self.settle_staged(&id, &record).await? {
+                reported.left_out.staged.remove(&id);
+            }
+        }
+        for (id, pvs) in reported.left_out.missing.clone() {
+            match self.settle_missing(&id, &pvs, reported).await? {
+                Missing::Occupied => continue,
+                Missing::Settled => drop(reported.lost.remove(&id)),
+                Missing::Lost => drop(reported.lost.insert(id.clone())),
+            }
+            reported.left_out.missing.remove(&id);
+            self.metrics.orphans(Orphan::Pv, reported.lost.len());
+        }
+        Ok(())
+    }
+
+    /// Completes or undoes a volume whose PV may not exist. `false` if another pass has it.
+    async fn settle_staged(&self, id: &VolumeId, record: &Record) -> Result<bool, Error> {
+        let Some(_guard) = self.locks.try_lock(id) else { return Ok(false) };
         if self.is_waiting(&record.claim).await? {
-            return Ok(());
+            return Ok(true);
         }
         // After the claim: a claim that was bound in between has its PV now.
         let pv = self.pvs.get_opt(id.as_str()).await.map_err(api("get a PV"))?;
@@ -194,7 +269,7 @@ impl Provisioner {
         if let Err(error) = settled {
             log_unsettled(id, &error);
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn is_waiting(&self, claim: &Claim) -> Result<bool, Error> {
@@ -204,42 +279,35 @@ impl Provisioner {
         Ok(assigned.is_some_and(|assigned| assigned.claim.uid == claim.uid))
     }
 
-    /// Restores volumes from the trash whose PV is kept, and returns those that the disk does not have. Reads each volume
-    /// and PV again, because it may have been created or deleted since the disk was read.
-    async fn lost(
-        &self,
-        listing: &Listing,
-        records: &BTreeMap<VolumeId, Record>,
-        retired: &BTreeSet<VolumeId>,
-        reported: &Findings,
-    ) -> Result<BTreeSet<VolumeId>, Error> {
-        let mut lost = BTreeSet::new();
-        for (id, pvs) in listing.volumes().filter(|(id, _)| !records.contains_key(id) || retired.contains(id)) {
-            let Some(_guard) = self.locks.try_lock(id) else { continue };
-            let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
-            let Some(reason) = live.err().filter(LiveVolumeError::is_missing) else { continue };
-            for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
-                let Some(pv) = self.kept_pv(id, &listed.name).await? else { continue };
-                // The policy became Retain during the deletion, or an administrator created another PV for the volume. With
-                // the volume's turn: no deletion is between trash and PV.
-                let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));
-                match restored.await? {
-                    Ok(Ensured::Created(())) => {
-                        info!(volume = %id, pv = listed.name, "volume restored from the trash, its PV is kept");
-                        break;
-                    }
-                    Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => {
-                        if lost.insert(id.clone()) && !reported.lost.contains(id) {
-                            log_lost(id, &listed.name, &reason);
-                            self.events.lost(&pv, &reason);
-                        }
-                    }
-                    // Other volumes are checked nevertheless.
-                    Err(error) => log_unsettled(id, &error),
+    /// Restores a volume from the trash whose PV is kept, or reports that the disk does not have it. Reads volume and PVs
+    /// again, because they may have been created or deleted since the disk was read.
+    async fn settle_missing(&self, id: &VolumeId, pvs: &[ListedPv], reported: &Findings) -> Result<Missing, Error> {
+        let Some(_guard) = self.locks.try_lock(id) else { return Ok(Missing::Occupied) };
+        let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
+        let Some(reason) = live.err().filter(LiveVolumeError::is_missing) else { return Ok(Missing::Settled) };
+        let mut found = Missing::Settled;
+        for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
+            let Some(pv) = self.kept_pv(id, &listed.name).await? else { continue };
+            // The policy became Retain during the deletion, or an administrator created another PV for the volume. With
+            // the volume's turn: no deletion is between trash and PV.
+            let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));
+            match restored.await? {
+                Ok(Ensured::Created(())) => {
+                    info!(volume = %id, pv = listed.name, "volume restored from the trash, its PV is kept");
+                    break;
                 }
+                Ok(Ensured::Unchanged(())) | Err(volume::Error::Unknown { .. }) => {
+                    if found != Missing::Lost && !reported.lost.contains(id) {
+                        log_lost(id, &listed.name, &reason);
+                        self.events.lost(&pv, &reason);
+                    }
+                    found = Missing::Lost;
+                }
+                // Other volumes are checked nevertheless.
+                Err(error) => log_unsettled(id, &error),
             }
         }
-        Ok(lost)
+        Ok(found)
     }
 }
 
@@ -269,13 +337,24 @@ fn orphans(
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use envtest::FakeVolumes;
+    use http::{Request, Response};
     use k8s_openapi::api::core::v1::PersistentVolume;
-    use units::Inodes;
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use supervisor::Supervisor;
+    use tokio::time::sleep;
+    use tower::service_fn;
+    use units::{Bytes, Inodes};
     use volume::Mode;
 
     use super::*;
     use crate::fixture::{self, id};
-    use crate::listing;
+    use crate::{Metrics, listing};
 
     const NODE: &str = "granary";
 
@@ -290,6 +369,50 @@ mod tests {
 
     fn pv(name: &str) -> PersistentVolume {
         listing::tests::pv(name, name, NODE)
+    }
+
+    /// Of an API server with this PV and nothing else. Counts the lists.
+    fn api_server(pv: &PersistentVolume, lists: Arc<AtomicU32>) -> Client {
+        let pv = serde_json::to_value(pv).expect("a PV");
+        let service = service_fn(move |request: Request<Body>| {
+            let answer = if request.uri().path() == "/api/v1/persistentvolumes" {
+                lists.fetch_add(1, Ordering::Relaxed);
+                json!({"kind": "PersistentVolumeList", "apiVersion": "v1", "metadata": {}, "items": [pv]})
+            } else {
+                pv.clone()
+            };
+            let response = Response::new(Body::from(answer.to_string().into_bytes()));
+            async move { Ok::<_, Infallible>(response) }
+        });
+        Client::new(service, "default")
+    }
+
+    /// The next look was that of the next comparison.
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
+        let (lost, lists) = (id("pvc-lost"), Arc::<AtomicU32>::default());
+        let client = api_server(&pv("pvc-lost"), Arc::clone(&lists));
+        let disk = Arc::new(FakeVolumes::with_size(Bytes::GIB));
+        let provisioner = Arc::new(Provisioner::new(client, NODE.to_owned(), disk, Metrics::default()));
+        let pass = provisioner.locks.try_lock(&lost).expect("no other pass");
+        let shared = Arc::clone(&provisioner);
+        let tree = Supervisor::start("sweep", supervisor::Settings::default(), move |cx| run(cx, Arc::clone(&shared)));
+        sleep(LOOK_AGAIN * 3).await;
+        assert!(provisioner.events.queue.next().is_none(), "the pass may be creating the volume");
+        drop(pass);
+        sleep(LOOK_AGAIN * 3).await;
+        let reported = provisioner.events.queue.next().expect("an event");
+        assert_eq!(
+            (reported.event.reason.as_str(), reported.regarding.name.as_deref()),
+            ("VolumeLost", Some("pvc-lost"))
+        );
+        assert!(provisioner.events.queue.next().is_none());
+        assert_eq!(lists.load(Ordering::Relaxed), 1);
+        // The next comparison does not report it again.
+        sleep(INTERVAL).await;
+        assert!(lists.load(Ordering::Relaxed) > 1);
+        assert!(provisioner.events.queue.next().is_none());
+        tree.stop(INTERVAL).await.expect("it ends");
     }
 
     #[test]
