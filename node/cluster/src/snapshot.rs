@@ -18,6 +18,9 @@ pub const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-b
 /// Finalizer of a content. The snapshot controller adds it, and the node removes it.
 pub const PROTECTION: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
+/// The name of a content that the snapshot controller creates for a snapshot starts with it; the UID of the snapshot follows.
+pub const CONTENT_PREFIX: &str = "snapcontent-";
+
 /// The ID of the snapshot that a node takes for a content starts with it; the UID of the content follows.
 pub const ID_PREFIX: &str = "snapshot-";
 

@@ -58,9 +58,9 @@ pub trait Source: Send + Sync + 'static {
     /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
 
-    /// The last line of the answer of readiness, such as a restricted mode of operation.
-    fn remark(&self) -> Option<String> {
-        None
+    /// The last lines of the answer of readiness, such as a restricted mode of operation.
+    fn remarks(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Files that clients outside of the audience read, too, without blocking. Without files, their connections are closed.
@@ -240,7 +240,7 @@ impl Server {
         let json = path == "/statusz.json" || request.uri().query().is_some_and(wants_json);
         match path {
             "/healthz" => Answer::text(StatusCode::OK, "ok\n"),
-            "/readyz" => readiness(&self.source.services(), self.source.remark().as_deref()),
+            "/readyz" => readiness(&self.source.services(), &self.source.remarks()),
             "/metrics" => self.look(METRICS, |source| source.metrics().map(Some)).await,
             _ if json => self.look(JSON, |source| Ok(source.page().map(|page| page.json()).transpose()?)).await,
             _ => self.look(HTML, |source| Ok(source.page().map(|page| page.html()))).await,
@@ -279,8 +279,8 @@ fn wants_json(query: &str) -> bool {
     query.split('&').any(|field| field == "format=json")
 }
 
-/// One line per service that is not ready, else `ok`; then the remark.
-fn readiness(services: &[Service], remark: Option<&str>) -> Answer {
+/// One line per service that is not ready, else `ok`; then the remarks.
+fn readiness(services: &[Service], remarks: &[String]) -> Answer {
     let mut body = String::new();
     for service in not_ready(services) {
         // Writing to a String cannot fail.
@@ -297,7 +297,7 @@ fn readiness(services: &[Service], remark: Option<&str>) -> Answer {
     if body.is_empty() {
         body.push_str("ok\n");
     }
-    if let Some(remark) = remark {
+    for remark in remarks {
         let _ = writeln!(body, "{}", remark.replace('\n', " "));
     }
     Answer { status, kind: TEXT, body }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cluster::claim::RESTORE_FROM;
+use cluster::snapshot::MANAGED_BY;
 use fsquota::{Limits, Usage};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -74,6 +75,7 @@ reasons! {
     GroupFailed: Warning "GroupSnapshotCreationFailed",
     GroupDeleteFailed: Warning "GroupSnapshotDeleteError",
     SnapshotsUnavailable: Normal "SnapshotsUnavailable",
+    SnapshotsNotDistributed: Warning "SnapshotsNotDistributed",
     Lost: Warning "VolumeLost",
     Orphaned: Warning "OrphanedVolume",
     Drifted: Warning "VolumeProjectChanged",
@@ -342,6 +344,16 @@ impl Events {
         let note = "the cluster does not have the CRDs of snapshot.storage.k8s.io/v1; to use snapshots, install them and the \
                     snapshot controller";
         self.publish(Reason::SnapshotsUnavailable, "FindSnapshots", note.to_owned(), node_reference(node));
+    }
+
+    /// On the Node: the snapshot itself is taken.
+    pub(crate) fn snapshots_not_distributed(&self, content: &Content, node: &str) {
+        let note = format!(
+            "the snapshot controller created content {} without the label {MANAGED_BY}, which node {node} sets now; start the \
+             controller with --enable-distributed-snapshotting and the right to get, list and watch Nodes",
+            content.metadata.name.as_deref().unwrap_or_default()
+        );
+        self.publish(Reason::SnapshotsNotDistributed, "FindSnapshots", note, node_reference(node));
     }
 
     pub(crate) fn snapshot_failed(&self, content: &Content, error: &Error) {

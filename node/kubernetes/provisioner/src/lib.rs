@@ -75,6 +75,7 @@ mod snapshot {
     pub(crate) mod apply;
     pub(crate) mod object;
     pub(crate) mod plan;
+    pub(crate) mod support;
     pub(crate) mod sweep;
     pub(crate) mod watch;
 }
@@ -87,4 +88,5 @@ pub use context::RunError;
 pub use controller::{Settings, run};
 pub use metrics::Metrics;
 pub use notice::{Notice, NoticeQueue, Notices, Pod, notices};
+pub use snapshot::support::{SnapshotRequirement, SnapshotSupport};
 pub use volume::FINALIZER;

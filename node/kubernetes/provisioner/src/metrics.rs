@@ -8,6 +8,7 @@ use volume::Volumes;
 
 use crate::disk_faults::DiskFaults;
 use crate::inventory::{Inventory, Snapshot, count};
+use crate::snapshot::support::SnapshotSupport;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
@@ -86,6 +87,7 @@ pub struct Metrics {
     drifted: IntCounter,
     publications: IntCounterVec,
     events_dropped: IntCounter,
+    snapshot_support: SnapshotSupport,
 }
 
 impl Metrics {
@@ -136,6 +138,7 @@ impl Metrics {
                 "granary_provisioner_events_dropped_total",
                 "Events of the node that were not sent, because too many waited.",
             )?,
+            snapshot_support: SnapshotSupport::new()?,
         };
         // From the start: a series that begins with its first event has no increase for the alert.
         for orphan in Orphan::ALL {
@@ -147,7 +150,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 6] {
+    fn collectors(&self) -> [Box<dyn Collector>; 7] {
         [
             Box::new(self.failures.clone()),
             Box::new(self.failing.clone()),
@@ -155,7 +158,12 @@ impl Metrics {
             Box::new(self.drifted.clone()),
             Box::new(self.publications.clone()),
             Box::new(self.events_dropped.clone()),
+            Box::new(self.snapshot_support.gauges()),
         ]
+    }
+
+    pub fn snapshot_support(&self) -> &SnapshotSupport {
+        &self.snapshot_support
     }
 
     pub(crate) fn failed(&self, object: Object, reason: &'static str) {

@@ -4,19 +4,27 @@ use std::sync::Arc;
 
 use podguard::{Enforcement, Restrictions};
 use prometheus::Registry;
+use provisioner::SnapshotSupport;
 use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
+
+/// What a node shows beside its services.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeStatus {
+    pub(crate) restrictions: Arc<Restrictions>,
+    pub(crate) snapshots: SnapshotSupport,
+}
 
 /// Answers all clients until it is cancelled. Healthy at once.
 pub(crate) async fn run(
     cx: Context,
     listener: Arc<TcpListener>,
     registry: Registry,
-    restrictions: Option<Arc<Restrictions>>,
+    node: Option<NodeStatus>,
 ) -> Result<(), BoxError> {
     cx.healthy();
-    let endpoint = Arc::new(Endpoint { tree: cx.clone(), registry, restrictions });
+    let endpoint = Arc::new(Endpoint { tree: cx.clone(), registry, node });
     tokio::select! {
         () = cx.cancelled() => {}
         () = status::serve(&listener, Audience::All, endpoint) => {}
@@ -27,7 +35,7 @@ pub(crate) async fn run(
 struct Endpoint {
     tree: Context,
     registry: Registry,
-    restrictions: Option<Arc<Restrictions>>,
+    node: Option<NodeStatus>,
 }
 
 impl Source for Endpoint {
@@ -35,12 +43,15 @@ impl Source for Endpoint {
         status::services(&self.tree.tree())
     }
 
-    fn remark(&self) -> Option<String> {
-        let enforcement = self.restrictions.as_ref()?.enforcement();
-        match &*enforcement.borrow() {
+    fn remarks(&self) -> Vec<String> {
+        let Some(NodeStatus { restrictions, snapshots }) = &self.node else { return Vec::new() };
+        let enforcement = restrictions.enforcement();
+        let limits = match &*enforcement.borrow() {
             Enforcement::Failed(reason) => Some(format!("limits are advisory: {reason}")),
             Enforcement::Unknown | Enforcement::Enforced => None,
-        }
+        };
+        let missing = snapshots.missing().into_iter().map(|requirement| requirement.to_string());
+        limits.into_iter().chain(missing).collect()
     }
 
     /// A page would show the volumes of all tenants to every pod.

@@ -12,6 +12,7 @@ use clap::Parser as _;
 use kube::{Api, Client};
 use nix::errno::Errno;
 use prometheus::Registry;
+use provisioner::SnapshotSupport;
 use supervisor::{Backoff, BoxError, Context, Settings, Supervisor};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -23,6 +24,7 @@ use volume::Volumes as _;
 
 use crate::arguments::{Arguments, Node, Place, Provisioner, Reclaimer, Task};
 use crate::directory::{Directory, LockedDirectory};
+use crate::endpoint::NodeStatus;
 use crate::lease::{Candidate, Times};
 use crate::limits::{self, Enforcer};
 use crate::{endpoint, kubelet, provisioning};
@@ -130,6 +132,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     });
     let (again, revoked) = (Arc::clone(&plugin), plugin.revoked());
     let metrics = provisioner::Metrics::register(&registry, volumes.clone())?;
+    let snapshots = metrics.snapshot_support().clone();
     let services = NodeServices {
         plugin,
         provisioning: provisioning::Settings {
@@ -143,6 +146,7 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
             notices: queue,
         },
         enforcer,
+        snapshots,
         listener: bind(listen).await?,
         registry,
     };
@@ -155,17 +159,16 @@ struct NodeServices {
     plugin: Arc<csi::Plugin<csi::Linux>>,
     provisioning: provisioning::Settings,
     enforcer: Arc<Enforcer>,
+    snapshots: SnapshotSupport,
     listener: Arc<TcpListener>,
     registry: Registry,
 }
 
 /// The plugin does not wait for the API server: pods with existing volumes start without it.
 async fn storage(cx: Context, services: NodeServices) -> Result<(), BoxError> {
-    let NodeServices { plugin, provisioning, enforcer, listener, registry } = services;
-    let restrictions = enforcer.restrictions();
-    cx.start("status", move |cx| {
-        endpoint::run(cx, Arc::clone(&listener), registry.clone(), Some(Arc::clone(&restrictions)))
-    });
+    let NodeServices { plugin, provisioning, enforcer, snapshots, listener, registry } = services;
+    let shown = NodeStatus { restrictions: enforcer.restrictions(), snapshots };
+    cx.start("status", move |cx| endpoint::run(cx, Arc::clone(&listener), registry.clone(), Some(shown.clone())));
     cx.start("limits", move |cx| Arc::clone(&enforcer).run(cx));
     cx.start("csi", move |cx| Arc::clone(&plugin).run(cx)).healthy().await?;
     cx.start_with("cluster", short_backoff(), move |cx| provisioning::run(cx, provisioning.clone()));

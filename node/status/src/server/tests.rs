@@ -11,12 +11,13 @@ use super::*;
 use crate::model::{Clock, Versions};
 
 #[test]
-fn a_remark_is_the_last_line_and_changes_no_status() {
-    let remark = Some("limits are\nadvisory");
-    let answer = readiness(&[], remark);
-    assert_eq!((answer.status, &*answer.body), (StatusCode::OK, "ok\nlimits are advisory\n"));
-    assert_eq!(readiness(&[], None).body, "ok\n");
-    let answer = readiness(&node(State::Starting).services(), remark);
+fn remarks_are_the_last_lines_and_change_no_status() {
+    let remarks = ["limits are\nadvisory", "snapshots are unavailable"].map(str::to_owned);
+    let answer = readiness(&[], &remarks);
+    let lines = "ok\nlimits are advisory\nsnapshots are unavailable\n";
+    assert_eq!((answer.status, &*answer.body), (StatusCode::OK, lines));
+    assert_eq!(readiness(&[], &[]).body, "ok\n");
+    let answer = readiness(&node(State::Starting).services(), &remarks[..1]);
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.body, "granary.etcd starting 5 s\nlimits are advisory\n");
 }
@@ -25,7 +26,7 @@ fn a_remark_is_the_last_line_and_changes_no_status() {
 fn a_stalled_service_is_not_ready() {
     let mut services = node(State::Healthy).services();
     services[0].stalled = Some(Duration::from_secs(400));
-    let answer = readiness(&services, None);
+    let answer = readiness(&services, &[]);
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.body, "granary.etcd healthy 5 s, no progress for 400 s\n");
 }

@@ -123,6 +123,9 @@ impl Provisioner {
         };
         let is_on_disk = |id: &VolumeId| records.as_ref().is_some_and(|records| records.contains_key(id));
         let plan = plan::plan(content, &self.node, is_on_disk)?;
+        if content.node().is_some() || plan == SnapshotPlan::Adopt {
+            self.note_distribution(content);
+        }
         let id = match &plan {
             SnapshotPlan::Take(id, _) | SnapshotPlan::Find(id) | SnapshotPlan::Delete(id) => Some(id),
             SnapshotPlan::Ignore | SnapshotPlan::Adopt | SnapshotPlan::Release => None,
@@ -232,6 +235,23 @@ impl Provisioner {
         }
         self.on_volume(id, |store, id| store.end_rollback(id)).await?.map_err(Error::Store)?;
         Ok(())
+    }
+
+    /// For a content of this node: whether the snapshot controller named the node. Reports once that it did not.
+    fn note_distribution(&self, content: &Content) {
+        if !plan::shows_distribution(content) {
+            return;
+        }
+        let created = content.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+        let support = self.metrics.snapshot_support();
+        if content.node().is_some() {
+            support.labelled(created);
+        } else if support.unlabelled(created) {
+            warn!(
+                "the snapshot controller created a content without its node; start it with --enable-distributed-snapshotting"
+            );
+            self.events.snapshots_not_distributed(content, &self.node);
+        }
     }
 
     pub(crate) async fn adopt(&self, content: &Content) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use cluster::snapshot::{BEING_DELETED, PROTECTION};
+use cluster::snapshot::{BEING_DELETED, CONTENT_PREFIX, PROTECTION};
 use kube::ResourceExt as _;
 use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, State, VolumeId};
 
@@ -93,6 +93,17 @@ pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejec
 /// Whether the content needs the snapshot no more, because its own deletion removes it.
 pub(crate) fn ends_snapshot(content: &Content) -> bool {
     is_deleted(content) && content.spec.deletion_policy == "Delete"
+}
+
+/// Whether the snapshot controller created the content, and names its node if it runs with `--enable-distributed-snapshotting`. It
+/// names none for the member of a group. Administrators create contents of snapshots that exist.
+pub(crate) fn shows_distribution(content: &Content) -> bool {
+    let (source, of) = (&content.spec.source, &content.spec.volume_snapshot_ref);
+    let named_after = content.metadata.name.as_deref().and_then(|name| name.strip_prefix(CONTENT_PREFIX));
+    source.volume_handle.is_some()
+        && source.snapshot_handle.is_none()
+        && content.group().is_none()
+        && named_after.is_some_and(|uid| of.uid.as_deref() == Some(uid))
 }
 
 /// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
@@ -234,6 +245,21 @@ mod tests {
         for (change, origin) in [(unchanged as Change, "pvc-1"), (existing, "snapshot-kept")] {
             let adopted = plan(&bare(change), NODE, |id| id.as_str() == origin);
             assert_eq!(adopted, Ok(SnapshotPlan::Adopt));
+        }
+    }
+
+    #[test]
+    fn only_contents_of_the_snapshot_controller_show_its_option() {
+        assert!(shows_distribution(&content(unchanged)));
+        assert!(shows_distribution(&content(|content| content["metadata"]["labels"] = json!({}))));
+        let others: [Change; 3] = [
+            existing,
+            |content| content["metadata"]["name"] = "by-hand".into(),
+            // The controller names no node for the members of groups.
+            |content| content["metadata"]["annotations"] = json!({cluster::snapshot::group::HANDLE: "group-1"}),
+        ];
+        for other in others {
+            assert!(!shows_distribution(&content(other)));
         }
     }
 

@@ -66,10 +66,15 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         let contents = contents.clone();
         async move { contents.list_metadata(&ListParams::default().limit(1)).await.map(drop) }
     };
-    let report = || provisioner.events.snapshots_unavailable(&provisioner.node);
+    let support = provisioner.metrics.snapshot_support();
+    let report = || {
+        support.set_crds_missing(true);
+        provisioner.events.snapshots_unavailable(&provisioner.node);
+    };
     if !served(&cx, "VolumeSnapshotContents", find, report).await {
         return Ok(());
     }
+    support.set_crds_missing(false);
     let watched = Watched { writer: Writer::default(), what: "contents", parallel };
     let keeper = Arc::clone(&provisioner);
     let is_kept =

@@ -9,6 +9,7 @@ use envtest::{Cluster, Failure, Identity, SnapshotApi, accepted, create, forbidd
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, DynamicObject, ListParams};
 use kube::{Api, ResourceExt as _};
+use prometheus::TextEncoder;
 use provisioner::Settings;
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -171,6 +172,14 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     assert_eq!(second, first, "the instant and the size stay");
     let found = api.contents.get(&content.name_any()).await?;
     assert_eq!(found.labels().get(MANAGED_BY), Some(&node.name));
+    // Nor has a content of a volume the label if the snapshot controller runs without its option. The first one is reported.
+    let bare = api.create("bare", None, source.clone(), json!({})).await?.name_any();
+    api.ready("bare", &bare).await?;
+    node.event_with(&node.name, "SnapshotsNotDistributed", &[&bare, "--enable-distributed-snapshotting"]).await?;
+    let metrics = TextEncoder::new().encode_to_string(&node.registry.gather())?;
+    let line = r#"granary_snapshot_requirements_missing{requirement="distribution"} 1"#;
+    assert!(metrics.lines().any(|found| found == line), "{line} in:\n{metrics}");
+    api.gone("bare", &bare).await?;
     // A second content protects the snapshot.
     let other = api.create("other", Some(&node.name), handle, json!({"deletionPolicy": "Retain"})).await?;
     api.ready("other", &other.name_any()).await?;
