@@ -122,14 +122,7 @@ impl Storage {
 
 /// Projects of the directories with limits that are not volumes.
 fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
-    let parts: [Dir; Part::ALL.len()] = [
-        data.open(|data| &data.etcd)?,
-        data.open(|data| &data.kubelet.pods)?,
-        data.open(|data| &data.containerd.content)?,
-        data.open(|data| &data.log.pods)?,
-        data.open(|data| &data.log.node)?,
-        data.open(|data| &data.log.audit)?,
-    ];
+    let parts = data.open_parts()?;
     let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());
     Ok(projects.collect::<Result<_, _>>()?)
 }

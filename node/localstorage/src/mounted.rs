@@ -45,7 +45,10 @@ impl<T: Tree> Mounted<T> {
     /// # Errors
     /// [`OpenError`]: it was removed, or something was mounted on it.
     pub fn open<D: Tree>(&self, which: impl FnOnce(&T) -> &D) -> Result<Dir, OpenError> {
-        let path = which(&self.tree).path();
+        self.open_path(which(&self.tree).path())
+    }
+
+    fn open_path(&self, path: &Path) -> Result<Dir, OpenError> {
         let opened = match below(self.tree.path(), path) {
             Some(below) => self.root.open_beneath(below),
             None => self.root.try_clone(),
@@ -61,6 +64,16 @@ impl<T: Tree> Mounted<T> {
 impl Mounted<Data> {
     pub fn budget(&self) -> Result<Budget, MountError> {
         budget(&self.root, self.tree.path())
+    }
+
+    /// Opens the directories of all parts.
+    ///
+    /// # Errors
+    /// As [`Mounted::open`].
+    pub fn open_parts(&self) -> Result<Vec<Dir>, OpenError> {
+        let mut paths = Vec::new();
+        self.tree.visit(&mut |entry| paths.extend(entry.part.map(|_| entry.path)));
+        paths.into_iter().map(|path| self.open_path(path)).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The parts of the data disk and their limits, as XFS keeps them. Needs root and one scratch disk, large
 //! enough (8 GiB) that no part has only the least that it can have.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -118,6 +119,8 @@ fn every_part_has_its_limits_before_anything_is_in_it() {
     for part in Part::ALL {
         assert_eq!(quota(path(&data, part)).limits, budget.limits(part), "{part:?}");
     }
+    let opened: BTreeSet<_> = data.open_parts().unwrap().iter().map(|part| fsquota::get(part).unwrap().id).collect();
+    assert_eq!(opened, Part::ALL.map(|part| quota(path(&data, part)).id).into());
     fs::create_dir(data.log.pods.path().join("pod")).unwrap();
     assert_eq!(quota(data.log.pods.path()).used.inodes, Inodes::new(2));
 }
