@@ -97,17 +97,23 @@ mod tests {
         Part::ALL.into_iter().zip(1..).collect()
     }
 
+    /// One for each part, from this one on.
+    fn numbers(first: u32) -> [u32; Part::ALL.len()] {
+        std::array::from_fn(|index| first + u32::try_from(index).expect("a few parts"))
+    }
+
     #[test]
     fn ids_of_a_new_disk_are_random_different_and_unused() {
         // u32::MAX is not an ID.
-        let numbers = [7, 7, u32::MAX, 8, 9, 1 << 31, 10, 11, 12];
-        let ids = completed(ProjectIds::default(), &BTreeMap::new(), &numbers, &[FIRST | 9]);
-        assert_eq!(all(&ids), [7, 8, 0, 10, 11, 12].map(|number| FIRST | number));
+        let drawn: Vec<u32> = [7, 7, u32::MAX, 8, 9, 1 << 31].into_iter().chain(numbers(10)).collect();
+        let ids = completed(ProjectIds::default(), &BTreeMap::new(), &drawn, &[FIRST | 9]);
+        let wanted: Vec<u32> = [7, 8, 0].into_iter().chain(numbers(10)).map(|number| FIRST | number).collect();
+        assert_eq!(all(&ids)[..], wanted[..Part::ALL.len()]);
     }
 
     #[test]
     fn parts_of_a_former_release_get_other_ids_unless_public() {
-        let ids = completed(ProjectIds::default(), &former(), &[7, 8, 9, 10], &[]);
+        let ids = completed(ProjectIds::default(), &former(), &numbers(7), &[]);
         for part in Part::ALL {
             let id = ids.get(part).unwrap().get();
             assert_eq!(id < FIRST, part.is_visible_to_pods(), "{part:?}");
@@ -117,22 +123,23 @@ mod tests {
 
     #[test]
     fn a_lost_record_is_restored_from_the_directories() {
-        let ids = completed(ProjectIds::default(), &former(), &[7, 8, 9, 10], &[]);
+        let ids = completed(ProjectIds::default(), &former(), &numbers(7), &[]);
         let present = Part::ALL.into_iter().zip(all(&ids)).collect();
         assert_eq!(completed(ProjectIds::default(), &present, &[], &[]), ids);
     }
 
     #[test]
     fn a_complete_record_does_not_follow_the_directories() {
-        let ids = completed(ProjectIds::default(), &BTreeMap::new(), &[1, 2, 3, 4, 5, 6], &[]);
+        let ids = completed(ProjectIds::default(), &BTreeMap::new(), &numbers(1), &[]);
         assert_eq!(completed(ids.clone(), &former(), &[], &[]), ids);
     }
 
     #[test]
     fn an_id_of_a_part_that_this_release_does_not_know_is_kept() {
         let ids = ProjectIds::parse(br#"{"registry": 4000000000}"#).unwrap();
-        let ids = completed(ids, &BTreeMap::new(), &[4_000_000_000, 1, 2, 3, 4, 5, 6], &[]);
-        assert_eq!(all(&ids), [1, 2, 3, 4, 5, 6].map(|number| FIRST | number));
+        let drawn: Vec<u32> = std::iter::once(4_000_000_000).chain(numbers(1)).collect();
+        let ids = completed(ids, &BTreeMap::new(), &drawn, &[]);
+        assert_eq!(all(&ids), numbers(1).map(|number| FIRST | number));
         assert!(String::from_utf8(ids.text()).unwrap().contains("\"registry\":4000000000"));
     }
 
