@@ -161,15 +161,16 @@ mod tests {
         assert!(budget.reserve() < gib(2), "{}", budget.reserve());
     }
 
-    /// The table of docs/architecture.md, in the order of its rows.
+    /// The rows of docs/architecture.md, in the order of [`Part::ALL`].
     #[test]
     fn the_table_of_the_documentation_has_these_shares() {
         let docs = include_str!("../../../docs/architecture.md");
         let (_, table) = docs.split_once("\n## Division of the data disk\n").unwrap();
         let cells = |row: &str| row.split('|').skip(2).take(3).map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
-        let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| ")).skip(1).take(8).map(cells).collect();
-        let parts = [Part::Containerd, Part::Etcd, Part::Pods, Part::Log, Part::NodeLog, Part::Audit].map(Part::share);
-        let shares = parts.into_iter().chain([NODE, XFS]).map(|share| {
+        let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
+        let shares: Vec<Share> = Part::ALL.into_iter().map(Part::share).chain([NODE, XFS]).collect();
+        let rows: Vec<_> = rows.take(shares.len()).map(cells).collect();
+        let shares = shares.into_iter().map(|share| {
             let (percent, tenth) = (share.permille / 10, share.permille % 10);
             let percent = if tenth == 0 { format!("{percent} %") } else { format!("{percent}.{tenth} %") };
             let most = if share.most == XFS.most { "–".to_owned() } else { share.most.to_string() };
