@@ -154,6 +154,10 @@ mod tests {
             assert!(section.contains(&part), "{part:?} in {section}");
         }
         assert_eq!(inodes(&with(&[(BYTES_PER_INODE, "2048")]), Bytes::GIB), inodes(&with(&[]), Bytes::GIB));
+        for name in names().into_iter().chain(["…"]) {
+            let rejected = parse(&[(name, "…")]).expect_err(name);
+            assert!(PAGE.contains(&format!("`{rejected}`")), "{rejected}");
+        }
     }
 
     #[test]
