@@ -1,11 +1,11 @@
 //! The objects of the chart, as text and in the cluster.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
+use std::{env, fs};
 
 use cluster::Overcommit;
 use envtest::{Cluster, Failure, PATIENCE, Seen, create, eventually, gone, start};
@@ -25,13 +25,16 @@ const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
 /// Path of the DaemonSet's container in errors.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
 
+fn chart() -> PathBuf {
+    env::var_os("CHART").map_or_else(|| "chart".into(), PathBuf::from)
+}
+
 /// The rendered chart, or the error about its values.
 fn render(namespace: &str, values: &Value) -> Result<Result<String, String>, Failure> {
     let render = env::var_os("HELM_RENDER").ok_or("HELM_RENDER is not set; run the test by its Bazel target")?;
-    let chart = env::var_os("CHART").map_or_else(|| "chart".into(), PathBuf::from);
     let mut file = tempfile::NamedTempFile::new()?;
     file.write_all(values.to_string().as_bytes())?;
-    let output = Command::new(std::path::absolute(render)?).arg(chart).arg(namespace).arg(file.path()).output()?;
+    let output = Command::new(std::path::absolute(render)?).arg(chart()).arg(namespace).arg(file.path()).output()?;
     Ok(if output.status.success() {
         Ok(String::from_utf8(output.stdout)?)
     } else {
@@ -187,6 +190,22 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
 
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
+/// The values that the schema requires, and that are missing in `other` or as in `one`.
+fn unchanged(schema: &Value, one: &Value, other: &Value) -> Vec<String> {
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let each = required.flat_map(|name| {
+        let (schema, one, other) = (&schema["properties"][name], &one[name], &other[name]);
+        if schema["required"].is_array() {
+            unchanged(schema, one, other).into_iter().map(|below| format!("{name}.{below}")).collect::<Vec<_>>()
+        } else if other.is_null() || one == other {
+            vec![name.to_owned()]
+        } else {
+            vec![]
+        }
+    });
+    each.collect()
+}
+
 /// Another value for each default.
 fn others() -> Value {
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
@@ -194,7 +213,7 @@ fn others() -> Value {
     ]}}});
     json!({
         "image": {
-            "repository": "registry.example.invalid:5000/granary", "tag": "", "digest": DIGEST,
+            "repository": "registry.example.invalid:5000/granary", "tag": "v1", "digest": DIGEST,
             "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}],
         },
         "logLevel": "debug",
@@ -312,8 +331,11 @@ pub async fn every_object_is_valid_with_any_values(cluster: Arc<Cluster>) -> Res
 pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failure> {
     let [default, other] = [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?];
     let values = others();
+    let schema: Value = serde_json::from_str(&fs::read_to_string(chart().join("values.schema.json"))?)?;
+    let defaults: Value = serde_saphyr::from_str(&fs::read_to_string(chart().join("values.yaml"))?)?;
+    assert_eq!(unchanged(&schema, &defaults, &values), <[&str; 0]>::default(), "others() has no other value");
     let [node, reclaimer] = [&values["node"], &values["reclaimer"]];
-    let image = format!("registry.example.invalid:5000/granary@{DIGEST}");
+    let image = format!("registry.example.invalid:5000/granary:v1@{DIGEST}");
     let mut expected = vec![
         (&default, "DaemonSet", "/spec/selector/matchLabels", json!({"app.kubernetes.io/name": "granary-storage"})),
         (
@@ -397,9 +419,9 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     );
     let arguments = find(&default, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
     assert!(arguments.contains("--limits=enforced") && !arguments.contains("--pods-cgroup"), "{arguments}");
-    let tagged = rendered(NAMESPACE, &json!({"image": {"tag": "v1", "digest": DIGEST}}))?;
-    let tagged = find(&tagged, "Deployment").pointer("/spec/template/spec/containers/0/image");
-    assert_eq!(tagged, Some(&json!(format!("granary.invalid/storage:v1@{DIGEST}"))));
+    let untagged = rendered(NAMESPACE, &json!({"image": {"digest": DIGEST}}))?;
+    let untagged = find(&untagged, "Deployment").pointer("/spec/template/spec/containers/0/image");
+    assert_eq!(untagged, Some(&json!(format!("granary.invalid/storage@{DIGEST}"))));
     // YAML reads the plain text as a number.
     for object in rendered("2026", &others())? {
         let namespace = &object["metadata"]["namespace"];
