@@ -35,7 +35,7 @@ pub struct Count {
     pub present: u32,
     /// System calls that ask something of the file system or a device.
     pub syscalls: Spread,
-    /// System calls about the process itself: its memory, locks, signals and number.
+    /// System calls about the process itself: its memory, locks, signals, number and rests.
     pub housekeeping: Spread,
     pub flushes: Spread,
     pub by_name: BTreeMap<String, f64>,

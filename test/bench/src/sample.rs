@@ -51,11 +51,12 @@ impl Sample {
     }
 }
 
-/// Whether a system call only concerns the process itself: memory, locks, signals, IDs. Unknown names count as work.
+/// Whether a system call only concerns the process itself: memory, locks, signals, IDs, rests. Unknown names count as work.
 pub fn is_housekeeping(syscall: &str) -> bool {
     matches!(
         syscall,
         "brk"
+            | "clock_nanosleep"
             | "futex"
             | "getpid"
             | "getrandom"
@@ -65,6 +66,7 @@ pub fn is_housekeeping(syscall: &str) -> bool {
             | "mprotect"
             | "mremap"
             | "munmap"
+            | "nanosleep"
             | "rt_sigaction"
             | "rt_sigprocmask"
             | "sched_yield"

@@ -14,6 +14,7 @@ use nix::unistd::{fsync, ftruncate};
 use units::Bytes;
 
 use crate::clone::failed;
+use crate::duty_cycle::DutyCycle;
 use crate::error::ActError;
 use crate::{BLOCK, VolumeId, image};
 
@@ -41,10 +42,14 @@ impl<'a> Anchor<'a> {
 
     /// One pass, which keeps each piece before it copies it. The former blocks are given up at its end, also if it fails; those
     /// that an error within prevents are given up by the next pass.
-    pub(crate) fn during(mut self, pass: impl FnOnce(&mut Self) -> Result<(), ActError>) -> Result<(), ActError> {
+    pub(crate) fn during(
+        mut self,
+        cycle: &DutyCycle<'_>,
+        pass: impl FnOnce(&mut Self) -> Result<(), ActError>,
+    ) -> Result<(), ActError> {
         let copied = pass(&mut self);
         // An earlier pass that failed may have kept blocks, and this one had nothing to copy.
-        let ended = if self.files == 0 { self.clear() } else { self.release() };
+        let ended = cycle.run(|| if self.files == 0 { self.clear() } else { self.release() });
         ended.and(copied)
     }
 

@@ -17,6 +17,7 @@ use tracing::warn;
 use units::Bytes;
 
 use crate::anchor::Anchor;
+use crate::duty_cycle::{Clock, DutyCycle};
 use crate::error::{ActError, Error, SourceError};
 use crate::execution::{Execution, is_confined};
 use crate::flush::Flush;
@@ -218,9 +219,10 @@ pub(crate) fn end_sharing(
     size: Bytes,
     allocation: Allocation,
     pass: Duration,
+    cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
     let image = dir.open_file(&image::name(), OFlag::O_RDWR, Permissions::empty())?;
-    let done = anchor.during(|anchor| copy(&image, anchor, size, allocation, pass));
+    let done = anchor.during(cycle, |anchor| copy(&image, anchor, size, allocation, pass, cycle));
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     done
@@ -232,6 +234,7 @@ fn copy(
     size: Bytes,
     allocation: Allocation,
     pass: Duration,
+    cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
     let extents = |at| reflink::extents(image, at).map_err(failed("examine"));
     let mut kept = Bytes::ZERO;
@@ -256,7 +259,7 @@ fn copy(
             fallocate(image, FallocateFlags::empty(), start, length).map_err(failed("allocate"))
         }
     };
-    let copied = one_pass(size, allocation, pass, extents, act, Instant::now);
+    let copied = one_pass(size, allocation, pass, extents, act, cycle);
     // The anchor forces the log for the pieces that it keeps.
     if kept == Bytes::ZERO {
         fdatasync(image).map_err(failed("sync"))?;
@@ -279,17 +282,17 @@ fn one_pass(
     pass: Duration,
     extents: impl Fn(Bytes) -> Result<Vec<Extent>, ActError>,
     mut act: impl FnMut(Work, Bytes) -> Result<(), ActError>,
-    now: impl Fn() -> Instant,
+    cycle: &DutyCycle<'_, impl Clock>,
 ) -> Result<(), ActError> {
-    let (start, mut end, mut at) = (now(), None, Bytes::ZERO);
+    let (start, mut end, mut at) = (cycle.now(), None, Bytes::ZERO);
     loop {
         let batch = extents(at)?;
         let looked = batch.last().map_or(at, |last| last.end());
         for work in remaining(at, &batch, size, allocation) {
-            let end = *end.get_or_insert_with(|| end_of_pass(start, now(), pass));
+            let end = *end.get_or_insert_with(|| end_of_pass(start, cycle.now(), pass));
             // At least one piece in each pass.
-            act(work, looked)?;
-            if now() >= end {
+            cycle.run(|| act(work, looked))?;
+            if cycle.now() >= end {
                 let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
                 return Err(ActError::Copying { left: size.saturating_sub(start) });
             }
@@ -336,6 +339,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::duty_cycle::{BackgroundCopies, FakeClock};
 
     const BLOCK: u64 = 4096;
 
@@ -349,21 +353,37 @@ mod tests {
     fn a_pass_over_many_extents_copies_more_than_one() {
         const COUNT: u64 = 1000;
         let extent = |number: u64| Extent { start: blocks(2 * number), length: blocks(1), shared: number >= COUNT / 2 };
-        let (time, copied) = (Cell::new(Instant::now()), Cell::new(0));
+        let (clock, copies, copied) = (FakeClock::start(), BackgroundCopies::default(), Cell::new(0));
         let extents = |at: Bytes| {
-            time.set(time.get() + Duration::from_millis(500));
+            clock.pass(Duration::from_millis(500));
             Ok((0..COUNT).map(extent).filter(|extent| extent.end() > at).take(64).collect())
         };
         let act = |_, _| {
-            time.set(time.get() + Duration::from_millis(10));
+            clock.pass(Duration::from_millis(5));
             copied.set(copied.get() + 1);
             Ok(())
         };
-        let second = Duration::from_secs(1);
-        let done = one_pass(blocks(2 * COUNT), Allocation::Thin, second, extents, act, || time.get());
+        let (second, cycle) = (Duration::from_secs(1), copies.begin_with(&clock));
+        let done = one_pass(blocks(2 * COUNT), Allocation::Thin, second, extents, act, &cycle);
         assert!(matches!(done, Err(ActError::Copying { .. })), "{done:?}");
         // It has looked for four seconds.
         assert!(copied.get() > 100, "{}", copied.get());
+    }
+
+    #[test]
+    fn a_pass_in_the_background_leaves_half_of_its_time() {
+        let (clock, copies, copied) = (FakeClock::start(), BackgroundCopies::default(), Cell::new(0));
+        let image = Extent { start: Bytes::ZERO, length: Bytes::GIB, shared: true };
+        let extents = |at: Bytes| Ok(if at < image.end() { vec![image] } else { Vec::new() });
+        let act = |_, _| {
+            clock.pass(Duration::from_millis(10));
+            copied.set(copied.get() + 1);
+            Ok(())
+        };
+        let cycle = copies.begin_with(&clock);
+        let done = one_pass(Bytes::GIB, Allocation::Thin, Duration::from_secs(1), extents, act, &cycle);
+        assert!(matches!(done, Err(ActError::Copying { .. })), "{done:?}");
+        assert_eq!(copied.get(), 50);
     }
 
     /// Extents with holes between them, and the size of the image.

@@ -15,6 +15,7 @@ use units::{Bytes, Inodes};
 
 use crate::anchor::Anchor;
 use crate::disk_state::{Place, Where};
+use crate::duty_cycle::DutyCycle;
 use crate::error::{ActError, Error};
 use crate::flush::Flush;
 use crate::index::Known;
@@ -119,16 +120,16 @@ impl<'a> Execution<'a> {
                 let (size, pass) = (self.record()?.size, self.store.settings.pass);
                 if self.record()?.mode.is_block() {
                     let allocation = self.allocation()?;
-                    let anchor = Anchor::new(&self.store.anchors, id);
-                    clone::end_sharing(self.staged()?, anchor, size, allocation, pass)?;
+                    let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
+                    clone::end_sharing(self.staged()?, anchor, size, allocation, pass, &cycle)?;
                 } else {
                     let former = self.store.index().flushes.get(id).copied();
                     // Later passes only wait until the source fits its size.
                     if Flush::is_due(former, Instant::now()) {
                         // Its top has the mode of the source's.
                         let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
-                        let anchor = Anchor::new(&self.store.anchors, id);
-                        anchor.during(|anchor| tree::end_sharing(&dir, anchor, project, size, pass))?;
+                        let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
+                        anchor.during(&cycle, |anchor| tree::end_sharing(&dir, anchor, project, size, pass, &cycle))?;
                         self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
                     }
                 }
@@ -387,6 +388,13 @@ impl<'a> Execution<'a> {
 
     fn allocation(&self) -> Result<Allocation, ActError> {
         Ok(self.record()?.allocation())
+    }
+
+    /// A pod waits for a clone, because its claim is bound when the copy ends, and often for a rollback.
+    fn duty_cycle(&self) -> Result<DutyCycle<'a>, ActError> {
+        let record = self.record()?;
+        let is_background = record.mode.is_snapshot() && record.rollback().is_none();
+        Ok(if is_background { self.store.copies.begin() } else { DutyCycle::full() })
     }
 
     fn root_mode(&self) -> Result<Mode, ActError> {

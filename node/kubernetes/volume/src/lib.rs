@@ -24,6 +24,7 @@ mod calls;
 mod clone;
 mod disk_state;
 mod drift;
+mod duty_cycle;
 mod error;
 mod execution;
 mod fault;

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
+use crate::duty_cycle::BackgroundCopies;
 use crate::error::{ActError, Error, LookError, OpenError, SourceError, StartError};
 use crate::execution::{Execution, in_passes};
 use crate::files::Files;
@@ -53,6 +54,7 @@ pub struct Store {
     index: Mutex<Index>,
     pub(crate) locks: VolumeLocks,
     pub(crate) leases: Leases,
+    pub(crate) copies: BackgroundCopies,
     pub(crate) calls: VolumeCalls,
     pub(crate) disk_observer: OnceLock<Box<dyn DiskObserver>>,
     pub(crate) last_faults: Mutex<Vec<DiskFault>>,
@@ -93,6 +95,7 @@ impl Store {
             index: Mutex::default(),
             locks: VolumeLocks::default(),
             leases: Leases::default(),
+            copies: BackgroundCopies::default(),
             calls: VolumeCalls::default(),
             disk_observer: OnceLock::new(),
             last_faults: Mutex::default(),

@@ -23,6 +23,7 @@ use units::Bytes;
 
 use crate::anchor::Anchor;
 use crate::clone::{PIECE, end_of_pass, failed};
+use crate::duty_cycle::DutyCycle;
 use crate::error::ActError;
 use crate::record::Cloning;
 use crate::store::Store;
@@ -119,6 +120,7 @@ pub(crate) fn end_sharing(
     project: ProjectId,
     size: Bytes,
     pass: Duration,
+    cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
     // files that were written since the last writeback of all.
@@ -126,8 +128,8 @@ pub(crate) fn end_sharing(
     let (start, mut end) = (Instant::now(), None);
     let visited = for_each_shared(dir, |file, extent| {
         let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));
-        let copied = match unshare(file, anchor, extent, end) {
-            Err(error) if error.is_full() => free().and_then(|()| unshare(file, anchor, extent, end)),
+        let copied = match unshare(file, anchor, extent, end, cycle) {
+            Err(error) if error.is_full() => free().and_then(|()| unshare(file, anchor, extent, end, cycle)),
             copied => copied,
         };
         match copied {
@@ -144,7 +146,13 @@ pub(crate) fn end_sharing(
 
 /// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file keeps
 /// the attributes that a write changes; if this is killed within, its last file may lose them.
-fn unshare(file: BorrowedFd<'_>, anchor: &mut Anchor<'_>, extent: Extent, end: Instant) -> Result<bool, ActError> {
+fn unshare(
+    file: BorrowedFd<'_>,
+    anchor: &mut Anchor<'_>,
+    extent: Extent,
+    end: Instant,
+    cycle: &DutyCycle<'_>,
+) -> Result<bool, ActError> {
     let stat = fstat(file).map_err(failed("examine"))?;
     let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
     let mut capability = [0; CAPABILITY_SIZE];
@@ -156,12 +164,14 @@ fn unshare(file: BorrowedFd<'_>, anchor: &mut Anchor<'_>, extent: Extent, end: I
     let mut at = extent.start;
     let copied = loop {
         let length = extent.end().saturating_sub(at).min(PIECE);
-        // The last block of a file that is shared may have no byte of it.
-        let kept = match size.saturating_sub(at).min(length) {
-            Bytes::ZERO => Ok(()),
-            within => anchor.keep(file, at, within),
-        };
-        let copied = kept.and_then(|()| anchor.unshare(file, at, length));
+        let copied = cycle.run(|| {
+            // The last block of a file that is shared may have no byte of it.
+            let kept = match size.saturating_sub(at).min(length) {
+                Bytes::ZERO => Ok(()),
+                within => anchor.keep(file, at, within),
+            };
+            kept.and_then(|()| anchor.unshare(file, at, length))
+        });
         at = at.saturating_add(length);
         match copied {
             Ok(()) if at < extent.end() && Instant::now() < end => {}
