@@ -1,4 +1,4 @@
-//! [`NeighbourReport`]: what the syncs of one pod take while another pod writes to its block volume.
+//! [`NeighbourReport`]: what the syncs of one pod take while another pod writes to its block volume, or while a volume is copied.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread, verdict};
 
-/// The pod with the block volume.
+/// What the neighbour has beside it: the pod with the block volume, or a copy of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tenant {
@@ -17,6 +17,10 @@ pub enum Tenant {
     Limited,
     /// It writes without a limit.
     Unlimited,
+    /// The pod does nothing. A snapshot is copied, in the background.
+    SnapshotCopy,
+    /// The pod does nothing. A clone is copied, for which a claim waits.
+    CloneCopy,
 }
 
 /// Files of 4 KiB that the neighbour creates, writes and syncs on the disk of the tenant's image, one after the other.
@@ -31,7 +35,7 @@ pub struct NeighbourSample {
     pub median_ns: u64,
     /// Of 99 in 100.
     pub high_ns: u64,
-    /// Bytes of the tenant that reached its device.
+    /// Bytes of the tenant that reached its device. Beside a copy: all that reached the disk.
     pub written: u64,
 }
 
@@ -39,7 +43,7 @@ pub struct NeighbourSample {
 pub struct NeighbourReport {
     pub runs: u32,
     pub figures: Vec<NeighbourFigure>,
-    /// Of the tenants that write.
+    /// Of the tenants that write, and of copies.
     pub ratios: Vec<NeighbourRatio>,
     /// Ratios above the limit.
     pub violations: Vec<String>,
@@ -51,7 +55,7 @@ pub struct NeighbourFigure {
     /// Microseconds.
     pub median: Spread,
     pub high: Spread,
-    /// KiB that the tenant writes in a second.
+    /// KiB that are written in a second.
     pub written: Spread,
 }
 
@@ -63,24 +67,34 @@ pub struct NeighbourRatio {
     pub high: Spread,
 }
 
-/// Of the median with a limited tenant.
+/// Of the median beside a limited tenant, and beside the copy of a snapshot.
 const AT_MOST: f64 = 2.0;
 
 impl Tenant {
-    pub const ALL: [Self; 3] = [Self::Idle, Self::Limited, Self::Unlimited];
+    pub const ALL: [Self; 5] = [Self::Idle, Self::Limited, Self::Unlimited, Self::SnapshotCopy, Self::CloneCopy];
+
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Limited | Self::Unlimited)
+    }
+
+    pub const fn is_copy(self) -> bool {
+        matches!(self, Self::SnapshotCopy | Self::CloneCopy)
+    }
 
     const fn title(self) -> &'static str {
         match self {
-            Self::Idle => "idle",
-            Self::Limited => "limited to 2 MiB/s",
-            Self::Unlimited => "not limited",
+            Self::Idle => "an idle tenant",
+            Self::Limited => "a tenant limited to 2 MiB/s",
+            Self::Unlimited => "a tenant without a limit",
+            Self::SnapshotCopy => "the copy of a snapshot",
+            Self::CloneCopy => "the copy of a clone",
         }
     }
 
     const fn limit(self) -> Option<f64> {
         match self {
-            Self::Limited => Some(AT_MOST),
-            Self::Idle | Self::Unlimited => None,
+            Self::Limited | Self::SnapshotCopy => Some(AT_MOST),
+            Self::Idle | Self::Unlimited | Self::CloneCopy => None,
         }
     }
 }
@@ -126,8 +140,7 @@ impl NeighbourRatio {
     fn violation(&self) -> Option<String> {
         let (found, limit) = (self.median.median, self.tenant.limit()?);
         let tenant = self.tenant.title();
-        (found > limit)
-            .then(|| format!("a sync takes {found:.2} times as long beside a tenant {tenant}, the limit is {limit}"))
+        (found > limit).then(|| format!("a sync takes {found:.2} times as long beside {tenant}, the limit is {limit}"))
     }
 }
 
@@ -135,10 +148,10 @@ impl fmt::Display for NeighbourReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "Create, write and sync a file beside a tenant; medians of {} interleaved runs (min–max)\n",
+            "Create, write and sync a file beside a tenant or a copy; medians of {} interleaved runs (min–max)\n",
             self.runs
         )?;
-        let heads = ["the tenant is", "median in µs", "99 of 100 in µs", "it writes KiB/s"].map(String::from);
+        let heads = ["beside", "median in µs", "99 of 100 in µs", "written in KiB/s"].map(String::from);
         let rows = self.figures.iter().map(|figure| {
             let numbers = [figure.median, figure.high, figure.written].map(|spread| format!("{:.0}", spread.median));
             [vec![figure.tenant.title().to_owned()], numbers.into()].concat()
@@ -158,7 +171,7 @@ impl fmt::Display for NeighbourReport {
 mod tests {
     use super::*;
 
-    fn samples(medians: [u64; 3]) -> Vec<NeighbourSample> {
+    fn samples(medians: [u64; 5]) -> Vec<NeighbourSample> {
         let sample = |(run, (tenant, median)): (u32, (Tenant, u64))| NeighbourSample {
             tenant,
             run,
@@ -172,15 +185,17 @@ mod tests {
     }
 
     #[test]
-    fn only_a_limited_tenant_has_a_limit() {
-        let report = NeighbourReport::new(&samples([1000, 1900, 9000]));
-        assert_eq!((report.violations.len(), report.figures.len(), report.ratios.len()), (0, 3, 2));
-        let report = NeighbourReport::new(&samples([1000, 2100, 9000]));
-        let missed = "a sync takes 2.10 times as long beside a tenant limited to 2 MiB/s, the limit is 2";
-        assert_eq!(report.violations, [missed]);
+    fn a_limited_tenant_and_the_copy_of_a_snapshot_have_limits() {
+        let report = NeighbourReport::new(&samples([1000, 1900, 9000, 2000, 9000]));
+        assert_eq!((report.violations.len(), report.figures.len(), report.ratios.len()), (0, 5, 4));
+        let report = NeighbourReport::new(&samples([1000, 2100, 9000, 2500, 9000]));
+        let missed = |ratio, other| format!("a sync takes {ratio} times as long beside {other}, the limit is 2");
+        let missed = [missed("2.10", "a tenant limited to 2 MiB/s"), missed("2.50", "the copy of a snapshot")];
+        assert_eq!(report.violations, missed);
         let words = report.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("limited to 2 MiB/s 4200 6300 2048"), "{words}");
         assert!(words.contains("limited to 2 MiB/s 2.1 ≤ 2 2.1"), "{words}");
+        assert!(words.contains("the copy of a clone 9 – 9"), "{words}");
     }
 
     #[test]

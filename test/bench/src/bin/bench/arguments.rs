@@ -88,7 +88,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Syncs of a file while a pod writes to a block volume on the same disk, with and without limits of its I/O, in a VM.
+    /// Syncs of a file while a pod writes to a block volume on the same disk, with and without limits of its I/O, and while a
+    /// snapshot or a clone is copied, in a VM.
     Neighbour {
         /// How often each is measured.
         #[arg(long, default_value = "5")]

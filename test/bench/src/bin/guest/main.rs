@@ -39,7 +39,7 @@ enum Command {
     Burst { runs: u32, claims: u32 },
     /// Reads and writes in the VM, or in a directory of this machine.
     Io { runs: u32, milliseconds: u64, directory: Option<PathBuf> },
-    /// Syncs files beside a tenant.
+    /// Syncs files beside a tenant, or beside a copy of a volume.
     Neighbour { runs: u32, milliseconds: u64 },
     /// Writes to a device and syncs it.
     Tenant(Place),

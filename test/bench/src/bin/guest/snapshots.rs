@@ -18,7 +18,7 @@ use crate::volumes::{end, id, open_with, request, sync};
 
 /// Of the image, whatever its number of extents.
 const SIZE: Bytes = Bytes::new(16 << 20);
-const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
+pub(crate) const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
 
 /// Each extent is one block, with a hole behind it.
 const BLOCK: [u8; 4096] = [7; 4096];
@@ -104,7 +104,7 @@ fn with_source(mount: &Path, extents: u32) -> Result<(Store, VolumeId), CallErro
     Ok((store, source))
 }
 
-fn snapshot_of(source: &VolumeId) -> Result<(VolumeId, SnapshotRequest), CallError> {
+pub(crate) fn snapshot_of(source: &VolumeId) -> Result<(VolumeId, SnapshotRequest), CallError> {
     let (snapshot, source) = (id("snapshot", 0)?, source.clone());
     let Request { claim, class, .. } = request(&snapshot, THIN, SIZE);
     Ok((
