@@ -1,16 +1,36 @@
 //! Metrics and notifications of the calls that change volumes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dir::Ensured;
 use prometheus::core::Collector;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts};
+use prometheus::{CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts};
 use tokio::sync::watch;
 
 use crate::Error;
 
 /// From an operation on the log alone to the allocation of a large image, or the removal of millions of files.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
+
+/// From a few small files to the longest pause that a class may allow. One is the default of `maxPause`.
+const PAUSES: [f64; 11] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+
+/// How long pods were stopped while volumes were cloned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodPause {
+    /// From the request to freeze until no process ran.
+    pub freeze: Duration,
+    /// The clones of the images, and the last pass over files.
+    pub clone: Duration,
+    /// From the request to thaw until processes could run again.
+    pub thaw: Duration,
+}
+
+impl PodPause {
+    const fn phases(self) -> [(&'static str, Duration); 3] {
+        [("freeze", self.freeze), ("clone", self.clone), ("thaw", self.thaw)]
+    }
+}
 
 macro_rules! operations {
     ($($variant:ident: $name:literal,)*) => {
@@ -52,6 +72,8 @@ operations! {
 pub struct VolumeCalls {
     operations: IntCounterVec,
     durations: HistogramVec,
+    pauses: Histogram,
+    phases: CounterVec,
     changes: watch::Sender<()>,
 }
 
@@ -70,6 +92,20 @@ impl VolumeCalls {
                 .buckets(SECONDS.into()),
                 &["operation"],
             )?,
+            pauses: Histogram::with_opts(
+                HistogramOpts::new(
+                    "granary_pod_pause_duration_seconds",
+                    "How long pods were stopped for a snapshot, a group of snapshots or a clone.",
+                )
+                .buckets(PAUSES.into()),
+            )?,
+            phases: CounterVec::new(
+                Opts::new(
+                    "granary_pod_pause_phase_seconds_total",
+                    "How long pods were stopped, all pauses together, by phase.",
+                ),
+                &["phase"],
+            )?,
             changes: watch::Sender::default(),
         };
         // A series that begins with its first event has not grown for Prometheus, and an alert on it would not fire.
@@ -79,6 +115,7 @@ impl VolumeCalls {
             }
             calls.durations.with_label_values(&[operation.name()]);
         }
+        calls.count(PodPause { freeze: Duration::ZERO, clone: Duration::ZERO, thaw: Duration::ZERO });
         Ok(calls)
     }
 
@@ -103,13 +140,30 @@ impl VolumeCalls {
         done
     }
 
+    /// Pods were stopped once, and run again.
+    pub fn observe_pause(&self, pause: PodPause) {
+        self.count(pause);
+        self.pauses.observe((pause.freeze + pause.clone + pause.thaw).as_secs_f64());
+    }
+
+    fn count(&self, pause: PodPause) {
+        for (phase, time) in pause.phases() {
+            self.phases.with_label_values(&[phase]).inc_by(time.as_secs_f64());
+        }
+    }
+
     /// Notified after each call that may have changed the reserved space.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    pub fn collectors(&self) -> [Box<dyn Collector>; 2] {
-        [Box::new(self.operations.clone()), Box::new(self.durations.clone())]
+    pub fn collectors(&self) -> [Box<dyn Collector>; 4] {
+        [
+            Box::new(self.operations.clone()),
+            Box::new(self.durations.clone()),
+            Box::new(self.pauses.clone()),
+            Box::new(self.phases.clone()),
+        ]
     }
 }
 
@@ -127,12 +181,17 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn calls_are_counted_by_operation_and_result() {
-        let (calls, registry) = (VolumeCalls::default(), Registry::new());
+    fn text(calls: &VolumeCalls) -> String {
+        let registry = Registry::new();
         for collector in calls.collectors() {
             registry.register(collector).unwrap();
         }
+        TextEncoder::new().encode_to_string(&registry.gather()).unwrap()
+    }
+
+    #[test]
+    fn calls_are_counted_by_operation_and_result() {
+        let calls = VolumeCalls::default();
         let mut changes = calls.changes();
         calls.observe(Operation::Provision, || Ok(Ensured::Unchanged(()))).unwrap();
         assert!(!changes.has_changed().unwrap());
@@ -143,7 +202,7 @@ mod tests {
         let full = || Err::<Ensured<()>, _>(Error::Full { id, wanted: Bytes::GIB, free: Bytes::ZERO });
         calls.observe(Operation::Provision, full).unwrap_err();
         assert!(changes.has_changed().unwrap(), "a failed call may have changed the reserved space");
-        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let text = text(&calls);
         for line in [
             r#"granary_volume_operations_total{operation="provision",result="changed"} 1"#,
             r#"granary_volume_operations_total{operation="provision",result="unchanged"} 1"#,
@@ -151,6 +210,26 @@ mod tests {
             r#"granary_volume_operations_total{operation="discard",result="changed"} 0"#,
             r#"granary_volume_operation_duration_seconds_bucket{operation="provision",le="60"} 3"#,
             r#"granary_volume_operation_duration_seconds_count{operation="provision"} 3"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_pause_is_counted_once_and_by_phase() {
+        let calls = VolumeCalls::default();
+        assert!(text(&calls).contains("granary_pod_pause_duration_seconds_count 0"), "the series begins with no pause");
+        let [freeze, clone, thaw] = [250, 1000, 500].map(Duration::from_millis);
+        calls.observe_pause(PodPause { freeze, clone, thaw });
+        let text = text(&calls);
+        for line in [
+            "granary_pod_pause_duration_seconds_count 1",
+            "granary_pod_pause_duration_seconds_sum 1.75",
+            r#"granary_pod_pause_duration_seconds_bucket{le="1"} 0"#,
+            r#"granary_pod_pause_duration_seconds_bucket{le="2"} 1"#,
+            r#"granary_pod_pause_phase_seconds_total{phase="freeze"} 0.25"#,
+            r#"granary_pod_pause_phase_seconds_total{phase="clone"} 1"#,
+            r#"granary_pod_pause_phase_seconds_total{phase="thaw"} 0.5"#,
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
         }

@@ -59,7 +59,7 @@ mod throttle;
 mod tree;
 mod volumes;
 
-pub use calls::{Operation, VolumeCalls};
+pub use calls::{Operation, PodPause, VolumeCalls};
 pub use cluster::{ALMOST_FULL, DRIVER_NAME, FINALIZER, Overcommit, PROVISIONED_BY, TOPOLOGY_KEY};
 pub use disk_state::Where;
 pub use drift::{DriftError, Drifted};

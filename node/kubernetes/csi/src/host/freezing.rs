@@ -8,9 +8,9 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use freezer::{FreezeError, Frozen, freeze};
+use freezer::{FreezeError, Frozen, Pause, freeze};
 use tracing::info;
-use volume::{FrozenPods, IoLimits, PodFreezer, VolumeGuard, VolumeId};
+use volume::{FrozenPods, IoLimits, PodFreezer, PodPause, VolumeGuard, VolumeId, Volumes as _};
 
 use super::cgroup::{CgroupError, Cgroups};
 use super::devices::{Lifted, PublishedDevices};
@@ -62,8 +62,10 @@ struct Unlimited {
 /// No pod gets one of the volumes while this exists.
 struct Stopped {
     frozen: Option<Frozen>,
+    /// No process runs since then.
+    since: Instant,
     // After the pods run again.
-    _unlimited: Unlimited,
+    unlimited: Unlimited,
     _publishing: Vec<VolumeGuard>,
 }
 
@@ -111,7 +113,7 @@ impl PublishedPods {
         }
         let unlimited = self.unlimited(&pods);
         let frozen = if cgroups.is_empty() { None } else { Some(freeze((self.guard)(), &cgroups, budget)?) };
-        Ok(Stopped { frozen, _unlimited: unlimited, _publishing: publishing })
+        Ok(Stopped { frozen, since: Instant::now(), unlimited, _publishing: publishing })
     }
 
     fn unlimited(&self, pods: &BTreeSet<OsString>) -> Unlimited {
@@ -141,8 +143,11 @@ impl FrozenPods for Stopped {
 
     fn thaw(mut self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>> {
         if let Some(frozen) = self.frozen.take() {
-            let pause = frozen.thaw()?;
-            info!(pause = ?pause.total, freeze = ?pause.freeze, "pods of the volume were stopped");
+            let clone = self.since.elapsed();
+            let Pause { freeze, total } = frozen.thaw()?;
+            let thaw = total.saturating_sub(freeze).saturating_sub(clone);
+            info!(pause = ?total, ?freeze, ?clone, "pods of the volume were stopped");
+            self.unlimited.directories.volumes().calls().observe_pause(PodPause { freeze, clone, thaw });
         }
         Ok(())
     }

@@ -8,7 +8,10 @@ use std::time::Duration;
 use ktest_support::{Writer, eventually, mount_cgroups, numbers, this_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use volume::{ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, VolumeId, Volumes as _};
+use prometheus::{Registry, TextEncoder};
+use volume::{
+    ActError, Claim, Error, FreezeError, GroupRequest, SnapshotRequest, State, Store, VolumeId, Volumes as _,
+};
 
 use crate::kubelet::MANY;
 use crate::machine::{Node, TestDisk, mounts_at};
@@ -42,6 +45,17 @@ fn end(cgroups: &Path, pod: &Path, writer: Writer) {
     }
 }
 
+/// The value of a metric of the store.
+fn metric(store: &Store, series: &str) -> String {
+    let registry = Registry::new();
+    for collector in store.calls().collectors() {
+        registry.register(collector).expect("metrics have different names");
+    }
+    let text = TextEncoder::new().encode_to_string(&registry.gather()).expect("metrics are text");
+    let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{series} in:\n{text}")).to_owned()
+}
+
 #[tokio::test]
 async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     let cgroups = PathBuf::from("/tmp/cgroups-of-files");
@@ -64,6 +78,8 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     // Processes of a pod without a cgroup could start within the last pass.
     let error = node.store.take_snapshot(&snapshot, &want).expect_err("the pod has no cgroup");
     assert!(matches!(error, Error::Act { source: ActError::Pods(_), .. }), "{error:?}");
+    let pauses = |store: &Store| metric(store, "granary_pod_pause_duration_seconds_count");
+    assert_eq!(pauses(&node.store), "0", "no pod was stopped");
 
     let pod = cgroups.join(POD);
     let writer = Writer::start("frozen::the_writer", &pod.join("container"), &target, &FILES);
@@ -73,6 +89,14 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     assert!(one == two || one == two + 1, "{one} {two}");
     eventually("the pod runs again", || numbers(&target, &FILES).is_some_and(|[_, two]| two > one));
     assert_eq!(fs::read_to_string(pod.join("cgroup.freeze")).expect("the state").trim(), "0");
+    // Once, although the snapshot may have had several passes.
+    assert_eq!(pauses(&node.store), "1");
+    let seconds = |series: &str| metric(&node.store, series).parse::<f64>().expect("a number");
+    let pause = seconds("granary_pod_pause_duration_seconds_sum");
+    let phases = ["freeze", "clone", "thaw"]
+        .map(|phase| seconds(&format!("granary_pod_pause_phase_seconds_total{{phase=\"{phase}\"}}")));
+    assert!(pause > 0.0 && phases[1] > 0.0, "{pause} {phases:?}");
+    assert!((phases.iter().sum::<f64>() - pause).abs() < 0.001, "{pause} {phases:?}");
 
     end(&cgroups, &pod, writer);
     node.stop().await;
