@@ -17,6 +17,7 @@ mod sample;
 mod scale;
 mod statistics;
 mod table;
+mod timed;
 
 pub use burst::{Burst, BurstFigure, BurstSample, Comparison, Way};
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
@@ -32,3 +33,4 @@ pub use requests::request_name;
 pub use sample::{Sample, Word, is_housekeeping, print};
 pub use scale::{ScaleFigure, ScaleReport, ScaleSample};
 pub use statistics::{Spread, slope};
+pub use timed::{TimeFigure, TimeSample, Timed};

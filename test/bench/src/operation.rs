@@ -64,6 +64,8 @@ operations! {
     Snapshot {
         TakeSnapshot "take_snapshot, first piece",
         CloneVolume "clone, first piece",
+        TakeSnapshotLarge "take_snapshot, 8 times the size",
+        CloneVolumeLarge "clone, 8 times the size",
         FinishSnapshot "take_snapshot, the rest",
         CopyImage "(baseline: copy of the file)",
     }
@@ -125,7 +127,9 @@ impl Operation {
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
             Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), flushes: None },
             Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
-            Self::TakeSnapshot | Self::CloneVolume => Expected { slope: Some(0), at_most: Some(45), flushes: Some(4) },
+            Self::TakeSnapshot | Self::CloneVolume | Self::TakeSnapshotLarge | Self::CloneVolumeLarge => {
+                Expected { slope: Some(0), at_most: Some(45), flushes: Some(4) }
+            }
             // Half of the calls of `CopyImage`, whatever pieces a pass has.
             Self::FinishSnapshot => Expected { slope: None, at_most: Some(2000), flushes: Some(16) },
             // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.

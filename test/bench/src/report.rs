@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::operation::{Expected, Operation, Subject};
 use crate::sample::Sample;
 use crate::statistics::{Spread, slope};
+use crate::timed::{TimeFigure, TimeSample};
 
 /// All figures of a run of the benchmarks. Its text is a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -15,6 +16,8 @@ pub struct Report {
     pub runs: u32,
     pub figures: Vec<Figure>,
     pub ratios: Vec<Ratio>,
+    /// Empty if nothing was timed.
+    pub times: Vec<TimeFigure>,
     /// Limits that do not hold.
     pub violations: Vec<String>,
 }
@@ -60,16 +63,23 @@ pub struct MissingSample {
 }
 
 impl Report {
-    pub fn new(kernel: String, samples: &[Sample]) -> Result<Self, MissingSample> {
+    pub fn new(kernel: String, samples: &[Sample], times: &[TimeSample]) -> Result<Self, MissingSample> {
         let figures: Vec<Figure> =
             Operation::ALL.iter().map(|&operation| figure(operation, samples)).collect::<Result<_, _>>()?;
+        let times = TimeFigure::all(times);
         let runs: BTreeSet<u32> = samples.iter().map(|sample| sample.run).collect();
         Ok(Self {
             kernel,
             runs: u32::try_from(runs.len()).unwrap_or(u32::MAX),
             ratios: ratios(&figures),
-            violations: figures.iter().flat_map(violations).collect(),
+            violations: figures
+                .iter()
+                .flat_map(violations)
+                .chain(differing_sizes(&figures))
+                .chain(times.iter().filter_map(TimeFigure::violation))
+                .collect(),
             figures,
+            times,
         })
     }
 }
@@ -141,11 +151,33 @@ fn violations(figure: &Figure) -> Vec<String> {
     violations
 }
 
+/// Of calls that must be the same for an image of any size.
+fn differing_sizes(figures: &[Figure]) -> Vec<String> {
+    let pairs = [
+        (Operation::TakeSnapshot, Operation::TakeSnapshotLarge),
+        (Operation::CloneVolume, Operation::CloneVolumeLarge),
+    ];
+    let counts = |operation: Operation| {
+        figures.iter().filter(move |figure| figure.operation == operation).flat_map(|of| &of.counts)
+    };
+    let compared =
+        pairs.into_iter().flat_map(|(small, large)| counts(small).zip(counts(large)).map(move |of| (large, of)));
+    let differing = compared.filter_map(|(large, (few, many))| {
+        let (found, limit, present) = (many.syscalls.median, few.syscalls.median, few.present);
+        let differs = found.total_cmp(&limit).is_ne();
+        differs.then(|| {
+            format!("{large} makes {found} system calls with {present} extents, and {limit} with a smaller image")
+        })
+    });
+    differing.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::timed::Timed;
 
     /// All operations at all populations, a run for each number that `cost` gives.
     fn samples(runs: u32, cost: impl Fn(Operation, u32) -> u64) -> Vec<Sample> {
@@ -167,7 +199,7 @@ mod tests {
     }
 
     fn report(cost: impl Fn(Operation, u32) -> u64) -> Report {
-        Report::new("6.12".into(), &samples(3, cost)).unwrap()
+        Report::new("6.12".into(), &samples(3, cost), &[]).unwrap()
     }
 
     #[test]
@@ -201,6 +233,23 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_depend_on_the_size_of_an_image_are_a_violation() {
+        let more = |operation, present| limit(operation, present) + u64::from(operation == Operation::CloneVolumeLarge);
+        let missed = [1, 1000].map(|present| {
+            format!("clone-volume-large makes 3 system calls with {present} extents, and 2 with a smaller image")
+        });
+        assert_eq!(report(more).violations, missed);
+    }
+
+    #[test]
+    fn a_time_above_its_limit_is_a_violation() {
+        let times = |microseconds| Timed::ALL.map(|timed| TimeSample { timed, run: 1, microseconds });
+        let report = |time| Report::new("6.12".into(), &samples(1, limit), &times(time)).unwrap();
+        assert_eq!((report(10_000).times.len(), report(10_000).violations), (4, Vec::<String>::new()));
+        assert_eq!(report(11_000).violations.len(), 1);
+    }
+
+    #[test]
     fn housekeeping_is_counted_separately() {
         let report = report(limit);
         let count = &report.figures.iter().find(|figure| figure.operation == Operation::Get).unwrap().counts[0];
@@ -223,7 +272,7 @@ mod tests {
     fn an_operation_that_was_not_measured_is_named() {
         let mut samples = samples(1, limit);
         samples.retain(|sample| sample.operation != Operation::Detach || sample.present == 0);
-        let missing = Report::new(String::new(), &samples).unwrap_err();
+        let missing = Report::new(String::new(), &samples, &[]).unwrap_err();
         assert_eq!(missing.to_string(), "the guest sent no run of detach with 100 devices");
     }
 
@@ -234,10 +283,10 @@ mod tests {
             for (sample, cost) in samples.iter_mut().zip(costs.iter().cycle()) {
                 sample.flushes = *cost;
             }
-            let report = Report::new("6.12".into(), &samples).unwrap();
+            let report = Report::new("6.12".into(), &samples, &[]).unwrap();
             let length = samples.len();
             samples.rotate_left(turn % length);
-            prop_assert_eq!(Report::new("6.12".into(), &samples).unwrap(), report);
+            prop_assert_eq!(Report::new("6.12".into(), &samples, &[]).unwrap(), report);
         }
     }
 }

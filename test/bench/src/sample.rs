@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Operation;
+use crate::timed::TimeSample;
 
 /// A message of the guest: JSON, one per line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +14,7 @@ use crate::operation::Operation;
 pub enum Word {
     Kernel(String),
     Sample(Sample),
+    Time(TimeSample),
 }
 
 /// Prints a message to `bench`: JSON, in a line.

@@ -6,6 +6,7 @@ use crate::operation::{Expected, Subject};
 use crate::report::{Count, Figure, Report};
 use crate::sample::is_housekeeping;
 use crate::statistics::Spread;
+use crate::timed;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,6 +19,9 @@ impl fmt::Display for Report {
         for subject in Subject::ALL {
             let of_subject = |figure: &&Figure| figure.subject == subject;
             writeln!(f, "\n{}", counts(subject, self.figures.iter().filter(of_subject)))?;
+        }
+        if !self.times.is_empty() {
+            writeln!(f, "\n{}", timed::table(&self.times))?;
         }
         writeln!(f, "\n{}", names(&self.figures))?;
         writeln!(f, "\n{}", ratios(self))?;

@@ -4,13 +4,14 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
-use bench::{Sample, Word};
+use bench::{Sample, TimeSample, Word};
 use serde::de::DeserializeOwned;
 
 #[derive(Debug, Default)]
 pub(crate) struct Measurement {
     pub(crate) kernel: String,
     pub(crate) samples: Vec<Sample>,
+    pub(crate) times: Vec<TimeSample>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +28,8 @@ pub(crate) enum GuestError {
     Failed(ExitStatus),
 }
 
-/// Boots the guest, lets it measure everything so often, and reads to its end.
-pub(crate) fn measure(program: &Path, runs: u32) -> Result<Measurement, GuestError> {
+/// Boots the guest, lets it measure everything so often, and reads to its end. Without the times, it only counts.
+pub(crate) fn measure(program: &Path, runs: u32, with_times: bool) -> Result<Measurement, GuestError> {
     let mut shown = 0;
     let show = |word: &Word| {
         if let Word::Sample(sample) = word
@@ -38,11 +39,16 @@ pub(crate) fn measure(program: &Path, runs: u32) -> Result<Measurement, GuestErr
             eprintln!("run {shown} of {runs}");
         }
     };
+    let mut arguments = vec!["measure".to_owned(), runs.to_string()];
+    if with_times {
+        arguments.push("--times".to_owned());
+    }
     let mut measured = Measurement::default();
-    for word in samples(program, &["measure".to_owned(), runs.to_string()], show)? {
+    for word in samples(program, &arguments, show)? {
         match word {
             Word::Kernel(release) => measured.kernel = release,
             Word::Sample(sample) => measured.samples.push(sample),
+            Word::Time(sample) => measured.times.push(sample),
         }
     }
     Ok(measured)

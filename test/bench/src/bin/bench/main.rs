@@ -43,9 +43,9 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<bool, BenchError> {
     match arguments.command {
-        Command::Storage { runs, json } => {
-            let measured = guest::measure(&arguments.storage_guest, runs.get())?;
-            let report = Report::new(measured.kernel, &measured.samples)?;
+        Command::Storage { runs, counts, json } => {
+            let measured = guest::measure(&arguments.storage_guest, runs.get(), !counts)?;
+            let report = Report::new(measured.kernel, &measured.samples, &measured.times)?;
             print(&report, &report.violations, &json)
         }
         Command::Burst { runs, claims, json } => {

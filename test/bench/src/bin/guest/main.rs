@@ -34,7 +34,12 @@ use crate::cgroup::Place;
 #[derive(Debug, Parser)]
 enum Command {
     /// Counts the system calls and flushes of each operation.
-    Measure { runs: u32 },
+    Measure {
+        runs: u32,
+        /// Times snapshots, clones and copies, too.
+        #[arg(long)]
+        times: bool,
+    },
     /// Serves claims at once, on a disk alone.
     Burst { runs: u32, claims: u32 },
     /// Reads and writes in the VM, or in a directory of this machine.
@@ -58,7 +63,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Command::parse() {
-        Command::Measure { runs } => measure::all(runs),
+        Command::Measure { runs, times } => measure::all(runs, times),
         Command::Burst { runs, claims } => measure::burst(runs, claims),
         Command::Io { runs, milliseconds, directory: None } => io::measure_in_vm(runs, milliseconds),
         Command::Io { runs, milliseconds, directory: Some(directory) } => {

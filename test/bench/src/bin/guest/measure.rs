@@ -11,11 +11,11 @@ use crate::control;
 use crate::loops::Attached;
 use crate::publishes::Mounted;
 use crate::tracer::{Seen, trace};
-use crate::{quota, volumes};
+use crate::{quota, snapshots, volumes};
 
-/// Measures every operation `runs` times and prints the samples. Runs are interleaved, so that a drift affects all
-/// alike.
-pub(crate) fn all(runs: u32) -> Result<(), CallError> {
+/// Measures every operation `runs` times, with times or without them, and prints the samples. Runs are interleaved, so that a
+/// drift affects all alike.
+pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
     control::check()?;
     let kernel = uname()?;
     print(&Word::Kernel(kernel.release().to_string_lossy().into_owned()))?;
@@ -39,6 +39,10 @@ pub(crate) fn all(runs: u32) -> Result<(), CallError> {
         }
         for present in Subject::Snapshot.populations() {
             Subject::Snapshot.operations().try_for_each(|operation| one(operation, present, run, &stores[0].0))?;
+        }
+        if times {
+            let [_, extents] = Subject::Snapshot.populations();
+            snapshots::time(stores[0].0.path(), extents, run)?;
         }
         // Mounts and devices are the machine's: few and many cannot be there at the same time.
         let disk = &disks[0].0;

@@ -1,10 +1,11 @@
-//! Snapshots and clones of an image with so many extents, and a copy of the file.
+//! Snapshots and clones of an image with so many extents, and a copy of the file: counted, and timed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bench::{TimeSample, Timed, Word, print};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use units::Bytes;
@@ -16,36 +17,39 @@ use crate::call::{CallError, arrange};
 use crate::region::measured;
 use crate::volumes::{end, id, open_with, request, sync};
 
-/// Of the image, whatever its number of extents.
-const SIZE: Bytes = Bytes::new(16 << 20);
+/// An image, whatever its number of extents. Behind each is a hole of its size.
+#[derive(Clone, Copy)]
+pub(crate) struct Image {
+    size: Bytes,
+    extent: usize,
+}
+
+pub(crate) const SMALL: Image = Image { size: Bytes::new(16 << 20), extent: BLOCK.len() };
+/// All is 8 times as large.
+pub(crate) const LARGE: Image = Image { size: Bytes::new(128 << 20), extent: 8 * BLOCK.len() };
+
 pub(crate) const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
 
-/// Each extent is one block, with a hole behind it.
 const BLOCK: [u8; 4096] = [7; 4096];
-const STEP: u64 = 2 * BLOCK.len() as u64;
 
-pub(crate) fn take(mount: &Path, extents: u32) -> Result<(), CallError> {
-    let (store, source) = with_source(mount, extents)?;
+pub(crate) fn take(mount: &Path, image: Image, extents: u32) -> Result<(), CallError> {
+    let (store, source) = with_source(mount, image, extents)?;
     let (snapshot, want) = snapshot_of(&source)?;
     drop(measured(|| store.take_snapshot(&snapshot, &want))??);
     store.remove_snapshot(&snapshot)?;
     end(&store, &source)
 }
 
-pub(crate) fn clone(mount: &Path, extents: u32) -> Result<(), CallError> {
-    let (store, source) = with_source(mount, extents)?;
-    let clone = id("clone", 0)?;
-    let want = Request { source: Some(source.clone()), ..request(&clone, THIN, SIZE) };
-    match measured(|| store.provision(&clone, &want))? {
-        Ok(_) | Err(Error::Copying { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
+pub(crate) fn clone(mount: &Path, image: Image, extents: u32) -> Result<(), CallError> {
+    let (store, source) = with_source(mount, image, extents)?;
+    let (clone, want) = clone_of(&source, image)?;
+    begun(measured(|| store.provision(&clone, &want))?)?;
     store.undo(&clone)?;
     end(&store, &source)
 }
 
 pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
-    let (store, source) = with_source(mount, extents)?;
+    let (store, source) = with_source(mount, SMALL, extents)?;
     let (snapshot, want) = snapshot_of(&source)?;
     store.take_snapshot(&snapshot, &want)?;
     drop(store);
@@ -60,8 +64,36 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     end(&store, &source)
 }
 
+/// Times all on one image, and prints the samples.
+pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError> {
+    let (store, source) = with_source(mount, SMALL, extents)?;
+    let image = File::from(store.open_volume(&source)?.image(Access::ReadOnly)?);
+    let path = mount.join("copy");
+    let (snapshot, want) = snapshot_of(&source)?;
+    let (clone, request) = clone_of(&source, SMALL)?;
+    for timed in Timed::ALL {
+        let to = File::create_new(&path).map_err(arrange("create", &path))?;
+        // What came before is on the disk.
+        sync(mount)?;
+        let start = Instant::now();
+        match timed {
+            Timed::CloneImage => reflink::clone_file(&image, &to)?,
+            Timed::TakeSnapshot => drop(store.take_snapshot(&snapshot, &want)?),
+            Timed::CloneVolume => begun(store.provision(&clone, &request))?,
+            Timed::CopyImage => copy_extents(&image, &to).map_err(arrange("copy into", &path))?,
+        }
+        let microseconds = u64::try_from(start.elapsed().as_micros())?;
+        print(&Word::Time(TimeSample { timed, run, microseconds }))?;
+        store.remove_snapshot(&snapshot)?;
+        store.undo(&clone)?;
+        fs::remove_file(&path).map_err(arrange("remove", &path))?;
+    }
+    drop(image);
+    end(&store, &source)
+}
+
 pub(crate) fn copy(mount: &Path, extents: u32) -> Result<(), CallError> {
-    let (store, source) = with_source(mount, extents)?;
+    let (store, source) = with_source(mount, SMALL, extents)?;
     let image = File::from(store.open_volume(&source)?.image(Access::ReadOnly)?);
     let path = mount.join("copy");
     let to = File::create_new(&path).map_err(arrange("create", &path))?;
@@ -85,28 +117,44 @@ fn copy_extents(from: &File, to: &File) -> std::io::Result<()> {
             to.write_all_at(&block, position)?;
         }
     }
-    to.set_len(SIZE.get())?;
+    to.set_len(SMALL.size.get())?;
     to.sync_all()
 }
 
 /// A thin volume on a store that copies one piece in each call.
-fn with_source(mount: &Path, extents: u32) -> Result<(Store, VolumeId), CallError> {
+fn with_source(mount: &Path, image: Image, extents: u32) -> Result<(Store, VolumeId), CallError> {
+    let Image { size, extent } = image;
+    let data = vec![BLOCK[0]; extent];
     let (store, source) =
         (open_with(mount, Settings { pass: Duration::ZERO, ..Settings::default() })?, id("source", 0)?);
-    store.provision(&source, &request(&source, THIN, SIZE))?;
+    store.provision(&source, &request(&source, THIN, size))?;
     store.announce(&source)?;
     let image = File::from(store.open_volume(&source)?.image(Access::ReadWrite)?);
-    for extent in 0..u64::from(extents) {
-        image.write_all_at(&BLOCK, extent * STEP).map_err(arrange("write the image of", mount))?;
+    for start in (0..).step_by(2 * extent).take(usize::try_from(extents)?) {
+        image.write_all_at(&data, start).map_err(arrange("write the image of", mount))?;
     }
     image.sync_all().map_err(arrange("sync the image of", mount))?;
     sync(mount)?;
     Ok((store, source))
 }
 
+fn clone_of(source: &VolumeId, image: Image) -> Result<(VolumeId, Request), CallError> {
+    let clone = id("clone", 0)?;
+    let want = Request { source: Some(source.clone()), ..request(&clone, THIN, image.size) };
+    Ok((clone, want))
+}
+
+/// A clone after its first pass.
+fn begun<T>(provisioned: Result<T, Error>) -> Result<(), CallError> {
+    match provisioned {
+        Ok(_) | Err(Error::Copying { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 pub(crate) fn snapshot_of(source: &VolumeId) -> Result<(VolumeId, SnapshotRequest), CallError> {
     let (snapshot, source) = (id("snapshot", 0)?, source.clone());
-    let Request { claim, class, .. } = request(&snapshot, THIN, SIZE);
+    let Request { claim, class, .. } = request(&snapshot, THIN, Bytes::ZERO);
     Ok((
         snapshot,
         SnapshotRequest { claim, owner: volume::Owner::Provisioner, class, source, max_pause: volume::DEFAULT_PAUSE },
