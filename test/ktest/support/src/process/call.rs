@@ -9,8 +9,9 @@ use super::flush::Flush;
 use super::traced::Traced;
 
 /// Calls that leave every file as it is, whatever their arguments.
-const HARMLESS: [i64; 19] = [
+const HARMLESS: [i64; 21] = [
     libc::SYS_brk,
+    libc::SYS_clock_nanosleep,
     libc::SYS_close,
     libc::SYS_exit_group,
     libc::SYS_fcntl,
@@ -25,6 +26,7 @@ const HARMLESS: [i64; 19] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_munmap,
+    libc::SYS_nanosleep,
     libc::SYS_newfstatat,
     libc::SYS_pread64,
     libc::SYS_read,
