@@ -1,16 +1,19 @@
 //! How many system calls things cost, whatever there is already.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 
+use ktest_support::XfsDisk;
 use ktest_support::process::calls;
 use nix::libc::{
-    SYS_clock_gettime, SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_openat2, SYS_pwrite64,
-    SYS_quotactl_fd, SYS_renameat2,
+    SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_fchmod, SYS_fsync, SYS_ioctl, SYS_mkdirat, SYS_nanosleep,
+    SYS_openat2, SYS_pwrite64, SYS_quotactl_fd, SYS_renameat2,
 };
 use units::Bytes;
-use volume::{Mode, Request, Store, Volumes as _};
+use volume::{Access, Mode, Request, State, Store, Volumes as _};
 
-use crate::node::{INODES, Node, files, id, sized};
+use crate::killed::{THIN, open};
+use crate::node::{INODES, Node, SIZE, copied, file, files, id, sized, snapshot_request, without_pods};
 
 /// Far below the disk, however many there are.
 fn small(name: &str) -> Request {
@@ -107,4 +110,40 @@ fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     assert_eq!(made, [&look[..], &again].concat());
     drop(held);
     node.store.discard(&id).unwrap();
+}
+
+/// Regression: the copy of a snapshot used the disk without a rest, at the expense of pods. A claim waits for its clone.
+#[test]
+fn the_copy_of_a_snapshot_rests_and_that_of_a_clone_does_not() {
+    const PIECES: usize = 3;
+    let disk = XfsDisk::with_project_quota();
+    for source in [files("pvc-files"), sized("pvc-disk", THIN, SIZE)] {
+        let volume = id(&source.claim.name);
+        let store = open(disk.path());
+        copied(&store, &source);
+        let file = if source.mode.is_block() {
+            File::from(store.open_volume(&volume).unwrap().image(Access::ReadWrite).unwrap())
+        } else {
+            file(&store, &volume, "one")
+        };
+        file.write_all_at(&vec![1; PIECES << 20], 0).and_then(|()| file.sync_all()).unwrap();
+        drop((file, store));
+        // The child is another process, whose changes an open store would not have.
+        let rests = |work: &dyn Fn(&Store)| {
+            let store = open(disk.path());
+            without_pods(&store);
+            let made = calls(|| work(&store));
+            made.iter().filter(|call| [SYS_nanosleep, SYS_clock_nanosleep].contains(call)).count()
+        };
+        let clone = sized(&format!("{volume}-clone"), source.mode, source.size);
+        let clone = Request { source: Some(volume.clone()), ..clone };
+        assert_eq!(rests(&|store: &Store| drop(copied(store, &clone))), 0, "{volume}");
+        let snapshot = id(&format!("{volume}-snapshot"));
+        let want = snapshot_request(clone.claim.clone(), volume.clone());
+        let take = |store: &Store| {
+            while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state == State::Staged {}
+        };
+        // After each piece, and after the end of the pass.
+        assert!(rests(&take) > PIECES, "{volume}");
+    }
 }
