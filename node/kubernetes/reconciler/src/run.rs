@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::runtime::wait::{await_condition, conditions};
@@ -24,6 +24,10 @@ const INTERVAL: Duration = Duration::from_mins(5);
 
 /// Prevents a busy loop if another client keeps changing an object.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// All changes within this time have one pass: the first list of a kind has an item for each object, and at a first boot
+/// kube-controller-manager writes the status of each policy.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// For the API server to serve a new kind.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(30);
@@ -61,10 +65,19 @@ pub(crate) async fn maintain(cx: Context, client: Client, waves: &[Vec<Object>])
         tokio::select! {
             () = cx.cancelled() => {}
             () = tokio::time::sleep(INTERVAL) => {}
-            _ = changes.next() => {}
+            () = settled(&mut changes) => {}
         }
     }
     Ok(())
+}
+
+/// Waits for a change, and for those that follow it soon.
+async fn settled(changes: &mut (impl Stream<Item = ()> + Unpin)) {
+    if changes.next().await.is_some() {
+        let others = async { while changes.next().await.is_some() {} };
+        // The watches do not end.
+        _ = timeout(SETTLE, others).await;
+    }
 }
 
 async fn reconcile_all(waves: &[Vec<Object>], client: &Client) -> Result<bool, RunError> {
@@ -174,7 +187,61 @@ fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::convert::Infallible;
+    use std::future::pending;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use supervisor::{Settings, Supervisor};
+    use tower::service_fn;
+
     use super::*;
+
+    /// An API server that has all objects, and the number of requests for one of them.
+    fn with_all_objects() -> (Client, Arc<AtomicUsize>) {
+        let all = waves().into_iter().flatten().map(|Object { resource, name, want, .. }| {
+            (format!("/apis/{}/{}/{name}", resource.api_version, resource.plural), want)
+        });
+        let all: Arc<HashMap<String, Value>> = Arc::new(all.collect());
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reads);
+        let service = service_fn(move |request: Request<Body>| {
+            let (all, counted) = (Arc::clone(&all), Arc::clone(&counted));
+            async move {
+                assert_eq!(request.method(), Method::GET, "correct objects are not written");
+                let path = request.uri().path();
+                let answer = if let Some(object) = all.get(path) {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    object.clone()
+                } else if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                    pending().await
+                } else {
+                    let of_kind = |other: &str| other.rsplit_once('/').is_some_and(|(kind, _)| kind == path);
+                    let items: Vec<_> =
+                        all.iter().filter(|(path, _)| of_kind(path)).map(|(_, object)| object).collect();
+                    json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items})
+                };
+                Ok::<_, Infallible>(Response::new(Body::from(answer.to_string().into_bytes())))
+            }
+        });
+        (Client::new(service, "default"), reads)
+    }
+
+    /// Regression: each object in the first list had a pass of its own, some 1300 requests at a boot.
+    #[tokio::test(start_paused = true)]
+    async fn the_first_list_has_one_pass() {
+        let (client, reads) = with_all_objects();
+        let tree = Supervisor::start("reconciler", Settings::default(), move |cx| run(cx, client.clone()));
+        timeout(INTERVAL, tree.handle().healthy()).await.unwrap().unwrap();
+        tokio::time::sleep(INTERVAL / 2).await;
+        let objects = waves().iter().flatten().count();
+        assert_eq!(reads.load(Ordering::Relaxed), 2 * objects, "one pass at the start, and one for the list");
+        tree.stop(Duration::from_secs(10)).await.unwrap();
+    }
 
     #[test]
     fn a_kind_is_watched_once() {
