@@ -22,10 +22,16 @@ use crate::controller::{Watched, control};
 use crate::snapshot::apply::{failed, reconcile_content};
 use crate::snapshot::object::Content;
 
-/// How often the CRDs are looked for.
+/// How often the CRDs are looked for in a new cluster, whose control plane creates them when kube-controller-manager is healthy.
+const FIRST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often they are looked for when they have been missing for [`NEW_CLUSTER`].
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// The CRDs are reported as missing after this. The control plane of a new cluster creates them after some minutes.
+/// The control plane waits for kube-controller-manager for at most 5 minutes.
+const NEW_CLUSTER: Duration = Duration::from_mins(6);
+
+/// The CRDs are reported as missing after this.
 const REPORTED: Duration = Duration::from_mins(10);
 
 /// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. Calls `report` once if it stays
@@ -53,9 +59,11 @@ where
             info!(kind, "the cluster does not have the kind; its snapshots are available when the CRDs are installed");
         }
         cx.healthy();
+        let is_new = missing.is_some_and(|since| since.elapsed() < NEW_CLUSTER);
+        let interval = if is_new { FIRST_INTERVAL } else { INTERVAL };
         tokio::select! {
             () = cx.cancelled() => return false,
-            () = sleep(jittered(INTERVAL, random())) => {}
+            () = sleep(jittered(interval, random())) => {}
         }
     }
 }
