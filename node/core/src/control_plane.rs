@@ -23,8 +23,8 @@ use crate::status::administrator_path;
 /// Time limit of the requests that assign the node's pod range: the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest time that snapshots wait for the node to become Ready.
-const READY_LIMIT: Duration = Duration::from_mins(5);
+/// Longest time that snapshots wait for the boot.
+const BOOT_LIMIT: Duration = Duration::from_mins(5);
 
 pub(crate) struct ControlPlane {
     member: Arc<Member>,
@@ -63,7 +63,8 @@ impl ControlPlane {
         let reconciler = start_reconciler(&cx, &admin);
         member.start_pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
         assign_range(&admin, &member.services).await;
-        cx.start("kube-controller-manager", controller_manager::service(&member.services, credentials));
+        let controllers =
+            cx.start("kube-controller-manager", controller_manager::service(&member.services, credentials));
         cx.start("kube-scheduler", scheduler::service(&member.services, credentials));
         let approver = start_approver(&cx, &admin, &member.services);
         let tokens = start_tokens(&cx, &admin);
@@ -74,8 +75,10 @@ impl ControlPlane {
         }
         let (node, client) = (Arc::clone(member), admin.clone());
         let ready = cx.start("node", move |cx| Arc::clone(&node).watch_node(cx, client.clone()));
-        let snapshots = start_snapshots(&cx, &admin, &ready);
-        start_snapshot_controller(&cx, snapshot_controller::service(&member.services, credentials), &ready);
+        let boot = [ready, controllers];
+        let snapshots = start_snapshots(&cx, &admin, &boot);
+        let controller = snapshot_controller::service(&member.services, credentials);
+        start_snapshot_controller(&cx, controller, snapshots.clone());
 
         reconciler.healthy().await?;
         let reclaimer = start_reclaimer(&cx, &admin);
@@ -83,7 +86,7 @@ impl ControlPlane {
         member.start_network_and_storage(&cx, credentials, &identity, None);
         cx.healthy();
         let services = [approver, tokens, dns, snapshots, reconciler, reclaimer, administrators];
-        self.administer(&cx, renewals, seen, &ready, services).await
+        self.administer(&cx, renewals, seen, &boot, services).await
     }
 
     /// Starts the services with the administrator's client again after each renewal of its certificate.
@@ -92,7 +95,7 @@ impl ControlPlane {
         cx: &Context,
         mut renewals: watch::Receiver<CertificateStatus>,
         mut seen: u32,
-        ready: &Handle,
+        boot: &[Handle; 2],
         mut services: [Handle; 7],
     ) -> Result<(), BoxError> {
         loop {
@@ -110,7 +113,7 @@ impl ControlPlane {
                 start_approver(cx, &admin, &self.member.services),
                 start_tokens(cx, &admin),
                 start_dns_service(cx, &admin, &self.member.services),
-                start_snapshots(cx, &admin, ready),
+                start_snapshots(cx, &admin, boot),
                 start_reconciler(cx, &admin),
                 start_reclaimer(cx, &admin),
                 start_administrators(cx, &admin, &self.member.services),
@@ -168,35 +171,45 @@ fn start_dns_service(cx: &Context, admin: &Client, services: &programs::Config) 
     cx.start("dns-service", move |cx| reconciler::dns(cx, client.clone(), address))
 }
 
-fn start_snapshots(cx: &Context, admin: &Client, ready: &Handle) -> Handle {
-    let (client, ready) = (admin.clone(), ready.clone());
+fn start_snapshots(cx: &Context, admin: &Client, boot: &[Handle; 2]) -> Handle {
+    let (client, boot) = (admin.clone(), boot.clone());
     cx.start("snapshots", move |cx| {
-        let (client, ready) = (client.clone(), ready.clone());
+        let (client, boot) = (client.clone(), boot.clone());
         async move {
-            after_boot(&cx, &ready).await;
+            after_boot(&cx, &boot).await;
             reconciler::snapshots(cx, client).await
         }
     })
 }
 
-/// The controller waits for the kinds that [`start_snapshots`] creates, and is started again if they come later.
-fn start_snapshot_controller(cx: &Context, controller: Service, ready: &Handle) {
-    let (controller, ready) = (Arc::new(controller), ready.clone());
+/// The controller waits for the kinds that [`start_snapshots`] creates. If they come later, it is started again.
+fn start_snapshot_controller(cx: &Context, controller: Service, snapshots: Handle) {
+    let (controller, boot) = (Arc::new(controller), [snapshots]);
     cx.start("snapshot-controller", move |cx| {
-        let (controller, ready) = (Arc::clone(&controller), ready.clone());
+        let (controller, boot) = (Arc::clone(&controller), boot.clone());
         async move {
-            after_boot(&cx, &ready).await;
+            after_boot(&cx, &boot).await;
             if cx.is_cancelled() { Ok(()) } else { controller(cx).await }
         }
     });
 }
 
-/// Waits until the node is Ready, or for [`READY_LIMIT`]. No pod of the node needs snapshots before, and their kinds and their
-/// controller take CPU time from the boot. Other nodes need them even if this one never becomes Ready.
-async fn after_boot(cx: &Context, ready: &Handle) {
+/// Waits, in the first attempt of a service, until each of these services was healthy, or for [`BOOT_LIMIT`]. No pod needs
+/// snapshots before kube-controller-manager has created service accounts, and the kinds and the controller of snapshots take CPU
+/// time from its start. Other nodes need them even if this one never becomes Ready.
+async fn after_boot(cx: &Context, services: &[Handle]) {
+    if cx.attempt() > 1 {
+        return;
+    }
+    let healthy = async {
+        for service in services {
+            // One that was stopped was started again with another client.
+            _ = service.healthy().await;
+        }
+    };
     tokio::select! {
         () = cx.cancelled() => {}
-        _ = timeout(READY_LIMIT, ready.healthy()) => {}
+        _ = timeout(BOOT_LIMIT, healthy) => {}
     }
 }
 
@@ -208,4 +221,57 @@ fn start_reconciler(cx: &Context, admin: &Client) -> Handle {
 fn start_reclaimer(cx: &Context, admin: &Client) -> Handle {
     let client = admin.clone();
     cx.start("reclaimer", move |cx| reconciler::reclaim(cx, client.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use supervisor::{Settings, Supervisor};
+    use tokio::sync::mpsc;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// How long a service waits for a Ready node and a kube-controller-manager that is healthy after `delay`.
+    async fn wait_with(delay: Duration) -> Duration {
+        let (sender, mut waited) = mpsc::channel(1);
+        let tree = Supervisor::start("granary", Settings::default(), move |cx| {
+            let sender = sender.clone();
+            async move {
+                let ready = cx.start("node", |cx| async move {
+                    cx.done();
+                    Ok::<_, BoxError>(())
+                });
+                let controllers = cx.start("kube-controller-manager", move |cx| async move {
+                    tokio::select! {
+                        () = cx.cancelled() => return Ok::<_, BoxError>(()),
+                        () = sleep(delay) => cx.healthy(),
+                    }
+                    cx.cancelled().await;
+                    Ok(())
+                });
+                let start = Instant::now();
+                after_boot(&cx, &[ready, controllers]).await;
+                _ = sender.try_send(start.elapsed());
+                cx.cancelled().await;
+                Ok::<_, BoxError>(())
+            }
+        });
+        let waited = waited.recv().await.unwrap();
+        tree.stop(Duration::from_secs(10)).await.unwrap();
+        waited
+    }
+
+    /// Regression: a Ready node started them while kube-controller-manager started.
+    #[tokio::test(start_paused = true)]
+    async fn snapshots_wait_for_kube_controller_manager() {
+        let delay = Duration::from_secs(40);
+        let waited = wait_with(delay).await;
+        assert!((delay..delay * 2).contains(&waited), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn snapshots_do_not_wait_for_ever() {
+        let waited = wait_with(BOOT_LIMIT * 3).await;
+        assert!((BOOT_LIMIT..BOOT_LIMIT * 2).contains(&waited), "{waited:?}");
+    }
 }

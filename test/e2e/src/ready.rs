@@ -1,7 +1,7 @@
 //! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
 use crate::cost::cost;
-use crate::{Failure, Setting, observer, restored};
+use crate::{Case, Failure, Setting, observer, restored};
 use ktest_runner::guests::{Guest, Guests, Key};
 use kube::Client;
 use launch::{Cluster, ClusterBoot, ClusterOptions, Event, Node, Options, Origin, StepError};
@@ -94,6 +94,9 @@ async fn save(options: &Options, dir: &Path) -> Result<(), StepError> {
     cost("boots");
     let node = Node::boot(&options, |event| println!("{event}")).await.map_err(StepError::of("boot the node"))?;
     observer::start(&node.client()).await.map_err(StepError::of("start the observer"))?;
+    // Some start after the first pod. A restored node would start them again each time.
+    let services = Case::resume(node.client(), String::new());
+    services.all_services_are_ready().await.map_err(StepError::of("wait for all services of the node"))?;
     node.save().await?;
     println!("the node is saved");
     Ok(())

@@ -10,7 +10,7 @@
 //! | [`apiserver`] | `etcd` |
 //! | [`containerd::images`] | `containerd` |
 //! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
-//! | [`snapshot_controller`] | the node is Ready |
+//! | [`snapshot_controller`] | the node is Ready, `controller_manager`, the kinds of snapshots |
 //! | [`kubelet`] | `apiserver`, the images, the CSI plugin's sockets |
 //! | [`pods`] | the storage identity has its certificate |
 //! | [`dns`] | `pods`, whose rules close its address to other machines |

@@ -17,7 +17,7 @@ const fn capabilities(user: User) -> &'static str {
 }
 
 pub async fn are_least(case: &Case) -> Result<(), Failure> {
-    // Some start when the node is Ready.
+    // Some start after kube-controller-manager.
     case.all_services_are_ready().await?;
     let observer = case.observer();
     for user in User::ALL {
