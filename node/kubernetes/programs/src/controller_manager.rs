@@ -61,6 +61,9 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         // by four seconds. The API server's priority and fairness limits it.
         ("kube-api-qps", "200".to_owned()),
         ("kube-api-burst", "300".to_owned()),
+        // At a first boot it checks the types of the node's policies, which compiles each variable for each expression. Five at
+        // once, the default, keep the CPUs from the controllers that the first pods wait for.
+        ("concurrent-validating-admission-policy-status-syncs", "1".to_owned()),
         // It creates the directory. There are no plugins.
         ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
         ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
