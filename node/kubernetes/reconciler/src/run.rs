@@ -25,8 +25,7 @@ const INTERVAL: Duration = Duration::from_mins(5);
 /// Prevents a busy loop if another client keeps changing an object.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// All changes within this time have one pass: the first list of a kind has an item for each object, and at a first boot
-/// kube-controller-manager writes the status of each policy.
+/// All changes within this time have one pass, such as the first lists of all kinds.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// For the API server to serve a new kind.
@@ -147,33 +146,32 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
 
 struct Kind {
     resource: ApiResource,
-    names: Vec<&'static str>,
+    objects: Vec<Object>,
 }
 
 fn kinds<'a>(objects: impl Iterator<Item = &'a Object>) -> Vec<Kind> {
     let mut kinds = Vec::<Kind>::new();
-    for Object { resource, name, .. } in objects {
-        match kinds.iter_mut().find(|kind| kind.resource == *resource) {
-            Some(kind) => kind.names.push(name),
-            None => kinds.push(Kind { resource: resource.clone(), names: vec![name] }),
+    for object in objects {
+        match kinds.iter_mut().find(|kind| kind.resource == object.resource) {
+            Some(kind) => kind.objects.push(object.clone()),
+            None => kinds.push(Kind { resource: object.resource.clone(), objects: vec![object.clone()] }),
         }
     }
     kinds
 }
 
-/// An item for each change of one of the objects. The watch continues after failures, with a back-off.
-fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static, ()> {
+/// An item for each event that needs a pass. The watch continues after failures, with a back-off.
+fn changes(Kind { resource, objects }: Kind, client: &Client) -> BoxStream<'static, ()> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-    let config = match names.as_slice() {
-        [name] => watcher::Config::default().fields(&format!("metadata.name={name}")),
+    let config = match objects.as_slice() {
+        [object] => watcher::Config::default().fields(&format!("metadata.name={}", object.name)),
         _ => watcher::Config::default(),
     };
     watcher(api, config)
         .default_backoff()
-        .touched_objects()
-        .filter_map(move |change| {
-            let is_relevant = match change {
-                Ok(object) => names.contains(&object.name_any().as_str()),
+        .filter_map(move |event| {
+            let is_relevant = match event {
+                Ok(event) => needs_pass(&objects, &event),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     warn!(kind = resource.kind, error, "watch failed, will continue");
@@ -183,6 +181,32 @@ fn changes(Kind { resource, names }: Kind, client: &Client) -> BoxStream<'static
             std::future::ready(is_relevant.then_some(()))
         })
         .boxed()
+}
+
+/// Without the events of correct objects: the API server and its controllers write the status of policies and definitions.
+fn needs_pass(objects: &[Object], event: &watcher::Event<DynamicObject>) -> bool {
+    let named = |found: &DynamicObject| {
+        let name = found.metadata.name.as_deref();
+        objects.iter().find(|object| name == Some(object.name))
+    };
+    match event {
+        watcher::Event::Init | watcher::Event::InitApply(_) => false,
+        // The list may lack an object.
+        watcher::Event::InitDone => true,
+        watcher::Event::Delete(found) => named(found).is_some(),
+        watcher::Event::Apply(found) => named(found).is_some_and(|object| is_drift(object, found)),
+    }
+}
+
+fn is_drift(object: &Object, found: &DynamicObject) -> bool {
+    match serde_json::to_value(found) {
+        Ok(found) => match plan(object, Some(&found)) {
+            Step::Create | Step::Apply | Step::Recreate => true,
+            Step::Keep | Step::Leave { .. } | Step::Ignore => false,
+        },
+        // The pass reports it.
+        Err(_) => true,
+    }
 }
 
 #[cfg(test)]
@@ -244,10 +268,39 @@ mod tests {
     }
 
     #[test]
+    fn correct_objects_and_their_status_need_no_pass() {
+        let objects = waves().into_iter().flatten().take(1).collect::<Vec<_>>();
+        let correct: DynamicObject = serde_json::from_value(objects[0].want.clone()).unwrap();
+        let with_status = {
+            let mut found = correct.clone();
+            found.data["status"] = json!({"observedGeneration": 1, "typeChecking": {}});
+            found
+        };
+        let changed = {
+            let mut found = correct.clone();
+            found.data["spec"]["failurePolicy"] = json!("Ignore");
+            found
+        };
+        let other = {
+            let mut found = changed.clone();
+            found.metadata.name = Some("other".to_owned());
+            found
+        };
+        let needs_pass = |event| needs_pass(&objects, &event);
+        assert!(needs_pass(watcher::Event::InitDone));
+        assert!(needs_pass(watcher::Event::Apply(changed)));
+        assert!(needs_pass(watcher::Event::Delete(correct.clone())));
+        for unchanged in [correct, with_status, other.clone()] {
+            assert!(!needs_pass(watcher::Event::Apply(unchanged)));
+        }
+        assert!(!needs_pass(watcher::Event::Delete(other)));
+    }
+
+    #[test]
     fn a_kind_is_watched_once() {
         let waves = waves();
         let kinds = kinds(waves.iter().flatten());
-        let watched: Vec<_> = kinds.iter().map(|kind| (kind.resource.kind.as_str(), kind.names.len())).collect();
+        let watched: Vec<_> = kinds.iter().map(|kind| (kind.resource.kind.as_str(), kind.objects.len())).collect();
         assert_eq!(
             watched,
             [
