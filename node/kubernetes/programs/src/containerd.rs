@@ -224,6 +224,9 @@ disabled_plugins = [
 
 [plugins.'io.containerd.cri.v1.runtime']
   disable_apparmor = true
+  # The default is a call to the shim of each container every second. The kubelet takes CPU statistics from cAdvisor, which
+  # reads them every 10 s.
+  stats_collect_period = "10s"
   # Pods that are not root use block volumes.
   device_ownership_from_security_context = true
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
@@ -277,6 +280,7 @@ mod tests {
             "    config_path = \"/ephemeral/config/certs.d\"",
             "  image_pull_with_sync_fs = true",
             "  device_ownership_from_security_context = true",
+            "  stats_collect_period = \"10s\"",
             "        ShimCgroup = \"/shims\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
