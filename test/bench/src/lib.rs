@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod cpu;
 mod image;
 mod io;
 mod memory;
@@ -19,7 +20,8 @@ mod statistics;
 mod table;
 mod timed;
 
-pub use burst::{Burst, BurstFigure, BurstSample, Comparison, Way};
+pub use burst::{Binder, Burst, BurstFigure, BurstSample, Comparison, Until, Way};
+pub use cpu::children_cpu_ms;
 pub use image::{BootSample, ImageReport, MemoryFigure, Part, Stage, StageFigure};
 pub use io::{Access, IoFigure, IoRatio, IoReport, IoSample, Target};
 pub use memory::memory;

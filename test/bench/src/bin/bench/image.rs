@@ -4,10 +4,9 @@ use std::error::Error;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process;
 use std::time::{Duration, Instant};
 
-use bench::{BootSample, Part, Stage};
+use bench::{BootSample, Part, Stage, children_cpu_ms};
 use envtest::{Seen, eventually};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
@@ -80,21 +79,8 @@ pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSamp
 
 fn stage(name: &str, start: Instant) -> Stage {
     let at_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Stage { name: name.to_owned(), at_ms, cpu_ms: guest_cpu_ms() }
-}
-
-/// CPU time of QEMU, which is the only child of this program while the node boots: user and system, of all its threads.
-fn guest_cpu_ms() -> u64 {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    processes.filter_map(|process| child_cpu_ms(&fs::read_to_string(process.path().join("stat")).ok()?)).sum()
-}
-
-/// proc_pid_stat(5): the parent is the second field after the name, `utime` and `stime` are fields 12 and 13, in units of
-/// 10 ms (`USER_HZ` of x86).
-fn child_cpu_ms(stat: &str) -> Option<u64> {
-    let fields: Vec<u64> = stat.rsplit_once(") ")?.1.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
-    let cpu = fields.get(11)? + fields.get(12)?;
-    (fields[1] == u64::from(process::id())).then(|| cpu * 10)
+    // QEMU is the only child of this program while the node boots.
+    Stage { name: name.to_owned(), at_ms, cpu_ms: children_cpu_ms().into_values().sum() }
 }
 
 /// A pod that only waits, with a volume.
@@ -181,13 +167,6 @@ mod tests {
     fn a_part_has_a_name_and_a_file() {
         assert_eq!(part_file("kernel=a/b=c"), Ok(("kernel".into(), "a/b=c".into())));
         assert!(part_file("kernel").is_err());
-    }
-
-    #[test]
-    fn cpu_time_is_that_of_children() {
-        let stat = |parent: u32| format!("7 (qemu (x) 86) S {parent} 7 7 0 -1 0 1 2 3 4 250 50 0 0 20");
-        assert_eq!(child_cpu_ms(&stat(process::id())), Some(3000));
-        assert_eq!(child_cpu_ms(&stat(1)), None);
     }
 
     #[test]

@@ -1,17 +1,24 @@
 //! Bursts in several ways: claims that wait for a node, then the provisioner's process, then as many PVs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Instant;
 
-use bench::{BurstSample, Progress, Way, print};
+use bench::{Binder, BurstSample, Progress, Way, children_cpu_ms, print};
 use clap::Args;
 use envtest::{Cluster, Identity, PATIENCE};
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::PostParams;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 use crate::Failure;
 use crate::objects::{LIBRARY, LIBRARY_CLASS, NODES_CLASS, claims, namespace};
@@ -29,61 +36,137 @@ pub(crate) struct Sizes {
 /// Claims for the library with client-go's default limit, at most as many as for the others.
 const OF_LIMITED_LIBRARY: u32 = 50;
 
+/// Claims of a burst that is not counted: the API server compiles its admission policies when it first needs them.
+const WARM_UP: u32 = 20;
+
+/// The programs that each provisioner has beside it. Any other child is the provisioner, with the program that it starts
+/// for each volume.
+const CONTROL_PLANE: [&str; 3] = ["etcd", "kube-apiserver", "kube-controller-manager"];
+
+struct Task<'a> {
+    cluster: &'a Cluster,
+    way: Way,
+    binder: Binder,
+    run: u32,
+    claims: u32,
+    progress: &'a Progress,
+    what: &'a str,
+}
+
 pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Failure> {
-    let progress = Progress::default();
-    for run in 1..=sizes.runs {
-        for way in Way::SERVERS {
-            let is_limited = way == Way::LimitedLibrary;
-            let claims = if is_limited { sizes.claims.min(OF_LIMITED_LIBRARY) } else { sizes.claims };
-            let what = format!("{}, run {run} of {}", way.title(), sizes.runs);
-            print(&one(cluster, way, run, claims, (&progress, &what)).await?)?;
+    let progress = &Progress::default();
+    for way in [Way::Ours, Way::Library] {
+        let claims = sizes.claims.min(WARM_UP);
+        Task { cluster, way, binder: Binder::Running, run: 0, claims, progress, what: "first claims" }
+            .measure()
+            .await?;
+    }
+    // Claims that are not bound would be work for the controllers during the next burst.
+    for binder in [Binder::Running, Binder::Stopped] {
+        if binder == Binder::Stopped {
+            cluster.stop_controllers().await?;
+        }
+        for run in 1..=sizes.runs {
+            for way in in_turn(binder, run) {
+                let is_limited = way == Way::LimitedLibrary;
+                let claims = if is_limited { sizes.claims.min(OF_LIMITED_LIBRARY) } else { sizes.claims };
+                let what = format!("{}, run {run} of {}", way.title(), sizes.runs);
+                print(&Task { cluster, way, binder, run, claims, progress, what: &what }.measure().await?)?;
+            }
         }
     }
     Ok(())
 }
 
-async fn one(
-    cluster: &Cluster,
-    way: Way,
-    run: u32,
-    number: u32,
-    (progress, what): (&Progress, &str),
-) -> Result<BurstSample, Failure> {
-    // A node and a namespace of its own: a provisioner ignores what other runs left.
-    let name = format!("{}-{run}", serde_json::to_value(way)?.as_str().unwrap_or_default());
-    let client = cluster.admin();
-    let node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    Api::<Node>::all(client.clone()).create(&PostParams::default(), &node).await?;
-    namespace(&client, &name).await?;
-    let is_library = matches!(way, Way::Library | Way::LimitedLibrary);
-    progress.show(&format!("{what}: creating {number} claims"));
-    claims(&client, &name, number, if is_library { LIBRARY_CLASS } else { NODES_CLASS }, &name).await?;
+/// Another way is the first one in each run: each finds the objects of those before it.
+fn in_turn(binder: Binder, run: u32) -> impl Iterator<Item = Way> {
+    let ways = binder.ways();
+    let first = usize::try_from(run).unwrap_or_default() % ways.len();
+    ways.iter().cycle().skip(first).take(ways.len()).copied()
+}
 
-    let directories = TempDir::with_prefix("bench-")?;
-    let kubeconfig = cluster.credentials().kubeconfig(Identity::Admin);
-    let mut command = if is_library {
-        let mut command = Command::new(program("BENCH_LIBRARY")?);
-        command.args(["--name", LIBRARY]);
-        if way == Way::LimitedLibrary {
-            command.arg("--limited");
+impl Task<'_> {
+    async fn measure(&self) -> Result<BurstSample, Failure> {
+        let Self { cluster, way, binder, run, claims: number, progress, what } = *self;
+        // A node and a namespace of its own: a provisioner ignores what other runs left.
+        let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let [way_name, binder_name] = [serde_json::to_value(way)?, serde_json::to_value(binder)?].map(word);
+        let name = format!("{way_name}-{binder_name}-{run}");
+        let client = cluster.admin();
+        let node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        Api::<Node>::all(client.clone()).create(&PostParams::default(), &node).await?;
+        namespace(&client, &name).await?;
+        let is_library = matches!(way, Way::Library | Way::LimitedLibrary);
+        progress.show(&format!("{what}: creating {number} claims"));
+        claims(&client, &name, number, if is_library { LIBRARY_CLASS } else { NODES_CLASS }, &name).await?;
+
+        let directories = TempDir::with_prefix("bench-")?;
+        let kubeconfig = cluster.credentials().kubeconfig(Identity::Admin);
+        let mut command = if is_library {
+            let mut command = Command::new(program("BENCH_LIBRARY")?);
+            command.args(["--name", LIBRARY]);
+            if way == Way::LimitedLibrary {
+                command.arg("--limited");
+            }
+            command
+        } else {
+            let mut command = Command::new(env::current_exe()?);
+            command.args(["serve", "--node", &name]);
+            if way == Way::OneWorker {
+                command.args(["--parallel", "1"]);
+            }
+            command
+        };
+        command.arg("--kubeconfig").arg(kubeconfig);
+        command.arg("--directories").arg(directories.path()).arg("--create").arg(program("BENCH_DIRECTORY")?);
+        let before = children_cpu_ms();
+        let mut server = Server::start(command)?;
+        let served = server.until(progress, what, PATIENCE * 4, |log| log.pvs_created, number);
+        let binding = async {
+            Ok::<_, Failure>(match binder {
+                Binder::Stopped => None,
+                Binder::Running => Some(last_bound(&client, &name, number).await?),
+            })
+        };
+        let ((), last_bound) = tokio::try_join!(served, binding)?;
+        let (log, cpu) = (server.take(), used(&before, children_cpu_ms()));
+        server.stop().await?;
+        let times = log.times(last_bound);
+        Ok(BurstSample { way, binder, run, claims: number, requests: log.requests, flushes: 0, times, cpu })
+    }
+}
+
+/// Waits until so many claims are bound. Returns when the last one was.
+async fn last_bound(client: &Client, namespace: &str, wanted: u32) -> Result<Instant, Failure> {
+    let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    let mut changes = pin!(watcher(api, watcher::Config::default()).default_backoff().applied_objects());
+    let mut bound = BTreeSet::new();
+    let all = async {
+        while let Some(change) = changes.next().await {
+            // The watch continues after a failure.
+            let Ok(claim) = change else { continue };
+            if claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound") {
+                bound.insert(claim.name_any());
+            }
+            if u32::try_from(bound.len()).is_ok_and(|bound| bound >= wanted) {
+                return Some(Instant::now());
+            }
         }
-        command
-    } else {
-        let mut command = Command::new(env::current_exe()?);
-        command.args(["serve", "--node", &name]);
-        if way == Way::OneWorker {
-            command.args(["--parallel", "1"]);
-        }
-        command
+        None
     };
-    command.arg("--kubeconfig").arg(kubeconfig);
-    command.arg("--directories").arg(directories.path()).arg("--create").arg(program("BENCH_DIRECTORY")?);
-    let mut server = Server::start(command)?;
-    server.until(progress, what, PATIENCE * 4, |log| log.pvs_created, number).await?;
-    let log = server.take();
-    server.stop().await?;
-    let milliseconds = log.milliseconds();
-    Ok(BurstSample { way, run, claims: number, requests: log.requests, flushes: 0, milliseconds })
+    let end = timeout(PATIENCE * 4, all).await.ok().flatten();
+    Ok(end.ok_or_else(|| format!("not all of the {wanted} claims in {namespace} were bound"))?)
+}
+
+/// The CPU time since `before`. The provisioner did not run then.
+fn used(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for (program, cpu) in now {
+        let since = cpu.saturating_sub(before.get(&program).copied().unwrap_or_default());
+        let is_other = CONTROL_PLANE.contains(&program.as_str());
+        *all.entry(if is_other { program } else { "provisioner".to_owned() }).or_default() += since;
+    }
+    all
 }
 
 /// The target of the benchmark sets the variable.
@@ -91,4 +174,25 @@ fn program(variable: &str) -> Result<PathBuf, Failure> {
     let path =
         env::var_os(variable).ok_or_else(|| format!("{variable} is not set; run the benchmark by its target"))?;
     Ok(std::path::absolute(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_begins_with_another_way() {
+        let first = |run| in_turn(Binder::Running, run).collect::<Vec<_>>();
+        assert_eq!([first(1), first(2)], [[Way::Library, Way::Ours], [Way::Ours, Way::Library]]);
+        assert_eq!(in_turn(Binder::Stopped, 3).count(), Binder::Stopped.ways().len());
+    }
+
+    #[test]
+    fn what_is_not_of_the_control_plane_is_the_provisioner() {
+        let all = |programs: &[(&str, u64)]| -> BTreeMap<String, u64> {
+            programs.iter().map(|&(name, cpu)| (name.to_owned(), cpu)).collect()
+        };
+        let found = used(&all(&[("etcd", 500)]), all(&[("etcd", 750), ("claims", 30), ("other", 20)]));
+        assert_eq!(found, all(&[("etcd", 250), ("provisioner", 50)]));
+    }
 }

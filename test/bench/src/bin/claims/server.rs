@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bench::{Progress, request_name};
+use bench::{Progress, Until, request_name};
 use envtest::{PATIENCE, Seen, eventually};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -32,6 +32,7 @@ pub(crate) struct Log {
     pub(crate) of_pvs: BTreeMap<String, u64>,
     first_write: Option<Instant>,
     last_pv: Option<Instant>,
+    last_write: Option<Instant>,
     last_request: Option<Instant>,
 }
 
@@ -99,10 +100,14 @@ impl Server {
 }
 
 impl Log {
-    /// From the first write to the last PV.
-    pub(crate) fn milliseconds(&self) -> u64 {
-        let time = self.first_write.zip(self.last_pv).map(|(first, last)| last.duration_since(first).as_millis());
-        time.and_then(|time| u64::try_from(time).ok()).unwrap_or_default()
+    /// Milliseconds from the first write to the ends that are known. `last_bound` is when the last claim was bound.
+    pub(crate) fn times(&self, last_bound: Option<Instant>) -> BTreeMap<Until, u64> {
+        let milliseconds = |end: Instant| {
+            let time = end.saturating_duration_since(self.first_write?).as_millis();
+            u64::try_from(time).ok()
+        };
+        let ends = [(Until::LastPv, self.last_pv), (Until::LastWrite, self.last_write), (Until::LastBound, last_bound)];
+        ends.into_iter().filter_map(|(until, end)| Some((until, milliseconds(end?)?))).collect()
     }
 
     fn add(&mut self, line: &str, now: Instant) {
@@ -122,15 +127,18 @@ impl Log {
             "create persistentvolumes" if done => {
                 self.pvs_created += 1;
                 self.last_pv = Some(now);
-                self.first_write.get_or_insert(now);
+                self.wrote(now);
             }
             "delete persistentvolumes" if done => self.pvs_deleted += 1,
-            "create events" => {
-                self.first_write.get_or_insert(now);
-            }
+            "create events" | "patch events" => self.wrote(now),
             _ => {}
         }
         *self.requests.entry(name).or_default() += 1;
+    }
+
+    fn wrote(&mut self, now: Instant) {
+        self.first_write.get_or_insert(now);
+        self.last_write = Some(now);
     }
 }
 
@@ -152,14 +160,18 @@ mod tests {
             (30, "POST /api/v1/persistentvolumes 201"),
             (40, "POST /api/v1/persistentvolumes 409"),
             (50, "POST /api/v1/persistentvolumes 201"),
-            (50, "PATCH /api/v1/persistentvolumes/pvc-1?fieldManager=granary 200"),
+            (60, "POST /apis/events.k8s.io/v1/namespaces/a/events 201"),
+            (70, "PATCH /api/v1/persistentvolumes/pvc-1?fieldManager=granary 200"),
             (90, "GET /api/v1/persistentvolumes?watch=true 200"),
             (95, "no answer"),
         ] {
             log.add(line, at(time));
         }
-        assert_eq!((log.pvs_created, log.milliseconds()), (2, 40));
-        assert_eq!(log.last_request, Some(at(50)));
+        assert_eq!(log.pvs_created, 2);
+        let own = [(Until::LastPv, 40), (Until::LastWrite, 50)];
+        assert_eq!(log.times(None), BTreeMap::from(own));
+        assert_eq!(log.times(Some(at(80))), own.into_iter().chain([(Until::LastBound, 70)]).collect());
+        assert_eq!(log.last_request, Some(at(70)));
         assert_eq!(log.requests["create persistentvolumes"], 3);
         assert_eq!(log.of_pvs, BTreeMap::from([("pvc-1".to_owned(), 1)]));
     }

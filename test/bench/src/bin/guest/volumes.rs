@@ -1,9 +1,10 @@
 //! Operations of volumes: what a claim costs, from the provisioner's first call to the PV, and its end.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread;
 
-use bench::{BurstSample, Way};
+use bench::{Binder, BurstSample, Until, Way};
 use dir::{Dir, Name};
 use ktest_support::{XfsDisk, block_stats};
 use nix::sys::stat::Mode as FileMode;
@@ -70,7 +71,9 @@ pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) 
         }
         let flushes = block_stats(disk.device()).since(before).flushes;
         let milliseconds = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        report(BurstSample { way, run, claims, requests: std::collections::BTreeMap::new(), flushes, milliseconds });
+        let times = BTreeMap::from([(Until::LastPv, milliseconds)]);
+        let (requests, cpu) = (BTreeMap::new(), BTreeMap::new());
+        report(BurstSample { way, binder: Binder::Stopped, run, claims, requests, flushes, times, cpu });
     }
     Ok(())
 }
