@@ -250,7 +250,7 @@ impl fmt::Display for Failure {
         f.write_str("again: bazel run //test/crash -- ")?;
         match experiment.plan {
             Plan::Random { seed, points } => write!(f, "--seed={seed} --points={points}"),
-            Plan::Sequences { part } => write!(f, "--sequences={part}"),
+            Plan::Sequences { part } => write!(f, "--sequences={part} --parts=1"),
             Plan::Rewrites => f.write_str("--rewrites"),
         }
     }

@@ -2,6 +2,7 @@
 //! or sources that are written again.
 #![forbid(unsafe_code)]
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -25,6 +26,9 @@ struct Arguments {
     /// All sequences of three operations, from this part on: hours.
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["points", "seed"])]
     sequences: Option<usize>,
+    /// How many parts of the sequences; by default all that follow.
+    #[arg(long, requires = "sequences")]
+    parts: Option<NonZeroUsize>,
     /// Sources that are written again while they are copied.
     #[arg(long, conflicts_with_all = ["points", "seed", "sequences"])]
     rewrites: bool,
@@ -34,10 +38,14 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { points, seed, sequences, rewrites, patience } = Arguments::parse();
+    let Arguments { points, seed, sequences, parts, rewrites, patience } = Arguments::parse();
     let run = Run { start: Instant::now(), patience: Duration::from_secs(patience), is_terminal: stderr_is_terminal() };
     let done = match sequences {
-        Some(first) => run.sequences(first),
+        Some(first) if first >= History::parts() => {
+            eprintln!("error: there is no part {first}; give a number below {}", History::parts());
+            return ExitCode::from(2);
+        }
+        Some(first) => run.sequences(first, parts),
         None if rewrites => run.rewrites(),
         None => run.points(points, seed),
     };
@@ -54,6 +62,15 @@ fn main() -> ExitCode {
 /// Histories at once. Each has three disks.
 const WORKERS: usize = 2;
 
+/// Runs the function in each worker. Returns a failure of one of them when all have ended.
+fn at_once(histories: impl Fn() -> Result<(), Box<Failure>> + Sync) -> Result<(), Box<Failure>> {
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(&histories)).collect();
+        let ends = workers.into_iter().map(|worker| worker.join().expect("an experiment panicked"));
+        ends.fold(Ok(()), Result::and)
+    })
+}
+
 struct Run {
     start: Instant,
     patience: Duration,
@@ -65,7 +82,7 @@ impl Run {
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let seeds = AtomicU64::new(seed.unwrap_or_else(now));
         let (claimed, done, has_failed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        let histories = || {
+        let histories = || -> Result<(), Box<Failure>> {
             while !has_failed.load(Relaxed) {
                 let before = claimed.fetch_add(POINTS, Relaxed);
                 if before >= points {
@@ -82,24 +99,32 @@ impl Run {
             }
             Ok(())
         };
-        let all: Result<(), Box<Failure>> = thread::scope(|scope| {
-            let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(histories)).collect();
-            let ends = workers.into_iter().map(|worker| worker.join().expect("an experiment panicked"));
-            ends.fold(Ok(()), Result::and)
-        });
-        all?;
+        at_once(histories)?;
         let (done, seconds) = (done.into_inner(), self.start.elapsed().as_secs().max(1));
         println!("{done} points hold in {seconds} s, {} in each minute", done as u64 * 60 / seconds);
         Ok(())
     }
 
-    fn sequences(&self, first: usize) -> Result<(), Box<Failure>> {
+    fn sequences(&self, first: usize, count: Option<NonZeroUsize>) -> Result<(), Box<Failure>> {
         let parts = History::parts();
-        for part in first..parts {
-            let shown = |looked, all| format!("part {part} of {parts}: {looked} of {all} points");
-            let looked = self.run(Plan::Sequences { part }, shown)?;
-            println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
-        }
+        let end = count.map_or(parts, |count| parts.min(first.saturating_add(count.get())));
+        let (next, points, has_failed) = (AtomicUsize::new(first), AtomicUsize::new(0), AtomicBool::new(false));
+        at_once(|| {
+            while !has_failed.load(Relaxed) {
+                let part = next.fetch_add(1, Relaxed);
+                if part >= end {
+                    break;
+                }
+                let shown = |looked, all| format!("part {part} of {parts}: {looked} of {all} points");
+                let looked = self.run(Plan::Sequences { part }, shown);
+                let looked = looked.inspect_err(|_| has_failed.store(true, Relaxed))?;
+                points.fetch_add(looked, Relaxed);
+                println!("part {part} of {parts}: {looked} points hold, {} s", self.start.elapsed().as_secs());
+            }
+            Ok(())
+        })?;
+        let (points, seconds) = (points.into_inner(), self.start.elapsed().as_secs());
+        println!("parts {first} to {} of {parts}: {points} points hold in {seconds} s", end - 1);
         Ok(())
     }
 
