@@ -1,13 +1,14 @@
 //! Shared blocks on a real XFS.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use ktest_support::{Tmpfs, XfsDisk};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use reflink::{Extent, clone_file, clone_range, extents, unshare};
+use nix::libc::O_DIRECT;
+use reflink::{Extent, clone_file, clone_range, extents, set_cow_extent_size, unshare};
 use units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -115,6 +116,35 @@ fn the_sharing_of_the_longest_file_ends() {
     assert_eq!(content, [1]);
 }
 
+/// Every second block of a shared file is overwritten, and then the others, each in an order without neighbours.
+#[test]
+fn a_file_that_is_overwritten_in_any_order_has_extents_of_the_size_that_was_set() {
+    const BLOCK: u64 = 4096;
+    const SIZE: u64 = 4 * MIB;
+    let disk = XfsDisk::with_project_quota();
+    let memory = [2_u8; 2 * BLOCK as usize];
+    let aligned = memory.as_ptr().align_offset(BLOCK as usize);
+    let block = &memory[aligned..aligned + BLOCK as usize];
+    let half = SIZE / BLOCK / 2;
+    let overwritten = |name: &str, sizes: &[u64]| {
+        let path = disk.path().join(name);
+        let (source, clone) = (file(&path), file(&path.with_extension("clone")));
+        source.write_all_at(&vec![1; SIZE as usize], 0).unwrap();
+        clone_file(&source, &clone).unwrap();
+        sizes.iter().for_each(|size| set_cow_extent_size(&source, Bytes::new(*size)).unwrap());
+        let direct = File::options().write(true).custom_flags(O_DIRECT).open(&path).unwrap();
+        for odd in [0, 1] {
+            // 199 and the number of blocks have no common divisor.
+            (0..half).for_each(|turn| direct.write_all_at(block, (turn * 199 % half * 2 + odd) * BLOCK).unwrap());
+        }
+        assert_eq!((shared(&source), shared(&clone)), (0, 0));
+        map(&source).len()
+    };
+    let (default, sized, unset) =
+        (overwritten("default", &[]), overwritten("sized", &[MIB]), overwritten("unset", &[MIB, 0]));
+    assert!(sized <= (SIZE / MIB) as usize + 1 && 3 * sized <= default.min(unset), "{sized}, {default}, {unset}");
+}
+
 #[test]
 fn errors_are_those_of_the_kernel() {
     let (disk, other) = (XfsDisk::with_project_quota(), Tmpfs::mount());
@@ -126,4 +156,6 @@ fn errors_are_those_of_the_kernel() {
     assert_eq!(unshare(&one, Bytes::ZERO, Bytes::ZERO), Err(Errno::EINVAL));
     assert_eq!(unshare(&one, Bytes::new(u64::MAX), Bytes::MIB), Err(Errno::EINVAL));
     assert_eq!(unshare(&two, Bytes::ZERO, Bytes::MIB), Err(Errno::EOPNOTSUPP));
+    assert_eq!(set_cow_extent_size(&one, Bytes::new(100)), Err(Errno::EINVAL));
+    assert_eq!(set_cow_extent_size(&one, Bytes::new(u64::MAX)), Err(Errno::EINVAL));
 }
