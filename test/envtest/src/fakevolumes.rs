@@ -255,7 +255,9 @@ impl Disk {
             {
                 return refused(VolumeRefusal::Differs { claim: claim.to_string(), uid: claim.uid, size });
             }
-            Some((record, false)) if record.cloning.is_some() => return self.copy(id, record),
+            Some((record, false)) if record.cloning.is_some() && !record.mode.is_thin() => {
+                return self.copy(id, record);
+            }
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
             Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
             // It was being undone.
@@ -288,7 +290,7 @@ impl Disk {
         match &record.cloning {
             Some(Cloning { source, .. }) => {
                 self.sources.insert(id.clone(), source.clone());
-                self.copy(id, record)
+                if record.mode.is_thin() { Ok(Ensured::Created(record)) } else { self.copy(id, record) }
             }
             None => Ok(Ensured::Created(record)),
         }

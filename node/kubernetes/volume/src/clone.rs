@@ -30,6 +30,11 @@ use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image};
 /// the limit of an image has beside its size ([`image::taken`]).
 pub(crate) const PIECE: Bytes = Bytes::MIB;
 
+/// What XFS allocates at once when a block is overwritten that a thin snapshot shares, instead of 128 KiB. An image that is
+/// overwritten in any order then has an extent for each MiB, and a snapshot takes time for each extent. More would take more space
+/// that no write uses for up to half an hour.
+const COW_EXTENT: Bytes = Bytes::MIB;
+
 /// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor
 /// reports passes of five minutes.
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
@@ -89,7 +94,10 @@ impl Store {
         };
         check()?;
         let guard = self.locks.blocking_lock(source);
-        Ok((guard, Cloning::new(source.clone(), check()?)))
+        let has = check()?;
+        // A tenant could store more for as long as a thin snapshot exists. An image bounds its tenant.
+        let headroom = if want.mode.is_thin() && !want.mode.is_block() { Bytes::ZERO } else { has };
+        Ok((guard, Cloning::new(source.clone(), headroom)))
     }
 
     /// The mode and the size of the source.
@@ -120,11 +128,19 @@ impl Store {
     pub(crate) fn clone_image(&self, staged: &Dir, cloning: &Cloning) -> Result<(), ActError> {
         self.limit_source(&cloning.source)?;
         let source = self.live.open_dir(cloning.source.name())?;
-        let from = source.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty())?;
+        let from = open_image(&source, OFlag::O_RDONLY)?;
         let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
         // A power cut or a kill between the transactions of an earlier clone left a part of it.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
-        reflink::clone_file(from, to).map_err(failed("clone"))
+        reflink::clone_file(&from, to).map_err(failed("clone"))?;
+        // A kill before it costs extents, until the next thin snapshot of the source.
+        self.size_allocations(&cloning.source, from).map_err(failed("set the size of allocations for"))
+    }
+
+    /// While a thin snapshot shares an image, XFS allocates more at once for writes to it.
+    fn size_allocations(&self, source: &VolumeId, image: OwnedFd) -> Result<(), Errno> {
+        let size = if self.index().has_thin_snapshot(source) { COW_EXTENT } else { Bytes::ZERO };
+        reflink::set_cow_extent_size(image, size)
     }
 
     /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
@@ -146,24 +162,29 @@ impl Store {
         Ok(self.quotas.set_limits(record.project, limits)?)
     }
 
-    /// Lowers the limit of a source after a clone has ended. A failure is logged: the next start sets all limits again. Until then,
-    /// the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits of a filesystem volume.
+    /// Lowers the limit of a source after a clone or a thin snapshot has ended. A failure is logged: the next start sets all limits
+    /// again. Until then, the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits of a filesystem
+    /// volume.
     pub(crate) fn settle_source(&self, source: &VolumeId) {
         let _guard = self.locks.blocking_lock(source);
         if let Err(error) = self.limit_source(source) {
             let reason: &dyn std::error::Error = &error;
             warn!(volume = %source, error = reason, "limit of a cloned volume stays raised until the next start");
         }
+        // A tenant chooses the names in its files.
+        let is_block = self.index().volumes.get(source).is_some_and(Entry::is_block);
+        if is_block
+            && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| open_image(&dir, OFlag::O_RDONLY))
+            && let Err(errno) = self.size_allocations(source, image)
+        {
+            warn!(volume = %source, %errno, "writes to the image still allocate as for a thin snapshot");
+        }
     }
 
     /// Writes the dirty pages of the source. `None` if it does not exist.
     pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) -> Option<Dir> {
         let dir = self.live.open_dir(source.name()).ok()?;
-        let synced = if is_block {
-            fdatasync(&dir.open_file(&image::name(), OFlag::O_RDONLY, Permissions::empty()).ok()?)
-        } else {
-            syncfs(&dir)
-        };
+        let synced = if is_block { fdatasync(&open_image(&dir, OFlag::O_RDONLY).ok()?) } else { syncfs(&dir) };
         // An error of the disk belongs to the source's own writers.
         if let Err(errno) = synced {
             warn!(volume = %source, %errno, "cloned volume cannot be synced");
@@ -179,6 +200,9 @@ impl Store {
     /// source needs no new blocks. A source of files is flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
         let Cloning { source, headroom, .. } = cloning;
+        if *headroom == Bytes::ZERO {
+            return Ok(());
+        }
         let (record, limits, former) = {
             let index = self.index();
             // It was deleted meanwhile.
@@ -221,7 +245,9 @@ pub(crate) fn end_sharing(
     pass: Duration,
     cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
-    let image = dir.open_file(&image::name(), OFlag::O_RDWR, Permissions::empty())?;
+    let image = open_image(dir, OFlag::O_RDWR)?;
+    // `FICLONE` gives a copy the size of its source, and the limit of the copy has space for pieces only.
+    reflink::set_cow_extent_size(&image, Bytes::ZERO).map_err(failed("set the size of allocations for"))?;
     let done = anchor.during(cycle, |anchor| copy(&image, anchor, size, allocation, pass, cycle));
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
@@ -326,6 +352,10 @@ fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -
         work.extend(hole(position, size));
     }
     work
+}
+
+fn open_image(dir: &Dir, flags: OFlag) -> Result<OwnedFd, dir::Error> {
+    dir.open_file(&image::name(), flags, Permissions::empty())
 }
 
 pub(crate) fn failed(step: &'static str) -> impl Fn(Errno) -> ActError {

@@ -57,6 +57,21 @@ impl Entry {
             Self::Closed { project, .. } => *project,
         }
     }
+
+    fn record(&self) -> Option<&Record> {
+        match self {
+            Self::Known(known) => Some(&known.record),
+            Self::Closed { .. } => None,
+        }
+    }
+
+    pub(crate) fn is_block(&self) -> bool {
+        self.record().is_some_and(|record| record.mode.is_block())
+    }
+
+    pub(crate) fn is_thin_snapshot(&self) -> bool {
+        self.record().is_some_and(|record| record.mode.is_thin())
+    }
 }
 
 impl Index {
@@ -83,6 +98,21 @@ impl Index {
     /// The space to overwrite what clones share with the volume.
     pub(crate) fn headroom(&self, id: &VolumeId) -> Bytes {
         self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum()
+    }
+
+    /// A clone or snapshot of the volume that is not ready.
+    pub(crate) fn unfinished_copy(&self, id: &VolumeId) -> Option<&VolumeId> {
+        let is_staged = |entry: &Entry| entry.record().is_some_and(|record| record.state == State::Staged);
+        self.copies(id).find(|(_, entry)| is_staged(entry)).map(|(copy, _)| copy)
+    }
+
+    pub(crate) fn has_thin_snapshot(&self, id: &VolumeId) -> bool {
+        self.copies(id).any(|(_, entry)| entry.is_thin_snapshot())
+    }
+
+    fn copies<'a>(&'a self, id: &VolumeId) -> impl Iterator<Item = (&'a VolumeId, &'a Entry)> {
+        let of_volume = self.clones.iter().filter(move |(_, cloning)| cloning.source == *id);
+        of_volume.filter_map(move |(copy, _)| Some((copy, self.volumes.get(copy)?)))
     }
 
     /// Changes what is known of a volume that has a readable record.

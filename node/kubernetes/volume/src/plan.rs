@@ -9,7 +9,7 @@ use std::mem::discriminant;
 use units::Bytes;
 
 use crate::disk_state::{DiskState, Place, Where};
-use crate::record::{Claim, Owner, Record, State};
+use crate::record::{Claim, Mode, Owner, Record, State};
 use crate::{IoRejection, Request, VolumeId};
 
 /// One change. Each may run twice.
@@ -72,6 +72,10 @@ pub enum VolumeRefusal {
     Snapshot,
     #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
+    #[error(
+        "it is a thin snapshot from which volume {0} is being created; wait until that is ready, or delete its claim"
+    )]
+    Restoring(VolumeId),
     #[error("the rollback of volume {0} to another snapshot is not finished; try again")]
     RollingBack(VolumeId),
     #[error("the volume cannot have the limits of its VolumeAttributesClass: {0}")]
@@ -83,22 +87,20 @@ pub enum VolumeRefusal {
 /// # Errors
 /// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
-    use Step::{
-        CloneImage, CloneTree, CopyBlocks, EndSharing, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive,
-        WriteRecord,
-    };
+    use Step::{CloneImage, CloneTree, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive, WriteRecord};
 
     let Some(record) = &seen.record else {
         if seen.is_anywhere() {
             return Err(VolumeRefusal::Foreign);
         }
         let image: &[Step] = match (&want.source, want.mode.is_block()) {
-            (Some(_), true) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
-            (Some(_), false) => &[CloneTree, CopyBlocks, EndSharing],
+            (Some(_), true) => &[CloneImage, MakeImage],
+            (Some(_), false) => &[CloneTree],
             (None, true) => &[MakeImage],
             (None, false) => &[],
         };
-        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, publish(&want.owner, false)].concat());
+        let copy = if want.source.is_some() { copy(want.mode) } else { NO_COPY };
+        return Ok([&[WriteRecord, MakeStaging, Limit][..], image, copy, publish(&want.owner, false)].concat());
     };
     let other_source = record.cloning.as_ref().is_some_and(|cloning| want.source.as_ref() != Some(&cloning.source));
     if record.claim.uid != want.claim.uid
@@ -112,14 +114,13 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
     }
     let is_half_cloned = record.cloning.as_ref().is_some_and(|cloning| !cloning.complete);
     let image: &[Step] = match (record.mode.is_block(), seen.staging.image(), &record.cloning) {
-        (false, ..) if is_half_cloned => &[CloneTree, CopyBlocks, EndSharing],
+        (false, ..) if is_half_cloned => &[CloneTree],
         // A clone that had all files was being undone.
         (false, ..) if want.source.is_some() && record.state == State::Staged && !seen.is_anywhere() => {
             let undone = DiskState { record: None, ..*seen };
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
         }
-        (false, _, Some(_)) => &[CopyBlocks, EndSharing],
-        (false, _, None) => &[],
+        (false, ..) => &[],
         (true, Some(image), None) if image == record.size => &[],
         // A clone that shared nothing any more was being undone: its content is gone.
         (true, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
@@ -127,12 +128,13 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
         }
         (true, _, None) => &[MakeImage],
-        (true, Some(image), Some(_)) if image >= record.size => &[CopyBlocks, EndSharing],
-        (true, Some(image), Some(cloning)) if image >= cloning.headroom => &[MakeImage, CopyBlocks, EndSharing],
+        (true, Some(image), Some(_)) if image >= record.size => &[],
+        (true, Some(image), Some(cloning)) if image >= cloning.headroom => &[MakeImage],
         // XFS extends a clone with each extent: an image that is shorter than its source is a part of it.
-        (true, _, Some(_)) => &[CloneImage, MakeImage, CopyBlocks, EndSharing],
+        (true, _, Some(_)) => &[CloneImage, MakeImage],
     };
-    let from = |begin: &[Step]| [begin, image, publish(&record.owner, record.is_exchanged())].concat();
+    let copy = if record.cloning.is_some() { copy(record.mode) } else { NO_COPY };
+    let from = |begin: &[Step]| [begin, image, copy, publish(&record.owner, record.is_exchanged())].concat();
     match (record.state, seen.staging, seen.live, seen.trash) {
         (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
@@ -154,6 +156,13 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         }
         _ => Err(VolumeRefusal::Foreign),
     }
+}
+
+const NO_COPY: &[Step] = &[];
+
+/// The steps of a clone that has the whole content of its source. A thin snapshot shares its blocks for as long as it exists.
+const fn copy(mode: Mode) -> &'static [Step] {
+    if mode.is_thin() { NO_COPY } else { &[Step::CopyBlocks, Step::EndSharing] }
 }
 
 /// The steps after the directory is complete. That of a rollback waits for the exchange.
@@ -287,13 +296,16 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         }
     }
     if seen.live.is_of(record) {
-        steps.extend([Trash(Where::Live), RemoveData]);
+        steps.push(Trash(Where::Live));
+        // Of a thin snapshot.
+        steps.extend(sync(record));
+        steps.push(RemoveData);
     }
     steps.extend([ClearLimits, RemoveRecord]);
     Ok(steps)
 }
 
-/// The blocks that an unfinished copy gives up are overwritten at once: a power cut must not return it to its place.
+/// The blocks that an unfinished copy or a thin snapshot gives up are overwritten at once: a power cut must not return it to its place.
 fn sync(record: &Record) -> Vec<Step> {
     if record.cloning.is_some() { vec![Step::SyncTrash] } else { vec![] }
 }

@@ -78,13 +78,36 @@ pub enum Mode {
         allocation: Allocation,
     },
     /// No pod sees it: the image of a disk as it was at one instant.
-    Snapshot { taken: SystemTime },
+    Snapshot {
+        taken: SystemTime,
+        #[serde(default, skip_serializing_if = "Sharing::is_temporary")]
+        sharing: Sharing,
+    },
     /// No pod sees it: the files of a volume as they were at one instant.
     SnapshotTree {
         taken: SystemTime,
         /// Those of the volume.
         inodes: Inodes,
+        #[serde(default, skip_serializing_if = "Sharing::is_temporary")]
+        sharing: Sharing,
     },
+}
+
+/// How long a snapshot shares blocks with its source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// Until passes have copied them.
+    #[default]
+    Temporary,
+    /// For as long as it exists. Such a snapshot is thin: its space is not reserved.
+    Permanent,
+}
+
+impl Sharing {
+    pub fn is_temporary(&self) -> bool {
+        *self == Self::Temporary
+    }
 }
 
 /// When the blocks of an image are taken from the disk.
@@ -108,12 +131,22 @@ impl Mode {
         matches!(self, Self::Snapshot { .. } | Self::SnapshotTree { .. })
     }
 
+    /// Whether it is a snapshot that shares blocks for as long as it exists.
+    pub const fn is_thin(self) -> bool {
+        matches!(
+            self,
+            Self::Snapshot { sharing: Sharing::Permanent, .. } | Self::SnapshotTree { sharing: Sharing::Permanent, .. }
+        )
+    }
+
     /// The mode of a snapshot of a volume with this mode. The record gets the instant.
-    pub(crate) const fn snapshot(self) -> Self {
+    pub(crate) const fn snapshot(self, sharing: Sharing) -> Self {
         let taken = SystemTime::UNIX_EPOCH;
         match self {
-            Self::Filesystem { inodes } | Self::SnapshotTree { inodes, .. } => Self::SnapshotTree { taken, inodes },
-            Self::Block { .. } | Self::Snapshot { .. } => Self::Snapshot { taken },
+            Self::Filesystem { inodes } | Self::SnapshotTree { inodes, .. } => {
+                Self::SnapshotTree { taken, inodes, sharing }
+            }
+            Self::Block { .. } | Self::Snapshot { .. } => Self::Snapshot { taken, sharing },
         }
     }
 
@@ -125,8 +158,8 @@ impl Mode {
     /// A snapshot of this instant. Other modes stay.
     pub(crate) const fn taken_at(self, taken: SystemTime) -> Self {
         match self {
-            Self::Snapshot { .. } => Self::Snapshot { taken },
-            Self::SnapshotTree { inodes, .. } => Self::SnapshotTree { taken, inodes },
+            Self::Snapshot { sharing, .. } => Self::Snapshot { taken, sharing },
+            Self::SnapshotTree { inodes, sharing, .. } => Self::SnapshotTree { taken, inodes, sharing },
             Self::Filesystem { .. } | Self::Block { .. } => self,
         }
     }
@@ -134,7 +167,7 @@ impl Mode {
     /// When a snapshot was taken.
     pub const fn taken(self) -> Option<SystemTime> {
         match self {
-            Self::Snapshot { taken } | Self::SnapshotTree { taken, .. } => Some(taken),
+            Self::Snapshot { taken, .. } | Self::SnapshotTree { taken, .. } => Some(taken),
             Self::Filesystem { .. } | Self::Block { .. } => None,
         }
     }
@@ -212,13 +245,14 @@ pub enum State {
     Announced,
 }
 
-/// A volume whose image or files share blocks with those of its source, or are about to.
+/// A volume whose image or files share blocks with those of its source, or are about to. A thin snapshot has it for as long as it
+/// exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cloning {
     pub source: VolumeId,
     /// The size of the source. The limit of the source is raised by it, so that the source can be overwritten. A shorter image
-    /// is a part of a clone.
+    /// is a part of a clone. Zero of a thin snapshot of files, with which a tenant could store more for as long as it exists.
     pub headroom: Bytes,
     /// Whether the directory has all files of the source, as they were at one instant. Not used for images, whose size says it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -242,7 +276,7 @@ pub struct Record {
     pub mode: Mode,
     pub size: Bytes,
     pub project: ProjectId,
-    /// `None` also for a clone that shares nothing any more.
+    /// `None` also for a clone that shares nothing any more. A thin snapshot has it to the end, also after its source.
     pub cloning: Option<Cloning>,
     /// None of a filesystem volume and of a snapshot.
     pub io: IoLimits,
@@ -288,7 +322,10 @@ const LIMITED: u32 = 5;
 
 /// With the files of a source: an earlier release would finish such a volume without them, and does not read the mode of
 /// such a snapshot. With [`Rollback`]: an earlier release would remove such a snapshot.
-const VERSION: u32 = 6;
+const TREES: u32 = 6;
+
+/// Of thin snapshots: an earlier release would copy their blocks into space that is not reserved.
+const VERSION: u32 = 7;
 
 /// Only this is read before the version is known.
 #[derive(Deserialize)]
@@ -296,7 +333,7 @@ struct Versioned {
     version: u32,
 }
 
-/// Versions 2 to 6 of the file. The state is the directory of the file.
+/// Versions 2 to 7 of the file. The state is the directory of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -333,8 +370,9 @@ impl Record {
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { claim, owner, class, mode, size, project, cloning, io, state: _ } = self.clone();
         let version = match (mode, &owner, &cloning) {
-            (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => VERSION,
-            (_, Owner::Rollback(_), _) => VERSION,
+            _ if mode.is_thin() => VERSION,
+            (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => TREES,
+            (_, Owner::Rollback(_), _) => TREES,
             _ if !io.is_none() => LIMITED,
             (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => OWNED,
             (_, Owner::Provisioner, Some(_)) => CLONING,
@@ -347,8 +385,12 @@ impl Record {
         content
     }
 
-    /// While the volume is cloned, with the headroom of its source.
+    /// While the volume is cloned, with the headroom of its source. Nothing of a thin snapshot: the administrator who has created its
+    /// class answers for the free space of the disk.
     pub fn reserved(&self) -> Bytes {
+        if self.mode.is_thin() {
+            return Bytes::ZERO;
+        }
         let headroom = self.cloning.as_ref().map_or(Bytes::ZERO, |cloning| cloning.headroom);
         taken(self.limits()).saturating_add(headroom)
     }
@@ -357,6 +399,8 @@ impl Record {
     /// XFS allocates more than it copies ([`crate::tree::end_sharing`]).
     pub(crate) fn limits(&self) -> Limits {
         match &self.cloning {
+            // Nothing is copied.
+            Some(cloning) if cloning.complete && self.mode.is_thin() => self.mode.limits(self.size),
             Some(cloning) if !self.mode.is_block() && cloning.complete => self.tree_limits(self.size.get() / 4, 1),
             Some(_) if !self.mode.is_block() => self.tree_limits(self.size.get(), 2),
             Some(_) | None => self.mode.limits(self.size),

@@ -17,7 +17,7 @@ use crate::execution::Execution;
 use crate::files::Found;
 use crate::index::{Entry, Index, Known};
 use crate::plan::{Step, VolumeRefusal};
-use crate::record::{Claim, Mode, Owner, Record, Rollback, State};
+use crate::record::{Claim, Mode, Owner, Record, Rollback, Sharing, State};
 use crate::store::{Store, place, refused};
 use crate::{DEFAULT_PAUSE, Request, VolumeId};
 
@@ -34,7 +34,14 @@ impl RollbackRequest {
     fn request(&self, rollback: Rollback, (mode, size): (Mode, Bytes)) -> Request {
         let Self { claim, source, .. } = self.clone();
         let owner = Owner::Rollback(rollback);
-        Request { claim, owner, class: String::new(), mode: mode.snapshot().at_present(), size, source: Some(source) }
+        Request {
+            claim,
+            owner,
+            class: String::new(),
+            mode: mode.snapshot(Sharing::Temporary).at_present(),
+            size,
+            source: Some(source),
+        }
     }
 }
 
@@ -123,8 +130,9 @@ impl Store {
         if self.index().unwritten.values().any(|other| other == volume) {
             return Err(refused(id)(VolumeRefusal::RollingBack(volume.clone())));
         }
-        // The limit of the volume has space for blocks that they share, which the other directory would need.
-        if self.index().clones.values().any(|clone| clone.source == *volume) {
+        // The limit of the volume has space for blocks that they share, which the other directory would need. Those of a thin
+        // snapshot are then shared by two snapshots, which are not written.
+        if self.index().unfinished_copy(volume).is_some() {
             return Err(failed(RollbackError::Shared));
         }
         self.check_unpublished(volume, &self.live)?;

@@ -1,7 +1,8 @@
 //! Snapshots of volumes.
 //!
 //! A snapshot is taken like a clone: at one instant, it shares the blocks of its source, and passes copy them. Pods
-//! cannot use it. It becomes live and announced when it shares no block.
+//! cannot use it. It becomes live and announced when it shares no block. A thin one shares them for as long as it exists, and is
+//! live and announced at once.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::execution::in_passes;
 use crate::index::{Entry, Known};
 use crate::passes::Taken;
 use crate::plan::{Step, VolumeRefusal};
-use crate::record::{Claim, Mode, Owner, Record};
+use crate::record::{Claim, Mode, Owner, Record, Sharing};
 use crate::store::{Store, refused};
 use crate::{Request, VolumeId};
 
@@ -29,12 +30,13 @@ pub struct SnapshotRequest {
     pub source: VolumeId,
     /// The longest time for which the pods of a filesystem volume may be stopped.
     pub max_pause: Duration,
+    pub sharing: Sharing,
 }
 
 impl SnapshotRequest {
     pub(crate) fn of(&self, (mode, size): (Mode, Bytes)) -> Request {
-        let Self { claim, owner, class, source, max_pause: _ } = self.clone();
-        Request { claim, owner, class, mode: mode.snapshot(), size, source: Some(source) }
+        let Self { claim, owner, class, source, max_pause: _, sharing } = self.clone();
+        Request { claim, owner, class, mode: mode.snapshot(sharing), size, source: Some(source) }
     }
 }
 
@@ -76,7 +78,13 @@ impl Store {
         match self.known(id)? {
             None => return Ok(Ensured::Unchanged(())),
             Some(Known { record, .. }) if !record.mode.is_snapshot() => return Err(refused(id)(VolumeRefusal::Volume)),
-            Some(Known { record, .. }) => self.check_ended(id, &record)?,
+            Some(Known { record, .. }) => {
+                self.check_ended(id, &record)?;
+                // Its copy shares the blocks of the snapshot's source, too, whose limit has space for them until the snapshot ends.
+                if let Some(copy) = self.index().unfinished_copy(id).filter(|_| record.mode.is_thin()) {
+                    return Err(refused(id)(VolumeRefusal::Restoring(copy.clone())));
+                }
+            }
         }
         self.retire(id)?;
         // Only a process that had the content of a volume open before a rollback can have it open.

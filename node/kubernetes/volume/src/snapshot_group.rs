@@ -163,8 +163,8 @@ impl Store {
             locked.insert(source, found.map_err(failed)?);
         }
         let with_size = |(id, member): (_, &SnapshotRequest)| {
-            let LockedSource { mode, cloning, .. } = locked.get(&member.source)?;
-            Some((id, member.of((*mode, cloning.headroom)), cloning.clone()))
+            let LockedSource { of, cloning, .. } = locked.get(&member.source)?;
+            Some((id, member.of(*of), cloning.clone()))
         };
         let requests: Vec<_> = want.members.iter().filter_map(with_size).collect();
         let spaces: Vec<_> = requests.iter().map(|(id, request, cloning)| (*id, space(request, cloning))).collect();
@@ -192,8 +192,8 @@ impl Store {
         let request = request.ok_or_else(|| SourceError::Unknown { volume: source.clone() })?;
         let (guard, cloning) = self.lock_source(source, &request)?;
         // It may have grown, and with it the number of its files.
-        let (mode, _) = self.to_copy(source)?;
-        Ok(LockedSource { _guard: guard, mode, cloning })
+        let of = self.to_copy(source)?;
+        Ok(LockedSource { _guard: guard, of, cloning })
     }
 
     /// With all sources locked. An error has the index of the member that failed.
@@ -238,7 +238,8 @@ impl Store {
 /// Of a source that is locked.
 struct LockedSource {
     _guard: VolumeGuard,
-    mode: Mode,
+    /// Its mode and size.
+    of: (Mode, Bytes),
     cloning: Cloning,
 }
 

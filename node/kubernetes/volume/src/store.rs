@@ -532,9 +532,13 @@ impl Store {
         Ok(self.disk())
     }
 
-    /// The space that each volume takes, by its project.
+    /// The space that each volume with a reservation takes, by its project.
     fn used(&self) -> Result<BTreeMap<ProjectId, Bytes>, FsError> {
-        let own: BTreeSet<ProjectId> = self.index().volumes.values().filter_map(Entry::project).collect();
+        // The ledger has nothing for thin snapshots: the blocks that they alone have are as those of strangers, and the others count
+        // to their sources.
+        let is_reserved = |entry: &&Entry| !entry.is_thin_snapshot();
+        let own: BTreeSet<ProjectId> =
+            self.index().volumes.values().filter(is_reserved).filter_map(Entry::project).collect();
         let taken = |Quota { id, used, .. }| (id, used.bytes.saturating_add(crate::record::inodes(used.inodes)));
         let all = self.quotas.report().map(|quota| quota.map(taken));
         all.filter(|taken| taken.as_ref().map_or(true, |(id, _)| own.contains(id))).collect()

@@ -7,7 +7,7 @@ use dir::Ensured;
 use units::Bytes;
 use volume::{
     Allocation, Cloning, Error, GroupRequest, Mode, Owner, Record, Request, Rollback, RollbackError, RollbackRequest,
-    SnapshotRequest, SourceError, State, Taken, VolumeId, VolumeRefusal,
+    Sharing, SnapshotRequest, SourceError, State, Taken, VolumeId, VolumeRefusal,
 };
 
 use super::Disk;
@@ -18,7 +18,7 @@ impl Disk {
         id: &VolumeId,
         want: &SnapshotRequest,
     ) -> Result<Ensured<Taken<Record>>, Error> {
-        let SnapshotRequest { claim, owner, class, source, max_pause } = want.clone();
+        let SnapshotRequest { claim, owner, class, source, max_pause, sharing } = want.clone();
         let (mode, size) = match self.look(id) {
             Some((record, _)) => (record.mode, record.size),
             None if self.is_snapshot(&source) => {
@@ -32,7 +32,7 @@ impl Disk {
         if !mode.is_block() {
             self.pauses.push(max_pause);
         }
-        let mode = taken_at(mode, SystemTime::now());
+        let mode = taken_at(mode, SystemTime::now(), sharing);
         let known = self.records.get(id).cloned();
         let copying = match self.provision(id, &Request { claim, owner, class, mode, size, source: Some(source) }) {
             Ok(_) => self.announce(id).map(|_| None)?,
@@ -66,7 +66,8 @@ impl Disk {
             self.passes = u32::MAX;
             let begun = want.members.iter().try_for_each(|(id, member)| {
                 self.take_snapshot(id, member)?;
-                self.records.entry(id.clone()).and_modify(|record| record.mode = taken_at(record.mode, taken));
+                let together = |record: &mut Record| record.mode = taken_at(record.mode, taken, member.sharing);
+                self.records.entry(id.clone()).and_modify(together);
                 Ok(())
             });
             match begun {
@@ -145,13 +146,16 @@ impl Disk {
                 }
             }
         };
-        let (mode, owner) = (taken_at(mode, SystemTime::now()), Owner::Rollback(rollback.clone()));
+        let mode = taken_at(mode, SystemTime::now(), Sharing::Temporary);
+        let owner = Owner::Rollback(rollback.clone());
         let request = Request { claim, owner, class: String::new(), mode, size, source: Some(source.clone()) };
         let record = self.provision(id, &request)?.into_inner();
         if !record.is_exchanged() {
             let Some((former, false)) = self.look(&volume) else { return Err(failed(RollbackError::Unknown)) };
             let is_of_volume = |cloning: &Cloning| cloning.source == volume;
-            if self.records.values().any(|record| record.cloning.as_ref().is_some_and(is_of_volume)) {
+            let unfinished = |record: &&Record| record.state == State::Staged;
+            let mut copies = self.records.values().filter(unfinished).filter_map(|record| record.cloning.as_ref());
+            if copies.any(is_of_volume) {
                 return Err(failed(RollbackError::Shared));
             }
             if let Some(target) = self.published.get(&volume) {
@@ -180,9 +184,11 @@ impl Disk {
 }
 
 /// The mode of a snapshot of a volume, or of a snapshot, with this instant.
-fn taken_at(mode: Mode, taken: SystemTime) -> Mode {
+fn taken_at(mode: Mode, taken: SystemTime, sharing: Sharing) -> Mode {
     match mode {
-        Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => Mode::SnapshotTree { taken, inodes },
-        Mode::Block { .. } | Mode::Snapshot { .. } => Mode::Snapshot { taken },
+        Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => {
+            Mode::SnapshotTree { taken, inodes, sharing }
+        }
+        Mode::Block { .. } | Mode::Snapshot { .. } => Mode::Snapshot { taken, sharing },
     }
 }

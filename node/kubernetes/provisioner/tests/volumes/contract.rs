@@ -10,7 +10,7 @@ use nix::mount::{MsFlags, mount};
 use units::{Bytes, Inodes};
 use volume::{
     Allocation, Claim, DEFAULT_PAUSE, Error, LiveVolumeError, Mode, Owner, Record, Request, RollbackRequest, Settings,
-    SnapshotRequest, Taken, VolumeId, Volumes,
+    Sharing, SnapshotRequest, Taken, VolumeId, Volumes,
 };
 
 use crate::node::{Node, without_pods};
@@ -87,8 +87,8 @@ impl Call {
             Self::TakeSnapshot(source) => {
                 let Request { claim, class, .. } = request(THICK, SIZE);
                 let source = source.parse().expect("an identifier");
-                let max_pause = DEFAULT_PAUSE;
-                let want = SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause };
+                let (owner, max_pause, sharing) = (Owner::Provisioner, DEFAULT_PAUSE, Sharing::Temporary);
+                let want = SnapshotRequest { claim, owner, class, source, max_pause, sharing };
                 match volumes.take_snapshot(id, &want) {
                     Ok(Taken { snapshots, copying }) => format!("{copying:?} {}", shown(&snapshots)),
                     Err(error) => format!("{error:?}"),

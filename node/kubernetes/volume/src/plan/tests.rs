@@ -5,14 +5,16 @@ use proptest::prelude::*;
 use units::Inodes;
 
 use super::*;
-use crate::record::{Allocation, Cloning, Mode, Rollback};
+use crate::record::{Allocation, Cloning, Mode, Rollback, Sharing};
 
 const PROJECT: ProjectId = ProjectId::new(7).unwrap();
 const NOTHING: DiskState = DiskState::NOTHING;
 const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(524_288) };
 const DISK: Mode = Mode::Block { allocation: Allocation::Thick };
-const SNAPSHOT: Mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH };
-const TREE: Mode = Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(524_288) };
+const SNAPSHOT: Mode = DISK.snapshot(Sharing::Temporary);
+const TREE: Mode = FILES.snapshot(Sharing::Temporary);
+const THIN_SNAPSHOT: Mode = DISK.snapshot(Sharing::Permanent);
+const THIN_TREE: Mode = FILES.snapshot(Sharing::Permanent);
 /// The size of the source of a clone.
 const HALF: Bytes = Bytes::new(1 << 29);
 const SIZES: [Bytes; 3] = [Bytes::GIB, Bytes::new(2 << 30), Bytes::TIB];
@@ -201,8 +203,8 @@ proptest! {
     }
 
     #[test]
-    fn a_clone_is_live_only_with_its_content_and_when_it_shares_nothing(
-        mode in prop_oneof![Just(DISK), Just(SNAPSHOT)],
+    fn a_clone_is_live_only_with_its_content_and_unless_thin_when_it_shares_nothing(
+        mode in prop_oneof![Just(DISK), Just(SNAPSHOT), Just(THIN_SNAPSHOT)],
         cuts in prop::collection::vec((0usize..10, any::<bool>()), 0..5),
     ) {
         let want = Request { mode, ..clone_of("pvc-source") };
@@ -219,7 +221,7 @@ proptest! {
             prop_assert!(made.is_none() || cloned < made && cloned.is_some() || seen.staging.image() == Some(HALF));
             seen = made_for(&want, seen, after);
             let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
-            prop_assert!(!seen.live.is_present() || !shares);
+            prop_assert!(!seen.live.is_present() || shares == mode.is_thin());
         }
         let seen = made_for(&want, seen, usize::MAX);
         prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
@@ -231,7 +233,7 @@ proptest! {
     /// A directory with files is never taken for a complete one after a run that wrote or removed some of them.
     #[test]
     fn files_are_live_only_when_all_are_of_one_instant(
-        mode in prop_oneof![Just(FILES), Just(TREE)],
+        mode in prop_oneof![Just(FILES), Just(TREE), Just(THIN_TREE)],
         cuts in prop::collection::vec((0usize..12, any::<bool>()), 0..6),
     ) {
         let want = Request { source: Some("pvc-source".parse().unwrap()), ..want(mode) };
@@ -263,7 +265,7 @@ proptest! {
                 }
             }
             let shares = seen.record.as_ref().is_some_and(|record| record.cloning.is_some());
-            prop_assert!(!seen.live.is_present() || !shares);
+            prop_assert!(!seen.live.is_present() || shares == mode.is_thin());
         }
         prop_assert!(seen.live.is_of(seen.record.as_ref().unwrap()));
         prop_assert!(!changes(&provision(&want, &seen)?));
@@ -345,6 +347,24 @@ fn a_copy_is_durably_in_the_trash_before_it_gives_up_blocks() {
         let cloned = provision(&want, &NOTHING).unwrap().iter().position(|step| *step == clone).unwrap() + 1;
         let steps = undo(&made_for(&want, NOTHING, cloned)).unwrap();
         assert_eq!(steps, [Trash(Where::Staging), SyncTrash, RemoveData, ClearLimits, RemoveRecord]);
+    }
+}
+
+#[test]
+fn a_thin_snapshot_is_not_copied_and_durably_in_the_trash_before_it_gives_up_blocks() {
+    use Step::{
+        ClearLimits, CloneImage, CloneTree, Limit, MakeImage, MakeStaging, Publish, RemoveData, RemoveRecord, SyncLive,
+        SyncTrash, Trash, WriteRecord,
+    };
+    for (mode, clone) in [(THIN_SNAPSHOT, &[CloneImage, MakeImage][..]), (THIN_TREE, &[CloneTree][..])] {
+        let want = Request { mode, ..clone_of("pvc-source") };
+        let steps = provision(&want, &NOTHING).unwrap();
+        assert_eq!(steps, [&[WriteRecord, MakeStaging, Limit][..], clone, &[Publish, SyncLive]].concat());
+        let whole = made_for(&want, NOTHING, usize::MAX);
+        let steps = undo(&whole).unwrap();
+        assert_eq!(steps, [Trash(Where::Live), SyncTrash, RemoveData, ClearLimits, RemoveRecord]);
+        let retired = cut(whole.clone(), &retire(&whole.announced()).unwrap(), usize::MAX);
+        assert!(discard(&retired).unwrap().ends_with(&[SyncTrash, RemoveData, ClearLimits, RemoveRecord]));
     }
 }
 

@@ -8,11 +8,17 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![
         any::<u64>().prop_map(|inodes| Mode::Filesystem { inodes: Inodes::new(inodes) }),
         prop_oneof![Just(Allocation::Thick), Just(Allocation::Thin)].prop_map(|allocation| Mode::Block { allocation }),
-        any::<u32>()
-            .prop_map(|seconds| Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into()) }),
-        any::<u64>()
-            .prop_map(|inodes| Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(inodes) }),
+        (any::<u32>(), sharing()).prop_map(|(seconds, sharing)| {
+            Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.into()), sharing }
+        }),
+        (any::<u64>(), sharing()).prop_map(|(inodes, sharing)| {
+            Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(inodes), sharing }
+        }),
     ]
+}
+
+fn sharing() -> impl Strategy<Value = Sharing> {
+    prop_oneof![Just(Sharing::Temporary), Just(Sharing::Permanent)]
 }
 
 fn record() -> impl Strategy<Value = Record> {
@@ -110,8 +116,9 @@ fn a_snapshot_is_read_by_no_earlier_release() {
         "mode":{"snapshot":{"taken":{"secs_since_epoch":1,"nanos_since_epoch":2}}},"size_bytes":4096,"project":7}"#;
     let record = Record::parse(content, State::Announced).unwrap();
     let taken = SystemTime::UNIX_EPOCH + Duration::new(1, 2);
-    assert_eq!(record.mode, Mode::Snapshot { taken });
-    assert!(record.to_bytes().starts_with(br#"{"version":4,"#));
+    assert_eq!(record.mode, Mode::Snapshot { taken, sharing: Sharing::Temporary });
+    let written = String::from_utf8(record.to_bytes()).expect("UTF-8");
+    assert!(written.starts_with(r#"{"version":4,"#) && !written.contains("sharing"), "{written}");
     let disk = Mode::Block { allocation: Allocation::Thin };
     assert_eq!(record.reserved(), disk.reserved(record.size), "the whole size is reserved");
 }
@@ -174,9 +181,27 @@ fn a_snapshot_of_a_rollback_is_read_by_no_earlier_release() {
 }
 
 #[test]
+fn a_thin_snapshot_reserves_nothing_and_is_read_by_no_earlier_release() {
+    for (mode, is_block) in [("snapshot", true), ("snapshot_tree", false)] {
+        let (inodes, complete) = if is_block { ("", "") } else { (r#""inodes":64,"#, r#","complete":true"#) };
+        let content = format!(
+            r#"{{"version":7,"claim":{{"uid":"u","namespace":"n","name":"s"}},"class":"local","mode":{{"{mode}":{{
+            "taken":{{"secs_since_epoch":1,"nanos_since_epoch":2}},{inodes}"sharing":"permanent"}}}},"size_bytes":4096,
+            "project":7,"cloning":{{"source":"pvc-1","headroom":0{complete}}}}}"#
+        );
+        let record = Record::parse(content.as_bytes(), State::Announced).unwrap();
+        assert_eq!((record.mode.is_thin(), record.mode.is_block()), (true, is_block));
+        assert!(record.to_bytes().starts_with(br#"{"version":7,"#));
+        assert_eq!(record.reserved(), Bytes::ZERO);
+        assert!(record.mode.at_present().is_thin(), "with another instant");
+        assert_eq!(record.limits(), record.mode.limits(record.size), "a quota counts each copy");
+    }
+}
+
+#[test]
 fn another_version_is_named_whatever_else_it_holds() {
-    let error = Record::parse(br#"{"version":7,"new":true}"#, State::Staged).unwrap_err();
-    assert!(matches!(error, RecordError::Version(7)));
+    let error = Record::parse(br#"{"version":8,"new":true}"#, State::Staged).unwrap_err();
+    assert!(matches!(error, RecordError::Version(8)));
     assert!(matches!(Record::parse(b"", State::Staged).unwrap_err(), RecordError::Syntax(_)));
 }
 

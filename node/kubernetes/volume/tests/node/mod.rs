@@ -19,8 +19,8 @@ use nix::sys::stat::Mode as Permissions;
 use nix::sys::statvfs::fstatvfs;
 use units::{Bytes, Inodes};
 use volume::{
-    Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Owner, PodFreezer, Record, Request, Settings, SnapshotRequest,
-    Store, VolumeId, Volumes as _,
+    Allocation, Claim, DEFAULT_PAUSE, FrozenPods, Mode, Owner, PodFreezer, Record, Request, Settings, Sharing,
+    SnapshotRequest, Store, VolumeId, Volumes as _,
 };
 
 /// A node's volumes directory.
@@ -181,7 +181,8 @@ pub fn byte_of(file: &File, size: usize) -> Option<u8> {
 
 /// Of a content with this claim.
 pub fn snapshot_request(claim: Claim, source: VolumeId) -> SnapshotRequest {
-    SnapshotRequest { claim, owner: Owner::Provisioner, class: "local".into(), source, max_pause: DEFAULT_PAUSE }
+    let (owner, class, max_pause) = (Owner::Provisioner, "local".into(), DEFAULT_PAUSE);
+    SnapshotRequest { claim, owner, class, source, max_pause, sharing: Sharing::Temporary }
 }
 
 pub fn id(text: &str) -> VolumeId {

@@ -43,7 +43,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
         let content = fs::read(node.image(&source)).unwrap();
         let before = SystemTime::now();
         let record = taken(&node, &source, "snapshot-1");
-        let Mode::Snapshot { taken: instant } = record.mode else { panic!("{record:?}") };
+        let Mode::Snapshot { taken: instant, .. } = record.mode else { panic!("{record:?}") };
         assert!((before..=SystemTime::now()).contains(&instant));
         image.write_all_at(&vec![2; SIZE.get() as usize], 0).unwrap();
         image.sync_all().unwrap();

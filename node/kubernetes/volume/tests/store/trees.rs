@@ -84,7 +84,7 @@ fn shared(top: &Path) -> Bytes {
 }
 
 fn tree_of(snapshot: &Record) -> SystemTime {
-    let Mode::SnapshotTree { taken, inodes: INODES } = snapshot.mode else { panic!("{snapshot:?}") };
+    let Mode::SnapshotTree { taken, inodes: INODES, .. } = snapshot.mode else { panic!("{snapshot:?}") };
     taken
 }
 

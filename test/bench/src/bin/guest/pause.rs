@@ -135,7 +135,8 @@ impl Source {
         store.freeze_by(Arc::downgrade(&freezer));
         let (snapshot, source) = (id("snapshot", 0)?, self.id.clone());
         let Request { claim, class, .. } = request(&snapshot, Mode::Filesystem { inodes: Inodes::new(1) }, Bytes::ZERO);
-        let want = SnapshotRequest { claim, owner: Owner::Provisioner, class, source, max_pause: BUDGET };
+        let (owner, sharing) = (Owner::Provisioner, volume::Sharing::Temporary);
+        let want = SnapshotRequest { claim, owner, class, source, max_pause: BUDGET, sharing };
         let begun = Instant::now();
         store.take_snapshot(&snapshot, &want)?;
         store.remove_snapshot(&snapshot)?;

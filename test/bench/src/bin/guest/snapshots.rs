@@ -155,8 +155,7 @@ fn begun<T>(provisioned: Result<T, Error>) -> Result<(), CallError> {
 pub(crate) fn snapshot_of(source: &VolumeId) -> Result<(VolumeId, SnapshotRequest), CallError> {
     let (snapshot, source) = (id("snapshot", 0)?, source.clone());
     let Request { claim, class, .. } = request(&snapshot, THIN, Bytes::ZERO);
-    Ok((
-        snapshot,
-        SnapshotRequest { claim, owner: volume::Owner::Provisioner, class, source, max_pause: volume::DEFAULT_PAUSE },
-    ))
+    let (owner, max_pause) = (volume::Owner::Provisioner, volume::DEFAULT_PAUSE);
+    let sharing = volume::Sharing::Temporary;
+    Ok((snapshot, SnapshotRequest { claim, owner, class, source, max_pause, sharing }))
 }
