@@ -335,7 +335,14 @@ impl Events {
         let more =
             if more == Bytes::ZERO { String::new() } else { format!(", and {more} more until its blocks are copied") };
         let (size, free) = (record.size, free_space(free));
-        let note = format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}");
+        let note = if record.mode.is_thin() {
+            format!(
+                "node {node} has taken the thin snapshot of {size}; it reserves nothing and shares its blocks with the volume: \
+                 as long as it exists, overwriting the volume takes space of the disk that nothing reserves{free}"
+            )
+        } else {
+            format!("node {node} has taken the snapshot of {size}; it reserves {reserved}{more}{free}")
+        };
         self.publish_to_each(Reason::SnapshotTaken, "TakeSnapshot", &note, &of_snapshot(content));
     }
 
@@ -374,10 +381,13 @@ impl Events {
     ) {
         let reserved: Bytes = records.values().map(Record::reserved).sum();
         let (count, free) = (records.len(), free_space(free));
-        let note = format!(
-            "node {node} has taken {count} snapshots at one instant; until their blocks are copied, they reserve \
-             {reserved}{free}"
-        );
+        let cost = if records.values().all(|record| record.mode.is_thin()) {
+            "they are thin: they reserve nothing, and overwriting the volumes takes space of the disk that nothing reserves"
+                .to_owned()
+        } else {
+            format!("until their blocks are copied, they reserve {reserved}")
+        };
+        let note = format!("node {node} has taken {count} snapshots at one instant; {cost}{free}");
         self.publish_to_each(Reason::GroupTaken, "TakeGroup", &note, &of_group(content));
     }
 

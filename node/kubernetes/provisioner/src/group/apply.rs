@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use apiclient::is_missing;
 use cluster::snapshot::MANAGED_BY;
@@ -12,7 +11,7 @@ use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tracing::{Instrument as _, debug, info, info_span};
-use volume::{DEFAULT_PAUSE, GroupRequest, Record, SnapshotRequest, State, Taken, VolumeGuard, VolumeId, Volumes};
+use volume::{GroupRequest, Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeGuard, VolumeId, Volumes};
 
 use crate::context::{Outcome, Provisioner};
 use crate::error::{Error, api};
@@ -118,7 +117,7 @@ impl Provisioner {
     async fn take_group(
         &self,
         content: &GroupContent,
-        members: BTreeMap<VolumeId, SnapshotRequest>,
+        mut members: BTreeMap<VolumeId, SnapshotRequest>,
     ) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
         let is_shown = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
@@ -131,13 +130,16 @@ impl Provisioner {
         let may_clone = is_new || !self.copies.is_cloned(&id);
         let class =
             content.spec.volume_group_snapshot_class_name.as_deref().filter(|class| may_clone && !class.is_empty());
-        let max_pause = match class {
-            Some(class) => match self.group_pause(class).await {
-                Err(Error::UnknownGroupClass { .. } | Error::GroupRejected(_)) if !is_new => DEFAULT_PAUSE,
+        let SnapshotParameters { max_pause, sharing } = match class {
+            Some(class) => match self.group_parameters(class).await {
+                Err(Error::UnknownGroupClass { .. } | Error::GroupRejected(_)) if !is_new => {
+                    SnapshotParameters::default()
+                }
                 found => found?,
             },
-            None => DEFAULT_PAUSE,
+            None => SnapshotParameters::default(),
         };
+        members.values_mut().for_each(|member| member.sharing = sharing);
         let sources: BTreeSet<_> = members.values().map(|member| member.source.clone()).collect();
         let Some(_turn) = self.clone_turn(may_clone, &sources) else { return Ok(Outcome::Occupied) };
         self.copies.begin_pass(&id);
@@ -161,10 +163,10 @@ impl Provisioner {
     }
 
     /// A content does not have the parameters of its class.
-    async fn group_pause(&self, class: &str) -> Result<Duration, Error> {
+    async fn group_parameters(&self, class: &str) -> Result<SnapshotParameters, Error> {
         let classes = Api::<GroupClass>::all_with(self.client.clone(), &self.group_version());
         match classes.get(class).await {
-            Ok(found) => Ok(plan::max_pause(&found)?),
+            Ok(found) => Ok(plan::parameters(&found)?),
             Err(error) if is_missing(&error) => Err(Error::UnknownGroupClass { class: class.to_owned() }),
             Err(error) => Err(api("read the VolumeGroupSnapshotClass")(error).into()),
         }

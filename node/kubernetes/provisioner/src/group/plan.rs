@@ -1,12 +1,11 @@
 //! Decides what is done for the content of a group. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use cluster::snapshot::group::{BEING_DELETED, PROTECTION};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
 use crate::snapshot::plan as snapshot;
@@ -45,7 +44,7 @@ pub(crate) enum GroupRejection {
     #[error("snapshot {0} of the group was removed after others were ready; delete the group, and create it again")]
     Removed(VolumeId),
     #[error("the VolumeGroupSnapshotClass {class} {reason}")]
-    Class { class: String, reason: PauseError },
+    Class { class: String, reason: SnapshotParameterError },
 }
 
 /// `places` has the nodes of the volumes, and of the snapshots of this node, as far as they are known.
@@ -109,26 +108,19 @@ pub(crate) fn plan(
         let invalid = || GroupRejection::Handle(handle.clone());
         let source: VolumeId = handle.parse().map_err(|_| invalid())?;
         let id = member(&group, handle).ok_or_else(invalid)?;
-        Ok((
-            id,
-            SnapshotRequest {
-                claim: claim.clone(),
-                owner: Owner::Provisioner,
-                class: class.clone(),
-                source,
-                max_pause: DEFAULT_PAUSE,
-            },
-        ))
+        let SnapshotParameters { max_pause, sharing } = SnapshotParameters::default();
+        let (claim, owner, class) = (claim.clone(), Owner::Provisioner, class.clone());
+        Ok((id, SnapshotRequest { claim, owner, class, source, max_pause, sharing }))
     };
     source.volume_handles.iter().map(request).collect::<Result<_, _>>().map(GroupPlan::Take)
 }
 
-/// The longest pause of the pods. Kubernetes' own end-to-end tests repeat the deletion policy of the class as a parameter, which
-/// changes nothing.
-pub(crate) fn max_pause(class: &GroupClass) -> Result<Duration, GroupRejection> {
+/// Kubernetes' own end-to-end tests repeat the deletion policy of the class as a parameter, which changes nothing.
+pub(crate) fn parameters(class: &GroupClass) -> Result<SnapshotParameters, GroupRejection> {
     let mut parameters = class.parameters.clone();
     parameters.retain(|name, value| name != "deletionPolicy" || *value != class.deletion_policy);
-    volume::max_pause(&parameters).map_err(|reason| GroupRejection::Class { class: class.name_any(), reason })
+    let failed = |reason| GroupRejection::Class { class: class.name_any(), reason };
+    SnapshotParameters::parse(&parameters).map_err(failed)
 }
 
 /// As the sidecar decides: the content of a group that exists, and the content that no group ever had, stay.
@@ -169,7 +161,10 @@ pub(crate) fn status(content: &GroupContent, records: &BTreeMap<VolumeId, Record
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::{Value, json};
+    use volume::{DEFAULT_PAUSE, Sharing};
 
     use super::*;
     use crate::fixture::id;
@@ -217,6 +212,7 @@ mod tests {
             class: "local".into(),
             source: id(source),
             max_pause: DEFAULT_PAUSE,
+            sharing: Sharing::Temporary,
         };
         let members = ["pvc-1", "pvc-2"].map(|volume| (id(&format!("group-u-{volume}")), request(volume)));
         let take = Ok(GroupPlan::Take(members.into()));
@@ -296,22 +292,25 @@ mod tests {
     }
 
     #[test]
-    fn the_class_has_the_longest_pause() {
+    fn the_class_has_the_longest_pause_and_the_sharing() {
         let class = |parameters: Value| -> GroupClass {
             let class = json!({"metadata": {"name": "slow"}, "deletionPolicy": "Retain", "parameters": parameters});
             serde_json::from_value(class).expect("a class")
         };
-        assert_eq!(max_pause(&class(json!({}))), Ok(DEFAULT_PAUSE));
+        let max_pause = |class| parameters(&class).map(|found| found.max_pause);
+        assert_eq!(max_pause(class(json!({}))), Ok(DEFAULT_PAUSE));
         for (text, milliseconds) in [("500ms", 500), ("3s", 3000), ("1m", 60_000)] {
-            assert_eq!(max_pause(&class(json!({"maxPause": text}))), Ok(Duration::from_millis(milliseconds)));
+            assert_eq!(max_pause(class(json!({"maxPause": text}))), Ok(Duration::from_millis(milliseconds)));
         }
         for text in ["", "3", "0s", "61s", "-1s", "18446744073709551615s"] {
-            let rejected = max_pause(&class(json!({"maxPause": text}))).unwrap_err().to_string();
+            let rejected = max_pause(class(json!({"maxPause": text}))).unwrap_err().to_string();
             assert!(rejected.contains("VolumeGroupSnapshotClass slow") && rejected.contains(text), "{rejected}");
         }
-        assert_eq!(max_pause(&class(json!({"deletionPolicy": "Retain"}))), Ok(DEFAULT_PAUSE));
-        for (name, value) in [("thin", "true"), ("deletionPolicy", "Delete")] {
-            let text = max_pause(&class(json!({name: value}))).unwrap_err().to_string();
+        assert_eq!(max_pause(class(json!({"deletionPolicy": "Retain"}))), Ok(DEFAULT_PAUSE));
+        let thin = parameters(&class(json!({"thin": "true"}))).map(|found| found.sharing);
+        assert_eq!(thin, Ok(Sharing::Permanent));
+        for (name, value) in [("thin", "yes"), ("deletionPolicy", "Delete")] {
+            let text = max_pause(class(json!({name: value}))).unwrap_err().to_string();
             assert!(text.contains("slow") && text.contains(name), "{text}");
         }
     }

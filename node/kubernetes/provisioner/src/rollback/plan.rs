@@ -189,7 +189,7 @@ mod tests {
     use std::time::SystemTime;
 
     use units::Inodes;
-    use volume::{Mode, State};
+    use volume::{Mode, Sharing, State};
 
     use super::*;
     use crate::fixture::{self, id};
@@ -235,9 +235,11 @@ mod tests {
     #[test]
     fn the_content_of_a_kept_snapshot_has_the_mode_of_its_volume() {
         let taken = SystemTime::UNIX_EPOCH;
-        let inodes = Inodes::new(1);
-        for (mode, found) in [(Mode::Snapshot { taken }, "Block"), (Mode::SnapshotTree { taken, inodes }, "Filesystem")]
-        {
+        let (inodes, sharing) = (Inodes::new(1), Sharing::Temporary);
+        for (mode, found) in [
+            (Mode::Snapshot { taken, sharing }, "Block"),
+            (Mode::SnapshotTree { taken, inodes, sharing }, "Filesystem"),
+        ] {
             let record = fixture::record(mode, State::Announced);
             assert_eq!(content(&id("snapshot-u-5"), &record, "one")["spec"]["sourceVolumeMode"], found);
         }
@@ -246,7 +248,8 @@ mod tests {
     #[test]
     fn a_content_of_another_node_is_not_that_of_the_rollback() {
         let kept = id("snapshot-u-5");
-        let record = fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, State::Announced);
+        let (taken, sharing) = (SystemTime::UNIX_EPOCH, Sharing::Temporary);
+        let record = fixture::record(Mode::Snapshot { taken, sharing }, State::Announced);
         let found = |change: fn(&mut Value)| {
             let mut content = content(&kept, &record, "one");
             change(&mut content);

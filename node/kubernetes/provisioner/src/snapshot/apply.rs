@@ -2,7 +2,6 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
 use apiclient::is_missing;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
@@ -14,7 +13,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::{Instrument as _, debug, info, info_span, warn};
-use volume::{Record, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal};
+use volume::{Record, SnapshotParameters, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal};
 
 use crate::backoff;
 use crate::context::{Outcome, Provisioner};
@@ -153,9 +152,9 @@ impl Provisioner {
         let is_new = !is_shown || found.is_none();
         let may_clone = is_new || !self.copies.is_cloned(id);
         if may_clone && !want.class.is_empty() {
-            match self.max_pause(&want.class).await {
+            match self.snapshot_parameters(&want.class).await {
                 Err(Error::UnknownSnapshotClass { .. } | Error::SnapshotRejected(_)) if !is_new => {}
-                found => want.max_pause = found?,
+                found => SnapshotParameters { max_pause: want.max_pause, sharing: want.sharing } = found?,
             }
         }
         let Some(_turn) = self.clone_turn(may_clone, [&want.source]) else { return Ok(Outcome::Occupied) };
@@ -175,10 +174,10 @@ impl Provisioner {
     }
 
     /// A content does not have the parameters of its class.
-    async fn max_pause(&self, class: &str) -> Result<Duration, Error> {
+    async fn snapshot_parameters(&self, class: &str) -> Result<SnapshotParameters, Error> {
         let classes = Api::<SnapshotClass>::all(self.client.clone());
         match classes.get(class).await {
-            Ok(found) => Ok(plan::max_pause(&found)?),
+            Ok(found) => Ok(plan::parameters(&found)?),
             Err(error) if is_missing(&error) => Err(Error::UnknownSnapshotClass { class: class.to_owned() }),
             Err(error) => Err(api("read the VolumeSnapshotClass")(error).into()),
         }

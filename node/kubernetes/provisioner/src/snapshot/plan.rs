@@ -1,10 +1,10 @@
 //! Decides what is done for a content. Pure.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use cluster::snapshot::{BEING_DELETED, CONTENT_PREFIX, PROTECTION};
 use kube::ResourceExt as _;
-use volume::{Claim, DEFAULT_PAUSE, Owner, PauseError, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
 use crate::snapshot::object::{Content, ContentStatus, SnapshotClass};
 
@@ -30,7 +30,7 @@ pub(crate) enum SnapshotRejection {
     #[error("spec.source.volumeHandle: {0:?} is not the handle of a volume of this driver; create the snapshot again")]
     Volume(String),
     #[error("the VolumeSnapshotClass {class} {reason}")]
-    Class { class: String, reason: PauseError },
+    Class { class: String, reason: SnapshotParameterError },
     #[error(
         "spec.source.snapshotHandle: {0:?} is not the handle of a snapshot of this driver; correct it in a new content"
     )]
@@ -73,21 +73,14 @@ pub(crate) fn plan(
     let of = &content.spec.volume_snapshot_ref;
     let [namespace, name] = [&of.namespace, &of.name].map(|part| part.clone().unwrap_or_default());
     let class = content.spec.volume_snapshot_class_name.clone().unwrap_or_default();
-    Ok(SnapshotPlan::Take(
-        id,
-        SnapshotRequest {
-            claim: Claim { uid, namespace, name },
-            owner: Owner::Provisioner,
-            class,
-            source,
-            max_pause: DEFAULT_PAUSE,
-        },
-    ))
+    let SnapshotParameters { max_pause, sharing } = SnapshotParameters::default();
+    let (claim, owner) = (Claim { uid, namespace, name }, Owner::Provisioner);
+    Ok(SnapshotPlan::Take(id, SnapshotRequest { claim, owner, class, source, max_pause, sharing }))
 }
 
-/// The pause that the class allows.
-pub(crate) fn max_pause(class: &SnapshotClass) -> Result<Duration, SnapshotRejection> {
-    volume::max_pause(&class.parameters).map_err(|reason| SnapshotRejection::Class { class: class.name_any(), reason })
+pub(crate) fn parameters(class: &SnapshotClass) -> Result<SnapshotParameters, SnapshotRejection> {
+    let failed = |reason| SnapshotRejection::Class { class: class.name_any(), reason };
+    SnapshotParameters::parse(&class.parameters).map_err(failed)
 }
 
 /// Whether the content needs the snapshot no more, because its own deletion removes it.
@@ -129,11 +122,11 @@ pub(crate) fn status(id: &VolumeId, record: &Record) -> ContentStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use cluster::snapshot::MANAGED_BY;
     use serde_json::{Value, json};
-    use volume::Mode;
+    use volume::{Mode, Sharing};
 
     use super::*;
     use crate::fixture::{self, id};
@@ -176,9 +169,14 @@ mod tests {
     #[test]
     fn a_snapshot_is_taken_until_it_is_ready() {
         let claim = Claim { uid: "u".into(), namespace: "shop".into(), name: "before".into() };
-        let max_pause = Duration::from_secs(2);
-        let request =
-            SnapshotRequest { claim, owner: Owner::Provisioner, class: "local".into(), source: id("pvc-1"), max_pause };
+        let request = SnapshotRequest {
+            claim,
+            owner: Owner::Provisioner,
+            class: "local".into(),
+            source: id("pvc-1"),
+            max_pause: Duration::from_secs(2),
+            sharing: Sharing::Temporary,
+        };
         let take = Ok(SnapshotPlan::Take(id("snapshot-u"), request));
         assert_eq!(planned(&content(|_| {})), take);
         assert_eq!(planned(&content(|content| content["spec"]["sourceVolumeMode"] = "Filesystem".into())), take);
@@ -294,23 +292,27 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_is_read_and_a_rejection_has_the_class() {
+    fn the_parameters_are_read_and_a_rejection_has_the_class() {
         let class = |parameters: Value| -> SnapshotClass {
             serde_json::from_value(json!({"metadata": {"name": "paused"}, "parameters": parameters})).expect("a class")
         };
-        assert_eq!(max_pause(&class(json!({"maxPause": "500ms"}))), Ok(Duration::from_millis(500)));
-        for parameters in [json!({"thin": "2s"}), json!({"maxPause": "thin"})] {
-            let text = max_pause(&class(parameters)).unwrap_err().to_string();
+        let read = |max_pause, sharing| SnapshotParameters { max_pause, sharing };
+        let short = Duration::from_millis(500);
+        let found = parameters(&class(json!({"maxPause": "500ms", "thin": "true"})));
+        assert_eq!(found.unwrap(), read(short, Sharing::Permanent));
+        for invalid in [json!({"thin": "2s"}), json!({"maxPause": "thin"})] {
+            let text = parameters(&class(invalid)).unwrap_err().to_string();
             assert!(text.contains("VolumeSnapshotClass paused") && text.contains("thin"), "{text}");
         }
         // The API server leaves the field out.
         let bare = serde_json::from_value(json!({"metadata": {"name": "local"}})).expect("a class");
-        assert_eq!(max_pause(&bare), Ok(Duration::from_secs(2)));
+        assert_eq!(parameters(&bare).unwrap(), read(Duration::from_secs(2), Sharing::Temporary));
     }
 
     #[test]
     fn the_status_has_the_instant_and_the_size() {
-        let mode = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH + Duration::new(1, 2) };
+        let taken = SystemTime::UNIX_EPOCH + Duration::new(1, 2);
+        let mode = Mode::Snapshot { taken, sharing: Sharing::Temporary };
         let record = fixture::record(mode, State::Announced);
         let found = status(&id("snapshot-u"), &record);
         assert_eq!((found.creation_time, found.restore_size), (Some(1_000_000_002), Some(1 << 30)));

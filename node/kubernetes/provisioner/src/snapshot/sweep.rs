@@ -94,7 +94,7 @@ mod tests {
     use std::time::SystemTime;
 
     use serde_json::json;
-    use volume::Mode;
+    use volume::{Mode, Sharing};
 
     use super::*;
     use crate::fixture::{self, id};
@@ -102,7 +102,7 @@ mod tests {
     const NODE: &str = "one";
 
     fn record(state: State) -> Record {
-        fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, state)
+        fixture::record(Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary }, state)
     }
 
     fn content(uid: &str, driver: &str) -> Content {

@@ -92,6 +92,15 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     api.group_gone("both", &name).await?;
     assert!(members.iter().all(|member| node.volumes.record(member).is_none()), "before the content");
     api.gone("member", &member).await?;
+
+    // Thin ones are ready without a copy.
+    node.volumes.set_passes(u32::MAX);
+    api.create_group_class("thin", json!({"thin": "true"})).await?;
+    let of_class = json!({"volumeGroupSnapshotClassName": "thin"});
+    let name = api.create_group("thin", None, source(&ids), of_class).await?.name_any();
+    api.group_status(&name, is_ready).await?;
+    node.event_with("thin", "GroupSnapshotTaken", &["2 snapshots at one instant", "they are thin"]).await?;
+    api.group_gone("thin", &name).await?;
     node.end().await
 }
 

@@ -43,7 +43,7 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     let (node, api, source) = with_data(&cluster, "snapshot").await?;
     node.volumes.set_passes(3);
     let before = SystemTime::now();
-    let content = api.create("before", Some(&node.name), source, json!({})).await?;
+    let content = api.create("before", Some(&node.name), source.clone(), json!({})).await?;
     let (name, id) = (content.name_any(), snapshot_of(&content)?);
     let status = api.ready("before", &name).await?;
     assert_eq!((&status["snapshotHandle"], &status["restoreSize"]), (&id.as_str().into(), &(1_u64 << 30).into()));
@@ -62,6 +62,19 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     assert_eq!(node.volumes.source(&id_of(&claim.uid().unwrap_or_default())?), Some(id.clone()));
     api.gone("before", &name).await?;
     assert_eq!(node.volumes.record(&id), None, "the snapshot is removed before its content");
+
+    // A thin one is ready without a copy.
+    node.volumes.set_passes(u32::MAX);
+    api.create_class("thin", json!({"thin": "true"})).await?;
+    let of_class = json!({"volumeSnapshotClassName": "thin"});
+    let content = api.create("thin", Some(&node.name), source, of_class).await?;
+    let (name, id) = (content.name_any(), snapshot_of(&content)?);
+    api.ready("thin", &name).await?;
+    assert!(node.volumes.record(&id).is_some_and(|record| record.mode.is_thin() && record.cloning.is_some()));
+    let words = ["thin snapshot of 1 GiB", "reserves nothing and shares its blocks"];
+    node.event_with("thin", "SnapshotTaken", &words).await?;
+    api.gone("thin", &name).await?;
+    removed(&node, &id).await?;
     node.end().await
 }
 
@@ -220,7 +233,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
     let volume = source["volumeHandle"].clone();
     let live = node.volumes.live();
     api.create_class("paused", json!({"maxPause": "2 s"})).await?;
-    api.create_class("thin", json!({"thin": "true"})).await?;
+    api.create_class("unclear", json!({"thin": "yes"})).await?;
     let of_class = |class: &str| json!({"volumeSnapshotClassName": class});
     for (name, source, more, words) in [
         (
@@ -229,7 +242,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
             of_class("paused"),
             "the VolumeSnapshotClass paused has the parameter maxPause with",
         ),
-        ("thin", source.clone(), of_class("thin"), "the VolumeSnapshotClass thin has the parameter thin"),
+        ("unclear", source.clone(), of_class("unclear"), "the VolumeSnapshotClass unclear has the parameter thin with"),
         ("classless", source, of_class("none"), "the VolumeSnapshotClass none does not exist; create it"),
         ("none", json!({"volumeHandle": "pvc-none"}), json!({}), "volume pvc-none does not exist on this node"),
         ("unknown", json!({"snapshotHandle": "snapshot-none"}), json!({}), "snapshot snapshot-none does not exist"),
