@@ -173,7 +173,7 @@ mod tests {
     use fsquota::{Fault, Limits, ProjectId, Usage};
     use proptest::prelude::*;
     use units::Inodes;
-    use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, RecordError, State};
+    use volume::{Allocation, Claim, IoLimits, Mode, Owner, Record, RecordError, Sharing, State};
 
     use super::*;
 
@@ -288,8 +288,8 @@ mod tests {
             state: State::Announced,
         };
         let id = |text: &str| text.parse::<VolumeId>().expect("an identifier");
-        let (block, snapshot) =
-            (Mode::Block { allocation: Allocation::Thick }, Mode::Snapshot { taken: SystemTime::UNIX_EPOCH });
+        let block = Mode::Block { allocation: Allocation::Thick };
+        let snapshot = Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary };
         let records = Records {
             readable: [(id("pvc-2"), record(block)), (id("snapshot-3"), record(snapshot))].into(),
             unreadable: [(id("pvc-1"), RecordError::Version1)].into(),

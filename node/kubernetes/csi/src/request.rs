@@ -12,7 +12,7 @@ use proto::csi::{
     NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability,
 };
 use units::Bytes;
-use volume::{IoRejection, ParameterError, PauseError, VolumeId, VolumeIdError, VolumeMode};
+use volume::{IoRejection, ParameterError, SnapshotParameterError, VolumeId, VolumeIdError, VolumeMode};
 
 /// Linux's limit of paths, with the NUL.
 const PATH_MAX: usize = 4096;
@@ -58,7 +58,7 @@ pub enum RequestError {
     #[error("the VolumeAttributesClass (mutable_parameters) cannot be used")]
     MutableParameters(#[source] IoRejection),
     #[error("the snapshot class {0}")]
-    SnapshotParameters(PauseError),
+    SnapshotParameters(SnapshotParameterError),
     #[error("max_entries is {found}; use 0 for no limit, or a positive number")]
     MaxEntries { found: i32 },
     #[error("starting_token {found:?} is not from a response; list from the start again")]

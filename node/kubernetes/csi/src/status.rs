@@ -163,6 +163,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
         Error::Refused { source, .. } => match source {
             VolumeRefusal::Differs { .. } => Code::AlreadyExists,
             VolumeRefusal::NotAnnounced | VolumeRefusal::RollingBack(_) => Code::Unavailable,
+            VolumeRefusal::Restoring(_) => Code::FailedPrecondition,
             VolumeRefusal::Snapshot | VolumeRefusal::Volume | VolumeRefusal::Io(_) => Code::InvalidArgument,
             VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
         },

@@ -126,6 +126,7 @@ async fn a_snapshot_is_not_published() {
         class: "local".to_owned(),
         source,
         max_pause: volume::DEFAULT_PAUSE,
+        sharing: volume::Sharing::Temporary,
     };
     let id: VolumeId = "snapshot-1".parse().expect("an identifier");
     while node.store.take_snapshot(&id, &want).expect("a snapshot").snapshots.state != State::Announced {}

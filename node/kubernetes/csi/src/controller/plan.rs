@@ -145,7 +145,7 @@ mod tests {
 
     use fsquota::ProjectId;
     use units::Inodes;
-    use volume::{Claim, IoLimits};
+    use volume::{Claim, IoLimits, Sharing};
 
     use super::*;
     use crate::controller::request::Placement;
@@ -225,7 +225,10 @@ mod tests {
             ),
             (
                 disk.clone(),
-                Record { mode: volume::Mode::Snapshot { taken: SystemTime::UNIX_EPOCH }, ..record(&disk) },
+                Record {
+                    mode: volume::Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: Sharing::Temporary },
+                    ..record(&disk)
+                },
                 Some(Conflict::Snapshot),
             ),
             (files.clone(), Record { owner: Owner::Provisioner, ..record(&files) }, Some(Conflict::Creator)),
@@ -264,11 +267,11 @@ mod tests {
         let [volume, snapshot] = [Source::Volume, Source::Snapshot].map(|of| of(id("source")));
         for (of, mode) in modes {
             let found = record(&want(of, Bytes::GIB));
-            let taken = SystemTime::UNIX_EPOCH;
+            let (taken, sharing) = (SystemTime::UNIX_EPOCH, Sharing::Temporary);
             let kept = Record {
                 mode: match of {
-                    Mode::Block => volume::Mode::Snapshot { taken },
-                    Mode::Filesystem => volume::Mode::SnapshotTree { taken, inodes: Inodes::new(64) },
+                    Mode::Block => volume::Mode::Snapshot { taken, sharing },
+                    Mode::Filesystem => volume::Mode::SnapshotTree { taken, inodes: Inodes::new(64), sharing },
                 },
                 ..found.clone()
             };

@@ -1,10 +1,9 @@
 //! Snapshots and groups of the Controller and GroupController services: requests, IDs, and decisions with the records. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
 
 use proto::csi::{CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, Snapshot, VolumeGroupSnapshot};
-use volume::{Claim, GroupRequest, Owner, Record, SnapshotRequest, State, VolumeId};
+use volume::{Claim, GroupRequest, Owner, Record, SnapshotParameters, SnapshotRequest, State, VolumeId};
 
 use crate::controller::request::{digest, name};
 use crate::node::signed;
@@ -44,42 +43,43 @@ impl Take {
     pub(crate) fn parse(message: &CreateSnapshotRequest) -> Result<Self, RequestError> {
         let name = name(&message.name)?;
         let source = volume_id(&message.source_volume_id)?;
-        let (claim, max_pause) = class(name, &message.parameters, OF_SNAPSHOT)?;
-        Ok(Self { id: id_of(SNAPSHOT, name, NAME_MAX), request: request(claim, source, max_pause) })
+        let (claim, parameters) = class(name, &message.parameters, OF_SNAPSHOT)?;
+        Ok(Self { id: id_of(SNAPSHOT, name, NAME_MAX), request: request(claim, source, parameters) })
     }
 }
 
 pub(crate) fn group(message: &CreateVolumeGroupSnapshotRequest) -> Result<GroupRequest, RequestError> {
     let name = name(&message.name)?;
-    let (claim, max_pause) = class(name, &message.parameters, OF_GROUP)?;
+    let (claim, parameters) = class(name, &message.parameters, OF_GROUP)?;
     let id = group_id(name);
     let member = |source: &String| {
         let source = volume_id(source)?;
-        Ok((member_id(&id, &source), request(claim.clone(), source, max_pause)))
+        Ok((member_id(&id, &source), request(claim.clone(), source, parameters)))
     };
     let members: BTreeMap<_, _> = message.source_volume_ids.iter().map(member).collect::<Result<_, _>>()?;
     required("source_volume_ids", members.first_key_value())?;
-    Ok(GroupRequest { id, members, max_pause })
+    Ok(GroupRequest { id, members, max_pause: parameters.max_pause })
 }
 
-fn request(claim: Claim, source: VolumeId, max_pause: Duration) -> SnapshotRequest {
+fn request(claim: Claim, source: VolumeId, parameters: SnapshotParameters) -> SnapshotRequest {
+    let SnapshotParameters { max_pause, sharing } = parameters;
     let owner = Owner::Controller { source: Some(source.clone()) };
     // Clients send the parameters of the class only.
-    SnapshotRequest { claim, owner, class: String::new(), source, max_pause }
+    SnapshotRequest { claim, owner, class: String::new(), source, max_pause, sharing }
 }
 
-/// The object, as far as the client describes it, and the pause that its class allows.
+/// The object, as far as the client describes it, and the parameters of its class.
 fn class(
     uid: &str,
     parameters: &HashMap<String, String>,
     [namespace, object, content]: [&str; 3],
-) -> Result<(Claim, Duration), RequestError> {
+) -> Result<(Claim, SnapshotParameters), RequestError> {
     let mut parameters: BTreeMap<_, _> = parameters.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     parameters.remove(content);
     let namespace = parameters.remove(namespace).unwrap_or_default();
     let name = parameters.remove(object).unwrap_or_else(|| uid.to_owned());
-    let max_pause = volume::max_pause(&parameters).map_err(RequestError::SnapshotParameters)?;
-    Ok((Claim { uid: uid.to_owned(), namespace, name }, max_pause))
+    let parameters = SnapshotParameters::parse(&parameters).map_err(RequestError::SnapshotParameters)?;
+    Ok((Claim { uid: uid.to_owned(), namespace, name }, parameters))
 }
 
 /// The name itself, as of external-snapshotter, or a digest of it.
@@ -178,12 +178,12 @@ pub(crate) fn group_message(group: &VolumeId, members: &BTreeMap<VolumeId, Recor
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use fsquota::ProjectId;
     use proptest::prelude::*;
     use units::Bytes;
-    use volume::{IoLimits, Mode};
+    use volume::{IoLimits, Mode, Sharing};
 
     use super::*;
 
@@ -211,7 +211,7 @@ mod tests {
             claim: request.claim.clone(),
             owner: request.owner.clone(),
             class: String::new(),
-            mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH },
+            mode: Mode::Snapshot { taken: SystemTime::UNIX_EPOCH, sharing: request.sharing },
             size: Bytes::MIB,
             project: ProjectId::new(7).expect("an ID"),
             cloning: None,
@@ -233,16 +233,25 @@ mod tests {
     }
 
     #[test]
-    fn a_class_has_the_pause_and_the_object() {
-        let parameters = parameters([
+    fn a_class_has_the_pause_the_sharing_and_the_object() {
+        let of_class = parameters([
             ("maxPause", "1s"),
+            ("thin", "true"),
             (OF_SNAPSHOT[0], "shop"),
             (OF_SNAPSHOT[1], "before"),
             (OF_SNAPSHOT[2], "c"),
         ]);
-        let Take { request, .. } = Take::parse(&CreateSnapshotRequest { parameters, ..message_of("s") }).unwrap();
+        let message = CreateSnapshotRequest { parameters: of_class, ..message_of("s") };
+        let Take { request, .. } = Take::parse(&message).unwrap();
         assert_eq!((request.claim.to_string().as_str(), request.claim.uid.as_str()), ("shop/before", "s"));
-        assert_eq!(request.max_pause, Duration::from_secs(1));
+        assert_eq!((request.max_pause, request.sharing), (Duration::from_secs(1), Sharing::Permanent));
+        let members = group(&CreateVolumeGroupSnapshotRequest {
+            name: "g".into(),
+            source_volume_ids: vec!["pvc-1".into(), "pvc-2".into()],
+            parameters: parameters([("thin", "true")]),
+            ..Default::default()
+        });
+        assert!(members.unwrap().members.values().all(|member| member.sharing == Sharing::Permanent));
         assert_eq!(request.owner, Owner::Controller { source: Some(id("pvc-1")) });
     }
 
@@ -254,7 +263,7 @@ mod tests {
         };
         assert_eq!(missing(&message_of("")), "name");
         assert_eq!(missing(&CreateSnapshotRequest { source_volume_id: String::new(), ..message_of("s") }), "volume_id");
-        let thin = CreateSnapshotRequest { parameters: parameters([("thin", "true")]), ..message_of("s") };
+        let thin = CreateSnapshotRequest { parameters: parameters([("thin", "yes")]), ..message_of("s") };
         assert!(matches!(Take::parse(&thin), Err(RequestError::SnapshotParameters(_))));
         let of = |source_volume_ids: Vec<String>| {
             group(&CreateVolumeGroupSnapshotRequest { name: "g".into(), source_volume_ids, ..Default::default() })

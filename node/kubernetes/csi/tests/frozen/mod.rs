@@ -74,6 +74,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
         class: "local".into(),
         source: volume,
         max_pause: PATIENCE,
+        sharing: volume::Sharing::Temporary,
     };
     // Processes of a pod without a cgroup could start within the last pass.
     let error = node.store.take_snapshot(&snapshot, &want).expect_err("the pod has no cgroup");
@@ -185,6 +186,7 @@ async fn a_group_stops_the_pod_that_has_its_devices() {
             class: "local".into(),
             source,
             max_pause: PATIENCE,
+            sharing: volume::Sharing::Temporary,
         };
         members.insert(format!("group-1-{volume}").parse::<VolumeId>().expect("an identifier"), want);
     }
