@@ -15,5 +15,6 @@ mod rollback;
 mod snapshots;
 #[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
 mod sys;
+mod thin;
 mod together;
 mod trees;

@@ -27,7 +27,7 @@ use crate::snapshots::{snapshot_of, taken};
 const SMALL: usize = 40;
 
 /// A volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
-fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
+pub fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
     let (source, record) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, size));
     let top = node.path("live", &source);
     fs::create_dir(top.join("small")).unwrap();
@@ -57,7 +57,7 @@ fn overwrite_small(top: &Path, byte: u8) {
 }
 
 /// All at once: no file is synced before the last one is written.
-fn overwrite(top: &Path, byte: u8) {
+pub fn overwrite(top: &Path, byte: u8) {
     overwrite_small(top, byte);
     let large = File::options().write(true).open(top.join("large")).unwrap();
     let size = large.metadata().unwrap().len();
@@ -66,14 +66,14 @@ fn overwrite(top: &Path, byte: u8) {
     syncfs(&large).unwrap();
 }
 
-fn has(top: &Path, byte: u8) {
+pub fn has(top: &Path, byte: u8) {
     for name in ["large", "small/0", "small/39"] {
         let content = fs::read(top.join(name)).unwrap();
         assert_eq!(only_byte(&content), Some(byte), "{name} in {}", top.display());
     }
 }
 
-fn shared(top: &Path) -> Bytes {
+pub fn shared(top: &Path) -> Bytes {
     let mut sum = Bytes::ZERO;
     let visited = for_each_shared(File::open(top).unwrap(), |_, extent| {
         sum = sum.saturating_add(extent.length);

@@ -1,0 +1,207 @@
+//! Snapshots that share the blocks of their volumes for as long as they exist.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use fsquota::Limits;
+use nix::errno::Errno;
+use nix::unistd::syncfs;
+use units::Bytes;
+use volume::{
+    ActError, Allocation, Claim, DEFAULT_PAUSE, Error, GroupRequest, Mode, Neighbours, Record, Request, Settings,
+    Sharing, SnapshotRequest, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
+};
+
+use crate::cloning::{BOTH, LARGER, is_settled, shared};
+use crate::node::{INODES, Node, SIZE, copied, disk, id, only_byte, settings, sized, snapshot_request, without_pods};
+use crate::rollback::rolled_back;
+use crate::snapshots::{snapshot_of, taken};
+use crate::sys::cow_extent_size;
+use crate::trees;
+
+/// One call makes it ready.
+fn thin(node: &Node, source: &VolumeId, name: &str) -> Record {
+    let want = SnapshotRequest { sharing: Sharing::Permanent, ..snapshot_of(source, name) };
+    let Taken { snapshots, copying } = node.store.take_snapshot(&id(name), &want).unwrap();
+    assert_eq!((snapshots.state, copying), (State::Announced, None));
+    assert!(snapshots.mode.is_thin() && snapshots.reserved() == Bytes::ZERO, "{snapshots:?}");
+    snapshots
+}
+
+/// A thin image that was written through the page cache keeps blocks until the next writeback.
+fn removed(node: &Node, name: &str) {
+    while let Err(error) = node.store.remove_snapshot(&id(name)) {
+        assert!(matches!(error, Error::Act { source: ActError::Busy { .. }, .. }), "{error:?}");
+        syncfs(File::open(node.disk.path()).unwrap()).unwrap();
+    }
+    assert_eq!(node.traces(&id(name)), [""; 0]);
+}
+
+/// The whole image.
+fn write(node: &Node, volume: &VolumeId, byte: u8) {
+    let image = File::options().write(true).open(node.image(volume)).unwrap();
+    image.write_all_at(&vec![byte; SIZE.get() as usize], 0).and_then(|()| image.sync_all()).unwrap();
+}
+
+fn byte(node: &Node, volume: &str) -> Option<u8> {
+    only_byte(&fs::read(node.image(&id(volume))).unwrap())
+}
+
+fn reserved(node: &Node) -> Bytes {
+    node.store.space().unwrap().reserved
+}
+
+#[test]
+fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
+    for allocation in BOTH {
+        let (node, source, from) = Node::with_volume(&disk("pvc-source", allocation));
+        let alone = node.limits(from.project);
+        let raised = |count: u64| {
+            let headroom = Bytes::new(count * SIZE.get());
+            Limits { bytes: alone.bytes.map(|bytes| bytes.saturating_add(headroom)), ..alone }
+        };
+        let at_once = |node: &Node| cow_extent_size(File::open(node.image(&source)).unwrap());
+        write(&node, &source, 1);
+        thin(&node, &source, "snapshot-1");
+        assert_eq!((node.limits(from.project), reserved(&node)), (raised(1), from.reserved()));
+        assert_eq!((shared(&node.image(&id("snapshot-1"))), at_once(&node)), (SIZE, 1 << 20));
+        write(&node, &source, 2);
+        thin(&node, &source, "snapshot-2");
+        write(&node, &source, 3);
+        let thick = taken(&node, &source, "snapshot-3");
+        assert_eq!(cow_extent_size(File::open(node.image(&id("snapshot-3"))).unwrap()), 0, "of a copy");
+        write(&node, &source, 4);
+
+        let node = node.restarted();
+        assert_eq!(node.limits(from.project), raised(2));
+        assert_eq!(reserved(&node), from.reserved().saturating_add(thick.reserved()));
+        let bytes = ["snapshot-1", "snapshot-2", "snapshot-3", "pvc-source"].map(|name| byte(&node, name));
+        assert_eq!(bytes, [Some(1), Some(2), Some(3), Some(4)]);
+        let grown = node.store.expand(&source, LARGER).unwrap().into_inner();
+        write(&node, &source, 5);
+        removed(&node, "snapshot-2");
+        write(&node, &source, 6);
+        assert_eq!((byte(&node, "snapshot-1"), at_once(&node)), (Some(1), 1 << 20));
+        removed(&node, "snapshot-1");
+        assert_eq!(at_once(&node), 0);
+        is_settled(&node, [&grown, &thick]);
+    }
+}
+
+#[test]
+fn a_thin_snapshot_is_restored_and_rolled_back_to_and_outlives_its_volume() {
+    for allocation in BOTH {
+        let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+        let (source, _) = node.made(&disk("pvc-source", allocation));
+        write(&node, &source, 1);
+        thin(&node, &source, "snapshot-1");
+        let (snapshot, restored) = (id("snapshot-1"), id("pvc-restored"));
+        let want = Request { source: Some(snapshot.clone()), ..disk("pvc-restored", Allocation::Thick) };
+        let begun = node.store.provision(&restored, &want);
+        assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
+        // The headroom of the source would end, whose blocks the new volume shares, too.
+        let refused = node.store.remove_snapshot(&snapshot).unwrap_err();
+        let is_of = |by: &VolumeId| *by == restored;
+        assert!(
+            matches!(&refused, Error::Refused { source: VolumeRefusal::Restoring(by), .. } if is_of(by)),
+            "{refused:?}"
+        );
+        let record = copied(&node.store, &want);
+        assert_eq!([&restored, &snapshot].map(|id| shared(&node.image(id))), [Bytes::ZERO, SIZE]);
+        assert_eq!(cow_extent_size(File::open(node.image(&restored)).unwrap()), 0);
+
+        write(&node, &source, 2);
+        rolled_back(&node.store, &source, "snapshot-1", "snapshot-kept");
+        node.store.end_rollback(&id("snapshot-kept")).unwrap();
+        write(&node, &restored, 3);
+        let bytes = ["pvc-source", "snapshot-kept", "snapshot-1", "pvc-restored"].map(|name| byte(&node, name));
+        assert_eq!(bytes, [Some(1), Some(2), Some(1), Some(3)]);
+        write(&node, &source, 4);
+        removed(&node, "snapshot-kept");
+        node.remove(&source);
+        assert_eq!((byte(&node, "snapshot-1"), reserved(&node)), (Some(1), record.reserved()));
+        removed(&node, "snapshot-1");
+        let strays = node.store.strays().unwrap();
+        assert!(strays.directories.is_empty() && strays.projects.is_empty(), "{strays:?}");
+    }
+}
+
+#[test]
+fn a_tenant_of_files_at_its_limit_gets_enospc_until_its_thin_snapshot_is_removed() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let (source, from, top) = trees::full(&node, SIZE);
+    let limits = node.limits(from.project);
+    thin(&node, &source, "snapshot-1");
+    let (snapshot, copy) = (id("snapshot-1"), node.path("live", &id("snapshot-1")));
+    assert!(trees::shared(&copy) > Bytes::new(10 << 20));
+    let node = node.restarted();
+    assert_eq!((node.limits(from.project), reserved(&node)), (limits, from.reserved()));
+
+    let root = File::open(node.disk.path()).unwrap();
+    reflink::free_unused(&root, from.project.get()).unwrap();
+    let used = node.store.open_volume(&source).unwrap().quota().unwrap().used.bytes;
+    fsquota::set_limits(&root, from.project, Limits { bytes: Some(used), inodes: None }).unwrap();
+    let large = File::options().write(true).open(top.join("large")).unwrap();
+    let failed = large.write_all_at(&[2; 64 << 10], 0).and_then(|()| large.sync_all()).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(Errno::ENOSPC as i32));
+    fsquota::set_limits(&root, from.project, limits).unwrap();
+    drop((root, large));
+
+    let want = sized("pvc-restored", Mode::Filesystem { inodes: INODES }, LARGER);
+    copied(&node.store, &Request { source: Some(snapshot), ..want });
+    let restored = node.path("live", &id("pvc-restored"));
+    assert!(trees::shared(&restored) == Bytes::ZERO && trees::shared(&copy) > Bytes::ZERO);
+    trees::has(&restored, 1);
+    trees::has(&copy, 1);
+    removed(&node, "snapshot-1");
+    trees::overwrite(&top, 2);
+    trees::has(&top, 2);
+    assert_eq!(node.limits(from.project), limits);
+}
+
+#[test]
+fn a_group_of_thin_snapshots_is_ready_after_one_call() {
+    let node = Node::new();
+    without_pods(&node.store);
+    let (files, _, _) = trees::full(&node, SIZE);
+    let (source, from) = node.made(&disk("pvc-disk", Allocation::Thick));
+    write(&node, &source, 1);
+    let before = reserved(&node);
+    let member = |source: &VolumeId| {
+        let claim = Claim { uid: "group-1".into(), namespace: "default".into(), name: "both".into() };
+        let request = SnapshotRequest { sharing: Sharing::Permanent, ..snapshot_request(claim, source.clone()) };
+        (id(&format!("group-1-{source}")), request)
+    };
+    let members = [&files, &source].map(member).into();
+    let want = GroupRequest { id: id("group-1"), members, max_pause: DEFAULT_PAUSE };
+    let Taken { snapshots, copying } = node.store.take_group(&want).unwrap();
+    assert_eq!((copying, reserved(&node)), (None, before));
+    assert!(snapshots.values().all(|record| record.state == State::Announced && record.mode.is_thin()));
+    write(&node, &source, 2);
+    assert_eq!(byte(&node, "group-1-pvc-disk"), Some(1));
+    want.members.keys().for_each(|id| removed(&node, id.as_str()));
+    let alone = from.mode.reserved(SIZE).saturating_sub(Bytes::new(2 * 512));
+    assert_eq!(node.limits(from.project).bytes, Some(alone));
+}
+
+/// On clusters where the disk has other data: the ledger has nothing for the snapshot.
+#[test]
+fn blocks_that_only_a_thin_snapshot_has_count_as_those_of_others() {
+    let node = Node::with(Settings { neighbours: Neighbours::Strangers, ..settings() });
+    let (source, _) = node.made(&disk("pvc-source", Allocation::Thick));
+    let others = || node.store.space().unwrap().reserve;
+    // The maps of free space and of shared blocks take more or less.
+    let is_near = |found: Bytes, wanted: Bytes| {
+        found.saturating_add(Bytes::MIB) > wanted && wanted.saturating_add(Bytes::MIB) > found
+    };
+    write(&node, &source, 1);
+    let before = others();
+    thin(&node, &source, "snapshot-1");
+    let shared = others();
+    assert!(is_near(shared, before), "{shared}, before {before}");
+    write(&node, &source, 2);
+    let alone = others();
+    assert!(is_near(alone, before.saturating_add(SIZE)), "{alone}, before {before}");
+}
