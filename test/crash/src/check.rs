@@ -86,10 +86,13 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     expected.iter().try_for_each(|(name, (number, of_volume))| {
         let copies = expected.iter().filter_map(|(copy, (_, expected))| Some((copy, expected.sharing?)));
         let copies = copies.filter(|(_, origin)| origin.source == *number);
+        // A thin snapshot of a volume that was rolled back shares its blocks with the kept one.
+        let is_shared = facts.volumes.get(name).is_some_and(shared);
         // The limit is raised before blocks are shared, and lowered when none is.
         let headrooms = copies.fold(vec![Bytes::ZERO], |sums, (copy, Origin { headroom, .. })| {
             let raised = sums.iter().map(|sum| sum.saturating_add(headroom));
-            let lowered: &[Bytes] = if facts.volumes.get(copy).is_some_and(shared) { &[] } else { &sums };
+            let needed = is_shared && facts.volumes.get(copy).is_some_and(shared);
+            let lowered: &[Bytes] = if needed { &[] } else { &sums };
             raised.chain(lowered.iter().copied()).collect()
         });
         let project = projects.get(name).copied();
@@ -188,7 +191,7 @@ mod tests {
     use std::time::Duration;
 
     use units::Inodes;
-    use volume::{Owner, Record, State};
+    use volume::{Owner, Record, Sharing, State};
 
     use super::*;
     use crate::history::History;
@@ -337,6 +340,7 @@ mod tests {
         };
         expected.insert(Number(3), clone);
         left.volumes.insert("pvc-3".into(), sharing(true));
+        of(&mut left, "pvc-2").directories[0].1.is_shared = true;
         left.limits.insert(project(3), limits);
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
@@ -351,6 +355,7 @@ mod tests {
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Shared { .. }), "{violation}");
         left.volumes.insert("pvc-3".into(), sharing(false));
+        of(&mut left, "pvc-2").directories[0].1.is_shared = false;
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
     }
@@ -361,7 +366,7 @@ mod tests {
             let (name, mut found) = found(number, Shape::Filesystem, project(number.into()));
             let record = found.record(&name).unwrap().unwrap();
             let taken = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-            let mode = Mode::SnapshotTree { taken, inodes: Inodes::new(256) };
+            let mode = Mode::SnapshotTree { taken, inodes: Inodes::new(256), sharing: Sharing::Temporary };
             found.records[0].1 = Record { mode, ..record }.to_bytes();
             (name, found)
         };
@@ -393,7 +398,7 @@ mod tests {
                 (volume, Action::Provision { shape: Shape::Filesystem, size: SIZE }),
                 (volume, Action::Announce),
                 (volume, Action::Open),
-                (source, Action::Snapshot { source: volume }),
+                (source, Action::Snapshot { source: volume, is_thin: false }),
                 (source, Action::Copy),
                 (kept, Action::RollBack { volume, source }),
             ];
@@ -406,7 +411,11 @@ mod tests {
                 let record = found.record(&name).unwrap().unwrap();
                 let mode = match number {
                     Number(1) => record.mode,
-                    _ => Mode::SnapshotTree { taken: SystemTime::UNIX_EPOCH, inodes: Inodes::new(256) },
+                    _ => Mode::SnapshotTree {
+                        taken: SystemTime::UNIX_EPOCH,
+                        inodes: Inodes::new(256),
+                        sharing: Sharing::Temporary,
+                    },
                 };
                 let register = if place == Place::Live { Register::Records } else { Register::Pending };
                 found.records = vec![(register, Record { mode, owner, ..record }.to_bytes())];

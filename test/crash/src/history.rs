@@ -41,7 +41,7 @@ impl History {
                 Action::Provision { shape, .. }
                 | Action::Clone { shape, .. }
                 | Action::RestoreSnapshot { shape, .. } => Some(shape),
-                Action::Snapshot { source: of }
+                Action::Snapshot { source: of, .. }
                 | Action::SnapshotGroup { source: of, .. }
                 | Action::RollBack { volume: of, .. } => Some(shapes[&of]),
                 _ => None,
@@ -174,7 +174,7 @@ fn first_action(new: Number, there: &[Number], lives: &Lives, random: &mut Rando
                 (false, 1, Some(&second_source)) => {
                     Action::SnapshotGroup { source, second: Number(new.0 + 1), second_source }
                 }
-                (false, ..) => Action::Snapshot { source },
+                (false, ..) => Action::Snapshot { source, is_thin: false },
             })
         }
         None => Some(Action::Provision { shape: *random.one_of(&Shape::ALL)?, size: mebibytes(random)? }),

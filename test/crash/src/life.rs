@@ -66,6 +66,8 @@ pub struct Body {
     pub opened: bool,
     pub origin: Option<Origin>,
     pub is_snapshot: bool,
+    /// It shares blocks for as long as it exists.
+    pub is_thin: bool,
     /// The other member of its group.
     pub together: Option<Number>,
 }
@@ -73,9 +75,9 @@ pub struct Body {
 impl Body {
     pub(crate) fn new(shape: Shape, size: Bytes) -> Self {
         let (asked, size) = (size, Size::new(shape, size));
-        let (written, turn, opened, is_snapshot) = Default::default();
+        let (written, turn, opened, is_snapshot, is_thin) = Default::default();
         let (grown, origin, together) = (None, None, None);
-        Self { shape, asked, size, grown, written, turn, opened, origin, is_snapshot, together }
+        Self { shape, asked, size, grown, written, turn, opened, origin, is_snapshot, is_thin, together }
     }
 
     /// A copy of `source`, which has this body, if that is possible.
@@ -84,6 +86,15 @@ impl Body {
         let is_possible = is_files(self.shape) == is_files(shape) && size >= self.size.bytes;
         let origin = Origin { source, headroom: self.size.bytes };
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
+    }
+
+    /// The limit of a directory is not raised for one that is thin.
+    fn thin(mut self) -> Self {
+        self.is_thin = true;
+        if let (Shape::Filesystem, Some(origin)) = (self.shape, &mut self.origin) {
+            origin.headroom = Bytes::ZERO;
+        }
+        self
     }
 
     /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and of a
@@ -106,7 +117,7 @@ pub fn after(operation: Operation, lives: &Lives) -> Option<Vec<(Number, Life)>>
             let members = [(volume, source, second), (second, second_source, volume)];
             let taken = |(number, source, other): (Number, Number, Number)| {
                 let life = lives.get(&number).cloned().unwrap_or_default();
-                match life.after(number, Action::Snapshot { source }, lives)? {
+                match life.after(number, Action::Snapshot { source, is_thin: false }, lives)? {
                     Life::Copying(body) => Some((number, Life::Copying(Body { together: Some(other), ..body }))),
                     _ => None,
                 }
@@ -142,10 +153,11 @@ impl Life {
                 Self::Announced(from) => from.copy(source, shape, size).map(Self::Copying),
                 _ => None,
             },
-            (Self::Unborn, Action::Snapshot { source }) => match lives.get(&source)? {
+            (Self::Unborn, Action::Snapshot { source, is_thin }) => match lives.get(&source)? {
                 Self::Announced(from) => {
                     let body = from.copy(source, from.shape, from.size.bytes)?;
-                    Some(Self::Copying(Body { is_snapshot: true, size: from.size, ..body }))
+                    let body = Body { is_snapshot: true, size: from.size, ..body };
+                    Some(if is_thin { Self::Snapshot(body.thin()) } else { Self::Copying(body) })
                 }
                 _ => None,
             },
@@ -157,6 +169,10 @@ impl Life {
             (Self::Copying(body), Action::Copy) => Some(Self::Staged(body)),
             (Self::Copying(body), Action::Undo) if !body.is_snapshot => Some(Self::Gone(body.origin)),
             (Self::Copying(body), Action::RemoveSnapshot) if body.is_snapshot => Some(Self::Gone(body.origin)),
+            // A copy of a thin one shares blocks with its source, too.
+            (Self::Snapshot(body), Action::RemoveSnapshot) if body.is_thin => {
+                (!is_shared(volume, lives)).then_some(Self::Gone(body.origin))
+            }
             (Self::Snapshot(_), Action::RemoveSnapshot) => Some(Self::Gone(None)),
             (Self::Staged(body), Action::Announce) => Some(Self::Announced(body)),
             (Self::Staged(_), Action::Undo) | (Self::Retired(_), Action::Discard) => Some(Self::Gone(None)),

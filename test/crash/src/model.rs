@@ -104,7 +104,7 @@ pub struct Expected {
     pub source_writing: Option<(u16, Mark)>,
     pub spots: BTreeSet<Spot>,
     pub sizes: BTreeSet<Size>,
-    /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised.
+    /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised. A thin snapshot has it to the end.
     pub sharing: Option<Origin>,
     /// Whether some of the data may be gone, because it is being removed.
     pub fading: bool,
@@ -195,7 +195,7 @@ fn settled(life: &Life) -> Option<Expected> {
         Life::Gone(origin) => return Some(Expected { sharing: *origin, ..Expected::nothing() }),
     };
     let sizes = [body.size].into_iter().chain(body.grown).collect();
-    let sharing = body.origin.filter(|_| matches!(life, Life::Copying(_)));
+    let sharing = body.origin.filter(|_| body.is_thin || matches!(life, Life::Copying(_)));
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
@@ -229,7 +229,9 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
         | Action::Clone { .. }
         | Action::Snapshot { .. }
         | Action::SnapshotGroup { .. }
-        | Action::RestoreSnapshot { .. } => &[ABSENT, bare(Pending), at(Pending, Place::Staging)],
+        | Action::RestoreSnapshot { .. } => {
+            &[ABSENT, bare(Pending), at(Pending, Place::Staging), at(Pending, Place::Live)]
+        }
         Action::Undo => &[at(Pending, Place::Trash), bare(Pending)],
         Action::Discard => &[bare(Pending), bare(Records)],
         Action::RemoveSnapshot => &[at(Pending, Place::Trash), bare(Pending), at(Records, Place::Trash), bare(Records)],
@@ -318,6 +320,7 @@ impl Expected {
             writing: self.writing.or(self.source_writing),
             spots: [at(Register::Records, Place::Live)].into(),
             sizes: [size].into(),
+            sharing: self.body.as_ref().filter(|body| body.is_thin).and_then(|body| body.origin),
             wants,
             ..Self::nothing()
         }
@@ -325,7 +328,7 @@ impl Expected {
 
     /// The space that the ledger reserves for a volume after a comparison.
     pub fn reserved(&self) -> Bytes {
-        let Some(body) = &self.body else { return Bytes::ZERO };
+        let Some(body) = self.body.as_ref().filter(|body| !body.is_thin) else { return Bytes::ZERO };
         let of_size = |size: &Size| {
             let Limits { bytes, inodes } = body.limits(*size);
             bytes.unwrap_or_default().saturating_add(Bytes::new(inodes.unwrap_or_default().get() * 512))
@@ -453,7 +456,7 @@ mod tests {
     #[test]
     fn a_copy_has_the_content_of_its_instant() {
         let [first, second] = [1, 2].map(|turn| Mark { volume: SOURCE, turn });
-        let history = written_again(Action::Snapshot { source: SOURCE });
+        let history = written_again(Action::Snapshot { source: SOURCE, is_thin: false });
         let written = |expected: &Expected| expected.body.as_ref().map(|body| body.written.clone());
         for (operation, of_source, writing) in [(4, first, Some((0, second))), (5, second, None)] {
             let expected = expected(&history, &within(operation));

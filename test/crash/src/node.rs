@@ -17,7 +17,7 @@ use mount::{Attributes, Detached};
 use units::Bytes;
 use volume::{
     Access, Allocation, Claim, DEFAULT_PAUSE, FrozenPods, GroupRequest, Mode, Opened, Owner, PodFreezer, Record,
-    Request, RollbackRequest, Settings, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
+    Request, RollbackRequest, Settings, Sharing, SnapshotRequest, State, Store, VolumeId, VolumeRefusal, Volumes as _,
 };
 
 use crate::data;
@@ -128,8 +128,8 @@ impl Node {
                     Err(error) => Err(called("clone", volume)(error)),
                 }
             }
-            Action::Snapshot { source } => store
-                .take_snapshot(&id, &snapshot_request(volume, source))
+            Action::Snapshot { source, is_thin } => store
+                .take_snapshot(&id, &snapshot_request(volume, source, is_thin))
                 .map(drop)
                 .map_err(called("snapshot", volume)),
             Action::Copy => self.finish(volume),
@@ -160,8 +160,8 @@ impl Node {
             // The member of a group that is complete waits for the others, and needs no source any more.
             (mode, source) if mode.is_snapshot() => {
                 let source = source.unwrap_or_else(|| id.clone());
-                let owner = Owner::Provisioner;
-                let want = SnapshotRequest { claim, owner, class, source, max_pause: DEFAULT_PAUSE };
+                let (owner, max_pause, sharing) = (Owner::Provisioner, DEFAULT_PAUSE, Sharing::Temporary);
+                let want = SnapshotRequest { claim, owner, class, source, max_pause, sharing };
                 finish_snapshot(&self.store, volume, &want)
             }
             // The first call has finished it.
@@ -303,15 +303,17 @@ pub(crate) fn clone_request(volume: Number, shape: Shape, size: Bytes, source: N
     Request { source: Some(id(source)), ..request(volume, shape, size) }
 }
 
-pub(crate) fn snapshot_request(volume: Number, source: Number) -> SnapshotRequest {
+pub(crate) fn snapshot_request(volume: Number, source: Number, is_thin: bool) -> SnapshotRequest {
     let Request { claim, class, .. } = request(volume, Shape::Thin, Bytes::ZERO);
-    SnapshotRequest { claim, owner: Owner::Provisioner, class, source: id(source), max_pause: DEFAULT_PAUSE }
+    let sharing = if is_thin { Sharing::Permanent } else { Sharing::Temporary };
+    let (owner, source, max_pause) = (Owner::Provisioner, id(source), DEFAULT_PAUSE);
+    SnapshotRequest { claim, owner, class, source, max_pause, sharing }
 }
 
 /// Of snapshots and their sources.
 fn group_request(members: [(Number, Number); 2]) -> GroupRequest {
     let [(first, _), _] = members;
-    let members = members.map(|(volume, source)| (id(volume), snapshot_request(volume, source))).into();
+    let members = members.map(|(volume, source)| (id(volume), snapshot_request(volume, source, false))).into();
     GroupRequest { id: id(first), members, max_pause: DEFAULT_PAUSE }
 }
 

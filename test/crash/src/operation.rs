@@ -63,8 +63,8 @@ pub enum Action {
     /// There is a claim with this volume as its source: one call, after which blocks may be shared. Of a directory, this call
     /// clones all files.
     Clone { source: Number, shape: Shape, size: Bytes },
-    /// There is a snapshot of this volume: one call.
-    Snapshot { source: Number },
+    /// There is a snapshot of this volume: one call. A thin one is ready then.
+    Snapshot { source: Number, is_thin: bool },
     /// There is a claim with this snapshot as its source: one call.
     RestoreSnapshot { source: Number, shape: Shape, size: Bytes },
     /// Calls until a copy shares no block.
@@ -116,7 +116,7 @@ impl Action {
     /// The volumes and snapshots that it reads or changes beside its own.
     pub(crate) fn others(self) -> impl Iterator<Item = Number> {
         let others = match self {
-            Self::Clone { source, .. } | Self::Snapshot { source } | Self::RestoreSnapshot { source, .. } => {
+            Self::Clone { source, .. } | Self::Snapshot { source, .. } | Self::RestoreSnapshot { source, .. } => {
                 [Some(source), None, None]
             }
             Self::RollBack { volume, source } => [Some(volume), Some(source), None],
@@ -177,7 +177,7 @@ impl Operation {
         let number = |Number(number)| Number(last + number);
         let action = match self.action {
             Action::Clone { source, shape, size } => Action::Clone { source: number(source), shape, size },
-            Action::Snapshot { source } => Action::Snapshot { source: number(source) },
+            Action::Snapshot { source, is_thin } => Action::Snapshot { source: number(source), is_thin },
             Action::RestoreSnapshot { source, shape, size } => {
                 Action::RestoreSnapshot { source: number(source), shape, size }
             }
@@ -221,7 +221,8 @@ impl fmt::Display for Action {
             Self::RestoreSnapshot { source, shape, size } => {
                 write!(f, "restore snapshot {source} into {shape} of {size}")
             }
-            Self::Snapshot { source } => write!(f, "snapshot of {source}"),
+            Self::Snapshot { source, is_thin: false } => write!(f, "snapshot of {source}"),
+            Self::Snapshot { source, is_thin: true } => write!(f, "thin snapshot of {source}"),
             Self::SnapshotGroup { source, second, second_source } => {
                 write!(f, "snapshot of {source}, together with {second} of {second_source}")
             }

@@ -45,7 +45,7 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
             }
             continue;
         }
-        let Some((Body { shape, asked, .. }, Origin { source, .. })) =
+        let Some((Body { shape, asked, is_thin, .. }, Origin { source, .. })) =
             body.as_ref().and_then(|body| Some((body, body.origin?)))
         else {
             continue;
@@ -54,7 +54,7 @@ pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) ->
             Wants::Claimed => finish_clone(store, number, &clone_request(number, *shape, *asked, source))?,
             Wants::Taken => match other_member(number, expected) {
                 Some(other) => finish_group(store, [(number, source), other])?,
-                None => finish_snapshot(store, number, &snapshot_request(number, source))?,
+                None => finish_snapshot(store, number, &snapshot_request(number, source, *is_thin))?,
             },
             Wants::Bound(_) | Wants::Released | Wants::Kept | Wants::Nothing => {}
         }

@@ -31,23 +31,30 @@ impl History {
     }
 
     /// A thick image and a directory, written again in place while their snapshots are copied: what the first call has
-    /// copied is not shared any more, but this is in memory until XFS forces its log.
+    /// copied is not shared any more, but this is in memory until XFS forces its log. The last image is written again while it has
+    /// a thin snapshot, and when that has given up its blocks.
     pub fn of_rewrites() -> Self {
-        let volumes: [(u16, Shape, &[u16]); 2] = [
+        let volumes: [(u16, Shape, &[u16], bool); 3] = [
             // The snapshot of the image shares its second piece until the end.
-            (1, Shape::Thick, &[0, 128]),
+            (1, Shape::Thick, &[0, 128], false),
             // Which file is copied first is not known.
-            (3, Shape::Filesystem, &[0]),
+            (3, Shape::Filesystem, &[0], false),
+            (5, Shape::Thick, &[0, 128], true),
         ];
-        Self::sequence(volumes.into_iter().flat_map(|(number, shape, slots)| {
+        Self::sequence(volumes.into_iter().flat_map(|(number, shape, slots, is_thin)| {
             let [volume, snapshot] = [number, number + 1].map(Number);
             let provision = Action::Provision { shape, size: Bytes::new(2 << 20) };
             // It stays attached: attaching a loop device syncs the image.
             let write = |(&slot, turn)| (volume, Action::Write { slot, turn, leave: true });
             let first = slots.iter().zip(1..).map(write);
-            let again = write((&slots[0], 10));
+            let [again, last] = [10, 11].map(|turn| write((&slots[0], turn)));
             let source = [(volume, provision), (volume, Action::Announce)].into_iter().chain(first);
-            let copied = [(snapshot, Action::Snapshot { source: volume }), again, (snapshot, Action::Copy)];
+            let taken = (snapshot, Action::Snapshot { source: volume, is_thin });
+            let copied = if is_thin {
+                vec![taken, again, (snapshot, Action::RemoveSnapshot), last]
+            } else {
+                vec![taken, again, (snapshot, Action::Copy)]
+            };
             let actions: Vec<_> = source.chain(copied).collect();
             actions.into_iter().map(|(volume, action)| Operation { volume, action })
         }))
@@ -75,13 +82,16 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     let with = |more: &[(Number, Action)]| begin(&[&provision[..], more].concat());
     let mut beginnings = vec![(vec![], LENGTH), (with(&[(volume, Action::Open)]), LENGTH)];
     let clone = (copy, Action::Clone { source: volume, shape, size });
-    let snapshot = (copy, Action::Snapshot { source: volume });
+    let [snapshot, thin] = [false, true].map(|is_thin| (copy, Action::Snapshot { source: volume, is_thin }));
     let restore = (restored, Action::RestoreSnapshot { source: copy, shape, size });
     let later = (volume, Action::Write { slot: 1, turn: 2, leave: shape == Shape::Thin });
     let rollback = (restored, Action::RollBack { volume, source: copy });
-    let copies: [&[_]; 4] = [
+    let copies: [&[_]; 7] = [
         &[clone],
         &[snapshot],
+        &[thin],
+        &[thin, restore],
+        &[thin, later, rollback],
         &[snapshot, (copy, Action::Copy), restore],
         &[snapshot, (copy, Action::Copy), later, rollback],
     ];
