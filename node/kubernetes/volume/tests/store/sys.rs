@@ -28,7 +28,7 @@ pub fn add_flag(inode: impl AsFd, flag: u32) -> Result<(), Errno> {
     change(inode, |attributes| attributes.xflags |= flag)
 }
 
-/// What XFS allocates at once for writes to shared blocks of the file; 0 is its default.
+/// The size of the allocations of XFS for writes to shared blocks of the file; 0 is its default.
 pub fn cow_extent_size(file: impl AsFd) -> u32 {
     let mut found = 0;
     change(file, |attributes| found = attributes.cowextsize).unwrap();
