@@ -102,8 +102,8 @@ impl Index {
 
     /// A clone or snapshot of the volume that is not ready.
     pub(crate) fn unfinished_copy(&self, id: &VolumeId) -> Option<&VolumeId> {
-        let is_staged = |entry: &Entry| entry.record().is_some_and(|record| record.state == State::Staged);
-        self.copies(id).find(|(_, entry)| is_staged(entry)).map(|(copy, _)| copy)
+        let is_ready = |entry: &Entry| entry.record().is_some_and(|record| record.state == State::Announced);
+        self.copies(id).find(|(_, entry)| !is_ready(entry)).map(|(copy, _)| copy)
     }
 
     pub(crate) fn has_thin_snapshot(&self, id: &VolumeId) -> bool {

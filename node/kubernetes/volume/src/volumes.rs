@@ -85,7 +85,7 @@ pub trait Volumes: Send + Sync + 'static {
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over.
-    /// [`Taken::copying`] says whether the snapshot is ready, and when the next call continues.
+    /// [`Taken::copying`] says whether the snapshot is ready, and when the next call continues. A thin snapshot is ready then.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
@@ -109,7 +109,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// Removes a snapshot, finished or not. Idempotent. Volumes that were created from it stay.
     ///
     /// # Errors
-    /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: it is a volume. Also those of [`Volumes::discard`].
+    /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: it is a volume; with [`VolumeRefusal::Restoring`]: it is thin, and a volume
+    /// is being created from it. [`Error::Act`] with [`ActError::Busy`](crate::ActError::Busy): the next call continues. Also those
+    /// of [`Volumes::discard`].
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Gives a volume the content of a snapshot, or continues what an earlier call began. The content that the volume had
