@@ -13,7 +13,8 @@ use ktest_support::replay::write_log::{Content, Entry};
 use ktest_support::replay::{Cut, Recorder, Replay, Tearing};
 use units::Bytes;
 use volume::{
-    Allocation, Claim, Error, Mode, Request, RollbackRequest, Settings, State, Store, VolumeId, Volumes as _,
+    Allocation, Claim, Error, Mode, Request, RollbackRequest, Settings, Sharing, SnapshotRequest, State, Store,
+    VolumeId, Volumes as _,
 };
 
 use crate::node::{INODES, Node, copied, id, only_byte, settings, sized, snapshot_request, without_pods};
@@ -75,24 +76,27 @@ fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
 /// was overwritten in place: the recovered snapshot shared the overwritten blocks.
 #[test]
 fn a_power_cut_keeps_the_instant_and_the_content_that_the_first_pass_returned() {
-    for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
-        cut_after_the_first_pass(mode);
+    const FILES: Mode = Mode::Filesystem { inodes: INODES };
+    for (mode, sharing) in [(THICK, Sharing::Temporary), (FILES, Sharing::Temporary), (FILES, Sharing::Permanent)] {
+        cut_after_the_first_pass(mode, sharing);
     }
 }
 
-fn cut_after_the_first_pass(mode: Mode) {
+fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let (source, snapshot) = (id("pvc-source"), id("snapshot-1"));
-    let want = snapshot_request(claim, source.clone());
+    let want = SnapshotRequest { sharing, ..snapshot_request(claim, source.clone()) };
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");
+    // A thin snapshot gives the files of its source no headroom.
+    let size = if mode.is_block() { SIZE } else { Bytes::new(2 * SIZE.get()) };
     let one_piece = Settings { pass: Duration::ZERO, ..settings() };
     let store = Store::open(&Node::volumes(mounted.path()), one_piece).expect("the store starts");
     without_pods(&store);
-    copied(&store, &sized("pvc-source", mode, SIZE));
+    copied(&store, &sized("pvc-source", mode, size));
     write(&store, &source, 1);
     let begun = store.take_snapshot(&snapshot, &want).unwrap().snapshots;
-    assert_eq!(begun.state, State::Staged);
+    assert_eq!(begun.state == State::Announced, begun.mode.is_thin());
     recorder.mark("begin");
     write(&store, &source, 2);
     drop(store);

@@ -91,40 +91,38 @@ fn a_full_volume_is_overwritten_whole_while_it_has_thin_snapshots() {
 
 #[test]
 fn a_thin_snapshot_is_restored_and_rolled_back_to_and_outlives_its_volume() {
-    for allocation in BOTH {
-        let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
-        let (source, _) = node.made(&disk("pvc-source", allocation));
-        write(&node, &source, 1);
-        thin(&node, &source, "snapshot-1");
-        let (snapshot, restored) = (id("snapshot-1"), id("pvc-restored"));
-        let want = Request { source: Some(snapshot.clone()), ..disk("pvc-restored", Allocation::Thick) };
-        let begun = node.store.provision(&restored, &want);
-        assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
-        // The headroom of the source would end, whose blocks the new volume shares, too.
-        let refused = node.store.remove_snapshot(&snapshot).unwrap_err();
-        let is_of = |by: &VolumeId| *by == restored;
-        assert!(
-            matches!(&refused, Error::Refused { source: VolumeRefusal::Restoring(by), .. } if is_of(by)),
-            "{refused:?}"
-        );
-        let record = copied(&node.store, &want);
-        assert_eq!([&restored, &snapshot].map(|id| shared(&node.image(id))), [Bytes::ZERO, SIZE]);
-        assert_eq!(cow_extent_size(File::open(node.image(&restored)).unwrap()), 0);
+    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let (source, _) = node.made(&disk("pvc-source", Allocation::Thick));
+    write(&node, &source, 1);
+    thin(&node, &source, "snapshot-1");
+    let (snapshot, restored) = (id("snapshot-1"), id("pvc-restored"));
+    let want = Request { source: Some(snapshot.clone()), ..disk("pvc-restored", Allocation::Thick) };
+    let begun = node.store.provision(&restored, &want);
+    assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
+    // The headroom of the source would end, whose blocks the new volume shares, too.
+    let refused = node.store.remove_snapshot(&snapshot).unwrap_err();
+    let is_of = |by: &VolumeId| *by == restored;
+    assert!(
+        matches!(&refused, Error::Refused { source: VolumeRefusal::Restoring(by), .. } if is_of(by)),
+        "{refused:?}"
+    );
+    let record = copied(&node.store, &want);
+    assert_eq!([&restored, &snapshot].map(|id| shared(&node.image(id))), [Bytes::ZERO, SIZE]);
+    assert_eq!(cow_extent_size(File::open(node.image(&restored)).unwrap()), 0);
 
-        write(&node, &source, 2);
-        rolled_back(&node.store, &source, "snapshot-1", "snapshot-kept");
-        node.store.end_rollback(&id("snapshot-kept")).unwrap();
-        write(&node, &restored, 3);
-        let bytes = ["pvc-source", "snapshot-kept", "snapshot-1", "pvc-restored"].map(|name| byte(&node, name));
-        assert_eq!(bytes, [Some(1), Some(2), Some(1), Some(3)]);
-        write(&node, &source, 4);
-        removed(&node, "snapshot-kept");
-        node.remove(&source);
-        assert_eq!((byte(&node, "snapshot-1"), reserved(&node)), (Some(1), record.reserved()));
-        removed(&node, "snapshot-1");
-        let strays = node.store.strays().unwrap();
-        assert!(strays.directories.is_empty() && strays.projects.is_empty(), "{strays:?}");
-    }
+    write(&node, &source, 2);
+    rolled_back(&node.store, &source, "snapshot-1", "snapshot-kept");
+    node.store.end_rollback(&id("snapshot-kept")).unwrap();
+    write(&node, &restored, 3);
+    let bytes = ["pvc-source", "snapshot-kept", "snapshot-1", "pvc-restored"].map(|name| byte(&node, name));
+    assert_eq!(bytes, [Some(1), Some(2), Some(1), Some(3)]);
+    write(&node, &source, 4);
+    removed(&node, "snapshot-kept");
+    node.remove(&source);
+    assert_eq!((byte(&node, "snapshot-1"), reserved(&node)), (Some(1), record.reserved()));
+    removed(&node, "snapshot-1");
+    let strays = node.store.strays().unwrap();
+    assert!(strays.directories.is_empty() && strays.projects.is_empty(), "{strays:?}");
 }
 
 #[test]
