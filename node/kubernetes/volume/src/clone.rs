@@ -32,7 +32,7 @@ pub(crate) const PIECE: Bytes = Bytes::MIB;
 
 /// The size of the allocations of XFS for writes to blocks that a thin snapshot shares, instead of 128 KiB. An image that is
 /// overwritten in any order then has an extent for each MiB, and a snapshot takes time for each extent. A larger size would take
-/// more space that no write uses for up to half an hour.
+/// more space that no write uses, for as long as the image is open.
 const COW_EXTENT: Bytes = Bytes::MIB;
 
 /// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor
