@@ -64,7 +64,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let forwarded = free_port();
     let forward = format!("--forward={forwarded}:{NODE_PORT}");
     let mut launched = Launched::start_whole(Kind::Terminal, &[&data, "--nodes=2", &chosen, &forward]);
-    counted(2, 6);
+    counted(2, 2);
     launched.wait_for("The nodes run. Ctrl-C shuts them down.");
     let text = launched.text().to_owned();
     for stage in ["granary    the node is Ready", "granary-1  the node is Ready"] {
@@ -111,12 +111,12 @@ fn first_run(data: &str) -> [FirstClaim; 2] {
     let archive = env::var("GRANARY_ARCHIVE").expect("the test is run by its Bazel target");
     let archive = format!("--image={archive}");
     let mut launched = Launched::start_whole(Kind::Pipe, &[data, &archive, "--exit-after-demo"]);
-    counted(1, 2);
+    counted(1, 1);
     launched.wait_for("s  the node is Ready\n");
     let ended = launched.end();
     let text = &ended.text;
     assert_eq!(ended.status.code(), Some(0), "{text}");
-    for step in ["claims demo/notes and demo/disk exist", "pod demo/notes-writer has filled its volume"] {
+    for step in ["claims demo/notes and demo/disk exist", "pod demo/writer has filled demo/notes"] {
         assert!(text.contains(step), "no {step:?} in {text}");
     }
     assert!(ended.console().contains(OFF), "{}", ended.console());
@@ -165,7 +165,7 @@ fn the_directions_lead_to_the_cluster(kubectl: &Kubectl, text: &str, port: u16) 
         assert!(Path::new(log).is_file(), "{log}");
     }
     let lines: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(KUBECTL)?.1)).collect();
-    let shown = ["notes-writer", "\ngranary_", "\"node\": \"granary\"", "\ngranary_", "\"node\": \"granary-1\""];
+    let shown = ["writer-1", "\ngranary_", "\"node\": \"granary\"", "\ngranary_", "\"node\": \"granary-1\""];
     assert_eq!(lines.len(), shown.len(), "{text}");
     for (line, shown) in lines.into_iter().zip(shown) {
         let output = kubectl.run(line);

@@ -1,8 +1,9 @@
-//! A claim of each mode on every node, and pods that fill their volumes.
+//! A claim of each mode on every node, and a pod that fills both volumes.
 
 use crate::mesh::{self, MeshResult};
-use crate::objects::{self, DemoClaim, Mode, NAMESPACE};
-use futures::future::{try_join, try_join_all};
+use crate::objects::{self, DemoClaim, DemoPod, Mode, NAMESPACE};
+use crate::pods::RunningPod;
+use futures::future::{join_all, try_join_all};
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -14,7 +15,7 @@ use std::error::Error;
 use std::time::Duration;
 use tokio::time::timeout;
 use units::Bytes;
-use workload::Finding;
+use workload::Check;
 
 /// Blocks of directories and lists of extents also count to the limit.
 const METADATA: u64 = 1 << 20;
@@ -56,7 +57,7 @@ impl DemoError {
     }
 
     pub(crate) fn late(pod: &str, events: &str, lost: Option<Lost>) -> Self {
-        let message = format!("pod {NAMESPACE}/{pod} did not end within {LIMIT:?}; {events}");
+        let message = format!("pod {NAMESPACE}/{pod} does not run after {LIMIT:?}; {events}");
         Self { message, source: lost.map(Into::into) }
     }
 
@@ -71,16 +72,17 @@ impl From<serde_json::Error> for DemoError {
     }
 }
 
-/// Creates missing claims, and pods that fill their volumes in parallel. If there are several nodes, a pod of each node then
-/// sends a request to the pod of the next node.
+/// Creates missing claims, and a pod on each node that fills its volumes. If there are several nodes, each pod then sends a
+/// request to the pod of the next node.
 pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<DemoResult, DemoError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     ensure(Api::all(client.clone()), &objects::namespace(), NAMESPACE).await?;
-    let demo_claims = objects::demo_claims(nodes);
-    for demo_claim in &demo_claims {
+    let demo_pods = objects::demo_pods(nodes);
+    let mut names = Vec::new();
+    for demo_claim in demo_pods.iter().flat_map(|demo_pod| &demo_pod.claims) {
         ensure(claims.clone(), &objects::claim(demo_claim)?, &demo_claim.claim).await?;
+        names.push(format!("{NAMESPACE}/{}", demo_claim.claim));
     }
-    let names: Vec<String> = demo_claims.iter().map(|demo_claim| format!("{NAMESPACE}/{}", demo_claim.claim)).collect();
     on_step(&format!("claims {} exist", listed(&names)));
 
     // The API server rejects pods until the service account of the namespace exists.
@@ -93,15 +95,12 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
         source: lost.map(Into::into),
     })?;
     let text = format!("written at {:.0}", Timestamp::now());
-    let claims =
-        try_join_all(demo_claims.into_iter().map(|demo_claim| show(client.clone(), demo_claim, &text, &on_step)));
-    if nodes.len() < 2 {
-        return Ok(DemoResult { claims: claims.await?, mesh: Vec::new() });
-    }
-    // All pods start together. The requests follow, so that their times are those of idle nodes.
-    let (claims, mesh_pods) = try_join(claims, mesh::start(&client, nodes, &on_step)).await?;
-    let mesh = mesh::run(&client, &mesh_pods).await?;
-    Ok(DemoResult { claims, mesh })
+    let shown = demo_pods.iter().map(|demo_pod| show_pod(&client, demo_pod, &text, &on_step));
+    let (pods, claims): (Vec<_>, Vec<_>) = try_join_all(shown).await?.into_iter().unzip();
+    // The requests follow, so that their times are those of idle nodes.
+    let mesh = if pods.len() > 1 { mesh::run(&client, &pods).await? } else { Vec::new() };
+    join_all(pods.iter().map(|pod| pod.end(&client))).await;
+    Ok(DemoResult { claims: claims.into_iter().flatten().collect(), mesh })
 }
 
 fn listed(names: &[String]) -> String {
@@ -112,36 +111,37 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-async fn show(
-    client: Client,
-    demo_claim: DemoClaim,
+async fn show_pod(
+    client: &Client,
+    demo_pod: &DemoPod,
     text: &str,
-    on_step: impl Fn(&str),
+    on_step: &impl Fn(&str),
+) -> Result<(RunningPod, Vec<ClaimResult>), DemoError> {
+    let pod = RunningPod::start(client, demo_pod).await?;
+    let claims = demo_pod.claims.iter().map(|demo_claim| show(client, &pod, demo_claim, text, on_step));
+    let claims = try_join_all(claims).await?;
+    Ok((pod, claims))
+}
+
+async fn show(
+    client: &Client,
+    pod: &RunningPod,
+    demo_claim: &DemoClaim,
+    text: &str,
+    on_step: &impl Fn(&str),
 ) -> Result<ClaimResult, DemoError> {
-    let (claim, name) = (demo_claim.claim.clone(), demo_claim.pod.clone());
-    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    remove(&pods, &name).await?;
-    pods.create(&PostParams::default(), &objects::pod(&demo_claim, text)?).await.map_err(api("create", &name))?;
-    let pod = match wait_for(&pods, &name, has_ended).await {
-        Ok(pod) => pod,
-        Err(lost) => return Err(DemoError::late(&name, &events(client).await, lost)),
-    };
-    let message = message(pod.as_ref());
-    if phase(pod.as_ref()) != "Succeeded" {
-        return Err(DemoError::failed(&name, &message));
-    }
-    on_step(&format!("pod {NAMESPACE}/{name} has filled its volume"));
-    let finding = match serde_json::from_str(&message) {
-        Ok(Finding::Demo(finding)) => finding,
-        Ok(_) => return Err(DemoError::failed(&name, &message)),
-        Err(error) => return Err(DemoError::of(format!("pod {NAMESPACE}/{name} reported {message:?}"))(error)),
-    };
-    judge(&demo_claim, &finding)?;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, NAMESPACE);
-    let bound = claims.get(&claim).await.map_err(api("read", &claim))?;
+    let claim = &demo_claim.claim;
+    // Once: another request would find the note of this one.
+    let check = Check::Demo { path: demo_claim.path(), text: text.to_owned() };
+    let finding = pod.ask::<workload::Demo>(client, &check).await;
+    let finding = finding.map_err(|message| DemoError::failed(&pod.name, &message))?;
+    on_step(&format!("pod {NAMESPACE}/{} has filled {NAMESPACE}/{claim}", pod.name));
+    judge(demo_claim, &finding)?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
+    let bound = claims.get(claim).await.map_err(api("read", claim))?;
     let volume = bound.spec.and_then(|spec| spec.volume_name);
     let volume = volume.ok_or_else(|| DemoError::new(format!("claim {NAMESPACE}/{claim} is not bound")))?;
-    Ok(ClaimResult { demo_claim, volume, finding })
+    Ok(ClaimResult { demo_claim: demo_claim.clone(), volume, finding })
 }
 
 /// Checks that the pod could write the size of the volume, and then got ENOSPC.
@@ -247,11 +247,13 @@ mod tests {
     use serde_json::json;
 
     fn notes() -> DemoClaim {
-        objects::demo_claims(&["granary".to_owned()]).swap_remove(0)
+        let [notes, _] = objects::demo_pods(&["granary".to_owned()]).swap_remove(0).claims;
+        notes
     }
 
     fn disk() -> DemoClaim {
-        objects::demo_claims(&["granary".to_owned()]).swap_remove(1)
+        let [_, disk] = objects::demo_pods(&["granary".to_owned()]).swap_remove(0).claims;
+        disk
     }
 
     fn finding(size: u64, written: u64, errno: &str) -> workload::Demo {
@@ -299,7 +301,7 @@ mod tests {
     #[test]
     fn the_report_of_the_container_is_preferred() {
         let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "notes-writer"},
+            "metadata": {"name": "writer"},
             "status": {"phase": "Succeeded", "containerStatuses": [{
                 "name": "workload", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                 "state": {"terminated": {"exitCode": 0, "message": "{}"}},

@@ -23,6 +23,7 @@ mod name;
 mod objects;
 mod output;
 mod place;
+mod pods;
 mod progress;
 mod record;
 mod table;

@@ -2,19 +2,27 @@
 
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::api::ObjectMeta;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fmt;
+use std::path::PathBuf;
 use units::Bytes;
 use workload::{Check, Request};
 
 pub(crate) const NAMESPACE: &str = "demo";
-/// Port of the pods of the mesh.
+/// Port at which the pods answer.
 pub(crate) const PORT: u16 = 8080;
+
+/// The pod of a node, with a claim of each mode. A node has one pod, because the start of a pod takes longer than its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DemoPod {
+    pub(crate) name: String,
+    pub(crate) node: String,
+    pub(crate) claims: [DemoClaim; 2],
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DemoClaim {
     pub(crate) claim: String,
-    pub(crate) pod: String,
     pub(crate) node: String,
     pub(crate) mode: Mode,
     pub(crate) capacity: Bytes,
@@ -36,20 +44,31 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A claim of each mode for each node. Names of the first node have no number.
-pub(crate) fn demo_claims(nodes: &[String]) -> Vec<DemoClaim> {
-    let demo_claims = nodes.iter().enumerate().map(|(index, node)| {
+impl DemoClaim {
+    /// Path of the volume in the container.
+    pub(crate) fn path(&self) -> PathBuf {
+        let directory = match self.mode {
+            Mode::Filesystem => "/",
+            Mode::Block => "/dev",
+        };
+        PathBuf::from(directory).join(&self.claim)
+    }
+}
+
+/// A pod for each node. Names of the first node have no number.
+pub(crate) fn demo_pods(nodes: &[String]) -> Vec<DemoPod> {
+    let demo_pods = nodes.iter().enumerate().map(|(index, node)| {
         let number = if index == 0 { String::new() } else { format!("-{index}") };
         let demo_claim = |claim: &str, mode, mebibytes: u64| DemoClaim {
             claim: format!("{claim}{number}"),
-            pod: format!("{claim}{number}-writer"),
             node: node.clone(),
             mode,
             capacity: Bytes::new(mebibytes << 20),
         };
-        [demo_claim("notes", Mode::Filesystem, 64), demo_claim("disk", Mode::Block, 32)]
+        let claims = [demo_claim("notes", Mode::Filesystem, 64), demo_claim("disk", Mode::Block, 32)];
+        DemoPod { name: format!("writer{number}"), node: node.clone(), claims }
     });
-    demo_claims.flatten().collect()
+    demo_pods.collect()
 }
 
 pub(crate) fn namespace() -> Namespace {
@@ -71,29 +90,20 @@ pub(crate) fn claim(demo_claim: &DemoClaim) -> Result<PersistentVolumeClaim, ser
     }))
 }
 
-/// A pod that fills the volume and writes a note.
-pub(crate) fn pod(demo_claim: &DemoClaim, text: &str) -> Result<Pod, serde_json::Error> {
-    let (path, field, place) = match demo_claim.mode {
-        Mode::Filesystem => ("/data", "volumeMounts", "mountPath"),
-        Mode::Block => ("/dev/volume", "volumeDevices", "devicePath"),
+/// A pod that answers requests, which fill its volumes.
+pub(crate) fn pod(demo_pod: &DemoPod) -> Result<Pod, serde_json::Error> {
+    let request = Request { check: Check::Serve { port: PORT, farewell: None }, report: false };
+    let claims = || demo_pod.claims.iter();
+    let in_container = |mode: Mode, place: &str| -> Vec<_> {
+        let claims = claims().filter(|demo_claim| demo_claim.mode == mode);
+        claims.map(|demo_claim| json!({"name": demo_claim.claim, place: demo_claim.path()})).collect()
     };
-    let request = Request { check: Check::Demo { path: path.into(), text: text.to_owned() }, report: true };
-    let mut pod = on(&demo_claim.node, &demo_claim.pod, &request);
-    pod["spec"]["containers"][0][field] = json!([{"name": "volume", place: path}]);
-    pod["spec"]["volumes"] = json!([{"name": "volume", "persistentVolumeClaim": {"claimName": demo_claim.claim}}]);
-    serde_json::from_value(pod)
-}
-
-pub(crate) fn mesh_pod(node: &str, name: &str) -> Result<Pod, serde_json::Error> {
-    let check = Check::Serve { port: PORT, farewell: None };
-    serde_json::from_value(on(node, name, &Request { check, report: false }))
-}
-
-fn on(node: &str, name: &str, request: &Request) -> Value {
-    json!({
-        "metadata": {"name": name},
+    let volumes =
+        claims().map(|DemoClaim { claim, .. }| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}));
+    serde_json::from_value(json!({
+        "metadata": {"name": demo_pod.name},
         "spec": {
-            "nodeSelector": {"kubernetes.io/hostname": node},
+            "nodeSelector": {"kubernetes.io/hostname": demo_pod.node},
             "restartPolicy": "Never",
             // No pod asks the API server: kubelet has no token to request and to mount.
             "automountServiceAccountToken": false,
@@ -102,9 +112,12 @@ fn on(node: &str, name: &str, request: &Request) -> Value {
                 "image": "granary.invalid/workload:1",
                 "imagePullPolicy": "Never",
                 "args": request.arguments(),
+                "volumeMounts": in_container(Mode::Filesystem, "mountPath"),
+                "volumeDevices": in_container(Mode::Block, "devicePath"),
             }],
+            "volumes": volumes.collect::<Vec<_>>(),
         },
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -117,8 +130,9 @@ mod tests {
 
     #[test]
     fn each_node_has_a_claim_of_each_mode() {
-        let demo_claims = demo_claims(&nodes());
-        let rows: Vec<_> = demo_claims.iter().map(|it| (it.claim.as_str(), it.node.as_str(), it.mode)).collect();
+        let demo_pods = demo_pods(&nodes());
+        let demo_claims = demo_pods.iter().flat_map(|demo_pod| &demo_pod.claims);
+        let rows: Vec<_> = demo_claims.map(|it| (it.claim.as_str(), it.node.as_str(), it.mode)).collect();
         assert_eq!(
             rows,
             [
@@ -131,11 +145,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_runs_on_its_node() {
-        let of = |pod: Pod| pod.spec.unwrap().node_selector.unwrap()["kubernetes.io/hostname"].clone();
-        assert_eq!(of(pod(&demo_claims(&nodes())[2], "").unwrap()), "granary-1");
-        let mesh_pod = mesh_pod("granary-1", "mesh-1").unwrap();
-        assert_eq!(mesh_pod.spec.as_ref().unwrap().containers[0].args.as_deref().unwrap(), ["serve", "8080"]);
-        assert_eq!(of(mesh_pod), "granary-1");
+    fn a_pod_runs_on_its_node_with_its_claims() {
+        let demo_pod = demo_pods(&nodes()).swap_remove(1);
+        let pod = pod(&demo_pod).unwrap();
+        assert_eq!(pod.metadata.name.as_deref(), Some("writer-1"));
+        let spec = pod.spec.unwrap();
+        assert_eq!(spec.node_selector.unwrap()["kubernetes.io/hostname"], "granary-1");
+        let container = &spec.containers[0];
+        assert_eq!(container.args.as_deref().unwrap(), ["serve", "8080"]);
+        let mounts = container.volume_mounts.iter().flatten().map(|mount| (&*mount.name, &*mount.mount_path));
+        assert_eq!(mounts.collect::<Vec<_>>(), [("notes-1", "/notes-1")]);
+        let devices = container.volume_devices.iter().flatten().map(|device| (&*device.name, &*device.device_path));
+        assert_eq!(devices.collect::<Vec<_>>(), [("disk-1", "/dev/disk-1")]);
+        let volumes = spec.volumes.iter().flatten();
+        let claims =
+            volumes.filter_map(|volume| Some((&*volume.name, &*volume.persistent_volume_claim.as_ref()?.claim_name)));
+        assert_eq!(claims.collect::<Vec<_>>(), [("notes-1", "notes-1"), ("disk-1", "disk-1")]);
     }
 }

@@ -74,7 +74,8 @@ mod tests {
 
     fn result(index: usize, written: u64, used: u64, found: Option<&str>) -> ClaimResult {
         let nodes = ["granary".to_owned(), "granary-1".to_owned()];
-        let demo_claim = objects::demo_claims(&nodes).swap_remove(index);
+        let mut demo_claims = objects::demo_pods(&nodes).into_iter().flat_map(|demo_pod| demo_pod.claims);
+        let demo_claim = demo_claims.nth(index).unwrap();
         let finding = workload::Demo {
             found: found.map(str::to_owned),
             kept: "written today".into(),
