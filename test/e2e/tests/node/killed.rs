@@ -17,17 +17,19 @@ const SIZE: u64 = 16 * MIB;
 const METADATA: u64 = 256 << 10;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
+/// A pod that is created and deleted while programs are away, and its own claim.
+const LATER: &str = "later";
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("a_pod_runs_before_anything_is_killed", Before::start(case)).await?;
     part.alone().await;
-    let kubelet = part.must_show("volumes_stay_when_kubelet_is_killed", before.stays(case, "kubelet")).await?;
-    let containerd = part.must_show("volumes_stay_when_containerd_is_killed", before.stays(case, "containerd")).await?;
+    let later = part.must_show("volumes_stay_when_kubelet_is_killed", before.outlives_kubelet(case)).await?;
+    part.must_show("volumes_stay_when_containerd_is_killed", before.outlives_containerd(case, later)).await?;
     let all = before.outlives_the_control_plane(case);
     part.must_show("the_control_plane_is_started_again_when_it_is_killed", all).await?;
     part.shows("kubelet_has_statistics_of_the_volumes", before.has_statistics(case)).await;
-    part.shows("nothing_came_and_nothing_was_lost", before.is_unchanged(case, [kubelet, containerd])).await;
+    part.shows("nothing_came_and_nothing_was_lost", before.is_unchanged(case)).await;
     Ok(())
 }
 
@@ -55,23 +57,47 @@ impl Before {
         Ok(Self { pod, volumes: [(data, volumes.0), (device, volumes.1)] })
     }
 
-    /// Kills a program, and asks at once for what needs it. Returns a pod that was started meanwhile.
-    async fn stays(&self, case: &Case, program: &'static str) -> Result<Server, Failure> {
+    /// A pod and a claim that are created while the kubelet is away get what they need when it is back. Returns the pod.
+    async fn outlives_kubelet(&self, case: &Case) -> Result<Server, Failure> {
+        const KUBELET: &str = "kubelet";
+        let first = self.kill(case, KUBELET).await?;
+        case.claim(&Claim::new(LATER, SIZE)).await?;
+        case.start(&pod(LATER).with(Volume::claim(LATER))).await?;
+        self.goes_on().await?;
+
+        let later = case.find(LATER).await?;
+        assert_eq!(later.read("/data/note").await?, "meanwhile");
+        self.has_the_same_device(&later).await?;
+        assert_ne!(case.signal(KUBELET, 0).await?, first, "it was started again");
+        no_place_has_two_mounts(case).await?;
+        Ok(later)
+    }
+
+    /// A pod and a claim that are deleted while containerd is away are gone when it is back: the kubelet stops the pod by it. The
+    /// part `neighbours` starts new pods later.
+    async fn outlives_containerd(&self, case: &Case, later: Server) -> Result<(), Failure> {
+        const CONTAINERD: &str = "containerd";
+        let volume = case.volume_name(LATER).await?;
+        let first = self.kill(case, CONTAINERD).await?;
+        // The claim stays as long as the pod uses it.
+        case.delete_claim(LATER).await?;
+        tokio::try_join!(later.remove(), self.goes_on())?;
+        case.volume_is_gone(&volume, None).await?;
+        assert_ne!(case.signal(CONTAINERD, 0).await?, first, "it was started again");
+        no_place_has_two_mounts(case).await
+    }
+
+    /// Returns the process that the program had.
+    async fn kill(&self, case: &Case, program: &str) -> Result<Vec<i32>, Failure> {
         self.pod.write("/data/note", "before").await?;
         let first = case.signal(program, SIGKILL).await?;
         assert_eq!(first.len(), 1, "{first:?}");
-        let later = format!("after-{program}");
-        case.claim(&Claim::new(program, SIZE)).await?;
-        case.start(&pod(&later).with(Volume::claim(program))).await?;
-        assert_eq!(self.pod.read("/data/note").await?, "before");
-        self.pod.write("/data/note", "meanwhile").await?;
+        Ok(first)
+    }
 
-        let later = case.find(&later).await?;
-        assert_eq!(later.read("/data/note").await?, "meanwhile");
-        self.has_the_same_device(&later).await?;
-        assert_ne!(case.signal(program, 0).await?, first, "it was started again");
-        no_place_has_two_mounts(case).await?;
-        Ok(later)
+    async fn goes_on(&self) -> Result<(), Failure> {
+        assert_eq!(self.pod.read("/data/note").await?, "before");
+        self.pod.write("/data/note", "meanwhile").await
     }
 
     async fn has_the_same_device(&self, later: &Server) -> Result<(), Failure> {
@@ -130,9 +156,7 @@ impl Before {
         Ok(())
     }
 
-    async fn is_unchanged(&self, case: &Case, later: [Server; 2]) -> Result<(), Failure> {
-        let [one, two] = later;
-        tokio::try_join!(one.remove(), two.remove())?;
+    async fn is_unchanged(&self, case: &Case) -> Result<(), Failure> {
         for (volume, before) in &self.volumes {
             assert_eq!(case.on_the_node(volume).await?, *before);
         }
