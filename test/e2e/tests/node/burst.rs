@@ -9,8 +9,10 @@ use kube::api::{DeleteParams, ListParams};
 const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGUSR1: i32 = 10;
-const PODS: usize = 2;
-const CLAIMS: [&str; 4] = ["a", "b", "c", "d"];
+const POD: &str = "burst";
+/// All of one pod, which takes much longer than its volumes.
+const CLAIMS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+const DEVICES: [&str; 2] = ["a", "b"];
 /// Services that start again at SIGUSR1: the CSI plugin, and the provisioner.
 const STORAGE: [&str; 2] = ["csi", "provisioner"];
 
@@ -18,30 +20,22 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     part.alone().await;
     let case = &part.case;
     let created = create(case);
-    let pods = part.must_show("a_burst_is_created_although_the_storage_tasks_end", created).await?;
-    part.shows("a_burst_is_deleted_although_the_storage_tasks_end", delete(case, pods)).await;
+    let pod = part.must_show("a_burst_is_created_although_the_storage_tasks_end", created).await?;
+    part.shows("a_burst_is_deleted_although_the_storage_tasks_end", delete(case, pod)).await;
     Ok(())
 }
 
-fn claims(number: usize) -> impl Iterator<Item = Claim> {
-    CLAIMS.into_iter().map(move |letter| {
-        let name: &'static str = Box::leak(format!("{letter}{number}").into_boxed_str());
-        let is_block = number.is_multiple_of(2) && letter < "c";
-        if is_block { Claim::block(name, 8 * MIB) } else { Claim::new(name, 8 * MIB) }
-    })
+fn claim(name: &'static str) -> Claim {
+    if DEVICES.contains(&name) { Claim::block(name, 8 * MIB) } else { Claim::new(name, 8 * MIB) }
 }
 
-async fn create(case: &Case) -> Result<Vec<Server>, Failure> {
-    let mut pods = Vec::new();
-    for number in 0..PODS {
-        let mut pod = Pod::server(format!("burst-{number}"));
-        for claim in claims(number) {
-            case.claim(&claim).await?;
-            pod = pod.with(Volume::of(&claim));
-        }
-        case.start(&pod).await?;
-        pods.push(pod.name);
+async fn create(case: &Case) -> Result<Server, Failure> {
+    let mut pod = Pod::server(POD);
+    for claim in CLAIMS.map(claim) {
+        case.claim(&claim).await?;
+        pod = pod.with(Volume::of(&claim));
     }
+    case.start(&pod).await?;
     eventually(PATIENCE, "the first claim to be bound", async || {
         let all = case.api::<PersistentVolumeClaim>().list(&ListParams::default()).await;
         let all = all.map_err(Failure::api("list claims"))?.items;
@@ -50,36 +44,31 @@ async fn create(case: &Case) -> Result<Vec<Server>, Failure> {
         Ok(if bound > 0 { Seen::Done(()) } else { Seen::NotYet("none is".to_owned()) })
     })
     .await?;
-    // While the others are created, and while pods get them.
+    // While the others are created, and while the pod gets them.
     end_the_storage_tasks(case).await?;
     end_the_storage_tasks(case).await?;
-    let mut servers = Vec::new();
-    for pod in &pods {
-        servers.push(case.find(pod).await?);
-    }
+    let pod = case.find(POD).await?;
     no_place_has_two_mounts(case).await?;
-    for device in ["a0", "b0"] {
+    for device in DEVICES {
         let found = case.on_the_node(&case.volume_name(device).await?).await?;
         assert_eq!(found.loops.len(), 1, "{found:?}");
     }
-    Ok(servers)
+    Ok(pod)
 }
 
-async fn delete(case: &Case, pods: Vec<Server>) -> Result<(), Failure> {
+async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
     let mut volumes = Vec::new();
-    for (number, pod) in pods.iter().enumerate() {
-        pod.write(format!("/d{number}/note"), "hello").await?;
-        for claim in claims(number) {
-            volumes.push(case.volume_name(claim.name).await?);
+    for claim in CLAIMS {
+        volumes.push(case.volume_name(claim).await?);
+        if !DEVICES.contains(&claim) {
+            pod.write(format!("/{claim}/note"), "hello").await?;
         }
     }
+    let deleted = case.api::<PodObject>().delete(pod.name(), &DeleteParams::default()).await;
+    deleted.map_err(Failure::api("delete a pod"))?;
     // Claims stay as long as a pod uses them.
-    for (number, pod) in pods.iter().enumerate() {
-        let deleted = case.api::<PodObject>().delete(pod.name(), &DeleteParams::default()).await;
-        deleted.map_err(Failure::api("delete a pod"))?;
-        for claim in claims(number) {
-            case.delete_claim(claim.name).await?;
-        }
+    for claim in CLAIMS {
+        case.delete_claim(claim).await?;
     }
     end_the_storage_tasks(case).await?;
     for volume in volumes {
