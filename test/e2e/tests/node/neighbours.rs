@@ -14,19 +14,19 @@ const DEVICE: u64 = 128 * MIB;
 const METADATA: u64 = MIB;
 const DEVICES: [&str; 2] = ["thin", "thick"];
 
-/// One tenant fills its volume with empty files and a directory of the node with data; others fill all reserved space of the
-/// disk to its end. Then the next tenant gets all of the disk, and finds nothing.
+/// One tenant fills its volume with empty files, a directory of the node with data, and its devices; another one fills the
+/// rest of the disk. Then the next tenant gets all of the disk, and finds nothing.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("all_space_of_a_disk_is_reserved", Full::reserve(case)).await?;
-    let Full { bad, devices, tenant, .. } = &before;
+    let Full { bad, tenant, .. } = &before;
     tokio::join!(
         part.shows("a_tenant_may_use_up_its_inodes", files(bad)),
         part.shows("a_tenant_may_fill_the_nodes_directories", scratch(bad)),
     );
     tokio::join!(
         part.shows("a_volume_has_all_of_its_size", before.rest(tenant)),
-        part.shows("devices_have_all_of_their_sizes", all_of(devices)),
+        part.shows("devices_have_all_of_their_sizes", all_of(bad)),
     );
     let offered = part.must_show("the_node_goes_on_with_a_full_disk", before.end(case)).await?;
     part.shows("the_next_tenant_of_the_whole_disk_finds_nothing", next(case, offered)).await;
@@ -35,7 +35,6 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
 
 struct Full {
     bad: Server,
-    devices: Server,
     tenant: Server,
     /// The offered capacity before, and the size of the last claim.
     offered: Offer,
@@ -53,8 +52,7 @@ impl Full {
         case.claim(&Claim::block("thin", DEVICE).of(&thin)).await?;
         case.claim(&Claim::block("thick", DEVICE)).await?;
         let bad = Pod::server("bad").with(Volume::claim("files")).with(Volume::empty_directory("scratch"));
-        let devices = DEVICES.iter().fold(Pod::server("devices"), |pod, name| pod.with(Volume::device(name)));
-        let (bad, devices) = tokio::try_join!(case.open(&bad), case.open(&devices))?;
+        let bad = case.open(&DEVICES.iter().fold(bad, |pod, name| pod.with(Volume::device(name)))).await?;
         case.own_project("files", FILES).await?;
         // With one of them missing it would be more.
         let most = offered.free - (FILES + 2 * DEVICE);
@@ -66,7 +64,7 @@ impl Full {
         let tenant = case.open(&Pod::server("tenant").with(Volume::claim("rest"))).await?;
         let size = capacity_of(&case.volume_of("rest").await?).unwrap_or_default();
         assert!(size >= rest, "{size} of {rest}");
-        Ok(Self { bad, devices, tenant, offered, rest: size })
+        Ok(Self { bad, tenant, offered, rest: size })
     }
 
     async fn rest(&self, tenant: &Server) -> Result<(), Failure> {
@@ -76,13 +74,18 @@ impl Full {
         Ok(())
     }
 
-    /// kubelet needs some of what the directory took for itself; then pods start, with a full disk. Returns what the node
-    /// offers when all is deleted: as much as before.
+    /// kubelet needs some of what the directory took for itself; then pods start, with a disk that the devices and the rest
+    /// fill. Returns what the node offers when all is deleted: as much as before.
     async fn end(self, case: &Case) -> Result<Offer, Failure> {
-        let Self { bad, devices, tenant, offered, .. } = self;
-        end(case, bad, &["files"]).await?;
+        let Self { bad, tenant, offered, .. } = self;
+        bad.remove().await?;
+        delete(case, &["files"]).await?;
         let late = case.open(&Pod::server("late")).await?;
-        tokio::try_join!(late.remove(), end(case, devices, &DEVICES), end(case, tenant, &["rest"]))?;
+        let rest = async {
+            tenant.remove().await?;
+            delete(case, &["rest"]).await
+        };
+        tokio::try_join!(late.remove(), delete(case, &DEVICES), rest)?;
         offered_when(case, "local", |now| now == offered).await
     }
 }
@@ -141,13 +144,11 @@ async fn offered_when(case: &Case, class: &str, wanted: impl Fn(Offer) -> bool) 
     .await
 }
 
-async fn end(case: &Case, pod: Server, claims: &[&str]) -> Result<(), Failure> {
+/// Of claims without a pod.
+async fn delete(case: &Case, claims: &[&str]) -> Result<(), Failure> {
     let mut volumes = Vec::new();
     for claim in claims {
         volumes.push(case.volume_name(claim).await?);
-    }
-    pod.remove().await?;
-    for claim in claims {
         case.delete_claim(claim).await?;
     }
     for volume in volumes {
