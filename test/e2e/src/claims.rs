@@ -76,9 +76,10 @@ impl Case {
             let found = self.read_claim(claim).await?;
             let phase = found.status.and_then(|status| status.phase).unwrap_or_default();
             let volume = found.spec.and_then(|spec| spec.volume_name);
-            let events = self.events(claim).await?;
-            let waiting = format!("{phase}; {}", events.join("; "));
-            Ok(volume.filter(|_| phase == "Bound").map_or_else(|| Seen::NotYet(waiting), Seen::Done))
+            if let Some(volume) = volume.filter(|_| phase == "Bound") {
+                return Ok(Seen::Done(volume));
+            }
+            Ok(Seen::NotYet(format!("{phase}; {}", self.events(claim).await?.join("; "))))
         })
         .await?;
         self.volumes().get(&name).await.map_err(Failure::api(format!("read volume {name}")))

@@ -40,6 +40,23 @@ impl Case {
         self.with_events(pod, answers).await
     }
 
+    /// Waits until a pod is ready that is not the one with this unique ID. Returns its ID.
+    pub async fn ready_pod(&self, pod: &str, before: Option<&str>) -> Result<String, Failure> {
+        let what = format!("another ready pod {pod}");
+        let ready = eventually(PATIENCE, &what, async || {
+            watch(self.pods(), pod, is_ready).await;
+            let found = self.pods().get_opt(pod).await.map_err(Failure::api("look for the pod"))?;
+            let is_ready = is_ready(found.as_ref());
+            let (id, status) = found.map(|pod| (pod.metadata.uid, pod.status)).unwrap_or_default();
+            Ok(match id.filter(|id| is_ready && Some(id.as_str()) != before) {
+                Some(id) => Seen::Done(id),
+                None => Seen::NotYet(format!("{:?}", status.unwrap_or_default().container_statuses)),
+            })
+        });
+        let ready = ready.await;
+        self.with_events(pod, ready).await
+    }
+
     /// Changes an annotation of a pod, so that kubelet looks at it and its volumes now.
     pub async fn touch(&self, pod: &str) -> Result<(), Failure> {
         let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": "yes"}}});

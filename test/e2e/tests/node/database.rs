@@ -89,7 +89,7 @@ pub async fn cases(part: &Part) {
 
 /// Returns the unique ID of the pod.
 async fn has_a_claim(case: &Case) -> Result<String, Failure> {
-    let pod = is_ready(case, None).await?;
+    let pod = case.ready_pod(POD, None).await?;
     let volume = case.volume_name(CLAIM).await?;
     let OnNode { project, mounts, .. } = case.on_the_node(&volume).await?;
     assert_eq!(project.and_then(|project| project.bytes), Some(SIZE));
@@ -109,20 +109,6 @@ async fn has_a_device(case: &Case) -> Result<String, Failure> {
 async fn keeps_its_device(case: &Case, volume: &str) -> Result<(), Failure> {
     assert_eq!(has_a_device(case).await?, volume);
     Ok(())
-}
-
-/// Waits for a pod that is ready, and is not the one with this unique ID.
-async fn is_ready(case: &Case, before: Option<&str>) -> Result<String, Failure> {
-    eventually(PATIENCE, "a ready pod of the database", async || {
-        let pod = case.api::<Pod>().get_opt(POD).await.map_err(Failure::api("look for the pod"))?;
-        let (id, status) = pod.map(|pod| (pod.metadata.uid, pod.status.unwrap_or_default())).unwrap_or_default();
-        let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
-        Ok(match id.filter(|id| is_ready && Some(id.as_str()) != before) {
-            Some(id) => Seen::Done(id),
-            None => Seen::NotYet(format!("{:?}; {}", status.container_statuses, case.events(POD).await?.join("; "))),
-        })
-    })
-    .await
 }
 
 async fn is_written(case: &Case) -> Result<(), Failure> {
@@ -159,7 +145,7 @@ async fn is_counted(case: &Case) -> Result<(), Failure> {
 async fn returns(case: &Case, first: &str) -> Result<(), Failure> {
     let deleted = case.api::<Pod>().delete(POD, &DeleteParams::default()).await;
     deleted.map_err(Failure::api("delete the pod of the database"))?;
-    is_ready(case, Some(first)).await?;
+    case.ready_pod(POD, Some(first)).await?;
     answers(case, "GET note", "$4\r\nkept\r\n").await
 }
 
