@@ -25,6 +25,8 @@ pub struct Pod {
     dns: (Option<&'static str>, Value),
     /// The node that it is for, the scheduler's choice if absent.
     node: Option<String>,
+    /// A pod on whose node it is not.
+    other: Option<String>,
     /// Its image in a registry, and the Secret to pull it with. The node's own image if absent.
     pulled: Option<(String, Option<&'static str>)>,
 }
@@ -107,9 +109,9 @@ impl Pod {
     /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT, farewell: None };
-        let (user, group, restarts, of_the_node, node, pulled) = (None, None, false, false, None, None);
-        let (name, volumes, dns) = (name.into(), Vec::new(), (None, Value::Null));
-        Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, pulled }
+        let (user, group, restarts, of_the_node, node, other) = (None, None, false, false, None, None);
+        let (name, volumes, dns, pulled) = (name.into(), Vec::new(), (None, Value::Null), None);
+        Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, other, pulled }
     }
 
     /// A pod that stays, and refuses what the API server asks it about, with the certificate in this Secret.
@@ -125,6 +127,11 @@ impl Pod {
 
     pub fn on(self, node: &str) -> Self {
         Self { node: Some(node.to_owned()), ..self }
+    }
+
+    /// On another node than this pod of its namespace.
+    pub fn away_from(self, other: &str) -> Self {
+        Self { other: Some(other.to_owned()), ..self }
     }
 
     /// With this `dnsPolicy` and `dnsConfig` (`null` for none).
@@ -192,6 +199,11 @@ impl Pod {
             None => ("granary.invalid/workload:1", None),
         };
         let (dns_policy, dns_config) = &self.dns;
+        let away_from = |other: &String| {
+            let labels = json!({"matchLabels": {"pod": other}});
+            let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": labels});
+            json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
+        };
         json!({
             "dnsPolicy": dns_policy,
             "dnsConfig": dns_config,
@@ -199,6 +211,7 @@ impl Pod {
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
             // No pod asks the API server: kubelet has no token to fetch and to mount.
             "automountServiceAccountToken": false,
+            "affinity": self.other.as_ref().map(away_from),
             "nodeSelector": self.node.as_ref().map(|node| json!({"kubernetes.io/hostname": node})),
             "hostPID": self.of_the_node,
             "hostNetwork": self.of_the_node,

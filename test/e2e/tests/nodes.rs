@@ -52,13 +52,11 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
 
     step("claims land on both nodes");
     // Pods start beside each other; the webhook's is asked later.
-    let (webhook, there, ()) = tokio::try_join!(
-        Webhook::start(&case),
-        lands(&case, ["there", "there-device"], WORKER),
-        lands_anywhere(&case),
-    )?;
+    let (webhook, there) =
+        tokio::try_join!(Webhook::start(&case, &here), lands(&case, ["there", "there-device"], WORKER))?;
     step("pods reach each other, and Services; the API server reaches a webhook on the other node");
     tokio::try_join!(pods_reach_each_other(&case, &here, &there), webhook.is_asked(&case))?;
+    Webhook::has_its_claim(&case).await?;
     step("the status page of each node lists the other one");
     tokio::try_join!(lists_the_other(&case, CONTROL_PLANE, WORKER), lists_the_other(&case, WORKER, CONTROL_PLANE))?;
     step("what passes between the nodes is encrypted");
@@ -141,15 +139,6 @@ async fn lands(case: &Case, [name, device]: [&'static str; 2], node: &str) -> Re
     Ok(server)
 }
 
-async fn lands_anywhere(case: &Case) -> Result<(), Failure> {
-    case.claim(&Claim::new("anywhere", SIZE)).await?;
-    case.open(&Pod::server("anywhere").with(Volume::claim("anywhere"))).await?;
-    let pod = case.api::<PodObject>().get("anywhere").await.map_err(Failure::api("read a pod"))?;
-    let chosen = pod.spec.and_then(|spec| spec.node_name).expect("a node");
-    assert_eq!(nodes_of(&case.volume_of("anywhere").await?), [chosen]);
-    Ok(())
-}
-
 fn farewell(pod: &str) -> String {
     format!("/{pod}/farewell")
 }
@@ -217,7 +206,8 @@ fn address(text: Option<String>) -> IpAddr {
     text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is not an address"))
 }
 
-/// A webhook whose pod is on the worker, where the API server is not.
+/// A webhook whose pod is on the worker, where the API server is not. The pod does not name a node: the scheduler selects one on
+/// which the pod `here` is not, and the pod's claim lands there.
 struct Webhook {
     /// In PEM, and base64.
     certificate: ByteString,
@@ -225,9 +215,10 @@ struct Webhook {
 
 impl Webhook {
     const NAME: &str = "webhook";
+    const CLAIM: &str = "anywhere";
 
     /// Does not wait for its pod.
-    async fn start(case: &Case) -> Result<Self, Failure> {
+    async fn start(case: &Case, here: &Server) -> Result<Self, Failure> {
         let host = format!("{}.{NAMESPACE}.svc", Self::NAME);
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([host]).expect("a certificate");
         let secret: Secret = case
@@ -244,8 +235,17 @@ impl Webhook {
                 "spec": {"selector": {"pod": Self::NAME}, "ports": [{"port": 443, "targetPort": WEBHOOK_PORT}]},
             }))
             .await?;
-        case.start(&Pod::webhook(Self::NAME, Self::NAME).on(WORKER)).await?;
+        case.claim(&Claim::new(Self::CLAIM, SIZE)).await?;
+        let pod = Pod::webhook(Self::NAME, Self::NAME).with(Volume::claim(Self::CLAIM));
+        case.start(&pod.away_from(here.name())).await?;
         Ok(Self { certificate })
+    }
+
+    async fn has_its_claim(case: &Case) -> Result<(), Failure> {
+        let pod = case.api::<PodObject>().get(Self::NAME).await.map_err(Failure::api("read a pod"))?;
+        assert_eq!(pod.spec.and_then(|spec| spec.node_name).as_deref(), Some(WORKER));
+        assert_eq!(nodes_of(&case.volume_of(Self::CLAIM).await?), [WORKER]);
+        Ok(())
     }
 
     /// The API server returns its denial to the client that creates an object.
