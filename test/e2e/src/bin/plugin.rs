@@ -6,7 +6,8 @@
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fs::{self, Permissions};
-use std::io::{self, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt as _, chroot};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -23,8 +24,11 @@ fn main() -> ExitCode {
         [] if env::var_os("CNI_COMMAND").is_some() => delegate(),
         ["install", programs, configurations, range] => install(Path::new(programs), Path::new(configurations), range),
         ["is-denied", path] => is_denied(path),
+        ["observe", host, port] => observe(host, port),
         ["look", host] => look(host),
-        _ => Err("usage: install PROGRAMS CONFIGURATIONS RANGE | is-denied PATH | look ROOT".into()),
+        _ => {
+            Err("usage: install PROGRAMS CONFIGURATIONS RANGE | is-denied PATH | observe ROOT PORT | look ROOT".into())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,6 +77,34 @@ fn is_denied(path: &str) -> Done {
         Err(error) => Err(error.into()),
         Ok(()) => Err(format!("{path} was written").into()),
     }
+}
+
+/// Answers each request over HTTP with the output of [`look`].
+fn observe(host: &str, port: &str) -> Done {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port.parse::<u16>()?))?;
+    println!("waiting for requests");
+    for stream in listener.incoming() {
+        if let Err(error) = answer(&stream?, host) {
+            eprintln!("error: {error}");
+        }
+    }
+    Ok(())
+}
+
+fn answer(mut stream: &TcpStream, host: &str) -> Done {
+    // Reads the whole head: closing a connection with unread data would reset it.
+    let mut head = BufReader::new(stream).lines();
+    while head.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    // In a process of its own, whose root directory changes.
+    let look = Command::new("/proc/self/exe").args(["look", host]).output()?;
+    let (status, body) = match look.status.success() {
+        true => ("200 OK", look.stdout),
+        false => ("500 Internal Server Error", look.stderr),
+    };
+    let length = body.len();
+    write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")?;
+    stream.write_all(&body)?;
+    Ok(())
 }
 
 /// Prints what the node has of a network, as JSON. `host` is its root directory.

@@ -3,14 +3,19 @@
 use e2e::{Case, Failure, PATIENCE, Pod as ServerPod, Seen, cost, eventually};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::LogParams;
-use kube::{Api, Client};
+use kube::api::{ListParams, LogParams};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use workload::Record;
 
 const IMAGE: &str = "granary.invalid/e2e-plugin:1";
 /// Not of the cluster's networks (RFC 2544).
 const RANGE: &str = "198.18.7.0/24";
+/// Name and label of the DaemonSet.
+const NAME: &str = "plugin";
+/// The container that looks at the node, and its port in the node's network. A pod of its own would take longer.
+const OBSERVER: &str = "observer";
+const PORT: u16 = 8090;
 
 /// Creates the DaemonSet. The node is not Ready before its pod has installed the plugin.
 pub async fn install(client: Client) -> Result<Case, Failure> {
@@ -28,16 +33,17 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
     };
     let volume =
         |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
-    let labels = json!({"app": "plugin"});
+    let labels = json!({"app": NAME});
     let _: DaemonSet = case
         .create(json!({
-            "metadata": {"name": "plugin"},
+            "metadata": {"name": NAME},
             "spec": {
                 "selector": {"matchLabels": labels},
                 "template": {
                     "metadata": {"labels": labels},
                     "spec": {
                         "hostNetwork": true,
+                        "hostPID": true,
                         "automountServiceAccountToken": false,
                         "tolerations": [{"operator": "Exists"}],
                         "initContainers": [
@@ -55,8 +61,16 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
                                 {"name": "bpf", "mountPath": "/sys/fs/bpf", "mountPropagation": "Bidirectional"},
                                 {"name": "run", "mountPath": "/run/plugin", "mountPropagation": "HostToContainer"},
                             ],
+                        }, {
+                            "name": OBSERVER,
+                            "image": IMAGE,
+                            "imagePullPolicy": "Never",
+                            "args": ["observe", "/host", PORT.to_string()],
+                            "securityContext": {"privileged": true},
+                            "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
                         }],
                         "volumes": [
+                            volume("host", "/"),
                             volume("programs", "/opt/cni/bin"),
                             volume("configurations", "/etc/cni/net.d"),
                             volume("bpf", "/sys/fs/bpf"),
@@ -87,7 +101,7 @@ pub async fn is_used(case: &Case) -> Result<(), Failure> {
     .await?;
 
     eventually(PATIENCE, "the pod of the DaemonSet", async || {
-        let found: DaemonSet = case.api().get("plugin").await.map_err(Failure::api("read a DaemonSet"))?;
+        let found: DaemonSet = case.api().get(NAME).await.map_err(Failure::api("read a DaemonSet"))?;
         let ready = found.status.map(|status| status.number_ready);
         Ok(if ready == Some(1) { Seen::Done(()) } else { Seen::NotYet(format!("{ready:?} are ready")) })
     })
@@ -105,35 +119,17 @@ pub async fn is_used(case: &Case) -> Result<(), Failure> {
 }
 
 async fn look(case: &Case) -> Result<Value, Failure> {
-    let pod = json!({
-        "metadata": {"name": "look"},
-        "spec": {
-            "hostNetwork": true,
-            "hostPID": true,
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": false,
-            "containers": [{
-                "name": "look",
-                "image": IMAGE,
-                "imagePullPolicy": "Never",
-                "args": ["look", "/host"],
-                "securityContext": {"privileged": true},
-                "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
-            }],
-            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-        },
-    });
-    let _: Pod = case.create(pod).await?;
-    cost("pods");
     let pods: Api<Pod> = case.api();
-    eventually(PATIENCE, "the end of pod look", async || {
-        let phase = pods.get("look").await.map_err(Failure::api("read a pod"))?.status.and_then(|status| status.phase);
-        Ok(match phase.as_deref() {
-            Some("Succeeded" | "Failed") => Seen::Done(()),
-            _ => Seen::NotYet(format!("{phase:?}")),
-        })
+    let its = ListParams::default().labels(&format!("app={NAME}"));
+    let found = pods.list(&its).await.map_err(Failure::api("list the pods of a DaemonSet"))?;
+    let [pod] = &*found.items else { panic!("{} pods of a DaemonSet on one node", found.items.len()) };
+    let pod = pod.name_any();
+    let of_the_observer = LogParams { container: Some(OBSERVER.to_owned()), ..LogParams::default() };
+    eventually(PATIENCE, "the observer to wait for requests", async || {
+        let log = pods.logs(&pod, &of_the_observer).await.map_err(Failure::api("read the log of a container"))?;
+        Ok(if log == "waiting for requests\n" { Seen::Done(()) } else { Seen::NotYet(log) })
     })
     .await?;
-    let text = pods.logs("look", &LogParams::default()).await.map_err(Failure::api("read the log of pod look"))?;
-    serde_json::from_str(&text).map_err(|source| Failure::Report { pod: "look".to_owned(), message: text, source })
+    let text = case.get(&format!("/api/v1/namespaces/{}/pods/{pod}:{PORT}/proxy/", case.namespace())).await?;
+    serde_json::from_str(&text).map_err(|source| Failure::Report { pod, message: text, source })
 }
