@@ -1,7 +1,9 @@
 //! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back. And the
 //! statistics of the kubelet that was started again.
 
-use crate::volumes::MIB;
+use crate::device;
+use crate::snapshot::KEPT;
+use crate::volumes::{DEVICE, DIRECTORY, MIB};
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use futures::future::join_all;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -9,20 +11,20 @@ use k8s_openapi::api::core::v1::Pod as PodObject;
 use programs::User;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use workload::Record;
+use workload::{Record, Space};
 
-/// Of each claim.
-const SIZE: u64 = 16 * MIB;
 /// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
 const METADATA: u64 = 256 << 10;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
 /// A pod that is created and deleted while programs are away, and its own claim.
 const LATER: &str = "later";
+const SIZE: u64 = 16 * MIB;
 
-pub async fn run(part: Part) -> Result<(), Stopped> {
+/// The pod has the claims `data`, `device` and [`KEPT`].
+pub async fn cases(part: &Part, pod: Server) -> Result<(), Stopped> {
     let case = &part.case;
-    let before = part.must_show("a_pod_runs_before_anything_is_killed", Before::start(case)).await?;
+    let before = part.must_show("a_pod_runs_before_anything_is_killed", Before::of(case, pod)).await?;
     part.alone().await;
     let later = part.must_show("volumes_stay_when_kubelet_is_killed", before.outlives_kubelet(case)).await?;
     part.must_show("volumes_stay_when_containerd_is_killed", before.outlives_containerd(case, later)).await?;
@@ -37,24 +39,20 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
 struct Before {
     pod: Server,
     volumes: [(String, OnNode); 2],
-}
-
-fn pod(name: &str) -> Pod {
-    Pod::server(name).with(Volume::claim("data")).with(Volume::device("device"))
+    /// Of the volume of [`KEPT`], which is full.
+    full: Space,
 }
 
 impl Before {
-    async fn start(case: &Case) -> Result<Self, Failure> {
-        case.claim(&Claim::new("data", SIZE)).await?;
-        case.claim(&Claim::block("device", SIZE)).await?;
-        case.claim(&Claim::new("full", SIZE)).await?;
-        let pod = case.open(&pod("before").with(Volume::claim("full"))).await?;
-        pod.write("/dev/device", "before").await?;
+    async fn of(case: &Case, pod: Server) -> Result<Self, Failure> {
+        pod.write(device::PATH, "before").await?;
         // For the statistics, which the kubelet updates about once a minute, and at its start.
-        assert_eq!(pod.fill("/full", true).await?.errno, "ENOSPC");
+        let path = format!("/{KEPT}");
+        assert_eq!(pod.fill(&path, true).await?.errno, "ENOSPC");
+        let full = pod.inspect(&path).await?.space;
         let (data, device) = tokio::try_join!(case.volume_name("data"), case.volume_name("device"))?;
         let volumes = tokio::try_join!(case.on_the_node(&data), case.on_the_node(&device))?;
-        Ok(Self { pod, volumes: [(data, volumes.0), (device, volumes.1)] })
+        Ok(Self { pod, volumes: [(data, volumes.0), (device, volumes.1)], full })
     }
 
     /// A pod and a claim that are created while the kubelet is away get what they need when it is back. Returns the pod.
@@ -62,7 +60,8 @@ impl Before {
         const KUBELET: &str = "kubelet";
         let first = self.kill(case, KUBELET).await?;
         case.claim(&Claim::new(LATER, SIZE)).await?;
-        case.start(&pod(LATER).with(Volume::claim(LATER))).await?;
+        let later = Pod::server(LATER).with(Volume::claim("data")).with(Volume::device("device"));
+        case.start(&later.with(Volume::claim(LATER))).await?;
         self.goes_on().await?;
 
         let later = case.find(LATER).await?;
@@ -101,8 +100,8 @@ impl Before {
     }
 
     async fn has_the_same_device(&self, later: &Server) -> Result<(), Failure> {
-        assert_eq!(later.read("/dev/device").await?, "before");
-        let (one, other) = tokio::try_join!(self.pod.device("/dev/device"), later.device("/dev/device"))?;
+        assert_eq!(later.read(device::PATH).await?, "before");
+        let (one, other) = tokio::try_join!(self.pod.device(device::PATH), later.device(device::PATH))?;
         assert_eq!(one.number, other.number);
         Ok(())
     }
@@ -144,15 +143,19 @@ impl Before {
 
     async fn has_statistics(&self, case: &Case) -> Result<(), Failure> {
         let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {of}"));
-        let files = case.volume_statistics(self.pod.name(), "full").await?;
-        assert_eq!((number(&files, "capacityBytes"), number(&files, "inodes")), (SIZE, SIZE / 2048), "{files}");
+        let Space { size, inodes, inodes_free, .. } = self.full;
+        assert_eq!((size, inodes), (DIRECTORY[1], DIRECTORY[1] / 2048));
+        let files = case.volume_statistics(self.pod.name(), KEPT).await?;
+        assert_eq!((number(&files, "capacityBytes"), number(&files, "inodes")), (size, inodes), "{files}");
         let (used, available) = (number(&files, "usedBytes"), number(&files, "availableBytes"));
-        assert!((SIZE - METADATA..=SIZE).contains(&used), "{files}");
-        assert_eq!(used + available, SIZE, "{files}");
-        // The volume's root, and the file that fills it.
-        assert_eq!((number(&files, "inodesUsed"), number(&files, "inodesFree")), (2, SIZE / 2048 - 2), "{files}");
+        assert!((size - METADATA..=size).contains(&used), "{files}");
+        assert_eq!(used + available, size, "{files}");
+        let (inodes_used, free) = (number(&files, "inodesUsed"), number(&files, "inodesFree"));
+        assert_eq!((inodes_used, free), (inodes - inodes_free, inodes_free), "{files}");
+        // The volume's root, the note, and the file that fills it.
+        assert!(inodes_used > 2, "{files}");
         let device = case.volume_statistics(self.pod.name(), "device").await?;
-        assert_eq!(number(&device, "capacityBytes"), SIZE, "{device}");
+        assert_eq!(number(&device, "capacityBytes"), DEVICE[1], "{device}");
         Ok(())
     }
 
@@ -160,7 +163,7 @@ impl Before {
         for (volume, before) in &self.volumes {
             assert_eq!(case.on_the_node(volume).await?, *before);
         }
-        assert_eq!(self.pod.read("/dev/device").await?, "before");
+        assert_eq!(self.pod.read(device::PATH).await?, "before");
         Ok(())
     }
 }

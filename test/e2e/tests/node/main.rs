@@ -24,10 +24,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     Suite::new("node")
         .end(End::Signal)
+        // These start their pods beside each other, and are alone later.
         .part("volumes", volumes::run)
-        // These start their pods beside the others, and are alone later.
         .part("registry", registry::run)
-        .part("killed", killed::run)
         .part("burst", burst::run)
         .alone("neighbours", neighbours::run)
         .run()

@@ -1,6 +1,8 @@
-//! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant.
+//! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant, whose pod outlives programs.
 
-use crate::{confinement, device, directory, dns, kernel, limits, network, ports, privileges, snapshot, status};
+use crate::{
+    confinement, device, directory, dns, kernel, killed, limits, network, ports, privileges, snapshot, status,
+};
 use e2e::{Case, Claim, Failure, PATIENCE, Part, Pod, Seen, Server, Stopped, Volume, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -62,7 +64,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.shows("a_tenants_data_is_not_found_on_the_next_device", device::is_empty(&next)),
         part.shows("snapshots_are_restored_after_the_end_of_their_volumes", snapshot::is_restored(case, &next)),
     );
-    Ok(())
+    killed::cases(&part, next).await
 }
 
 async fn first(case: &Case) -> Result<Server, Failure> {
