@@ -1,12 +1,16 @@
-//! The image starts from a data disk of the previous release.
+//! The image starts from a data disk of the previous release, and loses its power twice.
+
+mod power;
 
 use e2e::{Failure, Setting, cost, has_the_hosts_time, previous};
 use envtest::chain;
-use launch::{Data, Node};
+use launch::{Data, Node, Options};
+use power::Lost;
 use std::error::Error;
 
 /// The first boot has a kernel without BPF-LSM, with which no container runtime starts. At the power cut, the disk has
-/// changed, the API server is ready, and the Secrets have not changed.
+/// changed, the API server is ready, and the Secrets have not changed. The second boot completes the upgrade. The next power
+/// cut is that of a node with pods, which needs no other node.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_continues_after_a_power_cut() {
     let setting = Setting::from_target().expect("the test's files");
@@ -19,11 +23,19 @@ async fn upgrade(setting: &Setting) -> Result<(), Failure> {
     let mut options = setting.options();
     options.data = Data::File(setting.previous_disk().expect("the data disk of the previous release"));
     previous::cut_without_guard(&options).await.unwrap_or_else(|error| fail(setting, &error));
-    cost("boots");
-    let booted = Node::boot(&options, |event| println!("{event}")).await;
-    let node = booted.unwrap_or_else(|error| fail(setting, &error));
+    let node = boot(setting, &options).await;
     has_the_hosts_time(&node.client()).await?;
-    previous::is_upgraded(&node.client()).await
+    previous::is_upgraded(&node.client()).await?;
+    println!("the disk is upgraded");
+
+    let lost = Lost::cut(node).await?;
+    lost.is_kept(boot(setting, &options).await).await
+}
+
+async fn boot(setting: &Setting, options: &Options) -> Node {
+    cost("boots");
+    let booted = Node::boot(options, |event| println!("{event}")).await;
+    booted.unwrap_or_else(|error| fail(setting, &error))
 }
 
 fn fail(setting: &Setting, error: &dyn Error) -> ! {

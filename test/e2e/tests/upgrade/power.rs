@@ -1,12 +1,11 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
-use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Setting, Volume, VolumeMode};
-use e2e::{capacity_of, cost, eventually, has_the_hosts_time, observer};
-use envtest::chain;
+use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Volume, VolumeMode};
+use e2e::{capacity_of, eventually, observer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
-use launch::{Data, Node, Options, SHUTDOWN_LIMIT};
+use launch::{Node, SHUTDOWN_LIMIT};
 use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
@@ -25,72 +24,64 @@ const DEVICE: &str = "/dev/device";
 /// Claims of one burst, all of one pod.
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn volumes_and_synced_data_survive_a_power_cut() {
-    let setting = Setting::from_target().expect("the test's files");
-    if let Err(failure) = lose_it(&setting).await {
-        let console = qemu::console_tail(&setting.file("console.log"), 400).unwrap_or_default();
-        panic!("{}\n\nend of the node's console:\n{}", chain(&failure), console.join("\n"));
+/// Work that a lost node had begun.
+pub struct Lost {
+    durable: Durable,
+    earlier: Burst,
+    later: Burst,
+}
+
+impl Lost {
+    /// Cuts the power of the node during writes, while some claims are provisioned and others are deleted.
+    pub async fn cut(node: Node) -> Result<Self, Failure> {
+        let case = Case::begin(node.client(), NAMESPACE.to_owned()).await?;
+        let writer = Pod::server("writer").with(Volume::claim("data")).with(Volume::device("device")).restarting();
+        case.claim(&Claim::new("data", SIZE)).await?;
+        case.claim(&Claim::block("device", SIZE)).await?;
+        let [earlier, later] = ["one", "two"].map(Burst::of);
+        earlier.start(&case).await?;
+        let writer = case.open(&writer).await?;
+        case.own_project("data", SIZE).await?;
+        earlier.is_there(&case).await?;
+        let written = Written::start(&writer);
+        tokio::try_join!(earlier.delete(&case), later.start(&case))?;
+        // Claims of one burst are bound while the pod of the other ends, whose volumes then go.
+        let enough = random(2 * BURST.len());
+        let done = eventually(PATIENCE, "a part of the bursts to be done", async || {
+            let (deleted, bound) = (earlier.deleted(&case).await?, later.bound(&case).await?);
+            let done = format!("{deleted} claims deleted and {bound} bound, {enough} wanted");
+            Ok(if deleted + bound >= enough { Seen::Done(done) } else { Seen::NotYet(done) })
+        })
+        .await?;
+        println!("the guest is lost: {done}");
+        node.power_cut().await;
+        Ok(Self { durable: written.end().await, earlier, later })
     }
-}
 
-async fn lose_it(setting: &Setting) -> Result<(), Failure> {
-    let mut options = setting.common_options();
-    options.data = Data::File(setting.file("data.img"));
-
-    // Lost during writes, while some claims are provisioned and others are deleted.
-    let node = setting.ready_node(&options).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
-    has_the_hosts_time(&node.client()).await?;
-    let case = Case::begin(node.client(), NAMESPACE.to_owned()).await?;
-    let writer = Pod::server("writer").with(Volume::claim("data")).with(Volume::device("device")).restarting();
-    case.claim(&Claim::new("data", SIZE)).await?;
-    case.claim(&Claim::block("device", SIZE)).await?;
-    let [earlier, later] = ["one", "two"].map(Burst::of);
-    earlier.start(&case).await?;
-    let writer = case.open(&writer).await?;
-    case.own_project("data", SIZE).await?;
-    earlier.is_there(&case).await?;
-    let written = Written::start(&writer);
-    tokio::try_join!(earlier.delete(&case), later.start(&case))?;
-    // Claims of one burst are bound while the pod of the other ends, whose volumes then go.
-    let enough = random(2 * BURST.len());
-    let done = eventually(PATIENCE, "a part of the bursts to be done", async || {
-        let (deleted, bound) = (earlier.deleted(&case).await?, later.bound(&case).await?);
-        let done = format!("{deleted} claims deleted and {bound} bound, {enough} wanted");
-        Ok(if deleted + bound >= enough { Seen::Done(done) } else { Seen::NotYet(done) })
-    })
-    .await?;
-    println!("the guest is lost: {done}");
-    node.power_cut().await;
-    let durable = written.end().await;
-
-    // All of it is there, and what was begun is finished. Then the node is asked to restart, as by Ctrl-Alt-Del. Other
-    // tests press the power button.
-    let mut node = boot(&options).await;
-    observer::find(&node.client()).await?;
-    let case = Case::resume(node.client(), NAMESPACE.to_owned());
-    durable.is_kept(&case).await?;
-    later.is_there(&case).await?;
-    eventually(PATIENCE, "the end of the burst that was deleted", async || {
-        let deleted = earlier.deleted(&case).await?;
-        Ok(if deleted == BURST.len() { Seen::Done(()) } else { Seen::NotYet(format!("{deleted} are deleted")) })
-    })
-    .await?;
-    is_in_order(&case).await?;
-    // The answer may come too late.
-    _ = case.signal("init", SIGINT).await;
-    let ended = timeout(SHUTDOWN_LIMIT, node.ended()).await.expect("the node ends in order");
-    // QEMU takes a restart for the end.
-    assert!(ended.starts_with("QEMU ended with exit status: 0"), "{ended}");
-    let console = fs::read_to_string(node.console()).expect("the console");
-    assert!(console.contains("reboot: Restarting system"), "{ended}");
-    assert!(!console.contains("cannot unmount at the end"), "{ended}");
-    Ok(())
-}
-
-async fn boot(options: &Options) -> Node {
-    cost("boots");
-    Node::boot(options, |event| println!("{event}")).await.unwrap_or_else(|error| panic!("{}", chain(&error)))
+    /// All of it is there after the next boot, and what was begun is finished. Then the node is asked to restart, as by
+    /// Ctrl-Alt-Del. Other tests press the power button.
+    pub async fn is_kept(self, mut node: Node) -> Result<(), Failure> {
+        let Self { durable, earlier, later } = self;
+        observer::find(&node.client()).await?;
+        let case = Case::resume(node.client(), NAMESPACE.to_owned());
+        durable.is_kept(&case).await?;
+        later.is_there(&case).await?;
+        eventually(PATIENCE, "the end of the burst that was deleted", async || {
+            let deleted = earlier.deleted(&case).await?;
+            Ok(if deleted == BURST.len() { Seen::Done(()) } else { Seen::NotYet(format!("{deleted} are deleted")) })
+        })
+        .await?;
+        is_in_order(&case).await?;
+        // The answer may come too late.
+        _ = case.signal("init", SIGINT).await;
+        let ended = timeout(SHUTDOWN_LIMIT, node.ended()).await.expect("the node ends in order");
+        // QEMU takes a restart for the end.
+        assert!(ended.starts_with("QEMU ended with exit status: 0"), "{ended}");
+        let console = fs::read_to_string(node.console()).expect("the console");
+        assert!(console.contains("reboot: Restarting system"), "{ended}");
+        assert!(!console.contains("cannot unmount at the end"), "{ended}");
+        Ok(())
+    }
 }
 
 /// From 1 to `most`. Shown by what the test prints, not repeatable: the moment itself is not, either.
