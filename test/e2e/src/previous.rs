@@ -2,7 +2,7 @@
 
 use crate::cost::cost;
 use crate::setting::path;
-use crate::{Case, Failure, PATIENCE, Seen, Setting, eventually, observer};
+use crate::{Case, Failure, PATIENCE, Seen, Server, Setting, eventually, observer};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -95,10 +95,15 @@ async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Resu
     Ok(stages.take())
 }
 
+/// The pod on the disk, which has `/files` and `/dev/device`. Waits until it answers.
+pub async fn keeper(client: &Client) -> Result<Server, Failure> {
+    Case::resume(client.clone(), NAMESPACE.to_owned()).find("keeper").await
+}
+
 /// All that was on the disk is there, and everything is as on a new disk.
 pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     let case = Case::resume(client.clone(), NAMESPACE.to_owned());
-    let (keeper, ()) = tokio::try_join!(case.find("keeper"), observer::start(client))?;
+    let (keeper, ()) = tokio::try_join!(keeper(client), observer::start(client))?;
     for place in ["/files/note", "/dev/device"] {
         assert_eq!(keeper.read(place).await?, NOTE, "{place}");
     }

@@ -1,7 +1,7 @@
 //! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
 
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Volume, VolumeMode};
-use e2e::{capacity_of, eventually, observer};
+use e2e::{capacity_of, eventually, observer, previous};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod as PodObject};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
@@ -19,7 +19,6 @@ const MIB: u64 = 1 << 20;
 /// signal(7).
 const SIGINT: i32 = 2;
 const NAMESPACE: &str = "power";
-const SIZE: u64 = 64 * MIB;
 const DEVICE: &str = "/dev/device";
 /// Claims of one burst, all of one pod.
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -35,15 +34,10 @@ impl Lost {
     /// Cuts the power of the node during writes, while some claims are provisioned and others are deleted.
     pub async fn cut(node: Node) -> Result<Self, Failure> {
         let case = Case::begin(node.client(), NAMESPACE.to_owned()).await?;
-        let writer = Pod::server("writer").with(Volume::claim("data")).with(Volume::device("device")).restarting();
-        case.claim(&Claim::new("data", SIZE)).await?;
-        case.claim(&Claim::block("device", SIZE)).await?;
         let [earlier, later] = ["one", "two"].map(Burst::of);
         earlier.start(&case).await?;
-        let writer = case.open(&writer).await?;
-        case.own_project("data", SIZE).await?;
         earlier.is_there(&case).await?;
-        let written = Written::start(&writer);
+        let written = Written::start(&previous::keeper(&node.client()).await?);
         tokio::try_join!(earlier.delete(&case), later.start(&case))?;
         // Claims of one burst are bound while the pod of the other ends, whose volumes then go.
         let enough = random(2 * BURST.len());
@@ -64,7 +58,7 @@ impl Lost {
         let Self { durable, earlier, later } = self;
         observer::find(&node.client()).await?;
         let case = Case::resume(node.client(), NAMESPACE.to_owned());
-        durable.is_kept(&case).await?;
+        durable.is_kept(&previous::keeper(&node.client()).await?).await?;
         later.is_there(&case).await?;
         eventually(PATIENCE, "the end of the burst that was deleted", async || {
             let deleted = earlier.deleted(&case).await?;
@@ -103,7 +97,7 @@ struct Durable {
 
 /// Two files take turns: one that is rewritten has neither the old nor the new number for a moment.
 fn note(number: u64) -> String {
-    format!("/data/note-{}", number % 2)
+    format!("/files/note-{}", number % 2)
 }
 
 impl Written {
@@ -136,13 +130,12 @@ impl Written {
 
 impl Durable {
     /// The pod comes back by itself, with what was durable, or with the write that was under way.
-    async fn is_kept(&self, case: &Case) -> Result<Server, Failure> {
-        let writer = case.find("writer").await?;
+    async fn is_kept(&self, writer: &Server) -> Result<(), Failure> {
         assert_eq!(writer.read(note(self.note)).await?, self.note.to_string());
         let device = writer.read(DEVICE).await?;
         let kept = [self.device, self.device + 1].map(|number| number.to_string());
         assert!(kept.contains(&device), "{device:?} instead of {}", self.device);
-        Ok(writer)
+        Ok(())
     }
 }
 
