@@ -63,6 +63,8 @@ pub enum Check {
     /// `serve PORT [FILE]`: runs checks that are requested over HTTP, until SIGTERM, and then writes
     /// [`FAREWELL`](crate::serve::FAREWELL) to the file; see [`crate::serve`].
     Serve { port: u16, farewell: Option<PathBuf> },
+    /// `end`: ends the program of [`Check::Serve`] after the answer, as SIGTERM does.
+    End,
 }
 
 /// Types of DNS records, with their numbers: RFC 1035, 3.2.2, and RFC 2782.
@@ -82,7 +84,7 @@ impl Check {
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, listeners, unshare, \
-         fetch ADDRESS TARGET, exchange ADDRESS TEXT, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE]";
+         fetch ADDRESS TARGET, exchange ADDRESS TEXT, resolve NAME A|SRV, webhook PORT DIRECTORY, serve PORT [FILE], end";
 
     pub(crate) fn parse(words: &[&str]) -> Option<Self> {
         let check = match *words {
@@ -115,6 +117,7 @@ impl Check {
             ["webhook", port, path] => Self::Webhook { port: port.parse().ok()?, path: path.into() },
             ["serve", port] => Self::Serve { port: port.parse().ok()?, farewell: None },
             ["serve", port, path] => Self::Serve { port: port.parse().ok()?, farewell: Some(path.into()) },
+            ["end"] => Self::End,
             _ => return None,
         };
         Some(check)
@@ -154,6 +157,7 @@ impl Check {
             Self::Serve { port, farewell } => {
                 ("serve", std::iter::once(port.to_string()).chain(farewell.as_ref().map(path_of)).collect())
             }
+            Self::End => ("end", Vec::new()),
         };
         std::iter::once(word.to_owned()).chain(rest).collect()
     }
@@ -195,6 +199,7 @@ pub(crate) mod tests {
                 .prop_map(|(name, record)| Check::Resolve { name, record }),
             (any::<u16>(), path()).prop_map(|(port, path)| Check::Webhook { port, path }),
             (any::<u16>(), prop::option::of(path())).prop_map(|(port, farewell)| Check::Serve { port, farewell }),
+            Just(Check::End),
         ]
     }
 
@@ -212,6 +217,7 @@ pub(crate) mod tests {
             "resolve",
             "webhook",
             "serve",
+            "end",
         ] {
             assert!(Check::FORMS.split(", ").any(|form| form.starts_with(word)), "{word}");
         }

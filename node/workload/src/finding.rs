@@ -31,6 +31,7 @@ pub enum Finding {
     Resolve(Resolved),
     Webhook,
     Serve,
+    End,
 }
 
 /// A file system as `statvfs` shows it; with a project quota that is the project's share.

@@ -83,13 +83,16 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
     while reader.read_line(&mut header)? > 2 {
         header.clear();
     }
-    let (status, body) = match check(&line) {
+    let check = check(&line);
+    let (status, body) = match &check {
         Some(Check::Serve { .. } | Check::Webhook { .. }) | None => {
             ("400 Bad Request", text(&Err("this is not a check".to_owned()))?)
         }
-        Some(check) => ("200 OK", text(&run_check(&check).map_err(|error| causes::lines(&error).to_string()))?),
+        Some(check) => ("200 OK", text(&run_check(check).map_err(|error| causes::lines(&error).to_string()))?),
     };
-    respond(stream, status, &body)
+    respond(stream, status, &body)?;
+    // The answer is sent: the API server repeats no request, but its clients repeat those without an answer.
+    if check == Some(Check::End) { crate::signal::end() } else { Ok(()) }
 }
 
 pub(crate) fn respond(mut stream: impl Write, status: &str, body: &str) -> io::Result<()> {

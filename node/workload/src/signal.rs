@@ -24,6 +24,11 @@ pub(crate) fn wait(signals: &SigSet) -> Result<(), CheckError> {
     signals.wait().map(drop).map_err(CheckError::of("wait for", Path::new("signals")))
 }
 
+/// Sends SIGTERM to this program, for [`wait`].
+pub(crate) fn end() -> io::Result<()> {
+    Ok(kill(Pid::this(), Signal::SIGTERM)?)
+}
+
 /// Sends a signal to every process of that name which PID 1 started; 0 only finds them.
 pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> {
     let proc = Path::new("/proc");

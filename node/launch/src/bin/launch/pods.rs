@@ -14,8 +14,6 @@ use workload::{Check, Text, serve};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(500);
-/// signal(7).
-const SIGTERM: i32 = 15;
 
 /// A pod that answers requests, also of other pods.
 #[derive(Clone, Debug)]
@@ -59,10 +57,9 @@ impl RunningPod {
         self.ask::<Text>(client, &host_name()).await.map(drop)
     }
 
-    /// Requests the end of the program, whose pod then is complete. The answer may come too late.
+    /// Ends the program, whose pod then is complete. A program that goes on does no harm.
     pub(crate) async fn end(&self, client: &Client) {
-        let end = Check::Signal { program: "workload".to_owned(), number: SIGTERM };
-        _ = timeout(REQUEST, self.ask::<serde_json::Value>(client, &end)).await;
+        _ = timeout(REQUEST, self.ask::<serde_json::Value>(client, &Check::End)).await;
     }
 }
 
