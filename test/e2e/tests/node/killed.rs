@@ -121,6 +121,8 @@ impl Before {
         for users in [first, last] {
             _ = join_all(users.into_iter().map(|user| case.signal(user.program(), SIGKILL))).await;
         }
+        // Looks at processes, through all of these programs, would take CPU time from their starts.
+        case.all_services_are_ready().await?;
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {
                 let now = case.signal(program, 0).await?;
