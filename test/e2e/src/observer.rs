@@ -24,7 +24,11 @@ pub(crate) fn pod() -> Pod {
 
 /// Waits until the pod that an earlier boot of the same disk had is there again.
 pub async fn find(client: &Client) -> Result<(), Failure> {
-    Case::resume(client.clone(), NAME.to_owned()).find(NAME).await.map(drop)
+    case(client).find(NAME).await.map(drop)
+}
+
+pub(crate) fn case(client: &Client) -> Case {
+    Case::resume(client.clone(), NAME.to_owned())
 }
 
 pub(crate) async fn look(client: &Client) -> Result<Volumes, Failure> {
@@ -37,5 +41,5 @@ pub(crate) async fn signal(client: &Client, program: &str, number: i32) -> Resul
 }
 
 pub(crate) fn server(client: &Client) -> Server {
-    Server::of(&Case::resume(client.clone(), NAME.to_owned()), NAME)
+    Server::of(&case(client), NAME)
 }

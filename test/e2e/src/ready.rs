@@ -94,9 +94,9 @@ async fn save(options: &Options, dir: &Path) -> Result<(), StepError> {
     cost("boots");
     let node = Node::boot(&options, |event| println!("{event}")).await.map_err(StepError::of("boot the node"))?;
     observer::start(&node.client()).await.map_err(StepError::of("start the observer"))?;
-    // Some start after the first pod. A restored node would start them again each time.
-    let services = Case::resume(node.client(), String::new());
-    services.all_services_are_ready().await.map_err(StepError::of("wait for all services of the node"))?;
+    // Work of the services at their start, which takes CPU time from pods, would be repeated in each restored guest.
+    let ready = observer::case(&node.client()).all_services_are_ready().await;
+    ready.map_err(StepError::of("wait for the services of the node"))?;
     node.save().await?;
     println!("the node is saved");
     Ok(())
