@@ -92,6 +92,7 @@ fn a_second_run_still_has_the_data_of_the_first() {
     let kubectl = Kubectl::new();
     the_directions_lead_to_the_cluster(&kubectl, &text, port);
     the_forwarded_port_leads_to_a_node_port(&kubectl, &text, forwarded);
+    the_pods_are_complete(&kubectl, &text);
 
     launched.type_ctrl_c();
     launched.wait_for("Shutting the nodes down, the workers first.");
@@ -171,6 +172,12 @@ fn the_directions_lead_to_the_cluster(kubectl: &Kubectl, text: &str, port: u16) 
         let output = kubectl.run(line);
         assert!(output.contains(shown), "no {shown:?} of {line} in {output}");
     }
+}
+
+fn the_pods_are_complete(kubectl: &Kubectl, text: &str) {
+    let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
+    let condition = "jsonpath={.status.phase}=Succeeded";
+    kubectl.run(&format!("--kubeconfig={kubeconfig} wait --for={condition} -n demo pod/writer pod/writer-1"));
 }
 
 /// The Service leads to the API server, whose certificate is valid for 127.0.0.1.
