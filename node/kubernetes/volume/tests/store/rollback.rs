@@ -47,7 +47,7 @@ fn write(node: &Node, volume: &VolumeId, byte: u8) {
 }
 
 fn has_only(image: &Path, byte: u8) -> bool {
-    fs::read(image).unwrap().iter().all(|found| *found == byte)
+    only_byte(&fs::read(image).unwrap()) == Some(byte)
 }
 
 #[test]
