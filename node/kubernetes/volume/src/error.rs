@@ -8,12 +8,14 @@ use nix::errno::Errno;
 use units::{Bytes, Inodes};
 
 use crate::VolumeId;
-use crate::execution::PASS;
 use crate::freezing::FreezeError;
 use crate::passes::Copying;
 use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
 use crate::throttle::ThrottleError;
+
+/// Inodes that a pass of a removal frees at least, if the next one need not wait.
+const FEWEST: u64 = 20;
 
 /// A change of a volume failed.
 #[derive(Debug, thiserror::Error)]
@@ -313,7 +315,7 @@ impl Error {
         match self {
             // No process can create an inode meanwhile, so that the number of such passes is bounded. Processes that link
             // and rename make a pass free fewer, and so do files with many names.
-            Self::Unfinished { freed, .. } => freed.get() >= PASS / 100,
+            Self::Unfinished { freed, .. } => freed.get() >= FEWEST,
             _ => false,
         }
     }

@@ -29,10 +29,6 @@ use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, cl
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Names that one pass of a removal takes on: a fraction of a second. A process that still has a directory of the
-/// volume open can add names for ever, and each pass occupies one of the threads that remove volumes.
-pub(crate) const PASS: u64 = 2048;
-
 /// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
 /// volume open can create nothing, root included. They also mark for a restoration that owner and mode may have been
 /// replaced: XFS logs them before the changes that follow.
@@ -298,7 +294,7 @@ impl<'a> Execution<'a> {
         let Record { project, .. } = self.record()?;
         quotas.set_limits(*project, CONFINED)?;
         let before = quotas.quota(*project).map_err(ActError::Quota)?.used.inodes;
-        match trash.remove_all_within(self.id.name(), PASS)? {
+        match trash.remove_all_within(self.id.name(), self.store.settings.removed_at_once)? {
             Progress::Done => Ok(()),
             Progress::Unfinished => {
                 let left = quotas.settled(*project).map_err(ActError::Quota)?.used.inodes;

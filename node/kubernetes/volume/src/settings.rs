@@ -20,6 +20,10 @@ pub struct Settings {
     /// How long one call copies the blocks of a clone or a snapshot, a piece at least. Other volumes get their turn between
     /// calls.
     pub pass: Duration,
+    /// Names that one pass of a removal takes on, at least 100: a fraction of a second. A process that still has a
+    /// directory of the volume open can add names for ever, and each pass occupies one of the threads that remove
+    /// volumes.
+    pub removed_at_once: u64,
 }
 
 impl Default for Settings {
@@ -30,6 +34,7 @@ impl Default for Settings {
             other_projects: BTreeSet::new(),
             neighbours: Neighbours::default(),
             pass: Duration::from_secs(1),
+            removed_at_once: 2048,
         }
     }
 }

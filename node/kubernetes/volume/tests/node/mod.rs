@@ -165,6 +165,11 @@ pub fn settings() -> Settings {
     Settings { reserve: Bytes::new(64 << 20), ..Settings::default() }
 }
 
+/// A copy of one piece, and a removal of few names, in each pass: some hundred files are more than one pass takes.
+pub fn short_passes() -> Settings {
+    Settings { pass: Duration::ZERO, removed_at_once: 128, ..settings() }
+}
+
 /// The byte that a content consists of. Compares slices: a loop over a MiB takes a second of emulation, because tests are
 /// compiled without optimization.
 pub fn only_byte(content: &[u8]) -> Option<u8> {

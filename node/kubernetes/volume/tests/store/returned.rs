@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use dir::{Dir, Ensured, Name};
 use fsquota::ProjectId;
@@ -15,12 +14,10 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::Mode as Permissions;
 use rustix::fs::XattrFlags;
 use units::{Bytes, Inodes};
-use volume::{
-    Drifted, Error, Mode, Owner, Record, RollbackError, Settings, Strays, VolumeId, VolumeRefusal, Volumes as _,
-};
+use volume::{Drifted, Error, Mode, Owner, Record, RollbackError, Strays, VolumeId, VolumeRefusal, Volumes as _};
 
 use crate::cloning::LARGER;
-use crate::node::{INODES, Node, SIZE, files, id, settings, sized, without_pods};
+use crate::node::{INODES, Node, SIZE, files, id, short_passes, sized, without_pods};
 use crate::rollback::{back_to, roll_back, rolled_back};
 use crate::snapshots::taken;
 use crate::sys;
@@ -167,8 +164,8 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
 /// Also if it grows while the files are copied, and these are more than one pass removes.
 #[test]
 fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
-    const MANY: u32 = 2200;
-    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    const MANY: u32 = 300;
+    let node = Node::with(short_passes());
     without_pods(&node.store);
     let many = Mode::Filesystem { inodes: Inodes::new(4096) };
     let (volume, _) = node.made(&sized("pvc-1", many, SIZE));

@@ -21,7 +21,9 @@ use volume::{
 };
 
 use crate::cloning::{LARGE, LARGER};
-use crate::node::{INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, sized, without_pods};
+use crate::node::{
+    INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
+};
 use crate::snapshots::{snapshot_of, taken};
 
 const SMALL: usize = 40;
@@ -92,13 +94,13 @@ fn tree_of(snapshot: &Record) -> SystemTime {
 /// one file kept a deleted snapshot for days.
 #[test]
 fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
-    let node = Node::new();
+    let node = Node::with(short_passes());
     without_pods(&node.store);
     let (source, _) = node.made(&files("pvc-source"));
     let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
     fs::write(top.join("file"), [1; 4096]).unwrap();
     // More than one pass removes.
-    for number in 0..2500 {
+    for number in 0..300 {
         fs::hard_link(top.join("file"), top.join(number.to_string())).unwrap();
     }
     taken(&node, &source, "snapshot-1");
@@ -110,19 +112,19 @@ fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
 /// to five minutes.
 #[test]
 fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
-    let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
+    let node = Node::with(short_passes());
     without_pods(&node.store);
     let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: Inodes::new(4096) }, SIZE));
     let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
     // More than one pass removes.
-    (0..2500).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
+    (0..300).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
     fs::write(top.join("large"), vec![1; 4 << 20]).unwrap();
     let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
     assert_eq!(take().state, State::Staged);
     // As after a kill within the removal.
     fs::rename(node.path("staging", &snapshot), node.path("trash", &snapshot)).unwrap();
     assert_eq!(take().state, State::Staged);
-    assert!(node.path("staging", &snapshot).join("2499").exists());
+    assert!(node.path("staging", &snapshot).join("299").exists());
 }
 
 #[test]
