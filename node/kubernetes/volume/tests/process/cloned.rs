@@ -16,7 +16,8 @@ use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, Volu
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{byte_of, copied, id, only_byte, sized, snapshot_request};
 
-const SIZE: Bytes = Bytes::new(64 << 20);
+/// Eight times what an image of this size may have beside its blocks.
+const SIZE: Bytes = Bytes::new(24 << 20);
 
 fn source_of(request: &Request) -> Request {
     sized(&format!("{}-source", request.claim.name), request.mode, request.size)

@@ -17,7 +17,9 @@ use volume::{Access, Allocation, Error, Mode, Record, Request, Settings, SourceE
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized};
 
 pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
-pub const LARGE: Bytes = Bytes::new(64 << 20);
+/// Eight times what an image of this size may have beside its blocks (README, "Reserved space"): a tenant that
+/// overwrites all of it needs the headroom.
+pub const LARGE: Bytes = Bytes::new(24 << 20);
 pub const LARGER: Bytes = Bytes::new(40 << 20);
 
 /// A write of the tenant.
