@@ -54,7 +54,8 @@ pub enum Plan {
     Random { seed: u64, points: usize },
     /// A part of all short sequences of operations, at each write.
     Sequences { part: usize },
-    /// Sources that are written again while they are copied, at each write since a copy has begun.
+    /// Sources that are written again while they are copied, at each write since a copy has begun that changes what XFS
+    /// recovers.
     Rewrites,
 }
 
@@ -176,7 +177,7 @@ impl Experiment {
         let (seed, points) = match self.plan {
             Plan::Random { seed, points } => (seed, points),
             Plan::Sequences { .. } => return replay.every_cut(),
-            Plan::Rewrites => return while_sharing(replay.every_cut(), history),
+            Plan::Rewrites => return while_sharing(replay.every_recovered_cut(), history),
         };
         let mut random = Random::from_seed(seed);
         let mut shown = BTreeSet::new();

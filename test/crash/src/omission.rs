@@ -143,7 +143,7 @@ impl Recording {
     /// Looks at each cut within a step in which a flush is missing, and behind it, until one shows that it is.
     fn omissions(mut self, omitted: usize) -> Result<Vec<Omission>, Violation> {
         let mut cuts: BTreeMap<usize, Vec<Cut>> = BTreeMap::new();
-        for cut in self.replay.every_cut() {
+        for cut in self.replay.every_recovered_cut() {
             let last = cut.last_mark().and_then(|mark| mark.split_once(' ')?.1.parse().ok());
             cuts.entry(last.unwrap_or(usize::MAX)).or_default().push(cut);
         }

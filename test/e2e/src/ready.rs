@@ -1,7 +1,7 @@
 //! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
 
 use crate::cost::cost;
-use crate::{Case, Failure, Setting, observer, restored};
+use crate::{Failure, Setting, observer, restored};
 use ktest_runner::guests::{Guest, Guests, Key};
 use kube::Client;
 use launch::{Cluster, ClusterBoot, ClusterOptions, Event, Node, Options, Origin, StepError};

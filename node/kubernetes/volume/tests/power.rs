@@ -231,9 +231,10 @@ fn cut_rollback(mode: Mode) {
     assert!(before > 0 && after > 0, "{before} cuts before the exchange, {after} after it");
 }
 
-/// After each write since the mark `begin`, and some with losses, in the order of the log.
+/// After each write since the mark `begin` that changes what XFS recovers, and some with losses, in the order of the
+/// log.
 fn cuts_after_begin(replay: &Replay) -> Vec<Cut> {
-    let mut cuts = replay.every_cut();
+    let mut cuts = replay.every_recovered_cut();
     cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
     cuts.retain(|cut| cut.marks().any(|mark| mark == "begin"));
     cuts.sort_by_key(Cut::position);

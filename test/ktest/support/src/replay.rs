@@ -71,14 +71,22 @@ impl Replay {
         cut::every(&self.log.entries)
     }
 
-    /// [`Self::every_cut`] without cuts that have the marks and the bytes of an earlier one: formatting, for example,
-    /// writes zeros over zeros.
+    /// [`Self::every_cut`] without most of those within a row of writes of metadata in place, of which an unmount makes
+    /// dozens: the journal had their content before, so that XFS recovers the same from each of them. The first and the
+    /// last of a row stay, and each with other marks. With [`Recorder::drop_flushes`], writes of the journal look the
+    /// same: use [`Self::lossy_cuts`] there.
+    pub fn every_recovered_cut(&self) -> Vec<Cut> {
+        cut::recovered(&self.log.entries)
+    }
+
+    /// [`Self::every_recovered_cut`] without cuts that have the marks and the bytes of an earlier one: formatting, for
+    /// example, writes zeros over zeros.
     pub fn every_different_cut(&mut self) -> Vec<Cut> {
         assert!(self.disks.empty, "what was on the disk before the recording is not known");
         let entries = Arc::clone(&self.log.entries);
         let (mut content, mut applied) = (Content::default(), 0);
         let mut seen = HashSet::new();
-        let mut cuts = self.every_cut();
+        let mut cuts = self.every_recovered_cut();
         cuts.retain(|cut| {
             for entry in &entries[applied..cut.position()] {
                 self.log.note(entry, &mut content);

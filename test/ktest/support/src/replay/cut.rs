@@ -135,6 +135,28 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
     cuts
 }
 
+/// [`every`] without most of the cuts within rows of writes in place.
+pub(crate) fn recovered(log: &Arc<[Entry]>) -> Vec<Cut> {
+    let mut cuts = every(log);
+    cuts.retain(|cut| !is_within_row(log, cut.position));
+    cuts
+}
+
+/// Whether the cut here is between two writes in place, and the next one has the same marks.
+fn is_within_row(log: &[Entry], position: usize) -> bool {
+    let (before, after) = log.split_at(position);
+    let Some((next, rest)) = after.split_first() else { return false };
+    is_in_place(next)
+        && before.iter().rfind(|entry| changes_the_disk(entry)).is_some_and(is_in_place)
+        && rest.iter().take_while(|entry| !changes_the_disk(entry)).all(|entry| *entry == Entry::Flush)
+}
+
+/// Metadata outside of the journal. The journal has its content already, and a commit to the journal is a durable write
+/// (`REQ_FUA`).
+fn is_in_place(entry: &Entry) -> bool {
+    matches!(entry, Entry::Write(write) if write.content == Content::Metadata && write.completion == Completion::Cached)
+}
+
 /// `count` cuts at random positions where something can be lost, in the order of their positions.
 pub(crate) fn lossy(log: &Arc<[Entry]>, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
     let places: Vec<Cut> = every(log).into_iter().filter(|cut| cut.can_lose(tearing)).collect();
@@ -247,6 +269,19 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_writes_in_place_has_its_first_and_last_cut() {
+        let in_place = || {
+            let extent = Extent { start: 0, length: 4 * SECTOR };
+            Entry::Write(Write { extent, completion: CACHED, content: Content::Metadata, data: 0 })
+        };
+        let positions = |log: Arc<[Entry]>| recovered(&log).iter().map(Cut::position).collect::<Vec<_>>();
+        let row = [write(DURABLE), in_place(), in_place(), in_place(), Entry::Flush, write(DURABLE)];
+        assert_eq!(positions(log(row)), [0, 1, 5, 6]);
+        assert_eq!(positions(log([in_place(), in_place(), mark("done"), in_place(), in_place()])), [0, 1, 5]);
+        assert_eq!(positions(log([write(CACHED), in_place(), write(CACHED), write(CACHED)])), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
     fn the_kernels_own_mark_is_none() {
         assert_eq!(every(&log([mark("mine"), mark(END_MARK)]))[0].last_mark(), Some("mine"));
     }
@@ -302,8 +337,11 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        let extent = Extent { start: 0, length: 4 * SECTOR };
+        let in_place = Write { extent, completion: CACHED, content: Content::Metadata, data: 0 };
         let entry = prop_oneof![
             4 => Just(write(CACHED)),
+            4 => Just(Entry::Write(in_place)),
             2 => Just(write(DURABLE)),
             1 => Just(Entry::Discard(Extent { start: 0, length: SECTOR })),
             2 => Just(Entry::Flush),
@@ -326,6 +364,17 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn a_later_cut_has_the_marks_of_one_that_is_left_out(entries in entries()) {
+            let log = log(entries);
+            let left = recovered(&log);
+            for cut in every(&log) {
+                let marks = cut.marks().count();
+                let next = left.iter().find(|left| left.position >= cut.position);
+                prop_assert!(next.is_some_and(|next| next.marks().count() == marks), "{}", cut);
             }
         }
 
