@@ -18,6 +18,7 @@
 mod call;
 mod child;
 mod flush;
+mod pinned;
 #[expect(unsafe_code, reason = "a fork is as safe as the work that is done in it")]
 mod sys;
 mod traced;

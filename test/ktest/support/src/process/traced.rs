@@ -8,14 +8,22 @@ use nix::unistd::Pid;
 
 use super::call::Call;
 use super::child::Child;
+use super::pinned::Pinned;
 
 /// A [`Child`] that is stopped before its next system call. Only the thread that started it may trace it.
+///
+/// Both are on one CPU: they run in turns, and a call stops the child twice. On two CPUs, each turn wakes the other CPU,
+/// which is slow in emulation, and a tracer that comes before its child is off its CPU sleeps for a tick.
 #[derive(Debug)]
-pub struct Traced(Pid);
+pub struct Traced {
+    pid: Pid,
+    _pinned: Pinned,
+}
 
 impl Traced {
     /// Starts it; it stands still before the work begins.
     pub fn start(work: impl FnOnce()) -> Self {
+        let pinned = Pinned::here().unwrap_or_else(|error| panic!("cannot stay on one CPU: {error}"));
         let Child(pid) = Child::start(|| {
             ptrace::traceme().expect("it can be traced by its parent");
             raise(Signal::SIGSTOP).expect("it can stop itself");
@@ -24,13 +32,13 @@ impl Traced {
         assert_eq!(waitpid(pid, None), Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
         let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_EXITKILL;
         ptrace::setoptions(pid, options).expect("the child stands still");
-        Self(pid)
+        Self { pid, _pinned: pinned }
     }
 
     /// Lets it run into its next system call, which is not carried out yet. `None` if it has done its work and ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
-            if ptrace::syscall_info(self.0).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
+            if ptrace::syscall_info(self.pid).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
                 return Some(Call::new(self));
             }
         }
@@ -55,18 +63,18 @@ impl Traced {
 
     /// Kills it before the call that it stands before.
     pub fn kill(self) {
-        ptrace::kill(self.0).expect("it stands still");
-        assert_eq!(waitpid(self.0, None), Ok(WaitStatus::Signaled(self.0, Signal::SIGKILL, false)));
+        ptrace::kill(self.pid).expect("it stands still");
+        assert_eq!(waitpid(self.pid, None), Ok(WaitStatus::Signaled(self.pid, Signal::SIGKILL, false)));
     }
 
     pub(super) const fn pid(&self) -> Pid {
-        self.0
+        self.pid
     }
 
     /// Lets it run to the next begin or end of a call. Whether there is one: otherwise it has ended.
     pub(super) fn go_on(&mut self) -> bool {
-        ptrace::syscall(self.0, None).expect("it stands still");
-        match waitpid(self.0, None) {
+        ptrace::syscall(self.pid, None).expect("it stands still");
+        match waitpid(self.pid, None) {
             Ok(WaitStatus::PtraceSyscall(_)) => true,
             Ok(WaitStatus::Exited(_, 0)) => false,
             other => panic!("the child ended in its own way: {other:?}"),
