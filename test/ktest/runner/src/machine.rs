@@ -16,8 +16,9 @@ use crate::guest::Guest;
 use crate::scratch::Scratch;
 
 /// `oops=panic`: a kernel that continues after an oops proves nothing. `panic=-1`: a panic ends the VM.
-/// `no_timer_check`: on a busy host the check of timer interrupts sometimes fails.
-const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off init_on_alloc=0 nowatchdog no_timer_check audit=0 apparmor=0";
+/// `no_timer_check`: on a busy host the check of timer interrupts sometimes fails. `rcu…`: the end of a mount or
+/// of a device waits for grace periods, tens of milliseconds each on an idle guest, and tests end hundreds of them.
+const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off init_on_alloc=0 nowatchdog no_timer_check audit=0 apparmor=0 rcupdate.rcu_expedited=1 rcutree.jiffies_till_first_fqs=0";
 
 const PAYLOAD: &str = "payload";
 /// Ports for the payload and for scratch disks. A guest with more disks is booted.
