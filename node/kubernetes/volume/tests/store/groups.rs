@@ -105,7 +105,7 @@ fn all_snapshots_of_a_group_are_of_one_instant() {
     for allocation in [Allocation::Thick, Allocation::Thin] {
         let node = Node::new();
         let images = with_sources(&node, allocation);
-        are_of_one_instant(&node, &SOURCES, 5, |pods, count| {
+        are_of_one_instant(&node, &SOURCES, 3, |pods, count| {
             for image in &images {
                 pods.write(|| image.write_all_at(&count.to_le_bytes(), 0).unwrap());
             }
