@@ -72,7 +72,7 @@ pub fn populate(top: &Path) {
     }
     fs::write(top.join(OsStr::from_bytes(b"not-\xff-utf8")), "odd").unwrap();
     File::create(at("sparse")).unwrap().write_all_at(&[1; 4096], 0).unwrap();
-    File::options().write(true).open(at("sparse")).unwrap().write_all_at(&[2; 4096], 64 * MIB as u64).unwrap();
+    File::options().write(true).open(at("sparse")).unwrap().write_all_at(&[2; 4096], 8 * MIB as u64).unwrap();
     for (file, mode) in [
         ("mode", 0o4751),
         ("owned", 0o640),

@@ -15,8 +15,10 @@ use crate::{MIB, Stage, limits};
 
 const SOURCE: ProjectId = ProjectId::new(78).unwrap();
 const FILES: u64 = 16;
-/// Of the content, 64 MiB.
-const SIZE: Bytes = Bytes::new(FILES * 4 * MIB);
+/// Of a file.
+const EACH: u64 = 2 * MIB;
+/// Of the content.
+const SIZE: Bytes = Bytes::new(FILES * EACH);
 /// Of the source: the content, and directories, maps of extents and what XFS reserves for a moment.
 const LIMIT: Bytes = Bytes::new(SIZE.get() + MIB);
 
@@ -35,7 +37,7 @@ impl Stage {
             .map(|number| {
                 let path = self.from.join(number.to_string());
                 let mut file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
-                file.write_all(&vec![byte; 4 * MIB as usize]).unwrap();
+                file.write_all(&vec![byte; EACH as usize]).unwrap();
                 file
             })
             .collect();
@@ -47,10 +49,11 @@ impl Stage {
     }
 }
 
-fn content(file: &Path) -> Vec<u8> {
-    let mut content = fs::read(file).unwrap();
-    content.dedup();
-    content
+/// The byte that a file consists of. Compares slices: a loop over each byte takes a second in emulation.
+fn byte_of(file: &Path) -> Option<u8> {
+    let content = fs::read(file).unwrap();
+    let (first, rest) = content.split_first()?;
+    (*rest == content[..rest.len()]).then_some(*first)
 }
 
 #[test]
@@ -61,7 +64,7 @@ fn a_full_source_is_overwritten_if_its_limit_has_space_for_the_shared_blocks() {
     assert_eq!(stage.sizes(), [SIZE.get(); 2]);
     stage.overwrite(2);
     assert_eq!(stage.sizes(), [0; 2]);
-    assert_eq!((content(&stage.from.join("0")), content(&stage.to.join("0"))), (vec![2], vec![1]));
+    assert_eq!((byte_of(&stage.from.join("0")), byte_of(&stage.to.join("0"))), (Some(2), Some(1)));
 }
 
 /// The source's limit is lowered before each piece of the clone gets blocks of its own, and ends where it was.
@@ -87,7 +90,7 @@ fn the_limit_of_the_source_is_lowered_as_the_sharing_ends() {
     assert_eq!((left, stage.sizes()), (0, [0; 2]));
     // In place, without space for a second copy.
     stage.overwrite(3);
-    assert_eq!((content(&stage.from.join("9")), content(&stage.to.join("9"))), (vec![3], vec![1]));
+    assert_eq!((byte_of(&stage.from.join("9")), byte_of(&stage.to.join("9"))), (Some(3), Some(1)));
 }
 
 #[test]
