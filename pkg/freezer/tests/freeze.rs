@@ -21,6 +21,8 @@ use nix::unistd::Pid;
 const LONG: Duration = Duration::from_secs(60);
 const ROOT: &str = "/tmp/cgroup";
 const TASKS: usize = 40;
+/// At the counters of all tasks while they are frozen: together much longer than the pause of a task that runs.
+const LOOKS: usize = 300;
 /// A cgroup that a container creates, below that of the pod.
 const THREADS: &str = "container/threads";
 
@@ -48,7 +50,7 @@ fn the_writer() {
             for count in 1_u64.. {
                 counter.write_all_at(&count.to_le_bytes(), 0).unwrap();
                 // Leaves the CPUs to the test.
-                thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(5));
             }
         });
     }
@@ -177,7 +179,7 @@ fn frozen_processes_do_not_run_until_they_are_thawed() {
     let frozen = pod.freeze(LONG).unwrap();
     assert!(pod.is_frozen() && pod.is_marked());
     let counts = pod.counts();
-    for _ in 0..1000 {
+    for _ in 0..LOOKS {
         assert_eq!(pod.counts(), counts);
     }
     assert!(frozen.deadline() > Instant::now() && frozen.deadline() < Instant::now() + LONG);
@@ -399,7 +401,7 @@ fn threads_in_a_cgroup_that_a_container_created_are_frozen_too() {
     let counts = pod.counts();
     // The container has no access to the cgroup above its own one.
     fs::write(threads.join("cgroup.freeze"), "0").unwrap();
-    for _ in 0..1000 {
+    for _ in 0..LOOKS {
         assert_eq!(pod.counts(), counts);
     }
     assert!(pod.is_frozen());
