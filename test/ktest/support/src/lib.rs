@@ -8,6 +8,7 @@
 mod busy;
 mod disk;
 mod eventually;
+mod format;
 mod machine;
 mod mounted;
 mod namespace;

@@ -2,19 +2,16 @@
 
 use std::fs;
 use std::marker::PhantomData;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::busy;
 use crate::disk::Disk;
-use crate::tool::run;
+use crate::format::format;
 
 /// A new XFS on a scratch disk, mounted on a new directory. Declare it before values that have files open on it, so
 /// that it can be unmounted.
@@ -87,17 +84,6 @@ impl<'a> Mounted<'a> {
     pub fn path(&self) -> &Path {
         self.mount.path()
     }
-}
-
-pub(crate) fn format(device: &Path) {
-    // A process that ends has a former mount for a moment more; with O_EXCL, the device of a mount is busy, open(2).
-    let unused = || {
-        let opened = fs::File::options().read(true).custom_flags(libc::O_EXCL).open(device);
-        opened.map(drop).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
-    };
-    busy::retry(unused).unwrap_or_else(|error| panic!("cannot use {}: {error}", device.display()));
-    // Not discarded (-K): a scratch disk is a sparse file.
-    run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(device));
 }
 
 /// A file system of any kind, mounted on a new directory.

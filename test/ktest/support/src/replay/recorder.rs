@@ -8,7 +8,8 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::Replay;
 use super::device_mapper::{self, Mapped};
 use crate::disk::Disk;
-use crate::mounted::{self, Mounted};
+use crate::format::format;
+use crate::mounted::Mounted;
 
 /// Chunk size of snapshots in sectors. Recovery of an XFS log clears 2 MiB of it, so large chunks are cheaper.
 const CHUNK: u32 = 256;
@@ -52,7 +53,7 @@ impl Recorder {
     /// Of a fresh XFS, made before the recording starts: no cut is within `mkfs.xfs`. Waits for three free disks.
     pub fn on_xfs() -> Self {
         let disks = take();
-        mounted::format(disks.base.path());
+        format(disks.base.path());
         Self::start(disks)
     }
 
