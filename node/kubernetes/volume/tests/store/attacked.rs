@@ -40,7 +40,8 @@ enum User {
 }
 
 const FILES: usize = 300;
-const ATTACKERS: usize = 3;
+/// One for each CPU.
+const ATTACKERS: usize = 2;
 const DIRECTORIES: usize = 8;
 
 /// Space for what the attackers create before the volume is deleted.
