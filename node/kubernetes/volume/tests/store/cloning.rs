@@ -20,6 +20,8 @@ pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
 /// Eight times what an image of this size may have beside its blocks (README, "Reserved space"): a tenant that
 /// overwrites all of it needs the headroom.
 pub const LARGE: Bytes = Bytes::new(24 << 20);
+/// For the two tests that overwrite a full volume, whatever its mode.
+pub const FULL: Bytes = Bytes::new(64 << 20);
 pub const LARGER: Bytes = Bytes::new(40 << 20);
 
 /// A write of the tenant.

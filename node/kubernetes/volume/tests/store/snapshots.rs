@@ -15,7 +15,7 @@ use volume::{
     SourceError, State, Taken, VolumeId, VolumeRefusal, Volumes as _,
 };
 
-use crate::cloning::{BOTH, LARGE, LARGER, is_settled, shared};
+use crate::cloning::{BOTH, FULL, LARGE, LARGER, is_settled, shared};
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized, snapshot_request};
 
 pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
@@ -120,13 +120,14 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
 fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
     for (allocation, direct_io) in BOTH.into_iter().flat_map(|one| [(one, false), (one, true)]) {
         let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
-        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, LARGE));
+        let size = if direct_io { LARGE } else { FULL };
+        let (source, from) = node.made(&sized("pvc-source", Mode::Block { allocation }, size));
         let image = node.store.open_volume(&source).unwrap().image(Access::ReadWrite).unwrap();
         let device = Control::open().unwrap().attach(&image, &Config { direct_io, ..Config::default() }).unwrap();
         let path = device.path();
         let overwrite = |byte: u8| {
             let mut file = File::options().write(true).open(&path).unwrap();
-            file.write_all(&vec![byte; LARGE.get() as usize]).unwrap();
+            file.write_all(&vec![byte; size.get() as usize]).unwrap();
             file.sync_all().unwrap();
         };
         overwrite(1);

@@ -20,7 +20,7 @@ use volume::{
     SourceError, State, Taken, VolumeId, Volumes as _,
 };
 
-use crate::cloning::{LARGE, LARGER};
+use crate::cloning::{FULL, LARGER};
 use crate::node::{
     INODES, Node, SIZE, copied, disk, files, id, only_byte, settings, short_passes, sized, without_pods,
 };
@@ -131,7 +131,7 @@ fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
 fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
     without_pods(&node.store);
-    let (source, from, top) = full(&node, LARGE);
+    let (source, from, top) = full(&node, FULL);
     let (before, snapshot) = (SystemTime::now(), id("snapshot-1"));
     let link = fs::metadata(top.join("link")).unwrap();
     let begun = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
@@ -139,7 +139,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     assert!((before..=SystemTime::now()).contains(&tree_of(&begun)));
     assert!(shared(&node.path("staging", &snapshot)) > Bytes::new(10 << 20));
     let quota = node.store.announced(&source).unwrap().quota().unwrap();
-    assert_eq!(quota.limits.bytes, Some(LARGE), "statistics show the size");
+    assert_eq!(quota.limits.bytes, Some(FULL), "statistics show the size");
     assert_eq!(node.store.changed_limits(&source, quota.limits).unwrap(), None);
     overwrite(&top, 2);
     let record = taken(&node, &source, "snapshot-1");
@@ -155,7 +155,7 @@ fn a_full_volume_is_overwritten_whole_after_a_snapshot_of_its_files() {
     let mut value = [0; 8];
     assert_eq!(rustix::fs::getxattr(copy.join("link"), "user.name", &mut value[..]).unwrap(), 5);
     assert_eq!(fs::metadata(copy.join("hole")).unwrap().blocks() * 512, 4096);
-    assert_eq!(node.limits(from.project).bytes, Some(LARGE));
+    assert_eq!(node.limits(from.project).bytes, Some(FULL));
     assert_eq!(node.store.space().unwrap().reserved, from.reserved().saturating_add(record.reserved()));
     let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
     assert_eq!(again, Taken { snapshots: record, copying: None });
