@@ -23,6 +23,11 @@ const MOST: usize = 32 << 10;
 /// Maximum number of ranges of a peer in a message: 10 KiB.
 const MOST_RANGES: usize = 256;
 
+/// Interval of keepalives to a peer in seconds, the longest one. The kernel sends the first when the peer is added, by a new
+/// session. The peer may have a session from before this node's boot, by which its packets would be lost for 15 s
+/// (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, drivers/net/wireguard/messages.h).
+const KEEPALIVE: u16 = u16::MAX;
+
 pub(crate) type Message = GenlMessage<WireguardMessage>;
 
 /// The family number is assigned by the kernel at run time.
@@ -80,7 +85,10 @@ fn parts(change: &Change) -> Vec<WireguardPeer> {
     let Some(allowed) = allowed else { return vec![part(flags, endpoint, &[])] };
     let ranges: Vec<IpNet> = allowed.iter().copied().collect();
     let (first, rest) = ranges.split_at(ranges.len().min(MOST_RANGES));
-    let first = part(flags | WireguardPeerFlags::ReplaceAllowedIps, endpoint, first);
+    let mut first = part(flags | WireguardPeerFlags::ReplaceAllowedIps, endpoint, first);
+    if matches!(change, Change::Add(..)) {
+        first.0.push(WireguardPeerAttribute::PersistentKeepalive(KEEPALIVE));
+    }
     let rest = rest.chunks(MOST_RANGES).map(|ranges| part(WireguardPeerFlags::UpdateOnly, None, ranges));
     [first].into_iter().chain(rest).collect()
 }
@@ -216,6 +224,7 @@ mod tests {
                 WireguardPeerAttribute::Flags(found) => flags = found,
                 WireguardPeerAttribute::Endpoint(found) => endpoint = Some(found),
                 WireguardPeerAttribute::AllowedIps(all) => ranges.extend(all.iter().filter_map(range)),
+                WireguardPeerAttribute::PersistentKeepalive(KEEPALIVE) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -275,18 +284,18 @@ mod tests {
             moved.get_mut(first).unwrap().endpoint = Some("192.0.2.9:7838".parse().unwrap());
             let mut rotated = less.clone();
             rotated.insert(key(255), peer.clone());
-            for (want, bytes) in [(&less, 88), (&moved, 108), (&rotated, 188)] {
+            for (want, bytes) in [(&less, 88), (&moved, 108), (&rotated, 196)] {
                 let cost = cost(&diff(&all, want));
                 assert_eq!((cost.messages, cost.bytes), (1, bytes), "{count}");
             }
-            assert_eq!(cost(&diff(&less, &all)), Cost { messages: 1, bytes: 140, largest: 140 });
+            assert_eq!(cost(&diff(&less, &all)), Cost { messages: 1, bytes: 148, largest: 148 });
             assert_eq!(cost(&diff(&all, &all)), Cost::default());
         }
     }
 
     #[test]
     fn all_nodes_fit_into_a_few_messages_of_limited_size() {
-        for (count, messages, bytes) in [(10, 1, 1040), (100, 1, 10_040), (1000, 4, 100_160)] {
+        for (count, messages, bytes) in [(10, 1, 1120), (100, 1, 10_840), (1000, 4, 108_160)] {
             let cost = cost(&diff(&Peers::new(), &cluster(count)));
             assert_eq!((cost.messages, cost.bytes), (messages, bytes));
             assert!(cost.largest <= MOST + 64, "{cost:?}");

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use clusternet::{
-    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Peer, PeerState, Peers, PodNetwork,
-    PrivateKey, PublicKey, Traffic, Wireguard, cost, diff, plan,
+    Change, Device as _, INTERFACE, Link, Member, Mesh, Metrics, Neighbour, Peer, Peers, PodNetwork, PrivateKey,
+    PublicKey, Wireguard, cost, diff, plan,
 };
 use dir::Dir;
 use futures::TryStreamExt as _;
@@ -61,8 +61,11 @@ fn neighbours_are_listed_with_their_traffic() {
         one.host.run(move || Metrics::default().neighbours(&*device).unwrap())
     };
     let (key, peer) = two.peer("192.0.2.");
-    let silent = PeerState { peer, traffic: Traffic::default() };
-    assert_eq!(neighbours(), [Neighbour { node: None, key, state: silent }], "the Nodes were not listed");
+    let listed = neighbours();
+    let [Neighbour { node: None, key: found, state }] = &*listed else {
+        panic!("the Nodes were not listed: {listed:?}")
+    };
+    assert_eq!((*found, &state.peer), (key, &peer));
     one.reaches(&two, "word");
     let traffic = neighbours()[0].state.traffic;
     assert!(traffic.handshake.is_some_and(|at| at.elapsed().is_ok_and(|ago| ago < LIMIT)), "{traffic:?}");
@@ -87,6 +90,25 @@ fn an_existing_interface_is_adopted_with_its_peers() {
     assert_eq!((one.key, index(&one)), (key, number));
     assert_eq!(one.seen(), before, "no new keys were negotiated");
     assert_eq!(one.peers(Peers::from([two.peer("192.0.2.")])), []);
+    one.reaches(&two, "after");
+}
+
+/// The packets of other nodes, which have a session that the node has lost, did not arrive for 15 s.
+#[test]
+fn a_node_that_boots_again_begins_a_session() {
+    let (one, mut two) = mesh();
+    let key = two.key;
+    let handshake = || one.seen()[&key].traffic.handshake;
+    one.reaches(&two, "before");
+    // After packets in both directions, the kernel of the other node waits for no answer and begins no session itself.
+    two.reaches(&one, "before");
+    let before = handshake();
+    let number = index(&two);
+    two.host.netlink(async move |netlink| netlink.link().del(number).execute().await);
+    two.restart();
+    two.place([two.range()]);
+    two.peers(Peers::from([one.peer("192.0.2.")]));
+    eventually("another session", || handshake() > before);
     one.reaches(&two, "after");
 }
 
