@@ -134,7 +134,10 @@ impl Store {
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
         // A kill before it costs extents, until the next thin snapshot of the source.
-        self.size_allocations(&cloning.source, from).map_err(failed("set the size of allocations for"))
+        if self.index().has_thin_snapshot(&cloning.source) {
+            self.size_allocations(&cloning.source, from).map_err(failed("set the size of allocations for"))?;
+        }
+        Ok(())
     }
 
     /// While a thin snapshot shares an image, XFS allocates more at once for writes to it.
