@@ -139,14 +139,14 @@ impl Mode {
         )
     }
 
-    /// The mode of a snapshot of a volume with this mode. The record gets the instant.
+    /// The mode of a snapshot of a volume with this mode. The record gets the instant. A snapshot that has begun keeps its sharing,
+    /// whatever its class says now: its record has the headroom of this sharing.
     pub(crate) const fn snapshot(self, sharing: Sharing) -> Self {
         let taken = SystemTime::UNIX_EPOCH;
         match self {
-            Self::Filesystem { inodes } | Self::SnapshotTree { inodes, .. } => {
-                Self::SnapshotTree { taken, inodes, sharing }
-            }
-            Self::Block { .. } | Self::Snapshot { .. } => Self::Snapshot { taken, sharing },
+            Self::Filesystem { inodes } => Self::SnapshotTree { taken, inodes, sharing },
+            Self::Block { .. } => Self::Snapshot { taken, sharing },
+            Self::Snapshot { .. } | Self::SnapshotTree { .. } => self.taken_at(taken),
         }
     }
 

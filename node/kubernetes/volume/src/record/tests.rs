@@ -194,6 +194,11 @@ fn a_thin_snapshot_reserves_nothing_and_is_read_by_no_earlier_release() {
         assert!(record.to_bytes().starts_with(br#"{"version":7,"#));
         assert_eq!(record.reserved(), Bytes::ZERO);
         assert!(record.mode.at_present().is_thin(), "with another instant");
+        // Regression: the headroom of a snapshot of files was compared with that of the new class, and the call failed.
+        assert!(
+            record.mode.snapshot(Sharing::Temporary).is_thin(),
+            "its class was created again without the parameter"
+        );
         assert_eq!(record.limits(), record.mode.limits(record.size), "a quota counts each copy");
     }
 }
