@@ -72,9 +72,8 @@ pub enum VolumeRefusal {
     Snapshot,
     #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
-    #[error(
-        "it is a thin snapshot from which volume {0} is being created; wait until that is ready, or delete its claim"
-    )]
+    /// Also by a rollback, whose claim must stay.
+    #[error("it is a thin snapshot whose blocks are being copied for {0}; wait until that is ready")]
     Restoring(VolumeId),
     #[error("the rollback of volume {0} to another snapshot is not finished; try again")]
     RollingBack(VolumeId),
