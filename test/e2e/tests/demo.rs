@@ -178,6 +178,9 @@ fn the_pods_are_complete(kubectl: &Kubectl, text: &str) {
     let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
     let condition = "jsonpath={.status.phase}=Succeeded";
     kubectl.run(&format!("--kubeconfig={kubeconfig} wait --for={condition} -n demo pod/writer pod/writer-1"));
+    let messages = "jsonpath='{.items[*].status.containerStatuses[0].state.terminated.message}'";
+    let messages = kubectl.run(&format!("--kubeconfig={kubeconfig} get pods writer writer-1 -n demo -o {messages}"));
+    assert_eq!(messages, r#"{"check":"serve"} {"check":"serve"}"#);
 }
 
 /// The Service leads to the API server, whose certificate is valid for 127.0.0.1.

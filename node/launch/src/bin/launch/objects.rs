@@ -92,7 +92,8 @@ pub(crate) fn claim(demo_claim: &DemoClaim) -> Result<PersistentVolumeClaim, ser
 
 /// A pod that answers requests, which fill its volumes.
 pub(crate) fn pod(demo_pod: &DemoPod) -> Result<Pod, serde_json::Error> {
-    let request = Request { check: Check::Serve { port: PORT, farewell: None }, report: false };
+    // Its error is in the status of a pod that ends too early.
+    let request = Request { check: Check::Serve { port: PORT, farewell: None }, report: true };
     let claims = || demo_pod.claims.iter();
     let in_container = |mode: Mode, place: &str| -> Vec<_> {
         let claims = claims().filter(|demo_claim| demo_claim.mode == mode);
@@ -152,7 +153,7 @@ mod tests {
         let spec = pod.spec.unwrap();
         assert_eq!(spec.node_selector.unwrap()["kubernetes.io/hostname"], "granary-1");
         let container = &spec.containers[0];
-        assert_eq!(container.args.as_deref().unwrap(), ["serve", "8080"]);
+        assert_eq!(container.args.as_deref().unwrap(), ["serve", "8080", "--report"]);
         let mounts = container.volume_mounts.iter().flatten().map(|mount| (&*mount.name, &*mount.mount_path));
         assert_eq!(mounts.collect::<Vec<_>>(), [("notes-1", "/notes-1")]);
         let devices = container.volume_devices.iter().flatten().map(|device| (&*device.name, &*device.device_path));
