@@ -74,7 +74,8 @@ impl Replay {
     /// [`Self::every_cut`] without most of those within a row of writes of metadata in place, of which an unmount makes
     /// dozens: the journal had their content before, so that XFS recovers the same from each of them. The first and the
     /// last of a row stay, and each with other marks. With [`Recorder::drop_flushes`], writes of the journal look the
-    /// same: use [`Self::lossy_cuts`] there.
+    /// same: use [`Self::lossy_cuts`] there. A check that reads the disk without recovery finds the states before and
+    /// after a row only.
     pub fn every_recovered_cut(&self) -> Vec<Cut> {
         cut::recovered(&self.log.entries)
     }

@@ -151,8 +151,14 @@ fn is_within_row(log: &[Entry], position: usize) -> bool {
         && rest.iter().take_while(|entry| !changes_the_disk(entry)).all(|entry| *entry == Entry::Flush)
 }
 
-/// Metadata outside of the journal. The journal has its content already, and a commit to the journal is a durable write
-/// (`REQ_FUA`).
+/// A write of metadata (`REQ_META`) without `REQ_FUA`, with which XFS writes the commit records of its journal. None of
+/// these changes what a mount recovers:
+/// - A buffer in place: it is pinned until the journal has its content, durably. If recovery replays an older content
+///   over it, it also replays the newer one.
+/// - A part of the journal before the commit record of its transaction: recovery ignores it.
+/// - What XFS does not log. Counts of a quotacheck: each mount repeats it, until its end is logged. New inodes: their
+///   creation is logged. Large values of attributes, and blocks behind the end of the file system: a logged transaction
+///   uses them later. Copies of the superblock: no mount reads them.
 fn is_in_place(entry: &Entry) -> bool {
     matches!(entry, Entry::Write(write) if write.content == Content::Metadata && write.completion == Completion::Cached)
 }
