@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread, verdict};
 
-/// What the neighbour has beside it: the pod with the block volume, or a copy of a volume.
+/// The load beside the neighbour: the pod with the block volume, or a copy of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tenant {

@@ -6,7 +6,7 @@ use crate::operation::Subject;
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread};
 
-/// What is timed. No process traces it, so that its time is its own.
+/// A timed operation. No process traces it, so that its time is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timed {

@@ -9,7 +9,7 @@ use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 
-/// What a node shows beside its services.
+/// The status of a node beside that of its services.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeStatus {
     pub(crate) restrictions: Arc<Restrictions>,

@@ -73,7 +73,7 @@ pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError
     let (clone, request) = clone_of(&source, SMALL)?;
     for timed in Timed::ALL {
         let to = File::create_new(&path).map_err(arrange("create", &path))?;
-        // What came before is on the disk.
+        // Earlier writes are on the disk.
         sync(mount)?;
         let start = Instant::now();
         match timed {
