@@ -11,7 +11,7 @@ use volume::{Allocation, Error, OpenError, RecordError, Volumes as _};
 use crate::node::{Node, SIZE, disk, files, id};
 
 const FORMER: &[u8] = br#"{"version":1,"claim":{"uid":"u","namespace":"n","name":"c"},"class":"local","mode":"filesystem","size_bytes":4096,"inodes":64,"project":7,"state":"announced"}"#;
-const NEWER: &[u8] = br#"{"version":7,"secret":"of the next release"}"#;
+const NEWER: &[u8] = br#"{"version":1000,"secret":"of the next release"}"#;
 
 #[test]
 fn a_volume_with_an_unreadable_record_is_closed_and_kept() {
