@@ -1,5 +1,3 @@
-use std::time::SystemTime;
-
 use fsquota::ProjectId;
 use proptest::prelude::*;
 use units::Inodes;
