@@ -29,7 +29,7 @@ async fn upgrade(setting: &Setting) -> Result<(), Failure> {
     println!("the disk is upgraded");
 
     let lost = Lost::cut(node).await?;
-    lost.is_kept(boot(setting, &options).await).await
+    lost.must_be_kept(boot(setting, &options).await).await
 }
 
 async fn boot(setting: &Setting, options: &Options) -> Node {

@@ -54,11 +54,11 @@ impl Lost {
 
     /// All of it is there after the next boot, and what was begun is finished. Then the node is asked to restart, as by
     /// Ctrl-Alt-Del. Other tests press the power button.
-    pub async fn is_kept(self, mut node: Node) -> Result<(), Failure> {
+    pub async fn must_be_kept(self, mut node: Node) -> Result<(), Failure> {
         let Self { durable, earlier, later } = self;
         observer::find(&node.client()).await?;
         let case = Case::resume(node.client(), NAMESPACE.to_owned());
-        durable.is_kept(&previous::keeper(&node.client()).await?).await?;
+        durable.must_be_kept(&previous::keeper(&node.client()).await?).await?;
         later.is_there(&case).await?;
         eventually(PATIENCE, "the end of the burst that was deleted", async || {
             let deleted = earlier.deleted(&case).await?;
@@ -130,7 +130,7 @@ impl Written {
 
 impl Durable {
     /// The pod comes back by itself, with what was durable, or with the write that was under way.
-    async fn is_kept(&self, writer: &Server) -> Result<(), Failure> {
+    async fn must_be_kept(&self, writer: &Server) -> Result<(), Failure> {
         assert_eq!(writer.read(note(self.note)).await?, self.note.to_string());
         let device = writer.read(DEVICE).await?;
         let kept = [self.device, self.device + 1].map(|number| number.to_string());
