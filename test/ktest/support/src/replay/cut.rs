@@ -156,9 +156,9 @@ fn is_within_row(log: &[Entry], position: usize) -> bool {
 /// - A buffer in place: it is pinned until the journal has its content, durably. If recovery replays an older content
 ///   over it, it also replays the newer one.
 /// - A part of the journal before the commit record of its transaction: recovery ignores it.
-/// - Changes without a log record. Counts of a quotacheck: each mount repeats it, until its end is logged. New inodes: their
-///   creation is logged. Large values of attributes, and blocks behind the end of the file system: a logged transaction
-///   uses them later. Copies of the superblock: no mount reads them.
+/// - Changes without a log record. Counts of a quotacheck: each mount repeats it, until its end is logged. New inodes:
+///   their creation is logged. Large values of attributes, and blocks behind the end of the file system: a logged
+///   transaction uses them later. Copies of the superblock: no mount reads them.
 fn is_in_place(entry: &Entry) -> bool {
     matches!(entry, Entry::Write(write) if write.content == Content::Metadata && write.completion == Completion::Cached)
 }
