@@ -19,7 +19,7 @@ const CLAIMS: [(&str, &str); 2] = [("data", "Block"), ("log", "Filesystem")];
 
 async fn with_claims(cluster: &Cluster, namespace: &str) -> Result<(Node, SnapshotApi, Vec<VolumeId>), Failure> {
     let api = SnapshotApi::install(cluster, namespace).await?;
-    let node = Node::start_apart(cluster, namespace).await?;
+    let node = Node::start(cluster, namespace).await?;
     let mut ids = Vec::new();
     for (name, mode) in CLAIMS {
         let id = node.volume(name, json!({"volumeMode": mode})).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use cluster::snapshot::group::HANDLE;
 use cluster::snapshot::{MANAGED_BY, PROTECTION};
-use envtest::{Cluster, Failure, SnapshotApi, create, denied, merge, merge_status};
+use envtest::{Cluster, Failure, Identity, SnapshotApi, create, denied, merge, merge_status};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -30,7 +30,10 @@ impl Fixture {
     }
 
     async fn with_mode(cluster: &Cluster, namespace: &str, mode: &str) -> Result<Self, Failure> {
-        let mut node = Node::apart(cluster, namespace).await?;
+        Self::on(Node::stopped(cluster, namespace, Bytes::new(100 << 30)).await?, cluster, mode).await
+    }
+
+    async fn on(mut node: Node, cluster: &Cluster, mode: &str) -> Result<Self, Failure> {
         let api = SnapshotApi::install(cluster, &node.namespace).await?;
         node.run().await?;
         let volume = node.volume("data", json!({"volumeMode": mode})).await?;
@@ -159,7 +162,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
 }
 
 pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let fixture = Fixture::new(&cluster, "rollback-waits").await?;
+    let fixture = Fixture::on(Node::apart(&cluster, "rollback-waits").await?, &cluster, "Block").await?;
     let Fixture { node, volume, .. } = &fixture;
     let target = Path::new("/var/lib/kubelet/pods/7/volumeDevices/data");
     node.volumes.set_published(volume, Some(target));
@@ -435,7 +438,7 @@ pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Clu
 pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let fixture = Fixture::new(&cluster, "rollback-rights").await?;
     let Fixture { node, .. } = &fixture;
-    let storage = node.storage.clone();
+    let storage = cluster.client(Identity::Storage).await?;
     let own = Api::<PersistentVolumeClaim>::namespaced(storage.clone(), &node.namespace);
     let uid = node.claims().get("data").await?.uid().unwrap_or_default();
     let kept = format!("snapshot-{uid}-1");
