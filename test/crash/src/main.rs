@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let run = Run { start: Instant::now(), patience: Duration::from_secs(patience), is_terminal: stderr_is_terminal() };
     let done = match sequences {
         Some(first) if first >= History::parts() => {
-            eprintln!("error: there is no part {first}; give a number below {}", History::parts());
+            eprintln!("error: part {first} does not exist; give a number below {}", History::parts());
             return ExitCode::from(2);
         }
         Some(first) => run.sequences(first, parts),
