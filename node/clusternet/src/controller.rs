@@ -23,7 +23,7 @@ use crate::device::{Device, DeviceError, PeerState, Place};
 use crate::metrics::Metrics;
 use crate::network::first_address;
 use crate::peers::{Mesh, MeshPlan, OwnNode, plan};
-use crate::{Member, Peers, PodNetwork, PublicKey, diff};
+use crate::{Change, Member, Peers, PodNetwork, PublicKey, diff};
 
 const FIELD_MANAGER: &str = "granary-mesh";
 
@@ -187,15 +187,23 @@ impl Controller {
     }
 
     async fn peers(&mut self, plan: &MeshPlan) -> Result<(), RunError> {
-        let known = self.known.take();
-        let have = match known {
-            Some(known) if self.is_sure => known,
-            known => self.look(known.unwrap_or_default()).await?,
-        };
+        let is_read = self.known.is_none() || !self.is_sure;
+        let known = self.known.take().unwrap_or_default();
+        let have = if is_read { self.look(known).await? } else { known };
         let changes = Arc::new(diff(&have, &plan.peers));
+        // After a boot, the kernel has no peers. Nodes that have this node's key may have sessions from before the
+        // boot, by which their packets would be lost for 15 s (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, messages.h in
+        // drivers/net/wireguard). In other cases, the first packet begins a session: if both nodes began one within
+        // one round trip, both would drop the answer.
+        let has_lost_sessions = is_read && have.is_empty() && plan.own.as_ref().is_some_and(|own| own.is_announced);
         if !changes.is_empty() {
             let (device, planned) = (Arc::clone(&self.settings.device), Arc::clone(&changes));
-            spawn_blocking(move || device.change(&planned)).await??;
+            spawn_blocking(move || {
+                device.change(&planned)?;
+                let keys: Vec<PublicKey> = planned.iter().map(Change::key).collect();
+                if has_lost_sessions { device.begin_sessions(&keys) } else { Ok(()) }
+            })
+            .await??;
         }
         for change in changes.iter() {
             self.settings.metrics.changed(change);

@@ -22,6 +22,9 @@ pub trait Device: Send + Sync + 'static {
 
     /// Applies the changes in this order. On an error, some of them are applied.
     fn change(&self, changes: &[Change]) -> Result<(), DeviceError>;
+
+    /// Begins a session with each of these peers. Does not wait for it: the kernel repeats the handshake for 90 s.
+    fn begin_sessions(&self, peers: &[PublicKey]) -> Result<(), DeviceError>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -23,11 +23,6 @@ const MOST: usize = 32 << 10;
 /// Maximum number of ranges of a peer in a message: 10 KiB.
 const MOST_RANGES: usize = 256;
 
-/// Interval of keepalives to a peer in seconds, the longest one. The kernel sends the first when the peer is added, by a new
-/// session. The peer may have a session from before this node's boot, by which its packets would be lost for 15 s
-/// (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, drivers/net/wireguard/messages.h).
-const KEEPALIVE: u16 = u16::MAX;
-
 pub(crate) type Message = GenlMessage<WireguardMessage>;
 
 /// The family number is assigned by the kernel at run time.
@@ -49,11 +44,30 @@ pub(crate) fn set(family: u16, interface: &str, key: Option<&PrivateKey>, port: 
     message(family, WireguardCmd::SetDevice, attributes)
 }
 
-/// Encodes the changes in as few messages as possible. The kernel processes the peers of a message in order.
 pub(crate) fn changes(family: u16, interface: &str, changes: &[Change]) -> Vec<Message> {
+    messages(family, interface, changes.iter().flat_map(parts))
+}
+
+/// Begins a session with each of these peers. The kernel sends a keepalive, and thus a handshake, when the interval
+/// of keepalives changes from 0 and the link is up (`set_peer`, drivers/net/wireguard/netlink.c). The second part sets
+/// it to 0: otherwise, the kernel would also begin sessions when the link is set up again (`wg_open`, device.c). The
+/// first has the longest interval, 18 hours, in case that only this part arrives.
+pub(crate) fn sessions(family: u16, interface: &str, peers: &[PublicKey]) -> Vec<Message> {
+    let part = |key: PublicKey, interval: u16| {
+        WireguardPeer(vec![
+            WireguardPeerAttribute::PublicKey(key.bytes()),
+            WireguardPeerAttribute::Flags(WireguardPeerFlags::UpdateOnly),
+            WireguardPeerAttribute::PersistentKeepalive(interval),
+        ])
+    };
+    messages(family, interface, peers.iter().flat_map(|key| [part(*key, u16::MAX), part(*key, 0)]))
+}
+
+/// Combines the parts in as few messages as possible. The kernel processes the peers of a message in order.
+fn messages(family: u16, interface: &str, parts: impl Iterator<Item = WireguardPeer>) -> Vec<Message> {
     let mut messages: Vec<Vec<WireguardPeer>> = Vec::new();
     let mut size = MOST;
-    for part in changes.iter().flat_map(parts) {
+    for part in parts {
         let length = std::slice::from_ref(&part).buffer_len();
         if size + length > MOST {
             messages.push(Vec::new());
@@ -85,10 +99,7 @@ fn parts(change: &Change) -> Vec<WireguardPeer> {
     let Some(allowed) = allowed else { return vec![part(flags, endpoint, &[])] };
     let ranges: Vec<IpNet> = allowed.iter().copied().collect();
     let (first, rest) = ranges.split_at(ranges.len().min(MOST_RANGES));
-    let mut first = part(flags | WireguardPeerFlags::ReplaceAllowedIps, endpoint, first);
-    if matches!(change, Change::Add(..)) {
-        first.0.push(WireguardPeerAttribute::PersistentKeepalive(KEEPALIVE));
-    }
+    let first = part(flags | WireguardPeerFlags::ReplaceAllowedIps, endpoint, first);
     let rest = rest.chunks(MOST_RANGES).map(|ranges| part(WireguardPeerFlags::UpdateOnly, None, ranges));
     [first].into_iter().chain(rest).collect()
 }
@@ -115,7 +126,11 @@ pub struct Cost {
 
 pub fn cost(changes: &[Change]) -> Cost {
     // The size does not depend on the value of the family number.
-    let frames = self::changes(0, INTERFACE, changes).into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
+    total(self::changes(0, INTERFACE, changes))
+}
+
+fn total(messages: Vec<Message>) -> Cost {
+    let frames = messages.into_iter().map(|message| frame(message, NLM_F_ACK, 0).len());
     frames.fold(Cost::default(), |cost, bytes| Cost {
         messages: cost.messages + 1,
         bytes: cost.bytes + bytes,
@@ -224,7 +239,6 @@ mod tests {
                 WireguardPeerAttribute::Flags(found) => flags = found,
                 WireguardPeerAttribute::Endpoint(found) => endpoint = Some(found),
                 WireguardPeerAttribute::AllowedIps(all) => ranges.extend(all.iter().filter_map(range)),
-                WireguardPeerAttribute::PersistentKeepalive(KEEPALIVE) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -284,19 +298,29 @@ mod tests {
             moved.get_mut(first).unwrap().endpoint = Some("192.0.2.9:7838".parse().unwrap());
             let mut rotated = less.clone();
             rotated.insert(key(255), peer.clone());
-            for (want, bytes) in [(&less, 88), (&moved, 108), (&rotated, 196)] {
+            for (want, bytes) in [(&less, 88), (&moved, 108), (&rotated, 188)] {
                 let cost = cost(&diff(&all, want));
                 assert_eq!((cost.messages, cost.bytes), (1, bytes), "{count}");
             }
-            assert_eq!(cost(&diff(&less, &all)), Cost { messages: 1, bytes: 148, largest: 148 });
+            assert_eq!(cost(&diff(&less, &all)), Cost { messages: 1, bytes: 140, largest: 140 });
             assert_eq!(cost(&diff(&all, &all)), Cost::default());
         }
     }
 
     #[test]
     fn all_nodes_fit_into_a_few_messages_of_limited_size() {
-        for (count, messages, bytes) in [(10, 1, 1120), (100, 1, 10_840), (1000, 4, 108_160)] {
+        for (count, messages, bytes) in [(10, 1, 1040), (100, 1, 10_040), (1000, 4, 100_160)] {
             let cost = cost(&diff(&Peers::new(), &cluster(count)));
+            assert_eq!((cost.messages, cost.bytes), (messages, bytes));
+            assert!(cost.largest <= MOST + 64, "{cost:?}");
+        }
+    }
+
+    #[test]
+    fn sessions_with_all_nodes_fit_into_a_few_messages_of_limited_size() {
+        for (count, messages, bytes) in [(10, 1, 1160), (100, 1, 11_240), (1000, 4, 112_160)] {
+            let keys: Vec<PublicKey> = cluster(count).into_keys().collect();
+            let cost = total(sessions(0, INTERFACE, &keys));
             assert_eq!((cost.messages, cost.bytes), (messages, bytes));
             assert!(cost.largest <= MOST + 64, "{cost:?}");
         }

@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use tracing::{info, warn};
 
 use crate::device::{Device, DeviceError, PeerState, Place};
-use crate::message::{self, InterfaceState};
+use crate::message::{self, InterfaceState, Message};
 use crate::netlink::{Netlink, RequestError};
 use crate::route::{LinkState, Route};
 use crate::{Change, INTERFACE, OVERHEAD, PrivateKey, PublicKey};
@@ -75,6 +75,18 @@ impl Wireguard {
 
     fn step<T>(&self, step: &'static str, result: Result<T, RequestError>) -> Result<T, DeviceError> {
         result.map_err(|source| DeviceError::Request { step, interface: self.link.name.clone(), source })
+    }
+
+    fn send(&self, step: &'static str, messages: impl FnOnce(u16, &str) -> Vec<Message>) -> Result<(), DeviceError> {
+        let send = || {
+            let mut netlink = Netlink::generic()?;
+            let family = self.family(&mut netlink)?;
+            for message in messages(family, &self.link.name) {
+                netlink.request(message, 0)?;
+            }
+            Ok(())
+        };
+        self.step(step, send())
     }
 
     fn place_route(&self, netlink: &mut Netlink, index: u32, place: Place) -> Result<(), DeviceError> {
@@ -160,14 +172,10 @@ impl Device for Wireguard {
     }
 
     fn change(&self, changes: &[Change]) -> Result<(), DeviceError> {
-        let change = || {
-            let mut netlink = Netlink::generic()?;
-            let family = self.family(&mut netlink)?;
-            for message in message::changes(family, &self.link.name, changes) {
-                netlink.request(message, 0)?;
-            }
-            Ok(())
-        };
-        self.step("change the peers", change())
+        self.send("change the peers", |family, interface| message::changes(family, interface, changes))
+    }
+
+    fn begin_sessions(&self, peers: &[PublicKey]) -> Result<(), DeviceError> {
+        self.send("begin sessions", |family, interface| message::sessions(family, interface, peers))
     }
 }

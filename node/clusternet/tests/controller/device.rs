@@ -14,6 +14,8 @@ pub struct FakeDevice {
 pub struct KernelState {
     pub peers: Peers,
     pub batches: Vec<Vec<Change>>,
+    /// Peers with which sessions were begun, by call.
+    pub sessions: Vec<Vec<PublicKey>>,
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
     /// Key and port are correct.
@@ -65,6 +67,11 @@ impl Device for FakeDevice {
         let mut state = self.lock();
         changes.iter().for_each(|change| change.apply(&mut state.peers));
         state.batches.push(changes.to_vec());
+        Ok(())
+    }
+
+    fn begin_sessions(&self, peers: &[PublicKey]) -> Result<(), DeviceError> {
+        self.lock().sessions.push(peers.to_vec());
         Ok(())
     }
 }

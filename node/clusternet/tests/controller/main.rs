@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         .case("an_overwritten_key_is_published_again", an_overwritten_key_is_published_again)
         .case("a_missing_own_node_is_awaited", a_missing_own_node_is_awaited)
         .case("peers_of_an_earlier_run_are_reconciled", peers_of_an_earlier_run_are_reconciled)
+        .case("a_node_that_boots_again_begins_sessions_once", a_node_that_boots_again_begins_sessions_once)
         .case("a_change_of_one_node_changes_one_peer", a_change_of_one_node_changes_one_peer)
         .case("a_reset_interface_is_configured_again", a_reset_interface_is_configured_again)
         .case("a_deleted_node_loses_its_peer", a_deleted_node_loses_its_peer)
@@ -59,6 +60,7 @@ async fn all_listed_nodes_are_one_batch(cluster: Arc<Cluster>) -> Result<(), Fai
     let state = mesh.device.state();
     assert_eq!(state.batches.len(), 1);
     assert_eq!(state.batches[0].len(), 39);
+    assert!(state.sessions.is_empty(), "no other node has its key yet: {:?}", state.sessions);
     assert_eq!(state.peers[&key(17)], peer(17));
     assert_eq!(state.looks, 1);
     assert_eq!(state.places.len(), 1);
@@ -130,10 +132,26 @@ async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Fail
 }
 
 async fn peers_of_an_earlier_run_are_reconciled(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    let others = [node("two", 2), node("three", 3)];
-    let mesh = Mesh::start(&cluster, with_own(others), peers([2, 3, 8])).await?;
+    let nodes = vec![node(OWN, 1), node("two", 2), node("three", 3), node("four", 4)];
+    let mesh = Mesh::start(&cluster, nodes, peers([2, 3, 8])).await?;
     mesh.healthy().await?;
-    assert_eq!(mesh.device.state().batches, [[Change::Remove(key(8))]]);
+    let state = mesh.device.state();
+    assert_eq!(state.batches, [[Change::Remove(key(8)), Change::Add(key(4), peer(4))]]);
+    assert!(state.sessions.is_empty(), "the kernel has its sessions: {:?}", state.sessions);
+    mesh.stop().await
+}
+
+/// Its key is in its Node, so the other nodes may have sessions from before the boot.
+async fn a_node_that_boots_again_begins_sessions_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let nodes = vec![node(OWN, 1), node("two", 2), node("three", 3)];
+    let mesh = Mesh::start(&cluster, nodes, Peers::new()).await?;
+    mesh.healthy().await?;
+    create(&mesh.admin, node("four", 4)).await?;
+    mesh.peers(peers([2, 3, 4])).await?;
+    // Once this peer is removed, the pass that added it has ended.
+    mesh.delete("four").await?;
+    let state = mesh.peers(peers([2, 3])).await?;
+    assert_eq!(state.sessions, [[key(2), key(3)]]);
     mesh.stop().await
 }
 
@@ -152,15 +170,17 @@ async fn a_change_of_one_node_changes_one_peer(cluster: Arc<Cluster>) -> Result<
 /// A privileged pod in the host network can delete the route or a peer, or change the port of the interface.
 async fn a_reset_interface_is_configured_again(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let interval = Duration::from_millis(100);
-    let mesh = Mesh::with_interval(interval, &cluster, with_own([node("two", 2)]), Peers::new()).await?;
+    let nodes = vec![node(OWN, 1), node("two", 2)];
+    let mesh = Mesh::with_interval(interval, &cluster, nodes, Peers::new()).await?;
     mesh.healthy().await?;
     mesh.device.forget();
     let state = mesh.peers(peers([2])).await?;
     assert!(state.looks > 1);
-    eventually(PATIENCE, "the places and the port", async || {
-        let KernelState { places, is_right, .. } = mesh.device.state();
-        let seen = format!("{} places, its port is right: {is_right}", places.len());
-        Ok::<_, kube::Error>(if !places.is_empty() && is_right { Seen::Done(()) } else { Seen::NotYet(seen) })
+    eventually(PATIENCE, "the places, the port and the sessions", async || {
+        let KernelState { places, is_right, sessions, .. } = mesh.device.state();
+        let is_done = !places.is_empty() && is_right && sessions == [[key(2)], [key(2)]];
+        let seen = format!("{} places, its port is right: {is_right}, sessions: {sessions:?}", places.len());
+        Ok::<_, kube::Error>(if is_done { Seen::Done(()) } else { Seen::NotYet(seen) })
     })
     .await?;
     mesh.stop().await

@@ -113,8 +113,11 @@ fn a_node_that_boots_again_begins_a_session() {
     two.restart();
     two.place([two.range()]);
     two.peers(Peers::from([one.peer("192.0.2.")]));
+    let peer = one.key;
+    two.with(move |device| device.begin_sessions(&[peer]).unwrap());
     eventually("another session", || handshake() > before);
     one.reaches(&two, "after");
+    assert_eq!(wg::keepalives(&two.host, INTERFACE), ["off"], "a repair would begin a session");
 }
 
 #[test]
@@ -135,9 +138,6 @@ fn a_correct_interface_is_not_changed() {
 #[test]
 fn a_modified_interface_is_repaired_and_keeps_its_peers() {
     let (one, two) = mesh();
-    let handshake = || two.seen()[&one.key].traffic.handshake;
-    one.reaches(&two, "before");
-    let before = handshake();
     one.host.netlink(async |netlink| {
         netlink.link().set(LinkUnspec::new_with_name(INTERFACE).mtu(1280).down().build()).execute().await
     });
@@ -152,8 +152,6 @@ fn a_modified_interface_is_repaired_and_keeps_its_peers() {
     assert_eq!(key, one.key);
     assert_eq!(wg::peers(&one.host, INTERFACE).len(), 1);
     assert_eq!(mtu(&one.host), 1420);
-    // The kernel repeats the handshake that it began with the other key. The other node has a session that ended.
-    eventually("another session", || handshake() > before);
     two.reaches(&one, "it listens on its port");
 }
 

@@ -25,6 +25,11 @@ pub fn traffic(host: &Namespace, interface: &'static str) -> Vec<(String, [u64; 
     dump(host, interface).into_iter().map(peer).collect()
 }
 
+/// Per peer: interval of keepalives in seconds, or `off`.
+pub fn keepalives(host: &Namespace, interface: &'static str) -> Vec<String> {
+    dump(host, interface).into_iter().map(|mut fields| fields.swap_remove(7)).collect()
+}
+
 fn dump(host: &Namespace, interface: &'static str) -> Vec<Vec<String>> {
     let output = host.run(move || Command::new(WG).args(["show", interface, "dump"]).output().expect("wg runs"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
