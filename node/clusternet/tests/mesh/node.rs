@@ -16,9 +16,8 @@ use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec, LinkVeth};
 use tempfile::TempDir;
 
-/// Time for a handshake in a VM. Two nodes that begin a handshake at the same time both drop the other's answer, and begin
-/// another one after 5 s.
-pub const LIMIT: Duration = Duration::from_secs(90);
+/// Time for a handshake in a VM.
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Node {
     pub host: Namespace,
