@@ -1,16 +1,18 @@
-//! Events that wait for their requests. The work that an event reports does not wait for it.
+//! Events that wait for their requests. The work that an event reports does not wait for it. Events of success wait for the
+//! work of other passes: in a burst of claims, the API server limits the speed, and each request delays the PVs behind it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use futures::future::OptionFuture;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Event;
 use supervisor::Context;
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use crate::Metrics;
@@ -18,6 +20,13 @@ use crate::context::{Provisioner, RunError};
 
 /// More than a burst of claims has.
 const CAPACITY: usize = 1024;
+
+/// If more events wait, the oldest go beside the writes, so that a longer burst does not fill the queue.
+const POSTPONED: usize = CAPACITY / 2;
+
+/// The longest wait of an event for writes. The PVs of 500 claims take a few seconds on two cores; a user who looks at a claim
+/// during a longer burst gets its event after this time.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Requests at once, so that a slow one does not delay the others.
 const PARALLEL: usize = 4;
@@ -28,14 +37,28 @@ const LAST: Duration = Duration::from_secs(2);
 pub(crate) struct QueuedEvent {
     pub(crate) event: Event,
     pub(crate) regarding: ObjectReference,
+    /// The event waits for writes until then.
+    pub(crate) due: Instant,
 }
 
 #[derive(Default)]
 pub(crate) struct EventQueue {
-    waiting: Mutex<VecDeque<QueuedEvent>>,
-    added: Notify,
+    waiting: Mutex<Waiting>,
+    changed: Notify,
     metrics: Metrics,
 }
+
+#[derive(Default)]
+struct Waiting {
+    /// The oldest first.
+    events: VecDeque<QueuedEvent>,
+    /// Number of [`PendingWrite`]s.
+    writes: usize,
+}
+
+/// Work that a user waits for, and that writes to the API server.
+#[must_use = "events go when this is dropped"]
+pub(crate) struct PendingWrite<'a>(&'a EventQueue);
 
 impl EventQueue {
     pub(crate) fn new(metrics: Metrics) -> Self {
@@ -44,24 +67,70 @@ impl EventQueue {
 
     /// If the queue is full, drops an older event of the same series, or else the oldest one.
     pub(crate) fn add(&self, event: QueuedEvent) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let dropped = if waiting.len() < CAPACITY {
+        let mut waiting = self.waiting();
+        let events = &mut waiting.events;
+        let dropped = if events.len() < CAPACITY {
             None
         } else {
-            let same = waiting.iter().position(|older| older.is_of_series(&event));
-            waiting.remove(same.unwrap_or_default())
+            let same = events.iter().position(|older| older.is_of_series(&event));
+            events.remove(same.unwrap_or_default())
         };
-        waiting.push_back(event);
+        events.push_back(event);
         drop(waiting);
-        if let Some(QueuedEvent { event, regarding }) = dropped {
+        if let Some(QueuedEvent { event, regarding, .. }) = dropped {
             self.metrics.event_dropped();
             warn!(reason = event.reason, name = regarding.name, "queue of events full, event dropped");
         }
-        self.added.notify_one();
+        self.changed.notify_one();
     }
 
+    pub(crate) fn begin_write(&self) -> PendingWrite<'_> {
+        self.waiting().writes += 1;
+        PendingWrite(self)
+    }
+
+    /// The next event, unless all wait for writes.
     pub(crate) fn next(&self) -> Option<QueuedEvent> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        let mut waiting = self.waiting();
+        let position = waiting.ready(Instant::now())?;
+        waiting.events.remove(position)
+    }
+
+    /// The oldest event, even if it waits for writes.
+    fn pop(&self) -> Option<QueuedEvent> {
+        self.waiting().events.pop_front()
+    }
+
+    /// Waits until there may be a next event, if there was none. Cancel-safe.
+    async fn wait(&self) {
+        // All that wait do so for the same time: the oldest one is due first.
+        let due = self.waiting().events.front().map(|event| event.due);
+        tokio::select! {
+            () = self.changed.notified() => {}
+            Some(()) = OptionFuture::from(due.map(sleep_until)) => {}
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiting {
+    /// The position of the next event.
+    fn ready(&self, now: Instant) -> Option<usize> {
+        let due = self.events.iter().find(|event| event.due <= now);
+        let oldest = self.events.front().filter(|_| self.writes == 0 || self.events.len() > POSTPONED);
+        let next = due.or(oldest)?;
+        // The events of an object stay in their order.
+        self.events.iter().position(|event| event.regarding == next.regarding)
+    }
+}
+
+impl Drop for PendingWrite<'_> {
+    fn drop(&mut self) {
+        self.0.waiting().writes -= 1;
+        self.0.changed.notify_one();
     }
 }
 
@@ -87,13 +156,13 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
         tokio::select! {
             () = cx.cancelled() => {}
             Some(()) = sending.next() => {}
-            () = events.queue.added.notified() => {}
+            () = events.queue.wait(), if sending.len() < PARALLEL => {}
         }
     }
     let rest = async {
         loop {
             while sending.len() < PARALLEL
-                && let Some(event) = events.queue.next()
+                && let Some(event) = events.queue.pop()
             {
                 sending.push(events.send(event));
             }
@@ -111,6 +180,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
 #[cfg(test)]
 mod tests {
     use kube::runtime::events::EventType;
+    use tokio::time::{advance, sleep};
 
     use super::*;
 
@@ -122,13 +192,30 @@ mod tests {
             action: "Provision".to_owned(),
             secondary: None,
         };
-        QueuedEvent { event, regarding: ObjectReference { name: Some(name.to_owned()), ..ObjectReference::default() } }
+        let regarding = ObjectReference { name: Some(name.to_owned()), ..ObjectReference::default() };
+        QueuedEvent { event, regarding, due: Instant::now() }
+    }
+
+    fn success(name: &str, note: usize) -> QueuedEvent {
+        QueuedEvent { due: Instant::now() + LONGEST_WAIT, ..event(name, note) }
+    }
+
+    fn text(event: QueuedEvent) -> (String, String) {
+        (event.regarding.name.unwrap_or_default(), event.event.note.unwrap_or_default())
     }
 
     fn all(queue: &EventQueue) -> Vec<(String, String)> {
-        let text =
-            |event: QueuedEvent| (event.regarding.name.unwrap_or_default(), event.event.note.unwrap_or_default());
         std::iter::from_fn(|| queue.next()).map(text).collect()
+    }
+
+    /// As the service does.
+    async fn sent(queue: &EventQueue) -> QueuedEvent {
+        loop {
+            if let Some(event) = queue.next() {
+                return event;
+            }
+            queue.wait().await;
+        }
     }
 
     #[test]
@@ -138,6 +225,69 @@ mod tests {
             queue.add(event("same", note));
         }
         assert_eq!(all(&queue).into_iter().map(|(_, note)| note).collect::<Vec<_>>(), ["0", "1", "2"]);
+    }
+
+    #[test]
+    fn without_a_write_an_event_goes_at_once() {
+        let queue = EventQueue::default();
+        drop(queue.begin_write());
+        queue.add(success("claim", 0));
+        assert!(queue.next().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_of_success_goes_when_the_last_write_ends() {
+        let (queue, start) = (EventQueue::default(), Instant::now());
+        let writes = [1, 2].map(|seconds| (queue.begin_write(), Duration::from_secs(seconds)));
+        queue.add(success("claim", 0));
+        let work = async {
+            for (write, end) in writes {
+                sleep(end.saturating_sub(start.elapsed())).await;
+                drop(write);
+            }
+        };
+        tokio::join!(sent(&queue), work);
+        let end = start.elapsed();
+        assert!((Duration::from_secs(2)..Duration::from_secs(3)).contains(&end), "{end:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_of_success_waits_at_most_for_the_bound() {
+        let (queue, start) = (EventQueue::default(), Instant::now());
+        let _write = queue.begin_write();
+        queue.add(success("claim", 0));
+        advance(LONGEST_WAIT / 2).await;
+        queue.add(success("later", 0));
+        assert_eq!(text(sent(&queue).await).0, "claim");
+        let end = start.elapsed();
+        assert!((LONGEST_WAIT..LONGEST_WAIT + Duration::from_secs(1)).contains(&end), "{end:?}");
+        assert!(queue.next().is_none(), "the later event waits");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_events_pass_and_stay_behind_the_events_of_their_object() {
+        let queue = EventQueue::default();
+        let _write = queue.begin_write();
+        queue.add(success("first", 0));
+        queue.add(success("second", 0));
+        let failure = async {
+            sleep(Duration::from_secs(1)).await;
+            queue.add(event("second", 1));
+        };
+        let (sent, ()) = tokio::join!(sent(&queue), failure);
+        let second = |note: &str| ("second".to_owned(), note.to_owned());
+        assert_eq!((text(sent), all(&queue)), (second("0"), vec![second("1")]));
+        assert_eq!(queue.pop().map(text), Some(("first".to_owned(), "0".to_owned())), "the end waits for no write");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_a_long_burst_the_oldest_events_go_before_the_queue_is_full() {
+        let queue = EventQueue::default();
+        let _write = queue.begin_write();
+        for number in 0..POSTPONED + 2 {
+            queue.add(success(&number.to_string(), 0));
+        }
+        assert_eq!(all(&queue).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["0", "1"]);
     }
 
     #[test]

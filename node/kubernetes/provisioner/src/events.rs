@@ -1,6 +1,7 @@
 //! Events on claims, PVs, snapshots, pods and the Node.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cluster::claim::RESTORE_FROM;
 use cluster::snapshot::MANAGED_BY;
@@ -9,13 +10,14 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
+use tokio::time::Instant;
 use tracing::warn;
 use units::Bytes;
 use volume::{DRIVER_NAME, DiskFault, Drifted, IoLimits, Mode, Record, VolumeId};
 
 use crate::Metrics;
 use crate::error::Error;
-use crate::event_queue::{EventQueue, QueuedEvent};
+use crate::event_queue::{EventQueue, LONGEST_WAIT, QueuedEvent};
 use crate::group::object::{GroupContent, GroupVersion};
 use crate::notice::Pod;
 use crate::quantity;
@@ -84,6 +86,21 @@ reasons! {
     AlmostFull: Warning "VolumeAlmostFull",
     LimitsChanged: Warning "VolumeLimitsChanged",
     DiskFault: Warning "DataDiskFault",
+}
+
+impl Reason {
+    /// For the writes of other passes. An event that announces work does not wait for it, and a failure may need a user.
+    const fn longest_wait(self) -> Duration {
+        match self {
+            Self::Provisioned
+            | Self::Resized
+            | Self::Modified
+            | Self::RolledBack
+            | Self::SnapshotTaken
+            | Self::GroupTaken => LONGEST_WAIT,
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// Users of a volume that delay its rollback.
@@ -446,11 +463,11 @@ impl Events {
             action: action.to_owned(),
             secondary,
         };
-        self.queue.add(QueuedEvent { event, regarding });
+        self.queue.add(QueuedEvent { event, regarding, due: Instant::now() + reason.longest_wait() });
     }
 
     /// A failure is logged: the operation does not depend on its event.
-    pub(crate) async fn send(&self, QueuedEvent { event, regarding }: QueuedEvent) {
+    pub(crate) async fn send(&self, QueuedEvent { event, regarding, .. }: QueuedEvent) {
         if let Err(error) = self.recorder.publish(&event, &regarding).await {
             warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
         }
@@ -517,6 +534,11 @@ mod tests {
                 assert!(!row[4].trim().is_empty(), "no remedy: {row:?}");
             }
         }
+        let (_, waiting) = section.split_once("\nEvents of success (").expect("the events that wait");
+        let (waiting, _) = waiting.split_once(')').expect("the end of the list");
+        let postponed = Reason::ALL.iter().filter(|reason| reason.longest_wait() > Duration::ZERO);
+        let described: BTreeSet<&str> = waiting.split('`').skip(1).step_by(2).collect();
+        assert_eq!(described, postponed.map(|reason| reason.name()).collect());
     }
 
     proptest! {

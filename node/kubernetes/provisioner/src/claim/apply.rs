@@ -125,6 +125,8 @@ impl Provisioner {
         }
         let class = self.class_of(assigned).await?;
         let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(Outcome::Complete) };
+        // A pass that copies is mostly work of the disk.
+        let _write = request.source.is_none().then(|| self.events.queue.begin_write());
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
             let checked = topologies.check(&self.node, &labels);

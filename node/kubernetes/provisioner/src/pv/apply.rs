@@ -97,6 +97,7 @@ impl Provisioner {
     }
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {
+        let _write = self.events.queue.begin_write();
         // A second PV that an administrator created for the volume.
         if let Some(other) = self.other_pv(watched, id).await? {
             return Err(Error::Shared { other, id: id.clone() });

@@ -123,6 +123,8 @@ fn main() -> ExitCode {
     let suite = suite.at_once(suite![
         Suite::new();
         requests::slow_work_is_announced_by_an_event,
+        requests::an_event_of_success_waits_for_the_creation_of_a_pv,
+        requests::an_event_of_success_waits_for_the_deletion_of_a_pv,
         rollback::a_rollback_waits_until_no_pod_has_the_volume,
         faults::recovers_from_swallowed_responses,
         faults::recovers_from_cut_responses,

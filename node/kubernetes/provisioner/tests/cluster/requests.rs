@@ -1,6 +1,7 @@
 //! The provisioner's requests to the API server: their number, and what happens between them.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use envtest::{Cluster, Failure, PATIENCE, gone};
 use http::{Method, Request};
@@ -18,6 +19,9 @@ use crate::kills::resource;
 use crate::node::Node;
 
 const DISK: Bytes = Bytes::new(100 << 30);
+
+/// Of an event of success, while a PV is created or deleted.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The requests of one node, without watches and those for its capacity.
 #[derive(Clone, Default)]
@@ -146,6 +150,42 @@ pub async fn slow_work_is_announced_by_an_event(cluster: Arc<Cluster>) -> Result
     }
     let events = node.events("fast").await?;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("Provisioning")), "{events:?}");
+    node.end().await
+}
+
+pub async fn an_event_of_success_waits_for_the_creation_of_a_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::apart(&cluster, "creation-first").await?;
+    node.make_class(json!({"allowVolumeExpansion": true})).await?;
+    node.run().await?;
+    node.volume("data", json!({})).await?;
+    node.halt().await?;
+    let hold = Arc::new(Hold { request: "POST persistentvolumes", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    node.claim_here("new", json!({})).await?;
+    timeout(PATIENCE, hold.reached.notified()).await?;
+    let start = Instant::now();
+    node.enlarge("data", "2Gi").await?;
+    node.event("data", "VolumeResizeSuccessful").await?;
+    assert!(start.elapsed() >= LONGEST_WAIT, "{:?}", start.elapsed());
+    hold.go.notify_one();
+    node.event("new", "ProvisioningSucceeded").await?;
+    node.end().await
+}
+
+pub async fn an_event_of_success_waits_for_the_deletion_of_a_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut node = Node::apart(&cluster, "deletion-first").await?;
+    let hold = Arc::new(Hold { request: "PATCH persistentvolumes", reached: Notify::new(), go: Notify::new() });
+    node.storage = held(node.storage.clone(), Arc::clone(&hold));
+    node.run().await?;
+    node.volume("old", json!({})).await?;
+    node.claims().delete("old", &DeleteParams::default()).await?;
+    timeout(PATIENCE, hold.reached.notified()).await?;
+    let start = Instant::now();
+    node.claim_here("new", json!({})).await?;
+    node.event("new", "ProvisioningSucceeded").await?;
+    assert!(start.elapsed() >= LONGEST_WAIT, "{:?}", start.elapsed());
+    hold.go.notify_one();
     node.end().await
 }
 
