@@ -87,7 +87,7 @@ pub(crate) fn set_project(dir: BorrowedFd<'_>, attributes: FsXattr, project: Opt
         Some(_) => wanted.xflags |= sys::PROJINHERIT,
         None => wanted.xflags &= !sys::PROJINHERIT,
     }
-    sys::set_fsxattr(dir, &wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
+    set_attributes(dir, &wanted)
 }
 
 /// The project of a directory of an XFS.
@@ -102,4 +102,8 @@ pub(crate) fn project_of(dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, FsErr
 
 pub(crate) fn attributes(inode: BorrowedFd<'_>) -> Result<FsXattr, FsError> {
     sys::fsxattr(inode).map_err(FsError::system("FS_IOC_FSGETXATTR"))
+}
+
+pub(crate) fn set_attributes(inode: BorrowedFd<'_>, wanted: &FsXattr) -> Result<(), FsError> {
+    sys::set_fsxattr(inode, wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
 }

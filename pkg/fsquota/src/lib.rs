@@ -48,6 +48,7 @@
 #![warn(missing_docs)]
 
 mod allocator;
+mod cow_extent_size;
 mod directory;
 mod directory_state;
 mod error;
@@ -69,6 +70,7 @@ pub use allocator::Allocator;
 /// Public for its fuzz target only.
 #[doc(hidden)]
 pub use allocator::Counter;
+pub use cow_extent_size::set_cow_extent_size;
 pub use dir::Ensured;
 pub use error::{AllocateError, FsError, GetError, LimitError, RemoveError, SetError, TransferError, WalkError};
 pub use fault::Fault;

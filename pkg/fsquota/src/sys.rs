@@ -1,4 +1,4 @@
-//! System calls that nix lacks: project and flags of an inode, `quotactl_fd`, and `getdents64` without a stream.
+//! System calls that nix lacks: attributes of an inode, `quotactl_fd`, and `getdents64` without a stream.
 
 use std::mem::offset_of;
 
@@ -10,7 +10,7 @@ use nix::libc;
 
 /// `struct fsxattr`, include/uapi/linux/fs.h.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FsXattr {
     pub(crate) xflags: u32,
     extsize: u32,
@@ -23,6 +23,20 @@ const _: () = assert!(size_of::<FsXattr>() == 28);
 
 /// `FS_XFLAG_PROJINHERIT`: new files in this directory inherit its project.
 pub(crate) const PROJINHERIT: u32 = 0x200;
+
+/// `FS_XFLAG_COWEXTSIZE`: writes to shared blocks allocate `cowextsize` bytes.
+const COWEXTSIZE: u32 = 0x0001_0000;
+
+impl FsXattr {
+    /// Zero removes the size.
+    pub(crate) const fn with_cow_extent_size(self, cowextsize: u32) -> Self {
+        let xflags = match cowextsize {
+            0 => self.xflags & !COWEXTSIZE,
+            _ => self.xflags | COWEXTSIZE,
+        };
+        Self { xflags, cowextsize, ..self }
+    }
+}
 
 /// `struct fs_disk_quota`, include/uapi/linux/dqblk_xfs.h.
 #[repr(C)]
@@ -254,7 +268,7 @@ const FREE_BLOCKS_VERSION: u32 = 1;
 /// `XFS_EOF_FLAGS_SYNC | XFS_EOF_FLAGS_PRID`.
 const OF_PROJECT_NOW: u32 = 1 << 0 | 1 << 3;
 
-/// Reads project and flags of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
+/// Reads the attributes of an open inode (`FS_IOC_FSGETXATTR`, Linux 4.5).
 pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
     let mut found = FsXattr::default();
     // SAFETY: `inode` is open during the call. The kernel writes one `struct fsxattr` (size asserted
@@ -263,7 +277,7 @@ pub(crate) fn fsxattr(inode: BorrowedFd<'_>) -> Result<FsXattr, Errno> {
     Ok(found)
 }
 
-/// Sets project and flags of an open inode (`FS_IOC_FSSETXATTR`, Linux 4.5) in one transaction.
+/// Sets the attributes of an open inode (`FS_IOC_FSSETXATTR`, Linux 4.5) in one transaction.
 pub(crate) fn set_fsxattr(inode: BorrowedFd<'_>, wanted: &FsXattr) -> Result<(), Errno> {
     // SAFETY: `inode` is open during the call. The kernel reads one `struct fsxattr` (size asserted
     // above) from the reference and does not keep it.

@@ -10,12 +10,12 @@ use nix::sys::stat::fstatat;
 use units::Inodes;
 
 use crate::directory::open_directory;
-use crate::directory_state::{DirectoryState, attributes};
+use crate::directory_state::{DirectoryState, attributes, set_attributes};
 use crate::error::{FsError, SetError, TransferError, WalkError};
 use crate::limits::{CheckedLimits, Limits, Usage};
 use crate::project::ProjectId;
 use crate::strays::strays;
-use crate::sys::{self, PROJINHERIT};
+use crate::sys::PROJINHERIT;
 
 /// Result of [`transfer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,5 +91,5 @@ fn carry(dir: &OwnedFd, path: &Path, to: ProjectId) -> Result<(), FsError> {
     if is_directory {
         wanted.xflags |= PROJINHERIT;
     }
-    sys::set_fsxattr(inode.as_fd(), &wanted).map_err(FsError::system("FS_IOC_FSSETXATTR"))
+    set_attributes(inode.as_fd(), &wanted)
 }

@@ -6,7 +6,7 @@
 #![warn(missing_docs)]
 
 mod extent;
-#[expect(unsafe_code, reason = "FICLONE, FS_IOC_FIEMAP and FS_IOC_FSSETXATTR have no wrapper in nix")]
+#[expect(unsafe_code, reason = "FICLONE and FS_IOC_FIEMAP have no wrapper in nix")]
 mod sys;
 mod tree;
 
@@ -63,26 +63,6 @@ pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, 
 /// `XFS_IOC_FREE_EOFBLOCKS`, fs/xfs/libxfs/xfs_fs.h, Linux 3.8; blocks for shared extents since Linux 4.10.
 pub fn free_unused(file_system: impl AsFd, project: u32) -> Result<(), Errno> {
     sys::free_unused(file_system.as_fd(), project)
-}
-
-/// Sets how many blocks XFS allocates at once when shared blocks of the file are overwritten, a multiple of its block size.
-/// Zero is the default of XFS, 128 KiB. The parts of a file that is overwritten in any order are then extents of this size,
-/// and not one extent for each write. A quota counts the blocks that no write has used until [`free_unused`].
-///
-/// [`clone_file`] copies the size to a file that has none. Other attributes stay: the call reads and writes all of them, so no
-/// other process may change them meanwhile.
-///
-/// # Errors
-/// `EINVAL`: the file system has no reflinks, or the size is not a multiple of its blocks, exceeds half an allocation group, or
-/// does not fit into 32 bits. `EPERM`: the caller is not the owner and lacks `CAP_FOWNER`, or the file is immutable. `ENOTTY` or
-/// `EOPNOTSUPP`: the file system has no such attributes. `EROFS`: it is mounted read-only.
-///
-/// `FS_XFLAG_COWEXTSIZE`, ioctl_xfs_fsgetxattr(2), ioctl_fssetxattr(2), Linux 4.9.
-pub fn set_cow_extent_size(file: impl AsFd, size: Bytes) -> Result<(), Errno> {
-    let size = u32::try_from(size.get()).map_err(|_| Errno::EINVAL)?;
-    let former = sys::attributes(file.as_fd())?;
-    let wanted = former.with_cow_extent_size(size);
-    if wanted == former { Ok(()) } else { sys::set_attributes(file.as_fd(), &wanted) }
 }
 
 /// Gives the range blocks of its own, which no other file shares, and writes them to the disk. Holes in the range are

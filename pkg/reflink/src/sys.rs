@@ -80,35 +80,7 @@ impl Map {
     }
 }
 
-/// `struct fsxattr`, include/uapi/linux/fs.h.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Attributes {
-    flags: u32,
-    extent_size: u32,
-    extents: u32,
-    project: u32,
-    cow_extent_size: u32,
-    pad: [u8; 8],
-}
-const _: () = assert!(size_of::<Attributes>() == 28);
-
-/// `FS_XFLAG_COWEXTSIZE`.
-const COW_EXTENT_SIZE: u32 = 0x0001_0000;
-
-impl Attributes {
-    pub(crate) const fn with_cow_extent_size(self, cow_extent_size: u32) -> Self {
-        let flags = match cow_extent_size {
-            0 => self.flags & !COW_EXTENT_SIZE,
-            _ => self.flags | COW_EXTENT_SIZE,
-        };
-        Self { flags, cow_extent_size, ..self }
-    }
-}
-
 mod ioctl {
-    nix::ioctl_read!(fs_ioc_fsgetxattr, b'X', 31, super::Attributes);
-    nix::ioctl_write_ptr!(fs_ioc_fssetxattr, b'X', 32, super::Attributes);
     nix::ioctl_write_int!(ficlone, 0x94, 9);
     nix::ioctl_write_ptr!(ficlonerange, 0x94, 13, super::Range);
     // Declared as a read; the kernel reads the structure and writes nothing.
@@ -141,23 +113,6 @@ pub(crate) fn clone_range(
     // SAFETY: both descriptors are open during the call, in which the kernel reads one `struct file_clone_range` (size
     // asserted above) from the pointer; it does not keep the pointer.
     unsafe { ioctl::ficlonerange(to.as_raw_fd(), &raw const range) }?;
-    Ok(())
-}
-
-/// `FS_IOC_FSGETXATTR`, ioctl_xfs_fsgetxattr(2).
-pub(crate) fn attributes(file: BorrowedFd<'_>) -> Result<Attributes, Errno> {
-    let mut found = Attributes::default();
-    // SAFETY: the file is open during the call. The kernel writes one `struct fsxattr` (size asserted above) through the
-    // pointer and does not keep the pointer; every bit pattern of it is valid.
-    unsafe { ioctl::fs_ioc_fsgetxattr(file.as_raw_fd(), &raw mut found) }?;
-    Ok(found)
-}
-
-/// `FS_IOC_FSSETXATTR`, in one transaction.
-pub(crate) fn set_attributes(file: BorrowedFd<'_>, wanted: &Attributes) -> Result<(), Errno> {
-    // SAFETY: the file is open during the call, in which the kernel reads one `struct fsxattr` (size asserted above) from the
-    // pointer; it does not keep the pointer.
-    unsafe { ioctl::fs_ioc_fssetxattr(file.as_raw_fd(), &raw const *wanted) }?;
     Ok(())
 }
 

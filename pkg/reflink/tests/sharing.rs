@@ -1,14 +1,13 @@
 //! Shared blocks on a real XFS.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use ktest_support::{Tmpfs, XfsDisk};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::libc::O_DIRECT;
-use reflink::{Extent, clone_file, clone_range, extents, set_cow_extent_size, unshare};
+use reflink::{Extent, clone_file, clone_range, extents, unshare};
 use units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -116,32 +115,6 @@ fn the_sharing_of_the_longest_file_ends() {
     assert_eq!(content, [1]);
 }
 
-/// XFS allocates a whole range for the first write to a shared block, and keeps the rest of it for later writes. Until
-/// then, the rest belongs to no extent, and the file's number of blocks has it.
-#[test]
-fn a_write_to_a_shared_block_allocates_the_size_that_was_set() {
-    const BLOCK: u64 = 4096;
-    let disk = XfsDisk::with_project_quota();
-    let memory = [2_u8; 2 * BLOCK as usize];
-    let aligned = memory.as_ptr().align_offset(BLOCK as usize);
-    let block = &memory[aligned..aligned + BLOCK as usize];
-    let allocated = |name: &str, sizes: &[u64]| {
-        let path = disk.path().join(name);
-        let (source, clone) = (file(&path), file(&path.with_extension("clone")));
-        source.write_all_at(&vec![1; 4 * MIB as usize], 0).unwrap();
-        clone_file(&source, &clone).unwrap();
-        sizes.iter().for_each(|size| set_cow_extent_size(&source, Bytes::new(*size)).unwrap());
-        let before = source.metadata().unwrap().blocks();
-        let direct = File::options().write(true).custom_flags(O_DIRECT).open(&path).unwrap();
-        direct.write_all_at(block, 2 * MIB).unwrap();
-        assert_eq!(shared(&source), 4 * MIB - BLOCK);
-        (source.metadata().unwrap().blocks() - before) * 512
-    };
-    let (default, sized, unset) =
-        (allocated("default", &[]), allocated("sized", &[MIB]), allocated("unset", &[MIB, 0]));
-    assert_eq!((default, sized, unset), (128 * 1024 - BLOCK, MIB - BLOCK, 128 * 1024 - BLOCK));
-}
-
 #[test]
 fn errors_are_those_of_the_kernel() {
     let (disk, other) = (XfsDisk::with_project_quota(), Tmpfs::mount());
@@ -153,6 +126,4 @@ fn errors_are_those_of_the_kernel() {
     assert_eq!(unshare(&one, Bytes::ZERO, Bytes::ZERO), Err(Errno::EINVAL));
     assert_eq!(unshare(&one, Bytes::new(u64::MAX), Bytes::MIB), Err(Errno::EINVAL));
     assert_eq!(unshare(&two, Bytes::ZERO, Bytes::MIB), Err(Errno::EOPNOTSUPP));
-    assert_eq!(set_cow_extent_size(&one, Bytes::new(100)), Err(Errno::EINVAL));
-    assert_eq!(set_cow_extent_size(&one, Bytes::new(u64::MAX)), Err(Errno::EINVAL));
 }

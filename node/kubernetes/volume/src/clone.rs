@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Mode as Permissions, OFlag};
-use fsquota::Limits;
+use fsquota::{FsError, Limits};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::unistd::{fdatasync, ftruncate, syncfs};
@@ -135,15 +135,15 @@ impl Store {
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
         // A kill before it costs extents, until the next thin snapshot of the source.
         if self.index().has_thin_snapshot(&cloning.source) {
-            self.size_allocations(&cloning.source, from).map_err(failed("set the size of allocations for"))?;
+            self.size_allocations(&cloning.source, from).map_err(ActError::CowExtentSize)?;
         }
         Ok(())
     }
 
     /// While a thin snapshot shares an image, XFS allocates more at once for writes to it.
-    fn size_allocations(&self, source: &VolumeId, image: OwnedFd) -> Result<(), Errno> {
+    fn size_allocations(&self, source: &VolumeId, image: OwnedFd) -> Result<(), FsError> {
         let size = if self.index().has_thin_snapshot(source) { COW_EXTENT } else { Bytes::ZERO };
-        reflink::set_cow_extent_size(image, size)
+        fsquota::set_cow_extent_size(image, size)
     }
 
     /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
@@ -178,9 +178,10 @@ impl Store {
         let is_block = self.index().volumes.get(source).is_some_and(Entry::is_block);
         if is_block
             && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| open_image(&dir, OFlag::O_RDONLY))
-            && let Err(errno) = self.size_allocations(source, image)
+            && let Err(error) = self.size_allocations(source, image)
         {
-            warn!(volume = %source, %errno, "writes to the image still allocate as for a thin snapshot");
+            let reason: &dyn std::error::Error = &error;
+            warn!(volume = %source, error = reason, "writes to the image still allocate as for a thin snapshot");
         }
     }
 
@@ -250,7 +251,7 @@ pub(crate) fn end_sharing(
 ) -> Result<(), ActError> {
     let image = open_image(dir, OFlag::O_RDWR)?;
     // `FICLONE` gives a copy the size of its source, and the limit of the copy has space for pieces only.
-    reflink::set_cow_extent_size(&image, Bytes::ZERO).map_err(failed("set the size of allocations for"))?;
+    fsquota::set_cow_extent_size(&image, Bytes::ZERO).map_err(ActError::CowExtentSize)?;
     let done = anchor.during(cycle, |anchor| copy(&image, anchor, size, allocation, pass, cycle));
     // Its pages are clean, and a pod reads others first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);

@@ -155,6 +155,8 @@ pub enum ActError {
     Clear(#[from] fsquota::RemoveError),
     #[error("cannot read the quota")]
     Quota(#[source] fsquota::FsError),
+    #[error("cannot set the size of the allocations of the image")]
+    CowExtentSize(#[source] fsquota::FsError),
     #[error("cannot set the mode of the volume's directory")]
     Root(#[source] Errno),
     /// One pass does not remove all files. It becomes [`Error::Unfinished`].
@@ -373,11 +375,13 @@ impl ActError {
             Self::Allocate(AllocateError::Counter { source, .. }) => source.raw_os_error().map(Errno::from_raw),
             Self::Allocate(AllocateError::Fs(FsError::System { source, .. }))
             | Self::Limit(SetError::Fs(FsError::System { source, .. }))
-            | Self::Quota(FsError::System { source, .. }) => Some(*source),
+            | Self::Quota(FsError::System { source, .. })
+            | Self::CowExtentSize(FsError::System { source, .. }) => Some(*source),
             Self::Allocate(_)
             | Self::Limit(_)
             | Self::Clear(_)
             | Self::Quota(_)
+            | Self::CowExtentSize(_)
             | Self::Unfinished { .. }
             | Self::Copying { .. }
             | Self::Tree(_)

@@ -5,6 +5,7 @@
 mod accounting;
 mod allocation;
 mod boundaries;
+mod cow_extent_size;
 mod enforcement;
 mod faults;
 mod files;
