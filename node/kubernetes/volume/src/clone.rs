@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dir::{Dir, Mode as Permissions, OFlag};
-use fsquota::{FsError, Limits};
+use fsquota::Limits;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::unistd::{fdatasync, ftruncate, syncfs};
@@ -135,15 +135,9 @@ impl Store {
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
         // A kill before it costs extents, until the next thin snapshot of the source.
         if self.index().has_thin_snapshot(&cloning.source) {
-            self.size_allocations(&cloning.source, from).map_err(ActError::CowExtentSize)?;
+            fsquota::set_cow_extent_size(from, COW_EXTENT).map_err(ActError::CowExtentSize)?;
         }
         Ok(())
-    }
-
-    /// While a thin snapshot shares an image, XFS allocates more at once for writes to it.
-    fn size_allocations(&self, source: &VolumeId, image: OwnedFd) -> Result<(), FsError> {
-        let size = if self.index().has_thin_snapshot(source) { COW_EXTENT } else { Bytes::ZERO };
-        fsquota::set_cow_extent_size(image, size)
     }
 
     /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
@@ -174,11 +168,15 @@ impl Store {
             let reason: &dyn std::error::Error = &error;
             warn!(volume = %source, error = reason, "limit of a cloned volume stays raised until the next start");
         }
+        let (is_block, size) = {
+            let index = self.index();
+            let size = if index.has_thin_snapshot(source) { COW_EXTENT } else { Bytes::ZERO };
+            (index.volumes.get(source).is_some_and(Entry::is_block), size)
+        };
         // A tenant chooses the names in its files.
-        let is_block = self.index().volumes.get(source).is_some_and(Entry::is_block);
         if is_block
             && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| open_image(&dir, OFlag::O_RDONLY))
-            && let Err(error) = self.size_allocations(source, image)
+            && let Err(error) = fsquota::set_cow_extent_size(image, size)
         {
             let reason: &dyn std::error::Error = &error;
             warn!(volume = %source, error = reason, "writes to the image still allocate as for a thin snapshot");
