@@ -385,8 +385,8 @@ impl Record {
         content
     }
 
-    /// While the volume is cloned, with the headroom of its source. Nothing of a thin snapshot: the administrator who has created its
-    /// class answers for the free space of the disk.
+    /// While the volume is cloned, with the headroom of its source. The ledger reserves nothing for a thin snapshot: the administrator
+    /// who has created its class answers for the free space of the disk.
     pub fn reserved(&self) -> Bytes {
         if self.mode.is_thin() {
             return Bytes::ZERO;
