@@ -11,7 +11,7 @@ use crate::error::FsError;
 /// Sets how many bytes XFS allocates at once when shared blocks of a file are overwritten, a multiple of its block size.
 /// Zero is the default of XFS, 128 KiB. The parts of a file that is overwritten in any order are then extents of this
 /// size, and not one extent for each write. New files in a directory inherit its size. A quota counts the blocks that no
-/// write has used until XFS frees them, by default half an hour later.
+/// write has used until XFS frees them, by default half an hour later, or in [`Quotas::settled`](crate::Quotas::settled).
 ///
 /// `FICLONE` copies the size to a file that has none. Project, flags and other attributes of the file stay. The call
 /// reads all of them and writes all of them in one transaction, so no other process may change them meanwhile, for

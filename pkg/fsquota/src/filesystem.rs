@@ -72,15 +72,15 @@ impl<'fd> FileSystem<'fd> {
         Ok(beyond(self.settled(id)?))
     }
 
-    /// Like [`FileSystem::quota`], after XFS freed the deleted files that no process has open.
+    /// Like [`FileSystem::quota`], after XFS freed the deleted files that no process has open, and unused blocks.
     pub(crate) fn settled(self, id: ProjectId) -> Result<Quota, FsError> {
-        self.free_deleted(id)?;
+        self.free_deferred(id)?;
         self.quota(id)
     }
 
-    /// Waits until XFS does not count deleted files of the project that no process has open; it frees them in the
-    /// background.
-    fn free_deleted(self, id: ProjectId) -> Result<(), FsError> {
+    /// Waits until XFS counts neither deleted files of the project that no process has open nor blocks that it has
+    /// allocated in advance; it frees them in the background.
+    fn free_deferred(self, id: ProjectId) -> Result<(), FsError> {
         let freed = match sys::free_deferred(self.0, id.get()) {
             // An `O_PATH` descriptor works for `quotactl_fd`, but not for an ioctl.
             Err(Errno::EBADF) => sys::free_deferred(open_directory(self.0)?.as_fd(), id.get()),

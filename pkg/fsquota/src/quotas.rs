@@ -41,13 +41,16 @@ impl Quotas {
         self.fs().quota(id)
     }
 
-    /// Like [`Quotas::quota`], without deleted files that no process has open: this call waits until XFS, which frees
-    /// them in the background, has done so.
+    /// Like [`Quotas::quota`], without deleted files that no process has open, and without blocks that XFS has allocated
+    /// in advance and no write has used: behind the ends of files, and for the next writes to shared blocks
+    /// ([`set_cow_extent_size`](crate::set_cow_extent_size)). XFS frees them in the background, the blocks by default after
+    /// half an hour; this call waits until it has done so. Files with direct I/O in flight keep such blocks, and files
+    /// that were written through the page cache keep them until the next periodic writeback.
     ///
     /// # Errors
-    /// [`FsError`].
+    /// [`FsError`]. `EROFS`: the file system is mounted read-only.
     ///
-    /// `XFS_IOC_FREE_EOFBLOCKS`, Linux 5.15 for deleted files.
+    /// `XFS_IOC_FREE_EOFBLOCKS`, Linux 5.15 for deleted files, 4.10 for blocks of shared extents.
     pub fn settled(&self, id: ProjectId) -> Result<Quota, FsError> {
         self.fs().settled(id)
     }

@@ -52,19 +52,6 @@ pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, 
     sys::clone_range(from.as_fd(), start.get(), length.get(), to.as_fd(), at.get())
 }
 
-/// Frees blocks of the project's files that XFS has allocated in advance and no write has used: behind their ends, and for
-/// the next writes to shared blocks (`cowextsize`). A quota counts them until then, by default for half an hour. Files with
-/// direct I/O in flight keep them, and files that were written through the page cache until the next periodic writeback.
-/// `file_system` is any open file on the XFS.
-///
-/// # Errors
-/// `EPERM`: `CAP_SYS_ADMIN` is missing. `ENOTTY`: the file system is not XFS. `EROFS`: it is mounted read-only.
-///
-/// `XFS_IOC_FREE_EOFBLOCKS`, fs/xfs/libxfs/xfs_fs.h, Linux 3.8; blocks for shared extents since Linux 4.10.
-pub fn free_unused(file_system: impl AsFd, project: u32) -> Result<(), Errno> {
-    sys::free_unused(file_system.as_fd(), project)
-}
-
 /// Gives the range blocks of its own, which no other file shares, and writes them to the disk. Holes in the range are
 /// allocated.
 ///

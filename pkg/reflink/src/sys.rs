@@ -13,26 +13,6 @@ const SYNC: u32 = 1;
 /// `FIEMAP_EXTENT_SHARED`.
 pub(crate) const SHARED: u32 = 0x2000;
 
-/// `XFS_EOF_FLAGS_SYNC`: wait for inodes that are locked.
-const WAIT: u32 = 1;
-/// `XFS_EOF_FLAGS_PRID`: only inodes of the project.
-const OF_PROJECT: u32 = 1 << 3;
-
-/// `struct xfs_fs_eofblocks`, fs/xfs/libxfs/xfs_fs.h.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Unused {
-    version: u32,
-    flags: u32,
-    uid: u32,
-    gid: u32,
-    project: u32,
-    pad: u32,
-    min_file_size: u64,
-    pad64: [u64; 12],
-}
-const _: () = assert!(size_of::<Unused>() == 128);
-
 /// `struct file_clone_range`, include/uapi/linux/fs.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -83,12 +63,6 @@ impl Map {
 mod ioctl {
     nix::ioctl_write_int!(ficlone, 0x94, 9);
     nix::ioctl_write_ptr!(ficlonerange, 0x94, 13, super::Range);
-    // Declared as a read; the kernel reads the structure and writes nothing.
-    nix::ioctl_write_ptr_bad!(
-        free_unused,
-        nix::request_code_read!(b'X', 58, size_of::<super::Unused>()),
-        super::Unused
-    );
     nix::ioctl_readwrite_bad!(fiemap, nix::request_code_readwrite!(b'f', 11, super::HEADER), super::Map);
 }
 
@@ -113,24 +87,6 @@ pub(crate) fn clone_range(
     // SAFETY: both descriptors are open during the call, in which the kernel reads one `struct file_clone_range` (size
     // asserted above) from the pointer; it does not keep the pointer.
     unsafe { ioctl::ficlonerange(to.as_raw_fd(), &raw const range) }?;
-    Ok(())
-}
-
-/// `XFS_IOC_FREE_EOFBLOCKS`, for the inodes of a project.
-pub(crate) fn free_unused(file_system: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
-    let unused = Unused {
-        version: 1,
-        flags: WAIT | OF_PROJECT,
-        uid: 0,
-        gid: 0,
-        project,
-        pad: 0,
-        min_file_size: 0,
-        pad64: [0; 12],
-    };
-    // SAFETY: the file is open during the call, in which the kernel reads one `struct xfs_fs_eofblocks` (size asserted
-    // above) from the pointer; it does not keep the pointer.
-    unsafe { ioctl::free_unused(file_system.as_raw_fd(), &raw const unused) }?;
     Ok(())
 }
 

@@ -214,9 +214,10 @@ impl Store {
         let is_block = record.mode.is_block();
         let flushes = is_block || Flush::is_due(former, Instant::now());
         let dir = if flushes { self.flush_source(source, is_block) } else { self.live.open_dir(source.name()).ok() };
-        let Some(dir) = dir else { return Ok(()) };
-        reflink::free_unused(&dir, record.project.get()).map_err(failed("free unused"))?;
-        let used = self.quotas.quota(record.project).map_err(ActError::Quota)?.used.bytes;
+        if dir.is_none() {
+            return Ok(());
+        }
+        let used = self.quotas.settled(record.project).map_err(ActError::Quota)?.used.bytes;
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
         let allowed = match record.mode {
             Mode::Block { allocation: Allocation::Thin } => alone,

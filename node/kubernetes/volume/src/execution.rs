@@ -125,7 +125,9 @@ impl<'a> Execution<'a> {
                         // Its top has the mode of the source's.
                         let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
                         let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
-                        anchor.during(&cycle, |anchor| tree::end_sharing(&dir, anchor, project, size, pass, &cycle))?;
+                        anchor.during(&cycle, |anchor| {
+                            tree::end_sharing(&dir, anchor, quotas, project, size, pass, &cycle)
+                        })?;
                         self.store.index().flushes.insert(id.clone(), Flush::after(former, Instant::now()));
                     }
                 }

@@ -10,7 +10,7 @@ use std::slice;
 use std::time::{Duration, Instant, SystemTime};
 
 use dir::Dir;
-use fsquota::{Limits, ProjectId, Usage};
+use fsquota::{Limits, ProjectId, Quotas, Usage};
 use nix::errno::Errno;
 use nix::sys::stat::{fstat, futimens};
 use nix::sys::time::TimeSpec;
@@ -117,6 +117,7 @@ pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
 pub(crate) fn end_sharing(
     dir: &Dir,
     anchor: &mut Anchor<'_>,
+    quotas: &Quotas,
     project: ProjectId,
     size: Bytes,
     pass: Duration,
@@ -124,7 +125,10 @@ pub(crate) fn end_sharing(
 ) -> Result<(), ActError> {
     // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
     // files that were written since the last writeback of all.
-    let free = || syncfs(dir).and_then(|()| reflink::free_unused(dir, project.get())).map_err(failed("free unused"));
+    let free = || {
+        syncfs(dir).map_err(failed("sync"))?;
+        quotas.settled(project).map(drop).map_err(ActError::Quota)
+    };
     let (start, mut end) = (Instant::now(), None);
     let visited = for_each_shared(dir, |file, extent| {
         let end = *end.get_or_insert_with(|| end_of_pass(start, Instant::now(), pass));

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use fsquota::{Ensured, FsError};
+use fsquota::{Ensured, FsError, Quotas};
 use nix::errno::Errno;
 use nix::libc::O_DIRECT;
 use units::Bytes;
@@ -11,30 +11,42 @@ use units::Bytes;
 use crate::files::{mib, write, xfs_io_ok};
 use crate::volumes::{SIZE, Volumes, size};
 
+const BLOCK: u64 = 4096;
+
+/// The size of what XFS allocates for a write to a block that two files of the volume share.
+fn allocated(volumes: &Volumes, name: &str, sizes: &[Bytes]) -> Bytes {
+    let memory = [2_u8; 2 * BLOCK as usize];
+    let aligned = memory.as_ptr().align_offset(BLOCK as usize);
+    let block = &memory[aligned..aligned + BLOCK as usize];
+    let (source, clone) = (volumes.path(&format!("a/{name}")), volumes.path(&format!("a/{name}.clone")));
+    write(&source, mib(4));
+    fsquota::sync(&volumes.root).unwrap();
+    xfs_io_ok(&clone, &["-f"], &[&format!("reflink {}", source.display())]);
+    let file = File::options().write(true).custom_flags(O_DIRECT).open(&source).unwrap();
+    sizes.iter().for_each(|bytes| fsquota::set_cow_extent_size(&file, *bytes).unwrap());
+    let before = file.metadata().unwrap().blocks();
+    file.write_all_at(block, mib(2).get()).unwrap();
+    Bytes::new((file.metadata().unwrap().blocks() - before) * 512)
+}
+
 /// XFS allocates a whole range for the first write to a shared block, and keeps the rest of it for later writes. Until
 /// then, the rest belongs to no extent, and the file's number of blocks has it.
 #[test]
 fn a_write_to_a_shared_block_allocates_the_size_that_was_set() {
-    const BLOCK: u64 = 4096;
-    let (volumes, dir, _) = Volumes::with_volume(size(mib(64)));
-    let memory = [2_u8; 2 * BLOCK as usize];
-    let aligned = memory.as_ptr().align_offset(BLOCK as usize);
-    let block = &memory[aligned..aligned + BLOCK as usize];
-    let allocated = |name: &str, sizes: &[Bytes]| {
-        let (source, clone) = (volumes.path(&format!("a/{name}")), volumes.path(&format!("a/{name}.clone")));
-        write(&source, mib(4));
-        fsquota::sync(&dir).unwrap();
-        xfs_io_ok(&clone, &["-f"], &[&format!("reflink {}", source.display())]);
-        let file = File::options().write(true).custom_flags(O_DIRECT).open(&source).unwrap();
-        sizes.iter().for_each(|bytes| fsquota::set_cow_extent_size(&file, *bytes).unwrap());
-        let before = file.metadata().unwrap().blocks();
-        file.write_all_at(block, mib(2).get()).unwrap();
-        Bytes::new((file.metadata().unwrap().blocks() - before) * 512)
-    };
-    let (default, sized, unset) =
-        (allocated("default", &[]), allocated("sized", &[Bytes::MIB]), allocated("unset", &[Bytes::MIB, Bytes::ZERO]));
-    let without_block = |size: u64| Bytes::new(size - BLOCK);
-    assert_eq!((default, sized, unset), (without_block(128 << 10), without_block(1 << 20), without_block(128 << 10)));
+    let (volumes, _dir, _) = Volumes::with_volume(size(mib(64)));
+    let kib = |size: u64| Bytes::new((size << 10) - BLOCK);
+    assert_eq!(allocated(&volumes, "default", &[]), kib(128));
+    assert_eq!(allocated(&volumes, "sized", &[Bytes::MIB]), kib(1024));
+    assert_eq!(allocated(&volumes, "unset", &[Bytes::MIB, Bytes::ZERO]), kib(128));
+}
+
+#[test]
+fn settled_usage_has_no_blocks_that_no_write_has_used() {
+    let (volumes, dir, id) = Volumes::with_volume(size(mib(64)));
+    let unused = allocated(&volumes, "data", &[Bytes::MIB]);
+    let quotas = Quotas::open(&dir).unwrap();
+    assert_eq!(Some(quotas.quota(id).unwrap().used.bytes), mib(8).checked_add(unused));
+    assert_eq!(quotas.settled(id).unwrap().used.bytes, mib(8));
 }
 
 #[test]

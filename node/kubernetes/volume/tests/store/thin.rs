@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use fsquota::Limits;
+use fsquota::{Limits, Quotas};
 use nix::errno::Errno;
 use nix::unistd::syncfs;
 use units::Bytes;
@@ -138,8 +138,7 @@ fn a_tenant_of_files_at_its_limit_gets_enospc_until_its_thin_snapshot_is_removed
     assert_eq!((node.limits(from.project), reserved(&node)), (limits, from.reserved()));
 
     let root = File::open(node.disk.path()).unwrap();
-    reflink::free_unused(&root, from.project.get()).unwrap();
-    let used = node.store.open_volume(&source).unwrap().quota().unwrap().used.bytes;
+    let used = Quotas::open(&root).unwrap().settled(from.project).unwrap().used.bytes;
     fsquota::set_limits(&root, from.project, Limits { bytes: Some(used), inodes: None }).unwrap();
     let large = File::options().write(true).open(top.join("large")).unwrap();
     let failed = large.write_all_at(&[2; 64 << 10], 0).and_then(|()| large.sync_all()).unwrap_err();
