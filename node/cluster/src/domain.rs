@@ -42,7 +42,7 @@ impl FromStr for ClusterDomain {
 }
 
 /// Whether it is a DNS label (RFC 1123) in lower case.
-pub(crate) fn is_label(text: &str) -> bool {
+pub fn is_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }

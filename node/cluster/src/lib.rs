@@ -20,7 +20,7 @@ pub use address::AddressError;
 pub use administrator::{AdministratorError, AdministratorRequest};
 pub use ca_digest::{CaDigest, DigestError};
 pub use card::{Card, CardError};
-pub use domain::{ClusterDomain, DomainError};
+pub use domain::{ClusterDomain, DomainError, is_label};
 pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cluster::is_label;
+
 /// Name of a node, a DNS label (RFC 1123).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeName(Box<str>);
@@ -31,9 +33,6 @@ impl FromStr for NodeName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let is_label =
-            (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-');
-        if is_label { Ok(Self(text.into())) } else { Err(NameError) }
+        if is_label(text) { Ok(Self(text.into())) } else { Err(NameError) }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use cluster::{Overcommit, STATUS_PORT};
+use cluster::{Overcommit, STATUS_PORT, is_label};
 use tracing_subscriber::filter::LevelFilter;
 use units::{Bytes, ParseError};
 
@@ -217,10 +217,7 @@ impl FromStr for NodeName {
     type Err = NodeNameError;
 
     fn from_str(text: &str) -> Result<Self, NodeNameError> {
-        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        let label =
-            |part: &str| !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-');
-        if text.len() <= 63 && text.split('.').all(label) { Ok(Self(text.into())) } else { Err(NodeNameError) }
+        if text.len() <= 63 && text.split('.').all(is_label) { Ok(Self(text.into())) } else { Err(NodeNameError) }
     }
 }
 

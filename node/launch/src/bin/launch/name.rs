@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cluster::is_label;
+
 /// Name of a cluster that is kept, `[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?`: one safe path component, and a name of a context.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClusterName(Box<str>);
@@ -29,10 +31,7 @@ impl FromStr for ClusterName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let is_valid = (1..=Self::LONGEST).contains(&text.len())
-            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !text.starts_with('-')
-            && !text.ends_with('-');
+        let is_valid = text.len() <= Self::LONGEST && is_label(text);
         if is_valid { Ok(Self(text.into())) } else { Err(NameError { text: text.to_owned() }) }
     }
 }
