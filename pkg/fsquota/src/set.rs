@@ -1,6 +1,6 @@
 //! Assigns projects to directories and limits to projects.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use dir::Ensured;
 use units::Inodes;
@@ -45,11 +45,7 @@ pub fn set(dir: impl AsFd, limits: Limits, ids: &Allocator) -> Result<Ensured<Pr
 /// Those of [`set`]; [`SetError::OtherProject`] or [`SetError::InUse`] if the directory has another ID or other inodes
 /// have this one. The directory is then unchanged.
 pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<ProjectId>, SetError> {
-    let limits = CheckedLimits::try_from(limits)?;
-    let dir = open_directory(dir.as_fd())?;
-    let mut seen = DirectoryState::of(&dir)?;
-    let fs = seen.file_system()?;
-    apply(&mut seen, fs, id, limits, Sharing::Exclusive)
+    give(dir.as_fd(), id, limits, Sharing::Exclusive)
 }
 
 /// Adds an empty directory to a project that other directories may have: they have the limits together. The directory must
@@ -58,11 +54,7 @@ pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<P
 /// # Errors
 /// Those of [`assign`] but for [`SetError::InUse`].
 pub fn join(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<ProjectId>, SetError> {
-    let limits = CheckedLimits::try_from(limits)?;
-    let dir = open_directory(dir.as_fd())?;
-    let mut seen = DirectoryState::of(&dir)?;
-    let fs = seen.file_system()?;
-    apply(&mut seen, fs, id, limits, Sharing::Shared)
+    give(dir.as_fd(), id, limits, Sharing::Shared)
 }
 
 /// Changes the limits of a project regardless of its directories, for example to restore recorded limits. `fs` is any
@@ -83,6 +75,15 @@ pub fn set_limits(fs: impl AsFd, id: ProjectId, limits: Limits) -> Result<(), Se
 enum Sharing {
     Exclusive,
     Shared,
+}
+
+/// Gives the project to a directory that has none or this one.
+fn give(dir: BorrowedFd<'_>, id: ProjectId, limits: Limits, sharing: Sharing) -> Result<Ensured<ProjectId>, SetError> {
+    let limits = CheckedLimits::try_from(limits)?;
+    let dir = open_directory(dir)?;
+    let mut seen = DirectoryState::of(&dir)?;
+    let fs = seen.file_system()?;
+    apply(&mut seen, fs, id, limits, sharing)
 }
 
 fn apply(
