@@ -44,32 +44,24 @@ pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, attributes: Attributes) -> Re
 
 /// Attaches a detached mount to `target` (`move_mount`, Linux 5.2).
 pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
-    let flags = libc::MOVE_MOUNT_F_EMPTY_PATH | libc::MOVE_MOUNT_T_EMPTY_PATH;
-    // SAFETY: both descriptors are open during the call; the kernel reads a static string twice and writes nothing.
-    let answer = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            mount.as_raw_fd(),
-            EMPTY.as_ptr(),
-            target.as_raw_fd(),
-            EMPTY.as_ptr(),
-            flags,
-        )
-    };
-    Errno::result(answer).map(drop)
+    attach(mount, target, EMPTY, libc::MOVE_MOUNT_T_EMPTY_PATH)
 }
 
 /// Attaches a detached mount to the entry `name` of a directory. Does not follow a symbolic link.
 pub(crate) fn move_mount_at(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    attach(mount, directory, name, 0)
+}
+
+fn attach(mount: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, flags: c_uint) -> Result<(), Errno> {
     // SAFETY: both descriptors are open and both strings live during the call; the kernel only reads the strings.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_move_mount,
             mount.as_raw_fd(),
             EMPTY.as_ptr(),
-            directory.as_raw_fd(),
+            to.as_raw_fd(),
             name.as_ptr(),
-            libc::MOVE_MOUNT_F_EMPTY_PATH,
+            libc::MOVE_MOUNT_F_EMPTY_PATH | flags,
         )
     };
     Errno::result(answer).map(drop)
