@@ -65,6 +65,10 @@ pub(crate) fn program(config: &Config) -> Program {
         "--snapshot-count=1000".into(),
         // The API server sends a watch a bookmark each minute if etcd has reported progress since the watch began.
         "--watch-progress-notify-interval=20s".into(),
+        // Heartbeats have no receiver, and each interval wakes etcd. An election timeout has at least five
+        // intervals; it is the default, so that a started member becomes the leader as soon as by default.
+        "--heartbeat-interval=200".into(),
+        "--election-timeout=1000".into(),
     ];
     match config.durability {
         Durability::Durable => {}
@@ -102,6 +106,17 @@ mod tests {
         assert!(LOG >= Bytes::new(4 * 64_000_000).saturating_add(headroom::SIZE));
         let expected = format!("--quota-backend-bytes={}", (480_u64 - 256) << 20);
         assert!(program(&Config::default()).arguments.contains(&expected));
+    }
+
+    /// etcd does not start with an election timeout of less than five heartbeat intervals.
+    #[test]
+    fn an_election_timeout_is_as_by_default_and_has_as_few_ticks_as_etcd_allows() {
+        let arguments = program(&Config::default()).arguments;
+        let milliseconds = |flag: &str| -> u64 {
+            arguments.iter().find_map(|argument| argument.strip_prefix(flag)).unwrap().parse().unwrap()
+        };
+        assert_eq!(milliseconds("--election-timeout="), 1000);
+        assert_eq!(5 * milliseconds("--heartbeat-interval="), 1000);
     }
 
     /// All pods in the host's network could read and write every object.
