@@ -200,13 +200,15 @@ fn toml(config: &Config, shims: Option<&str>) -> String {
         r#"version = 3
 root = {root}
 state = {state}
-# Snapshotters and differs that the node does not use; the others want to write to /opt or to a collector.
+# Snapshotters and differs that the node does not use; the others want to write to /opt or to a collector, or list all
+# containers every 10 s for a label of containerd's own clients: the kubelet restarts containers.
 disabled_plugins = [
   "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
   "io.containerd.snapshotter.v1.erofs", "io.containerd.differ.v1.erofs",
   "io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
   "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+  "io.containerd.monitor.container.v1.restart",
 ]
 
 [grpc]
@@ -281,6 +283,7 @@ mod tests {
             "  image_pull_with_sync_fs = true",
             "  device_ownership_from_security_context = true",
             "  stats_collect_period = \"10s\"",
+            "  \"io.containerd.monitor.container.v1.restart\",",
             "        ShimCgroup = \"/shims\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
