@@ -60,6 +60,17 @@ if [ "$found" != {want} ]; then
     exit 1
 fi"""
 
+# Replaces each occurrence of a text in a vendored file.
+_EDIT = """\
+file=vendor/{path} old='{old}' new='{new}'
+if ! grep -qF -- "$old" $file; then
+    echo "$file: the text that the build replaces is missing: $old" >&2
+    echo "read the file, then correct the edits of {label}" >&2
+    exit 1
+fi
+text=$(cat $file)
+printf '%s\n' "${{text//"$old"/"$new"}}" > $file"""
+
 def _go_programs_impl(ctx):
     outputs = {name: ctx.actions.declare_file(name) for name in ctx.attr.programs}
     lines = _start(ctx) + [
@@ -85,6 +96,10 @@ def _go_programs_impl(ctx):
         # In a place of its own, so that an error names the vendored path.
         lines.append("mkdir -p $work/overlay/$(dirname {path}) && cp $root/{file} $work/overlay/{path}".format(path = path, file = file.path))
         overlay[path] = file
+    for path, texts in ctx.attr.edits.items():
+        if len(texts) != 2 or "'" in texts[0] + texts[1]:
+            fail("edits of {}: an old and a new text without single quotes are needed".format(path))
+        lines.append(_EDIT.format(path = path, old = texts[0], new = texts[1], label = ctx.label))
     for path in ctx.attr.removed:
         lines.append("rm $work/src/vendor/" + path)
     if overlay:
@@ -123,6 +138,7 @@ go_programs = rule(
     attrs = {
         "build_tags": attr.string_list(doc = "Build tags of the programs without C."),
         "cgo": attr.string_list(doc = "Programs that need a C compiler; linked statically all the same, with the libraries of @sysroot."),
+        "edits": attr.string_list_dict(doc = "Vendored file -> a text in it, and the text that replaces it; a missing text fails the build."),
         "overlay": attr.label_keyed_string_dict(allow_files = [".go"], doc = "File of ours -> vendored file that it replaces."),
         "overlay_digests": attr.string_dict(doc = "Vendored file -> its SHA-256; another one fails the build."),
         "programs": attr.string_dict(mandatory = True, doc = "Name -> Go package."),
