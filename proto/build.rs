@@ -1,5 +1,5 @@
-//! Compiles the protocol files. Bazel names them in `CSI_PROTO`, `FORMER_CSI_PROTO`, `REGISTRATION_PROTO`, `CRI_PROTO` and
-//! `CONFIG_PROTO`; Cargo alone takes those of others from the Go modules that a go.mod in third_party pins.
+//! Compiles the protocol files. Bazel names them in `CSI_PROTO`, `FORMER_CSI_PROTO`, `REGISTRATION_PROTO`, `CRI_PROTO`,
+//! `ETCD_PROTO` and `CONFIG_PROTO`; Cargo alone takes those of others from the Go modules that a go.mod in third_party pins.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const FORMER_CSI: Protocol = Protocol {
     descriptors: None,
 };
 
-const PROTOCOLS: [Protocol; 4] = [
+const PROTOCOLS: [Protocol; 5] = [
     Protocol {
         name: "csi.proto",
         variable: "CSI_PROTO",
@@ -48,6 +48,7 @@ const PROTOCOLS: [Protocol; 4] = [
         descriptors: None,
     },
     Protocol { name: "cri.proto", variable: "CRI_PROTO", module: None, path: "cri/cri.proto", descriptors: None },
+    Protocol { name: "etcd.proto", variable: "ETCD_PROTO", module: None, path: "etcd/etcd.proto", descriptors: None },
     Protocol {
         name: "config.proto",
         variable: "CONFIG_PROTO",

@@ -1,6 +1,7 @@
 //! Messages and services of the two protocols between kubelet and a CSI node plugin, generated from
-//! their official files (pinned in go.mod files of `third_party`), the few calls of the Container Runtime Interface that the
-//! node makes itself, from `cri/cri.proto`, and the configuration of a node, from `node/v1/config.proto`.
+//! their official files (pinned in go.mod files of `third_party`), the few calls of the Container Runtime Interface and of etcd
+//! that the node makes itself, from `cri/cri.proto` and `etcd/etcd.proto`, and the configuration of a node, from
+//! `node/v1/config.proto`.
 //!
 //! The last file is the only source of the configuration: crate `config` reads JSON by its descriptors, and
 //! `bazel run //proto:reference` writes docs/configuration.md from its comments.
@@ -25,6 +26,12 @@ pub mod registration {
 pub mod cri {
     #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
     tonic::include_proto!("runtime.v1");
+}
+
+/// etcd's API, as far as the node calls it.
+pub mod etcd {
+    #![allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+    tonic::include_proto!("etcdserverpb");
 }
 
 /// The configuration of a node, `node/v1/config.proto`.
