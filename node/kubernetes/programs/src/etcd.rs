@@ -16,7 +16,12 @@ pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 /// Where other members would; there are none.
 const PEERS: &str = "https://127.0.0.1:2380";
 
-const HEALTH: u16 = 2381;
+/// Of health and metrics, on loopback.
+const HEALTH_PORT: u16 = 2381;
+
+/// Able to read, also with the alarm of a full database (etcd's `server/etcdserver/api/etcdhttp/health.go`). The alarm outlives
+/// a restart, and only a client of a running etcd can disarm it.
+const READINESS: &str = "/health?exclude=NOSPACE";
 
 /// Size of the log: segments of 64 MB, each allocated before it is used. Two that are kept, the one
 /// that is written, the next. The rest is for the headroom file.
@@ -29,7 +34,7 @@ fn database(directory: Bytes) -> Bytes {
 }
 
 pub fn service(config: &Config) -> Service {
-    let service = program(config).service(&config.paths, || ready::http(HEALTH, "/health"));
+    let service = program(config).service(&config.paths, || ready::http(HEALTH_PORT, READINESS));
     Headroom::of(config.paths.etcd.clone()).with(service)
 }
 
@@ -46,7 +51,7 @@ pub(crate) fn program(config: &Config) -> Program {
         format!("--cert-file={certificate}"),
         format!("--key-file={key}"),
         // On a port of its own: gRPC behind Go's HTTP server is slow, and with TLS starves watches.
-        format!("--listen-client-http-urls=http://127.0.0.1:{HEALTH}"),
+        format!("--listen-client-http-urls=http://127.0.0.1:{HEALTH_PORT}"),
         // It would serve objects there.
         "--enable-grpc-gateway=false".into(),
         format!("--listen-peer-urls={PEERS}"),
