@@ -8,7 +8,7 @@ use cluster::{AdministratorRequest, STATUS_PORT};
 use kube::Client;
 use programs::discovery::ca_digest;
 use programs::{
-    Credentials, Identity, Service, apiserver, controller_manager, etcd, first_range, scheduler, secrets,
+    Credentials, Identity, Service, apiserver, controller_manager, database, etcd, first_range, scheduler, secrets,
     snapshot_controller,
 };
 use supervisor::{BoxError, Context, Handle};
@@ -46,6 +46,9 @@ impl ControlPlane {
         let BaseServices { modules, guard } = member.start_base(&cx, None);
         let etcd = cx.start("etcd", etcd::service(&member.services));
         etcd.healthy().await?;
+        // With a full database, the API server is not ready before.
+        let paths = member.services.paths.clone();
+        cx.start("database", move |cx| database::recover(cx, paths.clone()));
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));
 
         // The container runtime starts while the API server starts.

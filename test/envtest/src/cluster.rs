@@ -27,6 +27,9 @@ use units::Bytes;
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
+/// Of etcd, for the API server.
+const ETCD_PORT: u16 = 2379;
+
 /// Variable that the target of a suite sets if a case calls [`Cluster::start_dns`].
 const COREDNS: &str = "ENVTEST_COREDNS";
 
@@ -64,7 +67,7 @@ pub struct Cluster {
     admin: Client,
     api_server: Mutex<Option<Supervisor>>,
     controllers: Mutex<Option<Supervisor>>,
-    _etcd: Supervisor,
+    etcd: Mutex<Option<Supervisor>>,
     // After the programs.
     _directory: TempDir,
 }
@@ -92,7 +95,7 @@ impl Cluster {
             admin,
             api_server: Mutex::new(Some(api_server)),
             controllers: Mutex::new(Some(controllers)),
-            _etcd: etcd,
+            etcd: Mutex::new(Some(etcd)),
             _directory: directory,
         })
     }
@@ -166,14 +169,19 @@ impl Cluster {
     /// `http.Server.Shutdown`).
     pub async fn stop_api_server(&self) {
         if let Some(running) = self.api_server.lock().await.take() {
-            // It is overdue, as wanted.
-            _ = running.stop(Duration::ZERO).await;
-            // The kernel frees a large process for a while after its end. The next API server needs the port.
-            let end = Instant::now() + STOP;
-            while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).await.is_ok() {
-                sleep(Duration::from_millis(10)).await;
-            }
+            end(running, API_PORT).await;
         }
+    }
+
+    /// Kills etcd and starts it with this configuration, which has the paths of the cluster except that of etcd's data. Returns
+    /// when it is ready.
+    pub async fn restart_etcd(&self, config: &programs::Config) -> Result<(), StartError> {
+        let mut running = self.etcd.lock().await;
+        if let Some(running) = running.take() {
+            end(running, ETCD_PORT).await;
+        }
+        *running = Some(start("etcd", etcd::service(config)).await?);
+        Ok(())
     }
 
     /// Starts the API server again, and returns when it is ready. Does nothing while it runs.
@@ -199,6 +207,17 @@ impl Cluster {
             *running = Some(start("kube-controller-manager", service).await?);
         }
         Ok(())
+    }
+}
+
+/// Kills a program that listens on this port.
+async fn end(running: Supervisor, port: u16) {
+    // It is overdue, as wanted.
+    _ = running.stop(Duration::ZERO).await;
+    // The kernel frees a large process for a while after its end. The next one needs the port.
+    let end = Instant::now() + STOP;
+    while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+        sleep(Duration::from_millis(10)).await;
     }
 }
 

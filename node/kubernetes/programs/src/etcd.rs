@@ -17,9 +17,12 @@ pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 const PEERS: &str = "https://127.0.0.1:2380";
 
 /// Of health and metrics, on loopback.
-const HEALTH_PORT: u16 = 2381;
+pub(crate) const HEALTH_PORT: u16 = 2381;
 
-/// Able to read, also with the alarm of a full database (etcd's `server/etcdserver/api/etcdhttp/health.go`). The alarm outlives
+/// Without an alarm, and able to read.
+pub(crate) const HEALTH: &str = "/health";
+
+/// As [`HEALTH`], also with the alarm of a full database (etcd's `server/etcdserver/api/etcdhttp/health.go`). The alarm outlives
 /// a restart, and only a client of a running etcd can disarm it.
 const READINESS: &str = "/health?exclude=NOSPACE";
 

@@ -6,7 +6,7 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,15 +126,19 @@ impl Headroom {
         }
     }
 
-    /// Free space for the program. XFS reports what is left of the project's limit.
     fn available(&self) -> io::Result<Bytes> {
-        let found = statvfs(&self.directory)?;
-        Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
+        available(&self.directory)
     }
 
     fn path(&self) -> PathBuf {
         self.directory.join("headroom")
     }
+}
+
+/// Free space for a program in its directory. XFS reports what is left of the project's limit.
+pub(crate) fn available(directory: &Path) -> io::Result<Bytes> {
+    let found = statvfs(directory)?;
+    Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
 }
 
 /// Whether as much space as the file takes remains for the program. That is false right after the file was deleted.

@@ -7,7 +7,7 @@
 //! | started | after |
 //! |---|---|
 //! | [`etcd`], [`containerd`] | |
-//! | [`apiserver`] | `etcd` |
+//! | [`apiserver`], [`database`] | `etcd` |
 //! | [`containerd::images`] | `containerd` |
 //! | [`controller_manager`], [`scheduler`], [`proxy`], [`secrets`] | `apiserver` |
 //! | [`snapshot_controller`] | the node is Ready, `controller_manager`, the kinds of snapshots |
@@ -42,6 +42,7 @@ mod cni;
 mod config;
 pub mod containerd;
 pub mod controller_manager;
+pub mod database;
 pub mod discovery;
 pub mod dns;
 mod encryption;

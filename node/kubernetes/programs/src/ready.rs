@@ -48,6 +48,11 @@ pub(crate) async fn http(port: u16, path: &str) -> Result<(), NotReady> {
     eventually(LIMIT, || get(port, path)).await
 }
 
+/// As [`http`], asked once.
+pub(crate) async fn http_now(port: u16, path: &str) -> Result<(), ProbeFailure> {
+    timeout(PATIENCE, get(port, path)).await.unwrap_or(Err(ProbeFailure::Silence))
+}
+
 pub(crate) async fn socket(path: &Path) -> Result<(), NotReady> {
     eventually(LIMIT, || async { Ok(UnixStream::connect(path).await.map(drop)?) }).await
 }

@@ -4,6 +4,7 @@
 mod admission;
 mod clients;
 mod controllers;
+mod database;
 mod etcd;
 mod first_range;
 mod snapshots;
@@ -21,6 +22,8 @@ fn main() -> ExitCode {
     let suite = controllers::cases(suite);
     let suite = first_range::cases(suite);
     let suite = snapshots::cases(suite);
-    // Last: it restarts the API server.
-    stored::cases(suite).run()
+    // It restarts the API server.
+    let suite = stored::cases(suite);
+    // Last: it replaces etcd's data.
+    database::cases(suite).run()
 }
