@@ -25,10 +25,7 @@ pub use overcommit::{Overcommit, OvercommitError};
 pub use registry::{
     Certificates, Credentials, Endpoint, Images, Registry, RegistryError, RegistryName, Server, Verification,
 };
-pub use settings::{
-    Addresses, Networking, PodProcesses, PodSecurity, ProgramSettings, SecretKey, SecretStorage, ServiceProxy, Static,
-    Uplink,
-};
+pub use settings::*;
 pub use token::{Token, TokenError};
 
 pub const DRIVER_NAME: &str = "local.granary.dev";
