@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 
 use crate::pki::identity::Identity;
 use crate::program::{Program, Service};
-use crate::rights::Capability;
 use crate::{Config, Credentials, Rights, User, ready};
 
 pub(crate) const READINESS_PORT: u16 = 10251;
@@ -24,11 +23,7 @@ pub fn service(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr])
 fn program(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr]) -> Program {
     let file = config.paths.generated("Corefile");
     let keys = [credentials.kubeconfig(Identity::Dns), credentials.key(Identity::Dns.name())];
-    let rights = Rights {
-        capabilities: &[Capability::NetBindService],
-        reads: vec![file.clone()],
-        ..Rights::new(User::Dns, keys)
-    };
+    let rights = Rights { reads: vec![file.clone()], ..Rights::new(User::Dns, keys) };
     Program {
         name: User::Dns.program(),
         arguments: vec!["-conf".to_owned(), file.display().to_string()],
@@ -92,6 +87,7 @@ fn forward<'a>(servers: impl Iterator<Item = &'a Ipv4Addr>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Capability;
     use crate::config::with_credentials;
 
     fn written(config: Config, servers: &[[u8; 4]]) -> String {

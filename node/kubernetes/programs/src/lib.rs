@@ -86,9 +86,9 @@ pub use pki::store::PkiError;
 pub use pki::{ClientError, Credentials};
 pub use program::{Program, ProgramError, Running, Service, Tail};
 pub use ready::{NotReady, ProbeFailure};
-pub use rights::{Capability, Confinement, Rights};
+pub use rights::{Confinement, Rights};
 pub use sandbox::SandboxError;
-pub use user::User;
+pub use user::{Capability, User};
 
 /// How often each program was killed since its cgroup was created, because it exceeded its memory limit.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {

@@ -4,7 +4,6 @@ use serde_json::json;
 
 use crate::pki::identity::Identity;
 use crate::program::{Program, Service};
-use crate::rights::Capability;
 use crate::{Config, Credentials, Rights, User, ready};
 
 const LIBRARIES: &str = "/usr/lib";
@@ -18,8 +17,6 @@ fn program(config: &Config, credentials: &Credentials, identity: Identity) -> Pr
     let file = config.paths.generated("kube-proxy.json");
     let arguments = vec![format!("--config={}", file.display()), format!("--hostname-override={}", config.node)];
     let rights = Rights {
-        // It has the rules written by nft, and ends connections in the table of connections.
-        capabilities: &[Capability::NetAdmin],
         reads: vec![file.clone(), config.paths.names()],
         starts: vec![config.paths.programs.join("nft"), LIBRARIES.into()],
         ..Rights::new(User::Proxy, [credentials.kubeconfig(identity), credentials.key(identity.name())])

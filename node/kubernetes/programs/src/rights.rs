@@ -2,21 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::user::User;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capability {
-    /// `CAP_NET_BIND_SERVICE`: ports below 1024.
-    NetBindService = 10,
-    /// `CAP_NET_ADMIN`: rules for packets, and the table of connections.
-    NetAdmin = 12,
-}
-
-impl Capability {
-    pub(crate) const fn number(self) -> u32 {
-        self as u32
-    }
-}
+use crate::user::{Capability, User};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
@@ -45,9 +31,10 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Of a program that reads keys and nothing else.
+    /// Of a program that has the capabilities of its user, and reads keys and nothing else.
     pub fn new(user: User, keys: impl Into<Vec<PathBuf>>) -> Self {
-        Self { user, capabilities: &[], keys: keys.into(), reads: vec![], owns: vec![], starts: vec![] }
+        let (capabilities, keys) = (user.capabilities(), keys.into());
+        Self { user, capabilities, keys, reads: vec![], owns: vec![], starts: vec![] }
     }
 
     /// Access by path. `program` is its own file, `scratch` its directory for temporary files.

@@ -11,7 +11,7 @@ use landlock::{
 use nix::libc::sock_filter;
 
 use crate::rights::{Access, Rights};
-use crate::user::User;
+use crate::user::{Capability, User};
 use crate::{seccomp, sys};
 
 /// Linux 6.12. It also confines signals and abstract sockets to the program and its children.
@@ -42,7 +42,7 @@ impl Sandbox {
         sys::has_seccomp().map_err(SandboxError::Seccomp)?;
         Ok(Self {
             user: rights.user,
-            capabilities: rights.capabilities.iter().fold(0, |all, one| all | 1 << one.number()),
+            capabilities: Capability::set(rights.capabilities),
             rules: ruleset(&rights.rules(program, scratch))?,
             filter: seccomp::filter(),
         })

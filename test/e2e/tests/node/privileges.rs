@@ -1,27 +1,15 @@
 //! The users and the rights of the node's programs, as the kernel shows them.
 
 use e2e::{Case, Failure};
-use programs::User;
-
-/// The effective capabilities of the program of a user.
-const fn capabilities(user: User) -> &'static str {
-    match user {
-        // CAP_NET_ADMIN.
-        User::Proxy => "0000000000001000",
-        // CAP_NET_BIND_SERVICE.
-        User::Dns => "0000000000000400",
-        User::Etcd | User::ApiServer | User::ControllerManager | User::Scheduler | User::SnapshotController => {
-            "0000000000000000"
-        }
-    }
-}
+use programs::{Capability, User};
 
 pub async fn are_least(case: &Case) -> Result<(), Failure> {
     // Some start after kube-controller-manager.
     case.all_services_are_ready().await?;
     let observer = case.observer();
     for user in User::ALL {
-        let (program, id, capabilities) = (user.program(), user.id().to_string(), capabilities(user));
+        let (program, id) = (user.program(), user.id().to_string());
+        let capabilities = format!("{:016x}", Capability::set(user.capabilities()));
         let processes = case.signal(program, 0).await?;
         assert!(!processes.is_empty(), "{program} does not run");
         for process in processes {
