@@ -93,5 +93,5 @@ pub use user::{Capability, User};
 /// How often each program was killed since its cgroup was created, because it exceeded its memory limit.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {
     let Some(root) = &paths.cgroups else { return Vec::new() };
-    memory::limited().map(|program| (program, cgroup::kills(root, program))).collect()
+    user::limited().map(|(program, _)| (program, cgroup::kills(root, program))).collect()
 }

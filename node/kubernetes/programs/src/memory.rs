@@ -1,44 +1,23 @@
-//! How much memory the programs of a node may take, by the machine's. Pure.
+//! How much memory a program of a node may take, by the machine's. Pure.
 
 use units::Bytes;
 
+/// A part of the machine's memory.
 #[derive(Clone, Copy, Debug)]
-struct Share {
-    program: &'static str,
+pub(crate) struct Share {
     percent: u64,
     least: Bytes,
     most: Bytes,
 }
 
-/// A limit is for the one that runs away, no part that adds up: each leaves the others what they need. It is several times
-/// what the program needs. On a node of 4 GiB without pods all of them and the node's own program have 418 MiB (`RSS`),
-/// kubelet 47 of these; snapshot-controller, measured without a node, has 82 MiB more, of which it shares 65 with the others.
-///
-/// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
-/// what they watch, snapshot-controller volumes, claims and snapshots, CoreDNS the names in it; etcd what it writes, its database is the kernel's page cache; kubelet and containerd what they know of
-/// pods. `ctr` reads an archive while the node starts.
-#[rustfmt::skip]
-const SHARES: [Share; 10] = [
-    Share { program: "kube-apiserver",          percent: 50, least: mib(640), most: mib(32 << 10) },
-    Share { program: "kube-controller-manager", percent: 20, least: mib(256), most: mib(4 << 10) },
-    Share { program: "kube-scheduler",          percent: 15, least: mib(192), most: mib(2 << 10) },
-    Share { program: "snapshot-controller",     percent: 10, least: mib(128), most: mib(1 << 10) },
-    Share { program: "etcd",                    percent: 20, least: mib(256), most: mib(8 << 10) },
-    Share { program: "kubelet",                 percent: 15, least: mib(256), most: mib(4 << 10) },
-    Share { program: "containerd",              percent: 20, least: mib(256), most: mib(4 << 10) },
-    Share { program: "kube-proxy",              percent: 10, least: mib(128), most: mib(1 << 10) },
-    Share { program: "coredns",                 percent:  5, least: mib( 96), most: mib( 512) },
-    Share { program: "ctr",                     percent: 10, least: mib(128), most: mib(1 << 10) },
-];
+impl Share {
+    pub(crate) const fn new(percent: u64, least: Bytes, most: Bytes) -> Self {
+        Self { percent, least, most }
+    }
 
-pub(crate) fn limited() -> impl Iterator<Item = &'static str> {
-    SHARES.iter().map(|share| share.program)
-}
-
-/// A program's limit on a machine with this memory; `None` of an unknown program.
-pub(crate) fn limit(program: &str, machine: Bytes) -> Option<Bytes> {
-    let share = SHARES.iter().find(|share| share.program == program)?;
-    Some(Bytes::new(machine.get() / 100 * share.percent).clamp(share.least, share.most))
+    pub(crate) fn limit(self, machine: Bytes) -> Bytes {
+        Bytes::new(machine.get() / 100 * self.percent).clamp(self.least, self.most)
+    }
 }
 
 /// At this size of its memory a program in Go collects its garbage, however long it would have waited otherwise: else its
@@ -54,7 +33,7 @@ pub(crate) fn reserved(machine: Bytes) -> Bytes {
     mib(512).saturating_add(more).min(Bytes::new(machine.get() / 2))
 }
 
-const fn mib(count: u64) -> Bytes {
+pub(crate) const fn mib(count: u64) -> Bytes {
     Bytes::new(count << 20)
 }
 
@@ -65,7 +44,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::User;
+    use crate::user::{limited, memory_limit};
 
     /// `MemTotal` of the smallest machine that the launcher allows: the kernel reserves some.
     const SMALLEST: Bytes = mib(1280 - 100);
@@ -90,32 +69,28 @@ mod tests {
             .filter_map(|row| row.strip_prefix("| ")?.split_once(" | "))
             .flat_map(|(names, limits)| names.split('`').skip(1).step_by(2).map(move |name| (name, limits)))
             .collect();
-        let limits = SHARES
-            .map(|Share { program, percent, least, most }| (program, format!("{percent} % | {least} | {most} |")));
+        let limits: Vec<_> = limited()
+            .map(|(program, Share { percent, least, most })| (program, format!("{percent} % | {least} | {most} |")))
+            .collect();
         let limits: BTreeSet<(&str, &str)> =
             limits.iter().map(|(program, limits)| (*program, limits.as_str())).collect();
         assert_eq!(described, limits);
     }
 
     #[test]
-    fn every_confined_program_has_a_limit() {
-        assert!(User::ALL.iter().all(|user| limited().any(|program| program == user.program())));
-    }
-
-    #[test]
     fn the_machine_of_the_demonstration_is_divided_like_this() {
         let machine = mib(2 << 10);
-        assert_eq!(limit("kube-apiserver", machine).map(|limit| limit.get() >> 20), Some(1023));
-        assert_eq!(limit("etcd", machine).map(|limit| limit.get() >> 20), Some(409));
+        assert_eq!(memory_limit("kube-apiserver", machine).map(|limit| limit.get() >> 20), Some(1023));
+        assert_eq!(memory_limit("etcd", machine).map(|limit| limit.get() >> 20), Some(409));
         assert_eq!(reserved(machine).get() >> 20, 716);
-        assert_eq!(limit("sh", machine), None);
+        assert_eq!(memory_limit("sh", machine), None);
     }
 
     proptest! {
         #[test]
         fn one_that_runs_away_is_stopped_before_the_others_starve(machine in machines()) {
-            for program in limited() {
-                let limit = limit(program, machine).unwrap();
+            for (program, share) in limited() {
+                let limit = share.limit(machine);
                 prop_assert!(limit.saturating_add(IDLE) < machine, "{program}: {limit}");
                 prop_assert!(heap(limit) < limit);
             }
@@ -124,8 +99,8 @@ mod tests {
         #[test]
         fn an_idle_node_is_far_from_every_limit(machine in machines()) {
             // More than all of them have together.
-            prop_assert!(limit("kube-apiserver", machine).unwrap() > IDLE);
-            prop_assert!(limit("kubelet", machine).unwrap() > mib(4 * 47));
+            prop_assert!(memory_limit("kube-apiserver", machine).unwrap() > IDLE);
+            prop_assert!(memory_limit("kubelet", machine).unwrap() > mib(4 * 47));
         }
 
         #[test]

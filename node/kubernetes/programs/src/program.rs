@@ -28,7 +28,7 @@ use crate::lines::{LONGEST, Lines};
 use crate::ready::NotReady;
 use crate::rights::{Confinement, Rights};
 use crate::sandbox::{Sandbox, SandboxError};
-use crate::{Paths, memory, ownership, sys};
+use crate::{Paths, memory, ownership, sys, user};
 
 const TAIL: usize = 12;
 /// After SIGTERM. Less than the supervisor's own deadline, so that SIGKILL comes from here.
@@ -240,7 +240,7 @@ impl Program {
     }
 
     fn limit(&self, paths: &Paths) -> Option<Bytes> {
-        self.memory.or_else(|| memory::limit(self.name, paths.memory?))
+        self.memory.or_else(|| user::memory_limit(self.name, paths.memory?))
     }
 
     fn command(&self, path: &Path, paths: &Paths) -> Command {

@@ -1,6 +1,9 @@
-//! The users of confined programs, and their capabilities.
+//! The programs of a node with their users, capabilities and limits of memory.
 
 use dir::{Gid, Owner, Uid};
+use units::Bytes;
+
+use crate::memory::{Share, mib};
 
 /// The first ID. Kubernetes rejects IDs above 2³¹-1 as `runAsUser`, `fsGroup` and supplemental groups, and kubelet assigns
 /// user namespaces from 65536 on: no pod has one of these IDs, unless it has `CAP_SETUID` in the node's user namespace.
@@ -22,7 +25,10 @@ impl Capability {
 }
 
 macro_rules! users {
-    ($($user:ident = $number:literal: $program:literal, [$($capability:ident),*];)*) => {
+    ($(
+        $user:ident = $number:literal: $program:literal, [$($capability:ident),*],
+        $percent:literal %, $least:literal, $most:expr;
+    )*) => {
         /// A user that one program runs as. Its group has the same ID. There is no file of users: numbers are enough.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum User {
@@ -45,20 +51,54 @@ macro_rules! users {
                     $(Self::$user => &[$(Capability::$capability),*],)*
                 }
             }
+
+            const fn memory(self) -> Share {
+                match self {
+                    $(Self::$user => Share::new($percent, mib($least), mib($most)),)*
+                }
+            }
         }
     };
 }
 
-// User, its number, program, capabilities. On the data disk and in the kernel: a number never changes.
+// User, its number, program, capabilities, limit of memory: share of the machine's, at least and at most in MiB. On the data
+// disk and in the kernel: a number never changes.
+//
+// A limit is for the one that runs away, no part that adds up: each leaves the others what they need. It is several times
+// what the program needs. On a node of 4 GiB without pods all of them and the node's own program have 418 MiB (`RSS`),
+// kubelet 47 of these; snapshot-controller, measured without a node, has 82 MiB more, of which it shares 65 with the others.
+//
+// The API server keeps what it serves in memory, several times over. kube-controller-manager and kube-scheduler keep
+// what they watch, snapshot-controller volumes, claims and snapshots, CoreDNS the names in it; etcd what it writes, its
+// database is the kernel's page cache; kubelet and containerd what they know of pods. `ctr` reads an archive while the node
+// starts.
 users! {
-    Etcd               = 1: "etcd",                    [];
-    ApiServer          = 2: "kube-apiserver",          [];
-    ControllerManager  = 3: "kube-controller-manager", [];
-    Scheduler          = 4: "kube-scheduler",          [];
+    Etcd               = 1: "etcd",                    [],               20 %, 256, 8 << 10;
+    ApiServer          = 2: "kube-apiserver",          [],               50 %, 640, 32 << 10;
+    ControllerManager  = 3: "kube-controller-manager", [],               20 %, 256, 4 << 10;
+    Scheduler          = 4: "kube-scheduler",          [],               15 %, 192, 2 << 10;
     // It has the rules written by nft, and ends connections in the table of connections.
-    Proxy              = 5: "kube-proxy",              [NetAdmin];
-    Dns                = 6: "coredns",                 [NetBindService];
-    SnapshotController = 7: "snapshot-controller",     [];
+    Proxy              = 5: "kube-proxy",              [NetAdmin],       10 %, 128, 1 << 10;
+    Dns                = 6: "coredns",                 [NetBindService],  5 %,  96, 512;
+    SnapshotController = 7: "snapshot-controller",     [],               10 %, 128, 1 << 10;
+}
+
+/// Programs without a user that have a limit of memory.
+const UNCONFINED: [(&str, Share); 3] = [
+    ("kubelet", Share::new(15, mib(256), mib(4 << 10))),
+    ("containerd", Share::new(20, mib(256), mib(4 << 10))),
+    ("ctr", Share::new(10, mib(128), mib(1 << 10))),
+];
+
+/// All programs with a limit of memory.
+pub(crate) fn limited() -> impl Iterator<Item = (&'static str, Share)> {
+    User::ALL.into_iter().map(|user| (user.program(), user.memory())).chain(UNCONFINED)
+}
+
+/// A program's limit on a machine with this memory; `None` of an unknown program.
+pub(crate) fn memory_limit(program: &str, machine: Bytes) -> Option<Bytes> {
+    let (_, share) = limited().find(|(name, _)| *name == program)?;
+    Some(share.limit(machine))
 }
 
 impl User {
