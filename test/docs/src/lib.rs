@@ -1,6 +1,6 @@
 //! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards with
 //! docs/metrics.md, the tests that docs/operations/security.md names with the sources, and all texts with the list of words in
-//! `words.yaml`.
+//! `words.yaml`. Unit tests of other crates compare their tables.
 #![forbid(unsafe_code)]
 
 mod alerts;
@@ -18,5 +18,5 @@ pub use dashboard::expressions;
 pub use expression::{Metric, Unbalanced, metrics_of};
 pub use metrics::Described;
 pub use page::{Example, Page};
-pub use tables::{assert_counted_from_the_start, assert_described};
+pub use tables::{assert_counted_from_the_start, assert_described, assert_table};
 pub use words::{ListError, Match, Words};

@@ -1,4 +1,5 @@
-//! Comparison of the metrics that a program has with docs/metrics.md and with docs/operations/alerts.yaml.
+//! Comparison of tables of the documents with a program: its metrics with docs/metrics.md and docs/operations/alerts.yaml, and
+//! others.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,25 +11,29 @@ use prometheus::{Registry, TextEncoder};
 const DOCS: &str = include_str!("../../../docs/metrics.md");
 const ALERTS: &str = include_str!("../../../docs/operations/alerts.yaml");
 
-/// Compares the table of a section of docs/metrics.md with the metrics of collectors, in the same order. Each metric needs
-/// a value, which shows its type. If `bazel run` started the test, writes the table.
+/// Compares the table of a section of docs/metrics.md with the metrics of collectors, in the same order, by [`assert_table`].
+/// Each metric needs a value, which shows its type.
 ///
 /// # Panics
 /// If the tables differ, a name does not follow the conventions of Prometheus, or two collectors have a metric of one name.
 pub fn assert_described(section: &str, collectors: impl IntoIterator<Item = Box<dyn Collector>>) {
-    let table = table(collectors);
+    assert_table("docs/metrics.md", DOCS, section, &table(collectors));
+}
+
+/// Compares the rows of the table of a section with `table`: lines that begin with a name in backticks. `page` is the text of
+/// the file `path` of the workspace. If `bazel run` started the test, writes the table.
+///
+/// # Panics
+/// If the tables differ, or the section has no table.
+pub fn assert_table(path: &str, page: &str, section: &str, table: &str) {
     if let Some(workspace) = env::var_os("BUILD_WORKSPACE_DIRECTORY") {
-        let path = Path::new(&workspace).join("docs/metrics.md");
-        let page = fs::read_to_string(&path).expect("docs/metrics.md is readable");
-        fs::write(path, with_table(&page, section, &table)).expect("docs/metrics.md is writable");
+        let file = Path::new(&workspace).join(path);
+        let page = fs::read_to_string(&file).expect("the page is readable");
+        fs::write(file, with_table(&page, section, table)).expect("the page is writable");
         return;
     }
-    let written = rows(DOCS, section);
-    assert!(
-        written == table,
-        "{section:?} of docs/metrics.md has:\n{written}\nThe program has:\n{table}\n{}",
-        remedy()
-    );
+    let written = rows(page, section);
+    assert!(written == table, "{section:?} of {path} has:\n{written}\nThe program has:\n{table}\n{}", remedy());
 }
 
 fn remedy() -> String {

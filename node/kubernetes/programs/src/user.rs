@@ -126,6 +126,26 @@ mod tests {
     }
 
     #[test]
+    fn the_page_has_the_user_and_the_limit_of_every_program() {
+        const PAGE: &str = include_str!("../../../../docs/architecture.md");
+        let table: String = limited()
+            .map(|(program, Share { percent, least, most })| {
+                let user = User::ALL.into_iter().find(|user| user.program() == program);
+                let id = user.map_or("root".to_owned(), |user| user.id().to_string());
+                let capabilities = match user.map(User::capabilities) {
+                    None => "all",
+                    Some([]) => "none",
+                    Some([Capability::NetBindService]) => "`CAP_NET_BIND_SERVICE`",
+                    Some([Capability::NetAdmin]) => "`CAP_NET_ADMIN`",
+                    Some(other) => panic!("{program}: {other:?}"),
+                };
+                format!("| `{program}` | {id} | {capabilities} | {percent} % | {least} | {most} |\n")
+            })
+            .collect();
+        docs::assert_table("docs/architecture.md", PAGE, "Rights of programs on the node", &table);
+    }
+
+    #[test]
     fn only_programs_of_the_pods_network_have_capabilities() {
         let sets = User::ALL.map(|user| (user, Capability::set(user.capabilities())));
         let sets: Vec<_> = sets.into_iter().filter(|(_, set)| *set != 0).collect();
