@@ -1,32 +1,20 @@
-//! The Identity service, and the capabilities that the plugin announces.
+//! The Identity service, and the information about the node.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
 use proto::csi::identity_server::Identity;
-use proto::csi::node_service_capability::rpc;
 use proto::csi::plugin_capability::{Service, VolumeExpansion, service, volume_expansion};
 use proto::csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
-    NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeServiceCapability, PluginCapability, ProbeRequest,
-    ProbeResponse, Topology, node_service_capability, plugin_capability,
+    NodeGetInfoResponse, PluginCapability, ProbeRequest, ProbeResponse, Topology, plugin_capability,
 };
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 use tracing::warn;
 
 use crate::host::Host;
-
-/// The kubelet reads the condition, which CSI 1.13 replaces by the health.
-const NODE: [rpc::Type; 6] = [
-    rpc::Type::ExpandVolume,
-    rpc::Type::GetVolumeStats,
-    rpc::Type::VolumeCondition,
-    rpc::Type::SingleNodeMultiWriter,
-    rpc::Type::GetVolumeHealth,
-    rpc::Type::GetStorageHealth,
-];
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,
@@ -87,11 +75,4 @@ pub(crate) fn node_info(node: &str) -> NodeGetInfoResponse {
         max_volumes_per_node: 0, // limited by the disk only
         accessible_topology: Some(topology(node)),
     }
-}
-
-pub(crate) fn node_capabilities() -> NodeGetCapabilitiesResponse {
-    let capability = |kind: rpc::Type| NodeServiceCapability {
-        r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: kind.into() })),
-    };
-    NodeGetCapabilitiesResponse { capabilities: NODE.map(capability).to_vec() }
 }

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proto::csi::node_server::Node;
+use proto::csi::node_service_capability::{Rpc, Type, rpc};
 use proto::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest, NodeGetCapabilitiesResponse,
     NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest, NodeGetStorageHealthResponse,
     NodeGetVolumeHealthRequest, NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
-    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse,
-    NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
+    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
+    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
+    NodeUnstageVolumeResponse,
 };
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -20,11 +22,21 @@ use volume::{VolumeId, VolumeLocks};
 
 use crate::condition::{Health, condition, health, storage_health, usage};
 use crate::host::{Host, Inspection, PathContents};
-use crate::identity::{node_capabilities, node_info};
+use crate::identity::node_info;
 use crate::layout::{DEVICES, matches};
 use crate::plan::{self, PlanError, Step, Volume};
 use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
 use crate::status::{Call, CallError, Failure};
+
+/// The kubelet reads the condition, which CSI 1.13 replaces by the health.
+const CAPABILITIES: [rpc::Type; 6] = [
+    rpc::Type::ExpandVolume,
+    rpc::Type::GetVolumeStats,
+    rpc::Type::VolumeCondition,
+    rpc::Type::SingleNodeMultiWriter,
+    rpc::Type::GetVolumeHealth,
+    rpc::Type::GetStorageHealth,
+];
 
 /// A checked request of one volume at one path. Its work blocks the thread.
 pub trait Operation: Sized + Send + 'static {
@@ -313,7 +325,11 @@ impl<H: Host> Node for NodeService<H> {
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        Ok(Response::new(node_capabilities()))
+        let capability = |kind: rpc::Type| {
+            let kind = Type::Rpc(Rpc { r#type: kind.into() });
+            NodeServiceCapability { r#type: Some(kind) }
+        };
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: CAPABILITIES.map(capability).to_vec() }))
     }
 
     async fn node_stage_volume(

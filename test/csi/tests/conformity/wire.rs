@@ -143,7 +143,7 @@ impl Decoder for Raw {
     }
 }
 
-async fn call(channel: Channel, path: &'static str, bytes: Vec<u8>) -> Code {
+pub async fn call(channel: Channel, path: &'static str, bytes: Vec<u8>) -> Code {
     let mut client = Grpc::new(channel);
     client.ready().await.expect("a connection");
     let answered = client.unary(Request::new(bytes), PathAndQuery::from_static(path), Raw).await;
