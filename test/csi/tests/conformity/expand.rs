@@ -5,13 +5,19 @@ use std::io::{Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use conformity::{Kind, SIZE, Volume, capability, hold_each, hold_published};
+use conformity::{Kind, SIZE, Volume, capability, hold_each, hold_published, with_case};
 use nix::sys::statvfs::statvfs;
-use proto::csi::NodeExpandVolumeRequest;
+use proptest::option;
+use proptest::prelude::*;
 use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::{CapacityRange, NodeExpandVolumeRequest};
 use tonic::Code;
 use units::Bytes;
 use volume::Volumes as _;
+
+use crate::malformed::{
+    all_answered, capabilities, map, nothing_to_do, number, path, place, places, text, volume_id, while_published,
+};
 
 const DOUBLE: Bytes = Bytes::new(2 * SIZE.get());
 
@@ -149,5 +155,34 @@ fn all_targets_grow_together() {
             assert_eq!(visible(kind, target), DOUBLE);
             case.withdraw(&volume, target).await;
         }
+    });
+}
+
+/// Ranges from one end to the other.
+#[test]
+fn malformed_messages_are_answered() {
+    with_case(|case| {
+        let places = places(case);
+        let range = (number(), number())
+            .prop_map(|(required_bytes, limit_bytes)| CapacityRange { required_bytes, limit_bytes });
+        let message = (volume_id(&places), path(case, &places), option::of(range), capabilities(), map(), text());
+        let message =
+            message.prop_map(|(volume_id, volume_path, capacity_range, volume_capability, secrets, staging)| {
+                NodeExpandVolumeRequest {
+                    volume_id,
+                    volume_path,
+                    capacity_range,
+                    volume_capability,
+                    secrets,
+                    staging_target_path: staging,
+                }
+            });
+        let whole = (place(&places), option::of(Just((1, 0))))
+            .prop_map(|((volume, target), range)| case.expanding(&volume, &target, range));
+        let message = prop_oneof![3 => message, 1 => whole];
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::OutOfRange];
+        while_published(case, &places[..2], || {
+            all_answered(case, message, &codes, async |message| case.expand(message).await, nothing_to_do);
+        });
     });
 }

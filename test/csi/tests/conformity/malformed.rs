@@ -1,4 +1,4 @@
-//! Malformed messages, drawn by proptest from fixed seeds.
+//! Malformed messages, drawn by proptest from fixed seeds. The module of each call has the test of its messages.
 //!
 //! Each is sent with others of its kind at once. The answer is one of the codes that the call has for what is wrong with
 //! a message, never one of a bug; and nothing is mounted, attached or gone afterwards.
@@ -6,19 +6,15 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use conformity::{Case, Kind, Volume, answer, with_case};
+use conformity::{Case, Kind, Volume};
 use futures::future::join_all;
 use proptest::collection::{hash_map, vec};
 use proptest::option;
 use proptest::prelude::*;
+use proto::csi::VolumeCapability;
 use proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use proto::csi::{
-    CapacityRange, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
-    NodeUnpublishVolumeRequest, VolumeCapability,
-};
-use proto::registration::RegistrationStatus;
 use tonic::Code;
 
 use crate::drawn::for_each;
@@ -32,7 +28,7 @@ const SEED: [u8; 32] = *b"malformed messages of every kind";
 
 /// Draws batches of messages and sends those of a batch at once. Each answer has one of the `codes`; after `accepted` saw
 /// the messages that were answered well, the kernel has what it had before. Some messages are [accepted](ACCEPTED).
-fn all_answered<M: Clone + Debug, T>(
+pub fn all_answered<M: Clone + Debug, T>(
     case: &Case<'_>,
     message: impl Strategy<Value = M>,
     codes: &[Code],
@@ -60,12 +56,12 @@ fn all_answered<M: Clone + Debug, T>(
 }
 
 /// For calls that leave nothing to take away.
-fn nothing_to_do<M>(_: Vec<M>) -> Result<(), TestCaseError> {
+pub fn nothing_to_do<M>(_: Vec<M>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
 /// Text that a program could send by mistake or on purpose. Long ones are not drawn letter by letter.
-fn text() -> impl Strategy<Value = String> {
+pub fn text() -> impl Strategy<Value = String> {
     let long = |piece: &'static str| (0..4 * PATH_MAX / piece.len()).prop_map(move |times| piece.repeat(times));
     prop_oneof![
         2 => vec(any::<char>(), 0..20).prop_map(String::from_iter),
@@ -77,16 +73,16 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-fn map() -> impl Strategy<Value = HashMap<String, String>> {
+pub fn map() -> impl Strategy<Value = HashMap<String, String>> {
     let many = (0..400).prop_map(|count| (0..count).map(|key| (format!("key-{key}"), "value".to_owned())).collect());
     prop_oneof![4 => Just(HashMap::new()), 1 => hash_map(text(), text(), 0..3), 1 => many]
 }
 
-fn number() -> impl Strategy<Value = i64> {
+pub fn number() -> impl Strategy<Value = i64> {
     prop_oneof![Just(0), Just(-1), Just(i64::MIN), Just(i64::MAX), 0..(64_i64 << 20), any::<i64>()]
 }
 
-fn capability() -> impl Strategy<Value = Option<VolumeCapability>> {
+pub fn capabilities() -> impl Strategy<Value = Option<VolumeCapability>> {
     let rarely = || prop_oneof![4 => Just(String::new()), 1 => text()];
     let flags = prop_oneof![4 => Just(Vec::new()), 1 => vec(text(), 0..4)];
     let mount = (rarely(), flags, rarely());
@@ -104,16 +100,16 @@ fn capability() -> impl Strategy<Value = Option<VolumeCapability>> {
 type Place = (Volume, PathBuf);
 
 /// Two of each kind; each half has both.
-fn places(case: &Case<'_>) -> [Place; 4] {
+pub fn places(case: &Case<'_>) -> [Place; 4] {
     [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| case.place(kind))
 }
 
-fn volume_id(places: &[Place]) -> impl Strategy<Value = String> + use<> {
+pub fn volume_id(places: &[Place]) -> impl Strategy<Value = String> + use<> {
     let known: Vec<_> = places.iter().map(|(volume, _)| volume.id.to_string()).collect();
     prop_oneof![5 => proptest::sample::select(known), 1 => Just("pvc-unknown".to_owned()), 3 => text()]
 }
 
-fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> + use<> {
+pub fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> + use<> {
     let known: Vec<_> = places.iter().map(|(_, target)| target.display().to_string()).collect();
     let [kubelet, pod] = [case.node().kubelet(), &case.pod("drawn")].map(|path| path.display().to_string());
     prop_oneof![
@@ -125,12 +121,12 @@ fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> + us
 }
 
 /// One of the places: what kubelet would name together.
-fn place(places: &[Place]) -> impl Strategy<Value = Place> + use<> {
+pub fn place(places: &[Place]) -> impl Strategy<Value = Place> + use<> {
     proptest::sample::select(places.to_vec())
 }
 
 /// The volumes are published at their targets as long as `test` runs.
-fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
+pub fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
     for (volume, target) in places {
         case.node().block_on(case.publish(case.publishing(volume, target))).expect("publish");
     }
@@ -138,121 +134,4 @@ fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
     for (volume, target) in places {
         case.node().block_on(case.withdraw(volume, target));
     }
-}
-
-/// An accepted publish can be undone with the same volume and path.
-#[test]
-fn publish() {
-    with_case(|case| {
-        let places = places(case);
-        let message = (volume_id(&places), path(case, &places), capability(), any::<bool>(), map(), map(), text());
-        let message =
-            message.prop_map(|(volume_id, target_path, volume_capability, readonly, context, secrets, staging)| {
-                NodePublishVolumeRequest {
-                    volume_id,
-                    target_path,
-                    volume_capability,
-                    readonly,
-                    volume_context: context,
-                    secrets,
-                    staging_target_path: staging,
-                    ..NodePublishVolumeRequest::default()
-                }
-            });
-        let whole = (place(&places), any::<bool>()).prop_map(|((volume, target), readonly)| NodePublishVolumeRequest {
-            readonly,
-            ..case.publishing(&volume, &target)
-        });
-        let message = prop_oneof![3 => message, 1 => whole];
-        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::AlreadyExists, Code::FailedPrecondition];
-        let take_away = |messages| {
-            for NodePublishVolumeRequest { volume_id, target_path, .. } in messages {
-                prop_assert!(places.iter().any(|(volume, _)| volume.id.as_str() == volume_id), "{volume_id:?}");
-                prop_assert!(Path::new(&target_path).starts_with(case.node().kubelet()), "{target_path:?}");
-                let taken = case.unpublish(NodeUnpublishVolumeRequest { volume_id, target_path });
-                prop_assert_eq!(case.node().block_on(taken), Ok(()));
-            }
-            Ok(())
-        };
-        all_answered(case, message, &codes, async |message| case.publish(message).await, take_away);
-    });
-}
-
-/// Other targets stay published.
-#[test]
-fn unpublish() {
-    with_case(|case| {
-        let places = places(case);
-        let (published, others) = places.split_at(2);
-        let message = (volume_id(others), path(case, &places))
-            .prop_map(|(volume_id, target_path)| NodeUnpublishVolumeRequest { volume_id, target_path });
-        let codes = [Code::Ok, Code::InvalidArgument, Code::FailedPrecondition];
-        while_published(case, published, || {
-            all_answered(case, message, &codes, async |message| case.unpublish(message).await, nothing_to_do);
-        });
-    });
-}
-
-/// Statistics change nothing and are found for what is published alone.
-#[test]
-fn stats() {
-    with_case(|case| {
-        let places = places(case);
-        let message = (volume_id(&places), path(case, &places), text()).prop_map(
-            |(volume_id, volume_path, staging_target_path)| NodeGetVolumeStatsRequest {
-                volume_id,
-                volume_path,
-                staging_target_path,
-            },
-        );
-        let whole = place(&places).prop_map(|(volume, target)| case.asking(&volume, &target));
-        let message = prop_oneof![3 => message, 1 => whole];
-        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound];
-        while_published(case, &places[..2], || {
-            all_answered(case, message, &codes, async |message| case.stats(message).await, nothing_to_do);
-        });
-    });
-}
-
-/// Ranges from one end to the other.
-#[test]
-fn expand() {
-    with_case(|case| {
-        let places = places(case);
-        let range = (number(), number())
-            .prop_map(|(required_bytes, limit_bytes)| CapacityRange { required_bytes, limit_bytes });
-        let message = (volume_id(&places), path(case, &places), option::of(range), capability(), map(), text());
-        let message =
-            message.prop_map(|(volume_id, volume_path, capacity_range, volume_capability, secrets, staging)| {
-                NodeExpandVolumeRequest {
-                    volume_id,
-                    volume_path,
-                    capacity_range,
-                    volume_capability,
-                    secrets,
-                    staging_target_path: staging,
-                }
-            });
-        let whole = (place(&places), option::of(Just((1, 0))))
-            .prop_map(|((volume, target), range)| case.expanding(&volume, &target, range));
-        let message = prop_oneof![3 => message, 1 => whole];
-        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::OutOfRange];
-        while_published(case, &places[..2], || {
-            all_answered(case, message, &codes, async |message| case.expand(message).await, nothing_to_do);
-        });
-    });
-}
-
-/// Whatever kubelet says about a registration is taken note of.
-#[test]
-fn registration() {
-    with_case(|case| {
-        let client = case.node().block_on(case.node().registration());
-        let status = (any::<bool>(), text())
-            .prop_map(|(plugin_registered, error)| RegistrationStatus { plugin_registered, error });
-        let call = async |message| answer(client.clone().notify_registration_status(message).await);
-        all_answered(case, status, &[Code::Ok], call, nothing_to_do);
-        let success = RegistrationStatus { plugin_registered: true, error: String::new() };
-        case.node().block_on(client.clone().notify_registration_status(success)).expect("notify");
-    });
 }

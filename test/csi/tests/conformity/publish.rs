@@ -3,13 +3,17 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::path::Path;
 
-use conformity::{Kind, Volume, capability, hold, hold_each, hold_published, read_only, with_mode};
+use conformity::{Kind, Volume, capability, hold, hold_each, hold_published, read_only, with_case, with_mode};
+use proptest::prelude::*;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessMode, AccessType, MountVolume};
-use proto::csi::{NodePublishVolumeRequest, VolumeCapability};
+use proto::csi::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest, VolumeCapability};
 use tonic::Code;
 use volume::Volumes as _;
+
+use crate::malformed::{all_answered, capabilities, map, path, place, places, text, volume_id};
 
 /// csi-sanity: NodePublishVolume should fail when no volume id, no target path, no volume capability is provided.
 /// Specification: Error Scheme, Missing required field.
@@ -69,7 +73,7 @@ fn a_volume_that_does_not_exist_is_not_found() {
 fn written_data_is_there_after_the_next_publish() {
     hold_each(async |case, kind| {
         let (volume, target) = case.published(kind).await;
-        let path = |target: &std::path::Path| match kind {
+        let path = |target: &Path| match kind {
             Kind::Filesystem => target.join("file"),
             Kind::Block => target.to_owned(),
         };
@@ -279,5 +283,43 @@ fn a_pod_sees_its_volume_alone() {
         assert!(volume.directory.join("mine").exists());
         fs::remove_file(target.join("mine")).expect("remove");
         case.withdraw(&volume, &target).await;
+    });
+}
+
+/// An accepted publish can be undone with the same volume and path.
+#[test]
+fn malformed_messages_are_answered() {
+    with_case(|case| {
+        let places = places(case);
+        let message = (volume_id(&places), path(case, &places), capabilities(), any::<bool>(), map(), map(), text());
+        let message =
+            message.prop_map(|(volume_id, target_path, volume_capability, readonly, context, secrets, staging)| {
+                NodePublishVolumeRequest {
+                    volume_id,
+                    target_path,
+                    volume_capability,
+                    readonly,
+                    volume_context: context,
+                    secrets,
+                    staging_target_path: staging,
+                    ..NodePublishVolumeRequest::default()
+                }
+            });
+        let whole = (place(&places), any::<bool>()).prop_map(|((volume, target), readonly)| NodePublishVolumeRequest {
+            readonly,
+            ..case.publishing(&volume, &target)
+        });
+        let message = prop_oneof![3 => message, 1 => whole];
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::AlreadyExists, Code::FailedPrecondition];
+        let take_away = |messages| {
+            for NodePublishVolumeRequest { volume_id, target_path, .. } in messages {
+                prop_assert!(places.iter().any(|(volume, _)| volume.id.as_str() == volume_id), "{volume_id:?}");
+                prop_assert!(Path::new(&target_path).starts_with(case.node().kubelet()), "{target_path:?}");
+                let taken = case.unpublish(NodeUnpublishVolumeRequest { volume_id, target_path });
+                prop_assert_eq!(case.node().block_on(taken), Ok(()));
+            }
+            Ok(())
+        };
+        all_answered(case, message, &codes, async |message| case.publish(message).await, take_away);
     });
 }

@@ -5,10 +5,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use conformity::{Case, answer, connect, hold, hold_in_turn};
+use conformity::{Case, answer, connect, hold, hold_in_turn, with_case};
+use proptest::prelude::*;
 use proto::csi::ProbeRequest;
 use proto::csi::identity_client::IdentityClient;
 use proto::registration::{InfoRequest, RegistrationStatus};
+use tonic::Code;
+
+use crate::malformed::{all_answered, nothing_to_do, text};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -84,5 +88,19 @@ fn only_root_can_use_the_sockets() {
             let modes = [&found, &parent].map(|found| found.permissions().mode() & 0o7777);
             assert_eq!((modes, found.uid(), parent.uid()), ([0o600, 0o700], 0, 0), "{}", socket.display());
         }
+    });
+}
+
+/// Whatever kubelet says about a registration is taken note of.
+#[test]
+fn malformed_messages_are_answered() {
+    with_case(|case| {
+        let client = case.node().block_on(case.node().registration());
+        let status = (any::<bool>(), text())
+            .prop_map(|(plugin_registered, error)| RegistrationStatus { plugin_registered, error });
+        let call = async |message| answer(client.clone().notify_registration_status(message).await);
+        all_answered(case, status, &[Code::Ok], call, nothing_to_do);
+        let success = RegistrationStatus { plugin_registered: true, error: String::new() };
+        case.node().block_on(client.clone().notify_registration_status(success)).expect("notify");
     });
 }

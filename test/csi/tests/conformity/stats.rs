@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use conformity::{Kind, SIZE, Volume, hold, hold_each, hold_published};
+use conformity::{Kind, SIZE, Volume, hold, hold_each, hold_published, with_case};
 use nix::fcntl::{FallocateFlags, fallocate};
+use proptest::prelude::*;
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeHealthRequest, NodeGetVolumeStatsRequest, VolumeHealthErrorType, VolumeUsage};
 use tonic::Code;
 use units::Bytes;
+
+use crate::malformed::{all_answered, nothing_to_do, path, place, places, text, volume_id, while_published};
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).expect("a small number")
@@ -141,5 +144,26 @@ fn all_targets_have_the_same_statistics() {
         for target in &targets {
             case.withdraw(&volume, target).await;
         }
+    });
+}
+
+/// Statistics change nothing and are found for what is published alone.
+#[test]
+fn malformed_messages_are_answered() {
+    with_case(|case| {
+        let places = places(case);
+        let message = (volume_id(&places), path(case, &places), text()).prop_map(
+            |(volume_id, volume_path, staging_target_path)| NodeGetVolumeStatsRequest {
+                volume_id,
+                volume_path,
+                staging_target_path,
+            },
+        );
+        let whole = place(&places).prop_map(|(volume, target)| case.asking(&volume, &target));
+        let message = prop_oneof![3 => message, 1 => whole];
+        let codes = [Code::Ok, Code::InvalidArgument, Code::NotFound];
+        while_published(case, &places[..2], || {
+            all_answered(case, message, &codes, async |message| case.stats(message).await, nothing_to_do);
+        });
     });
 }

@@ -2,9 +2,13 @@
 
 use std::fs::{self, File};
 
-use conformity::{Kind, SIZE, Volume, hold_each, hold_published, read_only};
+use conformity::{Kind, SIZE, Volume, hold_each, hold_published, read_only, with_case};
+use proptest::prelude::*;
+use proto::csi::NodeUnpublishVolumeRequest;
 use tonic::Code;
 use volume::{Error, Volumes as _};
+
+use crate::malformed::{all_answered, nothing_to_do, path, places, volume_id, while_published};
 
 /// csi-sanity: NodeUnpublishVolume should remove target path. Specification: NodeUnpublishVolumeRequest.
 #[test]
@@ -114,5 +118,20 @@ fn a_target_is_published_unpublished_and_published_again() {
             case.assert_published(&volume, &target, reads_only);
             case.withdraw(&volume, &target).await;
         }
+    });
+}
+
+/// Other targets stay published.
+#[test]
+fn malformed_messages_are_answered() {
+    with_case(|case| {
+        let places = places(case);
+        let (published, others) = places.split_at(2);
+        let message = (volume_id(others), path(case, &places))
+            .prop_map(|(volume_id, target_path)| NodeUnpublishVolumeRequest { volume_id, target_path });
+        let codes = [Code::Ok, Code::InvalidArgument, Code::FailedPrecondition];
+        while_published(case, published, || {
+            all_answered(case, message, &codes, async |message| case.unpublish(message).await, nothing_to_do);
+        });
     });
 }
