@@ -121,6 +121,11 @@ impl Provisioner {
             self.cancel(claim, &kept, begun.as_ref()).await?;
             return Ok(Outcome::Complete);
         }
+        // A user may have written the ID, for which no pass has begun a rollback. The turn has the lock of the source, which an
+        // earlier rollback may have kept.
+        if begun.is_none() && self.end_earlier(id).await? == Outcome::Occupied {
+            return Ok(Outcome::Occupied);
+        }
         let Some(_turn) = self.clone_turn(begun.is_none(), [&source]) else { return Ok(Outcome::Occupied) };
         let of = kept_of(claim, &kept);
         if begun.is_none() {
@@ -173,22 +178,36 @@ impl Provisioner {
     /// Annotates the claim with the ID of the kept snapshot, which starts the next pass.
     async fn begin(&self, claim: &PersistentVolumeClaim, id: &VolumeId, snapshot: &str) -> Result<Outcome, Error> {
         let Some(kept) = plan::kept_id(claim) else { return Ok(Outcome::Complete) };
-        // The former content of an earlier one may have no VolumeSnapshot yet: a quota limits how many there are.
-        let records = self.on_disk(|store| store.records()).await??.readable;
-        let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);
-        for earlier in records.iter().filter(|(_, record)| is_earlier(record)).map(|(earlier, _)| earlier) {
-            let Some(_guard) = self.locks.try_lock(earlier) else { return Ok(Outcome::Occupied) };
-            // A pass of its content may have ended the rollback, and removed the snapshot.
-            let Some(record) = self.snapshot_record(earlier).await?.filter(Record::is_exchanged) else { continue };
-            self.end_exchanged(earlier, &record).await.map_err(|error| match error {
-                error @ (Error::Api(_) | Error::Panicked(_)) => error,
-                error => Error::EarlierRollback(Box::new(error)),
-            })?;
+        if self.end_earlier(id).await? == Outcome::Occupied {
+            return Ok(Outcome::Occupied);
         }
         self.verify_snapshot(&kept_of(claim, &kept), &kept, VolumeContent::Former).await?;
         self.annotate(claim, json!({ROLLBACK: kept.as_str()})).await?;
         info!(snapshot, kept = %kept, "rollback begins");
         self.events.rollback_started(claim, &self.node, snapshot);
+        Ok(Outcome::Complete)
+    }
+
+    /// Ends the rollbacks of the volume that a new one replaces: their former contents may have no VolumeSnapshots yet, whose number
+    /// a quota limits, and their copies reserve space until a sweep.
+    async fn end_earlier(&self, id: &VolumeId) -> Result<Outcome, Error> {
+        let records = self.on_disk(|store| store.records()).await??.readable;
+        let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);
+        for earlier in records.iter().filter(|(_, record)| is_earlier(record)).map(|(earlier, _)| earlier) {
+            let Some(_guard) = self.locks.try_lock(earlier) else { return Ok(Outcome::Occupied) };
+            // A pass of its content may have ended the rollback, and removed the snapshot.
+            let Some(record) = self.snapshot_record(earlier).await?.filter(is_earlier) else { continue };
+            let ended = if record.is_exchanged() {
+                self.end_exchanged(earlier, &record).await
+            } else {
+                let removed = self.on_volume(earlier, |store, earlier| store.remove_snapshot(earlier)).await?;
+                removed.map(drop).map_err(Error::Store)
+            };
+            ended.map_err(|error| match error {
+                error @ (Error::Api(_) | Error::Panicked(_)) => error,
+                error => Error::EarlierRollback(Box::new(error)),
+            })?;
+        }
         Ok(Outcome::Complete)
     }
 

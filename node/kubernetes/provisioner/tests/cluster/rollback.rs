@@ -56,8 +56,8 @@ impl Fixture {
         Ok(self.node.claims().get("data").await?.annotations().get(key).cloned())
     }
 
-    /// Requests a rollback, and ends the process while the content is copied. Returns the kept snapshot and the claim of its record.
-    async fn end_within_the_copy(&mut self) -> Result<(VolumeId, Claim), Failure> {
+    /// Requests a rollback, and waits until the content is copied. Returns the kept snapshot.
+    async fn begin_to_copy(&self) -> Result<VolumeId, Failure> {
         self.node.volumes.set_passes(u32::MAX);
         self.annotate(json!({RESTORE_FROM: "before"})).await?;
         until("the annotation of the node", async || {
@@ -66,6 +66,12 @@ impl Fixture {
         .await?;
         let kept: VolumeId = self.annotation(ROLLBACK).await?.unwrap_or_default().parse()?;
         until("the copy", async || Ok(self.node.volumes.record(&kept).is_none().then(|| "none".to_owned()))).await?;
+        Ok(kept)
+    }
+
+    /// Ends the process while the content is copied. Returns the kept snapshot and the claim of its record.
+    async fn end_within_the_copy(&mut self) -> Result<(VolumeId, Claim), Failure> {
+        let kept = self.begin_to_copy().await?;
         self.node.halt().await?;
         let record = self.node.volumes.record(&kept).ok_or("a record")?;
         Ok((kept, record.claim))
@@ -301,6 +307,36 @@ pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<()
     quotas.delete("snapshots", &DeleteParams::default()).await?;
     fixture.ended().await?;
     assert_eq!(fixture.kept(&claim.name).await?.name_any(), kept.as_str());
+    fixture.end().await
+}
+
+/// The owner of a claim writes the node's annotation, with an ID of which no rollback has begun.
+/// Regression: the node did not end the earlier rollback then. Each ID kept one more copy until a sweep, or one more former content
+/// without a VolumeSnapshot, which no quota limits.
+pub async fn an_id_that_a_user_writes_does_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<(), Failure> {
+    let mut fixture = Fixture::new(&cluster, "rollback-written").await?;
+    let earlier = fixture.begin_to_copy().await?;
+    let uid = fixture.node.claims().get("data").await?.uid().unwrap_or_default();
+    let id = |version: &str| format!("snapshot-{uid}-{version}").parse::<VolumeId>();
+    let (first, second) = (id("first")?, id("second")?);
+    fixture.annotate(json!({ROLLBACK: first.as_str()})).await?;
+    until("the other copy", async || Ok(fixture.node.volumes.record(&first).is_none().then(|| "none".to_owned())))
+        .await?;
+    assert_eq!(fixture.node.volumes.record(&earlier), None, "its copy has no request");
+
+    fixture.node.halt().await?;
+    let claim = fixture.node.volumes.record(&first).ok_or("a record")?.claim;
+    let quotas = forbid_snapshots(&fixture).await?;
+    fixture.exchange(&first, claim.clone())?;
+    fixture.annotate(json!({ROLLBACK: second.as_str()})).await?;
+    fixture.node.run().await?;
+    fixture.node.event_with("data", "RollbackFailed", &["an earlier rollback", "exceeded quota"]).await?;
+    let record = fixture.node.volumes.record(&first).ok_or("the former content")?;
+    assert!(record.rollback().is_some(), "it has not ended");
+    assert_eq!(fixture.node.volumes.record(&second), None, "no other one begins");
+    quotas.delete("snapshots", &DeleteParams::default()).await?;
+    fixture.ended().await?;
+    assert_eq!(fixture.kept(&claim.name).await?.name_any(), first.as_str());
     fixture.end().await
 }
 
