@@ -17,6 +17,9 @@ use volume::{DRIVER_NAME, PROVISIONED_BY};
 
 use crate::claim::plan;
 
+/// Nodes, snapshots, classes and IDs: the API server rejects longer names of objects.
+const VALUE_LEN: usize = 253;
+
 /// Drops an object that is not to be kept. If it was kept before, it is deleted from the copies.
 pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Event<K>> {
     match event {
@@ -82,7 +85,8 @@ pub(crate) fn trim_capacity(capacity: &mut CSIStorageCapacity) {
     capacity.metadata.managed_fields = None;
 }
 
-/// Also keeps all annotations in the driver's domain.
+/// Also keeps all annotations in the driver's domain. Users write up to 256 KiB into those of a claim, which are parts of back-off
+/// keys and errors.
 fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
     metadata.managed_fields = None;
     metadata.labels = None;
@@ -90,13 +94,21 @@ fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
     let kept = metadata.annotations.take().map(|mut all| {
         let of_driver = |key: &str| key.strip_prefix(DRIVER_NAME).is_some_and(|name| name.starts_with('/'));
         all.retain(|key, _| annotations.contains(&key.as_str()) || of_driver(key));
+        all.values_mut().filter(|value| value.len() > VALUE_LEN).for_each(cut);
         all
     });
     metadata.annotations = kept.filter(|kept: &BTreeMap<_, _>| !kept.is_empty());
 }
 
+/// Leaves a value that is too long for a name, too: a shorter one could name another object.
+fn cut(value: &mut String) {
+    value.truncate(value.ceil_char_boundary(VALUE_LEN + 1));
+    value.shrink_to_fit();
+}
+
 #[cfg(test)]
 mod tests {
+    use cluster::claim::{RESTORE_FROM, is_object_name};
     use serde_json::{Value, json};
 
     use super::*;
@@ -158,6 +170,26 @@ mod tests {
             "status": status,
         });
         assert_eq!(serde_json::to_value(claim).expect("JSON"), expected);
+    }
+
+    /// Regression: each value of the request for a rollback was kept for ten minutes after it had failed.
+    #[test]
+    fn long_annotations_are_cut_and_name_no_other_object() {
+        for (character, length) in [("a", 254), ("\u{e4}", 254), ("\u{20ac}", 255), ("\u{1f980}", 256)] {
+            let annotations = json!({RESTORE_FROM: character.repeat(64 << 10), "local.granary.dev/node": "granary"});
+            let mut claim: PersistentVolumeClaim =
+                serde_json::from_value(json!({"metadata": {"annotations": annotations}})).expect("a claim");
+            trim_claim(&mut claim);
+            let kept = claim.metadata.annotations.expect("both annotations");
+            let value = &kept[RESTORE_FROM];
+            assert_eq!((value.len(), value.capacity() < 1024), (length, true), "{character}");
+            assert!(!is_object_name(value) && kept["local.granary.dev/node"] == "granary");
+        }
+        let longest = "a".repeat(VALUE_LEN);
+        let mut claim = PersistentVolumeClaim::default();
+        claim.metadata.annotations = Some(BTreeMap::from([(RESTORE_FROM.to_owned(), longest.clone())]));
+        trim_claim(&mut claim);
+        assert_eq!(claim.metadata.annotations.expect("the annotation")[RESTORE_FROM], longest);
     }
 
     #[test]

@@ -233,7 +233,7 @@ impl Events {
 
     /// Each name has series of its own. An action has at most 128 bytes.
     fn publish_named(&self, reason: Reason, action: &str, name: &str, note: String, claim: &PersistentVolumeClaim) {
-        let name = name.get(..80).unwrap_or(name);
+        let name = &name[..name.floor_char_boundary(80)];
         self.publish(reason, &format!("{action}-{name}"), note, claim.object_ref(&()));
     }
 
@@ -504,10 +504,7 @@ fn free_space(free: Option<Bytes>) -> String {
 
 /// Texts have names of files, which tenants choose: a path can have 32 KiB, more with its escapes.
 pub(crate) fn shortened(mut text: String) -> String {
-    if text.len() > NOTE_LEN {
-        let end = (0..=NOTE_LEN).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-        text.truncate(end);
-    }
+    text.truncate(text.floor_char_boundary(NOTE_LEN));
     text
 }
 
