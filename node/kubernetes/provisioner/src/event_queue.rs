@@ -1,7 +1,7 @@
 //! Events that wait for their requests. The work that an event reports does not wait for it. Events of success wait for the
 //! work of other passes: in a burst of claims, the API server limits the speed, and each request delays the PVs behind it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use kube::runtime::events::Event;
 use supervisor::Context;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::Metrics;
 use crate::context::{Provisioner, RunError};
@@ -28,6 +28,12 @@ const POSTPONED: usize = CAPACITY / 2;
 /// during a longer burst gets its event after this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// Events of each namespace, without events of success, which the reported work limits: this many at once, then one in each
+/// interval, as the API server's `EventRateLimit` allows other components. That plugin does not limit events of the group
+/// `events.k8s.io`, and the recorder keeps each series for minutes.
+const AT_ONCE: u32 = 2000;
+const INTERVAL: Duration = Duration::from_millis(50);
+
 /// Requests at once, so that a slow one does not delay the others.
 const PARALLEL: usize = 4;
 
@@ -41,9 +47,14 @@ pub(crate) struct QueuedEvent {
     pub(crate) due: Instant,
 }
 
+/// When each namespace may have all events at once again. Others may have them now.
+#[derive(Debug, Default)]
+struct Rates(BTreeMap<String, Instant>);
+
 #[derive(Default)]
 pub(crate) struct EventQueue {
     waiting: Mutex<Waiting>,
+    rates: Mutex<Rates>,
     changed: Notify,
     metrics: Metrics,
 }
@@ -65,8 +76,18 @@ impl EventQueue {
         Self { metrics, ..Self::default() }
     }
 
-    /// If the queue is full, drops an older event of the same series, or else the oldest one.
+    /// Drops the event if its namespace has too many. If the queue is full, drops an older event of the same series, or else the
+    /// oldest one.
     pub(crate) fn add(&self, event: QueuedEvent) {
+        let now = Instant::now();
+        if let Some(namespace) = &event.regarding.namespace
+            && event.due <= now
+            && !self.rates.lock().unwrap_or_else(PoisonError::into_inner).may_have_event(namespace, now)
+        {
+            self.metrics.event_dropped();
+            debug!(reason = event.event.reason, namespace, "too many events of the namespace, event dropped");
+            return;
+        }
         let mut waiting = self.waiting();
         let events = &mut waiting.events;
         let dropped = if events.len() < CAPACITY {
@@ -131,6 +152,19 @@ impl Drop for PendingWrite<'_> {
     fn drop(&mut self) {
         self.0.waiting().writes -= 1;
         self.0.changed.notify_one();
+    }
+}
+
+impl Rates {
+    /// Counts the event, if the namespace may have it.
+    fn may_have_event(&mut self, namespace: &str, now: Instant) -> bool {
+        self.0.retain(|_, full| *full > now);
+        let full = self.0.get(namespace).copied().unwrap_or(now) + INTERVAL;
+        if full > now + INTERVAL * AT_ONCE {
+            return false;
+        }
+        self.0.insert(namespace.to_owned(), full);
+        true
     }
 }
 
@@ -288,6 +322,36 @@ mod tests {
             queue.add(success(&number.to_string(), 0));
         }
         assert_eq!(all(&queue).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["0", "1"]);
+    }
+
+    #[test]
+    fn a_namespace_has_a_limited_rate_of_events() {
+        let (mut rates, now) = (Rates::default(), Instant::now());
+        let mut sent =
+            |namespace: &str, at: Instant| (0..2 * AT_ONCE).filter(|_| rates.may_have_event(namespace, at)).count();
+        let most = usize::try_from(AT_ONCE).unwrap();
+        assert_eq!([sent("one", now), sent("one", now), sent("two", now)], [most, 0, most]);
+        assert_eq!(sent("one", now + INTERVAL * 3), 3);
+        assert_eq!(sent("one", now + INTERVAL * (AT_ONCE + 3)), most);
+    }
+
+    /// Regression: each value that a user wrote into an annotation caused an event of a new series.
+    #[test]
+    fn events_beyond_the_rate_of_a_namespace_are_dropped_and_counted() {
+        let metrics = Metrics::default();
+        let queue = EventQueue::new(metrics.clone());
+        let is_sent = |note: usize, namespace: Option<&str>| {
+            let mut event = event("data", note);
+            event.regarding.namespace = namespace.map(str::to_owned);
+            queue.add(event);
+            queue.next().is_some()
+        };
+        let all = 2 * usize::try_from(AT_ONCE).unwrap();
+        let sent = (0..all).filter(|note| is_sent(*note, Some("shop"))).count();
+        assert!(sent >= all / 2 && sent < all, "{sent}");
+        assert_eq!(usize::try_from(metrics.events_dropped()).unwrap(), all - sent);
+        // Those of the Node, and of another namespace.
+        assert!(is_sent(all, None) && is_sent(all, Some("other")));
     }
 
     #[test]

@@ -136,7 +136,7 @@ impl Metrics {
             )?,
             events_dropped: IntCounter::new(
                 "granary_provisioner_events_dropped_total",
-                "Events of the node that were not sent, because too many waited.",
+                "Events of the node that were not sent, because too many waited, or their namespace had too many.",
             )?,
             snapshot_support: SnapshotSupport::new()?,
         };
