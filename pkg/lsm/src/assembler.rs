@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
     pub(crate) code: u8,
-    /// Destination in the lower half, source in the upper one.
+    /// Destination register in the lower four bits, source register in the upper four.
     registers: u8,
     pub(crate) offset: i16,
     pub(crate) immediate: i32,
@@ -14,7 +14,7 @@ const _: () = assert!(size_of::<Instruction>() == 8);
 
 /// Operation codes.
 pub(crate) mod code {
-    /// The second half of an instruction with a constant of 64 bits.
+    /// Second half of an instruction with a 64-bit constant.
     pub(crate) const CONTINUED: u8 = 0x00;
     pub(crate) const ADD: u8 = 0x07;
     pub(crate) const CONSTANT64: u8 = 0x18;
@@ -36,7 +36,7 @@ pub(crate) mod code {
 /// `BPF_PSEUDO_MAP_FD`: the constant is the descriptor of a map.
 pub(crate) const MAP: u8 = 1;
 
-/// A register. R10 is the end of the stack.
+/// BPF register. R10 points to the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Register {
@@ -59,7 +59,7 @@ pub(crate) enum Width {
     Double,
 }
 
-/// When a jump is taken. Without a width, all 64 bits are compared.
+/// Condition of a jump that compares a register with a constant. Variants without a width compare all 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum When {
@@ -71,7 +71,7 @@ pub(crate) enum When {
     Differs = 0x55,
 }
 
-/// When a jump is taken that compares two registers.
+/// Condition of a jump that compares two registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum WhenRegisters {
@@ -79,7 +79,7 @@ pub(crate) enum WhenRegisters {
     Differ = 0x5d,
 }
 
-/// Functions of the kernel, include/uapi/linux/bpf.h. They change R0 to R5.
+/// Helper functions of the kernel, include/uapi/linux/bpf.h. A call changes R0 to R5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Helper {
@@ -90,7 +90,7 @@ pub(crate) enum Helper {
     CurrentAncestorCgroupId = 123,
 }
 
-/// A place in the program that jumps lead to.
+/// Target of jumps in a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label(usize);
 
@@ -98,20 +98,20 @@ pub(crate) struct Label(usize);
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     code: Vec<Instruction>,
-    /// The index of the instruction that each label stands before.
+    /// Index of the instruction after each label; `None` until the label is placed.
     labels: Vec<Option<usize>>,
-    /// The indices of jumps.
+    /// Index and target of each jump.
     jumps: Vec<(usize, Label)>,
 }
 
 impl Assembler {
-    /// A label that has no place yet.
+    /// Returns a label without a place.
     pub(crate) fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// The label stands before the next instruction.
+    /// Places the label before the next instruction.
     pub(crate) fn place(&mut self, label: Label) {
         let here = self.code.len();
         if let Some(place) = self.labels.get_mut(label.0) {
@@ -139,7 +139,7 @@ impl Assembler {
         self.emit(code::STORE_DOUBLE, to, from as u8, offset, 0);
     }
 
-    /// Adds a register to 8 bytes of memory, in one step.
+    /// Adds a register to 8 bytes of memory atomically.
     pub(crate) fn add_atomically(&mut self, to: Register, from: Register) {
         // The operation BPF_ADD is 0.
         self.emit(code::ATOMIC_DOUBLE, to, from as u8, 0, 0);
@@ -154,7 +154,7 @@ impl Assembler {
         self.emit(code::CONTINUED, Register::R0, 0, 0, ((value >> 32) as u32).cast_signed());
     }
 
-    /// A map by its descriptor.
+    /// Sets a register to the map with this descriptor.
     pub(crate) fn set_map(&mut self, to: Register, descriptor: i32) {
         self.emit(code::CONSTANT64, to, MAP, 0, descriptor);
         self.emit(code::CONTINUED, Register::R0, 0, 0, 0);
@@ -168,12 +168,12 @@ impl Assembler {
         self.emit(code::ADD, to, 0, 0, value);
     }
 
-    /// Clears the upper half.
+    /// Clears the upper half of the register.
     pub(crate) fn and32(&mut self, to: Register, mask: i32) {
         self.emit(code::AND32, to, 0, 0, mask);
     }
 
-    /// Clears the upper half.
+    /// Clears the upper half of `to`.
     pub(crate) fn xor32(&mut self, to: Register, from: Register) {
         self.emit(code::XOR32_REGISTER, to, from as u8, 0, 0);
     }
@@ -187,7 +187,8 @@ impl Assembler {
         self.emit(code::JUMP, Register::R0, 0, 0, 0);
     }
 
-    /// Jumps if the register compares so with a constant. Constants above `i32::MAX` are compared as 32 bits.
+    /// Jumps if the register and the constant meet the condition. A constant above `i32::MAX` needs a condition of 32
+    /// bits, because the kernel sign-extends it for the others.
     pub(crate) fn jump_if(&mut self, when: When, register: Register, value: u32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(when as u8, register, 0, 0, value.cast_signed());
@@ -198,15 +199,15 @@ impl Assembler {
         self.emit(when as u8, one, other as u8, 0, 0);
     }
 
-    /// Ends the program; R0 is its result.
+    /// Ends the program with R0 as its result.
     pub(crate) fn exit(&mut self) {
         self.emit(code::EXIT, Register::R0, 0, 0, 0);
     }
 
-    /// The program. All jumps lead forwards, so that it ends.
+    /// Returns the program. All jumps lead forwards, so that the program ends.
     ///
     /// # Errors
-    /// A jump leads to a label without a place, backwards or too far.
+    /// [`AssembleError`] for a jump whose label has no place, is before the jump, or is too far away.
     pub(crate) fn finish(mut self) -> Result<Vec<Instruction>, AssembleError> {
         for (at, label) in self.jumps {
             let target = self.labels.get(label.0).copied().flatten().ok_or(AssembleError::NoPlace { at })?;
@@ -224,7 +225,7 @@ impl Assembler {
     }
 }
 
-/// Only for the interpreter of tests: the kernel reads the bytes.
+/// Accessors for the interpreter of the tests. The kernel decodes the bytes itself.
 #[cfg(test)]
 impl Instruction {
     pub(crate) const fn to(self) -> usize {
@@ -236,7 +237,7 @@ impl Instruction {
     }
 }
 
-/// A program has a jump that leads nowhere. `at` is the index of the jump.
+/// A jump of the program has an invalid target. `at` is the index of the jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AssembleError {

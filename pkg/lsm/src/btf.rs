@@ -1,13 +1,13 @@
 //! The kernel's types, in the BPF Type Format (Documentation/bpf/btf.rst).
 //!
-//! A section is a header, then types one behind the other, numbered from 1, then strings. The section of a module continues the
+//! A section consists of a header, the types, numbered from 1, and the strings. The section of a module continues the
 //! numbers of types and the offsets of strings of vmlinux.
 
 use std::fs;
 use std::io;
 use std::ops::Range;
 
-/// Names of the types of one kernel are some hundred kilobytes, types some megabytes.
+/// Limit of a section. The names of one kernel have some hundred kilobytes, its types some megabytes.
 const MAX_BYTES: usize = 64 << 20;
 
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
@@ -16,7 +16,7 @@ const XFS: &str = "/sys/kernel/btf/xfs";
 /// `BTF_MAGIC`.
 const MAGIC: u16 = 0xeb9f;
 
-/// More typedefs and qualifiers around one type than any kernel has; a cycle of them ends here.
+/// Limit of the typedefs and qualifiers around one type, above that of any kernel. Stops at a cycle of them.
 const MAX_CHAIN: usize = 32;
 
 /// Kinds of types, include/uapi/linux/btf.h.
@@ -45,11 +45,11 @@ mod kind {
 /// The types of the running kernel, as far as the programs need them.
 #[derive(Debug)]
 pub struct Btf {
-    /// vmlinux first. Never empty.
+    /// The section of vmlinux, followed by sections of modules. Never empty.
     sections: Vec<Section>,
 }
 
-/// A type by its number. 0 is void.
+/// Number of a type; 0 is void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TypeId(u32);
 
@@ -62,24 +62,25 @@ impl TypeId {
 /// A member of a structure that fills whole bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// In bytes from the start of the structure.
+    /// Offset in bytes from the start of the structure.
     pub(crate) offset: u32,
     pub(crate) kind: TypeId,
 }
 
 impl Btf {
-    /// Of the running kernel: `/sys/kernel/btf/vmlinux`, and `/sys/kernel/btf/xfs` if the programs need types of that module.
+    /// Reads the types of the running kernel: `/sys/kernel/btf/vmlinux`, and `/sys/kernel/btf/xfs` if the programs need
+    /// types of that module.
     ///
     /// # Errors
-    /// [`BtfError`] if the kernel has none or they cannot be read.
+    /// [`BtfError`] if the kernel has no BTF, or the types cannot be read.
     pub fn of_kernel() -> Result<Self, BtfError> {
         let read = |path| fs::read(path).map_err(|source| BtfError::Read { path, source });
         let mut btf = Self::parse(read(VMLINUX)?)?;
-        // Without the hook, no program reads inodes of XFS.
+        // Only the program of this hook reads inodes of XFS.
         if btf.function("bpf_lsm_inode_file_setattr").is_some() {
             match read(XFS) {
                 Ok(module) => btf.add_module(module)?,
-                // Built in: its types are those of vmlinux.
+                // XFS is built into the kernel, and its types are in vmlinux.
                 Err(BtfError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -96,7 +97,7 @@ impl Btf {
     pub fn add_module(&mut self, data: Vec<u8>) -> Result<(), BtfError> {
         let types = self.sections.iter().map(|section| section.types.len()).sum::<usize>();
         let strings = self.sections.iter().map(|section| section.strings.len()).sum::<usize>();
-        // Both are less than the sections' lengths, which are limited.
+        // Both counts are below the lengths of the sections, which are limited.
         let first = |count: usize| u32::try_from(count).map_err(|_| BtfError::Malformed("it is too large"));
         let section = Section::parse(data, first(types + 1)?, first(strings)?)?;
         self.sections.push(section);
@@ -113,7 +114,7 @@ impl Btf {
         self.find(kind::STRUCT, name)
     }
 
-    /// The type of a function's argument, from 0.
+    /// Type of a function's argument, numbered from 0.
     pub(crate) fn argument(&self, function: TypeId, index: usize) -> Option<TypeId> {
         let function = self.entry(function)?;
         let prototype = self.entry(TypeId(function.value))?;
@@ -196,9 +197,9 @@ impl Btf {
 #[derive(Debug)]
 struct Section {
     data: Vec<u8>,
-    /// Where in the data each type begins.
+    /// Offset of each type in the data.
     types: Vec<u32>,
-    /// Lies in the data.
+    /// Range of the strings in the data.
     strings: Range<usize>,
     /// The number of the first type.
     first_type: u32,
@@ -217,14 +218,14 @@ impl Section {
         while at < types.end {
             let entry = Entry::read(&data[at..types.end]);
             let entry = entry.ok_or(BtfError::Malformed("a type is unknown or truncated"))?;
-            // Less than MAX_BYTES.
+            // The offset is below MAX_BYTES.
             offsets.push(at as u32);
             at += Entry::HEAD + entry.rest.len();
         }
         Ok(Self { data, types: offsets, strings, first_type, first_string })
     }
 
-    /// Types and strings, both inside the data. `struct btf_header`.
+    /// Ranges of the types and the strings in the data, from `struct btf_header`.
     fn parts(data: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
         let magic = u16::from_ne_bytes(*data.first_chunk()?);
         if magic != MAGIC || *data.get(2)? != 1 {
@@ -248,13 +249,13 @@ impl Section {
     }
 }
 
-/// `struct btf_type` with the data of its kind behind it.
+/// `struct btf_type`, followed by the data of its kind.
 #[derive(Clone, Copy, Debug)]
 struct Entry<'a> {
     name: u32,
     kind: u8,
     flag: bool,
-    /// Length in bytes, or another type.
+    /// Length in bytes or number of another type, depending on the kind.
     value: u32,
     rest: &'a [u8],
 }
@@ -262,7 +263,8 @@ struct Entry<'a> {
 impl<'a> Entry<'a> {
     const HEAD: usize = 12;
 
-    /// The type at the start of the data. `None` if it is truncated, or of a kind whose length is unknown.
+    /// Parses the type at the start of the data. `None` if the type is truncated, or has a kind whose length is
+    /// unknown.
     fn read(data: &'a [u8]) -> Option<Self> {
         let (name, info, value) = (word(data, 0)?, word(data, 4)?, word(data, 8)?);
         let kind = (info >> 24 & 0x1f) as u8;
@@ -296,19 +298,19 @@ fn word(data: &[u8], at: usize) -> Option<u32> {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum BtfError {
-    /// Cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}; use a kernel with CONFIG_DEBUG_INFO_BTF, and mount sysfs on /sys")]
     Read { path: &'static str, source: io::Error },
-    /// Not the format of this reader.
+    /// The data is not in the format of this parser.
     #[error("the kernel's BTF cannot be read: {0}; use a kernel release that this version supports")]
     Malformed(&'static str),
-    /// The kernel is too old.
+    /// The kernel is too old and lacks the hook.
     #[error("the kernel has no LSM hook {hook}; Linux 6.8 or newer with CONFIG_BPF_LSM is needed")]
     NoHook { hook: &'static str },
-    /// A hook has other arguments.
+    /// An argument of the hook has another type than in supported kernels.
     #[error("argument {index} of the LSM hook {hook} has another type than in known kernels")]
     Argument { hook: &'static str, index: usize },
-    /// A structure has changed.
+    /// A structure lacks a member, or the member has another type.
     #[error("struct {structure} has no member {member} of the type that known kernels have")]
     Member { structure: &'static str, member: &'static str },
 }

@@ -11,19 +11,20 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, fstatfs};
 
 use crate::sys;
 
-/// The inode number of the root of the hierarchy.
+/// Inode number of the root cgroup.
 const ROOT: u64 = 1;
 
-/// Deeper than any hierarchy; the kernel's own limit is lower for BPF programs on most machines.
+/// Limit of the level of a cgroup, above that of any hierarchy. The kernel's own limit for BPF programs is lower on
+/// most machines.
 const MAX_LEVEL: u32 = 256;
 
-/// The kernel's ID of a cgroup of the unified hierarchy. A cgroup that is removed and created again has another one.
+/// The kernel's ID of a cgroup of the unified hierarchy. A cgroup that is removed and created again has another ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupId(u64);
 
 impl CgroupId {
-    /// The ID of an open directory of cgroup2, its inode number (`name_to_handle_at`). [`CgroupError`] for anything
-    /// else.
+    /// The ID of an open cgroup2 directory, which is its inode number (`name_to_handle_at`). [`CgroupError`] for any
+    /// other file.
     pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
         let directory = directory.as_fd();
         let kind = fstatfs(directory).map_err(CgroupError::system("fstatfs"))?.filesystem_type();
@@ -33,8 +34,9 @@ impl CgroupId {
         sys::kernfs_id(directory).map_err(CgroupError::system("name_to_handle_at")).map(Self)
     }
 
-    /// The directory of this cgroup, without a search (`open_by_handle_at`); `None` if it was removed. `hierarchy` is
-    /// any open directory of cgroup2; the path is the one in its mount. Needs `CAP_DAC_READ_SEARCH` and `/proc`.
+    /// Path of the cgroup's directory, found without a search (`open_by_handle_at`); `None` if the cgroup was removed.
+    /// `hierarchy` is any open directory of cgroup2, and the path leads through its mount. Needs `CAP_DAC_READ_SEARCH`
+    /// and `/proc`.
     pub fn path(self, hierarchy: impl AsFd) -> Result<Option<PathBuf>, CgroupError> {
         let directory = match sys::open_kernfs(hierarchy.as_fd(), self.0) {
             Ok(directory) => directory,
@@ -50,14 +52,14 @@ impl CgroupId {
         self.0
     }
 
-    /// From a map that a program wrote.
+    /// Converts an ID that a program stored in a map.
     pub(crate) const fn from_kernel(id: u64) -> Self {
         Self(id)
     }
 }
 
 impl From<u64> for CgroupId {
-    /// The inode number of a cgroup's directory. There need not be such a cgroup.
+    /// Converts the inode number of a cgroup's directory. The cgroup need not exist.
     fn from(inode: u64) -> Self {
         Self(inode)
     }
@@ -69,7 +71,7 @@ impl fmt::Display for CgroupId {
     }
 }
 
-/// A cgroup and its level below the root of the hierarchy: what a program needs to find it among a task's ancestors.
+/// A cgroup with its level below the root of the hierarchy. A program needs both to find it among a task's ancestors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cgroup {
     id: CgroupId,
@@ -77,7 +79,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup of an open directory below the root of the hierarchy, which the mount must show. [`CgroupError`]
+    /// The cgroup of an open directory below the root of the hierarchy. The mount must show the root. [`CgroupError`]
     /// otherwise.
     pub fn of(directory: impl AsFd) -> Result<Self, CgroupError> {
         let directory = directory.as_fd();
@@ -86,24 +88,24 @@ impl Cgroup {
         if level == 0 { Err(CgroupError::Root) } else { Ok(Self { id, level }) }
     }
 
-    /// Its ID.
+    /// ID of the cgroup.
     pub const fn id(self) -> CgroupId {
         self.id
     }
 
-    /// Number of cgroups above it: 1 for a child of the root.
+    /// Number of cgroups above this one: 1 for a child of the root.
     pub const fn level(self) -> u32 {
         self.level
     }
 
-    /// For tests of programs, which need no real one.
+    /// A cgroup for tests of programs. The cgroup need not exist.
     #[cfg(test)]
     pub(crate) const fn new(id: u64, level: u32) -> Self {
         Self { id: CgroupId(id), level }
     }
 }
 
-/// Number of directories between this one and the root of the hierarchy, which is the only one with inode number 1.
+/// Number of levels below the root of the hierarchy, the only directory with inode number 1.
 fn level(directory: BorrowedFd<'_>) -> Result<u32, CgroupError> {
     let start = fstat(directory).map_err(CgroupError::system("fstat"))?;
     let mut here = (start.st_dev, start.st_ino);
@@ -129,16 +131,16 @@ fn level(directory: BorrowedFd<'_>) -> Result<u32, CgroupError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum CgroupError {
-    /// Another file system.
+    /// The directory is on another file system.
     #[error("not a directory of cgroup2; mount it on /sys/fs/cgroup and open a cgroup there")]
     NotCgroup2,
-    /// All tasks are below it, the node's own too.
+    /// The root contains all tasks, including those of the node.
     #[error("the root of the hierarchy; only a cgroup below it can be restricted")]
     Root,
-    /// The mount shows a part of the hierarchy.
+    /// The mount shows only a part of the hierarchy.
     #[error("the mount of cgroup2 does not show the root of the hierarchy; use the host's /sys/fs/cgroup")]
     NotFromTheRoot,
-    /// The kernel failed a call.
+    /// A system call failed.
     #[error("{operation} of the cgroup failed")]
     System { operation: &'static str, source: Errno },
 }

@@ -16,10 +16,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 3] = [Self::Project, Self::Quota, Self::Loop];
 
-    /// Its name, as a label of a metric.
+    /// Name of the operation, a label of a metric.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Project => "project",
@@ -28,7 +28,7 @@ impl Operation {
         }
     }
 
-    /// Its number in the maps.
+    /// Number of the operation in the maps.
     pub(crate) const fn number(self) -> u32 {
         match self {
             Self::Project => 0,
@@ -53,7 +53,7 @@ pub struct Denials {
 }
 
 impl Denials {
-    /// Of this kind.
+    /// Number of denied calls of this operation.
     pub const fn of(self, operation: Operation) -> u64 {
         match operation {
             Operation::Project => self.project,
@@ -75,10 +75,10 @@ impl Denials {
 /// Calls of one cgroup that were denied since the last [`Guard::recent`](crate::Guard::recent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recent {
-    /// The cgroup of the tasks: of a pod's container.
+    /// Cgroup of the tasks, that of a pod's container.
     pub cgroup: CgroupId,
     /// The kind of the call.
     pub operation: Operation,
-    /// How often.
+    /// Number of denied calls.
     pub count: u64,
 }

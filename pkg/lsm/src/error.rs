@@ -1,4 +1,4 @@
-//! Why the programs cannot be loaded, or their maps not be used.
+//! Errors of loading the programs and using their maps.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub enum Error {
     /// The list of active LSMs cannot be read.
     #[error("cannot read {}; mount securityfs on /sys/kernel/security", path.display())]
     Securityfs { path: PathBuf, source: io::Error },
-    /// BPF is not one of them.
+    /// BPF is not one of the active LSMs.
     #[error(
         "BPF is not an active LSM (active: {active}); use a kernel with CONFIG_BPF_LSM, and add bpf to the kernel \
          parameter lsm= if there is one"
@@ -25,7 +25,7 @@ pub enum Error {
     /// The kernel's types cannot be used.
     #[error("cannot build the programs for this kernel")]
     Btf(#[from] BtfError),
-    /// A program has a jump that leads nowhere: an error of this crate.
+    /// A program has an invalid jump: an error of this crate.
     #[error("cannot build the program for the hook {hook}")]
     Assemble { hook: &'static str, source: AssembleError },
     /// A map cannot be created.
@@ -41,7 +41,7 @@ pub enum Error {
     )]
     Load {
         hook: &'static str,
-        /// The last lines of the verifier's log; empty if it did not get so far.
+        /// End of the verifier's log; empty if the kernel rejected the program before the verifier wrote one.
         log: String,
         source: Errno,
     },

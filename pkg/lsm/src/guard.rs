@@ -17,30 +17,30 @@ use crate::pins::Pins;
 use crate::programs::{self, Scope};
 use crate::sys;
 
-/// The LSMs that are active, separated by commas.
+/// List of the active LSMs, separated by commas.
 const ACTIVE: &str = "/sys/kernel/security/lsm";
 
 /// `LOOP_MAJOR`.
 const LOOP_MAJOR: u32 = 7;
 
-/// The verifier's log of these programs is shorter.
+/// Size of the buffer for the verifier's log. The log of these programs is shorter.
 const LOG_BYTES: usize = 1 << 18;
-/// As much of its end goes into an error.
+/// Number of bytes from the end of the log that an error contains.
 const LOG_END: usize = 600;
 
-/// The attached programs. Dropped, it detaches them, unless they are pinned.
+/// The attached programs. Dropping the guard detaches them, unless they are pinned.
 #[derive(Debug)]
 pub struct Guard {
     pods: Cgroup,
     maps: Maps,
-    /// Each keeps its program attached.
+    /// One link for each hook. An open link keeps its program attached.
     links: Vec<(Hook, OwnedFd)>,
 }
 
 impl Guard {
-    /// Builds, loads and attaches the programs: from now on, tasks in `pods` and below are restricted on `disk` and on
-    /// published loop devices, none at first. No cgroup is exempt, and no process can change that: the map is frozen.
-    /// On errors nothing is attached.
+    /// Builds, loads and attaches the programs. From now on, tasks in `pods` and its descendants are restricted on
+    /// `disk` and on published loop devices, of which there are none at first. No cgroup is exempt, and no process can
+    /// change that, because the map is frozen. On errors nothing is attached.
     pub fn load(btf: &Btf, pods: Cgroup, disk: DeviceNumber) -> Result<Self, Error> {
         require_lsm(Path::new(ACTIVE))?;
         let layout = Layout::of(btf)?;
@@ -49,16 +49,16 @@ impl Guard {
         Self::attach(&layout, pods, disk, maps)
     }
 
-    /// Like [`Guard::load`], with maps and links that are pinned and outlive the process, and a cgroup that may be
-    /// exempt. Maps of an earlier process keep their content, unless another release created them with another shape.
-    /// Its links are replaced after the new ones are attached, so that programs are always attached; on errors they
-    /// stay.
+    /// Like [`Guard::load`], but maps and links are pinned and outlive the process, and [`Guard::exempt`] can exempt a
+    /// cgroup. Maps of an earlier process keep their content, unless another release created them with another shape.
+    /// Links of an earlier process are replaced after the new ones are attached, so that programs are always attached;
+    /// on errors the earlier links stay.
     pub fn load_pinned(btf: &Btf, pods: Cgroup, disk: DeviceNumber, pins: &Pins<'_>) -> Result<Self, Error> {
         require_lsm(&pins.active_lsms())?;
         let layout = Layout::of(btf)?;
         let guard = Self::attach(&layout, pods, disk, Maps::pinned(&pins.path())?)?;
         let links = guard.links.iter().map(|(hook, link)| (hook.name, link.as_fd()));
-        // The maps first: a process that finds a link finds its maps.
+        // Pin the maps first, so that a process that finds a link finds its maps.
         pins.replace(guard.maps.objects().into_iter().chain(links))?;
         Ok(guard)
     }
@@ -74,13 +74,13 @@ impl Guard {
         Ok(Self { pods, maps, links })
     }
 
-    /// The cgroup that the programs apply to. If the directory of that name is another one now ([`Cgroup::of`]), the
+    /// The cgroup that the programs apply to. If the directory of that name has another ID now ([`Cgroup::of`]), the
     /// cgroup was removed and created again, and the programs apply to no task.
     pub const fn cgroup(&self) -> Cgroup {
         self.pods
     }
 
-    /// From now on, tasks in the cgroup may not change this loop device. Idempotent.
+    /// Denies changes of this loop device by tasks in the cgroup from now on. Idempotent.
     ///
     /// # Errors
     /// [`Error::NotALoopDevice`], and [`Error::UseMap`], with `E2BIG` if 4096 devices are published.
@@ -96,11 +96,11 @@ impl Guard {
         self.maps.withdraw(device)
     }
 
-    /// From now on, the programs of a guard that is pinned do not apply to tasks of this cgroup. They apply to its descendants,
-    /// and to cgroups that were exempt before.
+    /// From now on, the programs of a pinned guard do not apply to tasks of this cgroup. The programs still apply to
+    /// its descendants, and apply again to cgroups that were exempt before.
     ///
     /// # Errors
-    /// [`Error::UseMap`], with `EPERM` of a guard that is not pinned.
+    /// [`Error::UseMap`], with `EPERM` if the guard is not pinned.
     pub fn exempt(&self, cgroup: CgroupId) -> Result<(), Error> {
         self.maps.exempt(cgroup)
     }
@@ -110,14 +110,14 @@ impl Guard {
         self.maps.denied()
     }
 
-    /// The calls that were denied since this was last called, by cgroup and operation. The kernel keeps about 1024 of the most
-    /// recent ones.
+    /// The calls that were denied since the last call of this function, by cgroup and operation. The kernel keeps about
+    /// 1024 of the most recent entries.
     pub fn recent(&self) -> Result<Vec<Recent>, Error> {
         self.maps.take_recent()
     }
 }
 
-/// Which program is for which hook.
+/// The hooks with their programs.
 fn plan(layout: &Layout, scope: &Scope) -> Vec<(Hook, Result<Vec<Instruction>, AssembleError>)> {
     let mut plan = vec![
         (layout.file_ioctl, programs::ioctl(layout, scope)),
@@ -131,7 +131,7 @@ fn plan(layout: &Layout, scope: &Scope) -> Vec<(Hook, Result<Vec<Instruction>, A
 fn load(hook: Hook, program: &[Instruction]) -> Result<sys::Program, Error> {
     let name = maps::object_name(hook.name);
     sys::load(program, hook.function.get(), name, None).map_err(|source| {
-        // Once more for the log. If it succeeds now, the first attempt's reason still stands.
+        // Load the program again for the log. The reason of the first attempt stands even if this attempt succeeds.
         let mut log = vec![0; LOG_BYTES];
         let _ = sys::load(program, hook.function.get(), name, Some(&mut log));
         Error::Load { hook: hook.name, log: end_of(&log), source }
@@ -145,7 +145,7 @@ fn end_of(log: &[u8]) -> String {
     String::from_utf8_lossy(end).trim().to_owned()
 }
 
-/// A kernel with the hooks, but without BPF among its LSMs, attaches programs that it never runs.
+/// A kernel that has the hooks, but not BPF among its LSMs, attaches the programs and never runs them.
 fn require_lsm(list: &Path) -> Result<(), Error> {
     let active = fs::read_to_string(list).map_err(|source| Error::Securityfs { path: list.into(), source })?;
     let active = active.trim_end();

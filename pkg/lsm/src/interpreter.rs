@@ -1,4 +1,5 @@
-//! Runs programs in a test: the instructions and helpers that the assembler has, on memory made of a few objects.
+//! Interpreter of programs for tests: the instructions and helpers of the assembler, with memory that consists of a few
+//! objects.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +8,16 @@ use crate::assembler::{Helper, Instruction, MAP, When, WhenRegisters, code};
 const CONTEXT: u64 = 0x1_0000;
 const STACK_START: u64 = 0x2_0000;
 const STACK_END: u64 = STACK_START + 512;
-/// Values of maps, each at an address of its own.
+/// First address of map values. Each value has its own address.
 const VALUES: u64 = 0x1000_0000;
 
 /// A kernel with one task, which runs a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    /// The IDs of the task's cgroup and those above it; the root is the first one.
+    /// IDs of the task's cgroup and the cgroups above it, the root first.
     pub(crate) cgroups: Vec<u64>,
     memory: BTreeMap<u64, Vec<u8>>,
-    /// Bytes of the keys of each map.
+    /// Length of the keys of each map in bytes.
     keys: BTreeMap<i32, usize>,
     /// Addresses of values by map and key.
     values: BTreeMap<(i32, Vec<u8>), u64>,
@@ -26,26 +27,26 @@ pub(crate) struct Machine {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) result: i64,
-    /// Executed instructions.
+    /// Number of executed instructions.
     pub(crate) count: usize,
-    /// Offsets of what it read in the context.
+    /// Offsets that the program read in the context.
     pub(crate) context: Vec<u64>,
-    /// Addresses of what it read elsewhere, but for its stack.
+    /// Addresses of all other reads, except for the stack.
     pub(crate) elsewhere: Vec<u64>,
 }
 
 impl Machine {
-    /// Without objects and maps.
+    /// Creates a machine without objects and maps.
     pub(crate) fn new(cgroups: &[u64]) -> Self {
         Self { cgroups: cgroups.into(), memory: BTreeMap::new(), keys: BTreeMap::new(), values: BTreeMap::new() }
     }
 
-    /// An object at an address.
+    /// Adds an object at an address.
     pub(crate) fn object(&mut self, address: u64, bytes: Vec<u8>) {
         self.memory.insert(address, bytes);
     }
 
-    /// An empty map.
+    /// Adds an empty map.
     pub(crate) fn map(&mut self, map: i32, key_bytes: usize) {
         self.keys.insert(map, key_bytes);
     }
@@ -133,7 +134,7 @@ impl Machine {
 
     fn call(&mut self, helper: i32, registers: &mut [u64; 11]) {
         let [_, first, second, third, ..] = *registers;
-        // A map is its descriptor, as in the program.
+        // A program refers to a map by its descriptor.
         let map = first as i32;
         let result = if helper == Helper::MapLookup as i32 {
             let key = self.read(second, self.keys[&map]);

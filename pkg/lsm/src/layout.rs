@@ -1,52 +1,52 @@
-//! [`Layout`]: what the programs take from the kernel's types.
+//! [`Layout`]: the parts of the kernel's types that the programs use.
 
 use crate::btf::{Btf, BtfError, TypeId};
 
 /// An LSM hook of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hook {
-    /// As in include/linux/lsm_hook_defs.h.
+    /// Name in include/linux/lsm_hook_defs.h.
     pub(crate) name: &'static str,
     /// The function that a program is attached to.
     pub(crate) function: TypeId,
 }
 
-/// Hooks, and offsets of members in bytes. Offsets fit into an instruction.
+/// Hooks, and offsets of members in bytes. Each offset fits into an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub(crate) file_ioctl: Hook,
     pub(crate) file_ioctl_compat: Hook,
     pub(crate) quotactl: Hook,
-    /// Of `struct file`.
+    /// Offset in `struct file`.
     pub(crate) f_inode: i16,
-    /// Of `struct inode`.
+    /// Offset in `struct inode`, as are the next two.
     pub(crate) i_mode: i16,
     pub(crate) i_rdev: i16,
     pub(crate) i_sb: i16,
-    /// Of `struct super_block`.
+    /// Offset in `struct super_block`.
     pub(crate) s_dev: i16,
-    /// Since Linux 6.17.
+    /// The hook `inode_file_setattr`, since Linux 6.17.
     pub(crate) attributes: Option<Attributes>,
 }
 
-/// For the hook `inode_file_setattr`.
+/// The hook `inode_file_setattr`, with the offsets that its program uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
     pub(crate) hook: Hook,
-    /// Of `struct dentry`.
+    /// Offset in `struct dentry`.
     pub(crate) d_inode: i16,
-    /// Of `struct file_kattr`.
+    /// Offset in `struct file_kattr`, as is the next one.
     pub(crate) fsx_xflags: i16,
     pub(crate) fsx_projid: i16,
-    /// From the `struct inode` in a `struct xfs_inode` to the project ID of the latter; mostly negative.
+    /// Distance from the `struct inode` in a `struct xfs_inode` to the project ID of the latter; mostly negative.
     pub(crate) to_projid: i32,
-    /// The same for its flags on the disk.
+    /// Distance from the same `struct inode` to the inode's flags on the disk.
     pub(crate) to_diflags: i32,
 }
 
 impl Layout {
-    /// Of this kernel. Follows the types from the arguments of the hooks; [`BtfError`] if a hook is missing or a type
-    /// differs.
+    /// Finds the layout of this kernel, from the types of the hooks' arguments. [`BtfError`] if a hook is missing or a
+    /// type differs.
     pub fn of(btf: &Btf) -> Result<Self, BtfError> {
         let look = Look(btf);
         let file_ioctl = look.hook("file_ioctl", "bpf_lsm_file_ioctl")?;
@@ -112,7 +112,7 @@ impl Look<'_> {
         target.ok_or(BtfError::Argument { hook: hook.name, index })
     }
 
-    /// A command.
+    /// Checks that an argument is an integer of 4 bytes, such as a command.
     fn integer_argument(&self, hook: Hook, index: usize) -> Result<(), BtfError> {
         let length = self.0.argument(hook.function, index).and_then(|argument| self.0.integer(argument));
         if length == Some(4) { Ok(()) } else { Err(BtfError::Argument { hook: hook.name, index }) }
@@ -140,7 +140,7 @@ impl Look<'_> {
     }
 }
 
-/// As it is in an instruction.
+/// Converts an offset to the type that an instruction contains.
 fn offset(bytes: u32) -> Option<i16> {
     i16::try_from(bytes).ok()
 }
@@ -168,7 +168,7 @@ mod tests {
     fn a_kernel_without_a_hook_is_rejected_by_its_name() {
         let error = layout(&Sample::default()).unwrap_err();
         assert!(matches!(error, BtfError::NoHook { hook: "file_ioctl" }), "{error}");
-        // Linux 6.7.
+        // Linux 6.7 has no file_ioctl_compat.
         let mut sample = Sample::default();
         sample.function("bpf_lsm_file_ioctl", &[]);
         let error = layout(&sample).unwrap_err();
@@ -178,7 +178,7 @@ mod tests {
         );
     }
 
-    /// Hooks with a file of this shape.
+    /// A kernel whose hooks get a file of this shape.
     fn kernel_with_file(file: impl FnOnce(&mut Sample) -> u32) -> Sample {
         let mut sample = Sample::default();
         let (int, file) = (sample.int("int", 4), file(&mut sample));

@@ -15,14 +15,14 @@ use crate::error::Error;
 use crate::programs::{self, kernel_number};
 use crate::sys::{self, MapKind, Writers};
 
-/// Published loop devices at most.
+/// Maximum number of published loop devices.
 const PUBLISHED: u32 = 4096;
-/// Exempt cgroups at most; more than one only while it changes.
+/// Maximum number of exempt cgroups. There is more than one only during a change.
 const EXEMPT: u32 = 8;
-/// Cgroups and operations whose denials are remembered at most.
+/// Maximum number of recorded pairs of a cgroup and an operation.
 const RECENT: u32 = 1024;
 
-/// Names of the maps, also of their pins.
+/// Names of the maps and of their pins.
 pub(crate) mod name {
     pub(crate) const DENIED: &str = "denied";
     pub(crate) const EXEMPT: &str = "exempt";
@@ -33,7 +33,7 @@ pub(crate) mod name {
 /// A key of [`Maps::recent`]: the cgroup's ID, then the number of the operation.
 type RecentKey = [u8; 16];
 
-/// Keys and values are numbers in the machine's byte order.
+/// The maps of the programs. Keys and values are numbers in the machine's byte order.
 #[derive(Debug)]
 pub(crate) struct Maps {
     /// Number of an operation → count.
@@ -47,7 +47,7 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    /// New ones.
+    /// Creates all maps.
     pub(crate) fn create() -> Result<Self, Error> {
         Ok(Self {
             denied: create(MapKind::Array, Operation::ALL.len() as u32, name::DENIED)?,
@@ -57,8 +57,8 @@ impl Maps {
         })
     }
 
-    /// Those that are pinned in a directory. Missing ones, and ones that another release has pinned with another shape, are
-    /// created.
+    /// Opens the maps that are pinned in a directory. Creates maps that are missing, or that another release has pinned
+    /// with another shape.
     pub(crate) fn pinned(directory: &Path) -> Result<Self, Error> {
         Ok(Self {
             denied: open(MapKind::Array, Operation::ALL.len() as u32, name::DENIED, directory)?,
@@ -68,7 +68,7 @@ impl Maps {
         })
     }
 
-    /// With their names.
+    /// The maps with their names.
     pub(crate) fn objects(&self) -> [(&'static str, BorrowedFd<'_>); 4] {
         [
             (name::DENIED, self.denied.descriptor()),
@@ -78,7 +78,7 @@ impl Maps {
         ]
     }
 
-    /// As programs name them.
+    /// The descriptors by which programs refer to the maps.
     pub(crate) fn descriptors(&self) -> programs::Maps {
         let number = |descriptor: BorrowedFd<'_>| descriptor.as_raw_fd();
         programs::Maps {
@@ -99,12 +99,12 @@ impl Maps {
         self.published.remove(&key).map_err(failed("remove a device from", name::PUBLISHED))
     }
 
-    /// The new one is added before others are removed: a former process of the same cgroup stays exempt.
+    /// Adds the cgroup before others are removed, so that a former process of the same cgroup stays exempt.
     pub(crate) fn exempt(&self, cgroup: CgroupId) -> Result<(), Error> {
         let wanted = cgroup.get().to_ne_bytes();
         let former = keys(&self.exempt, EXEMPT).map_err(failed("read", name::EXEMPT))?;
         let mut others = former.iter().filter(|key| **key != wanted);
-        // So that there is space for it.
+        // Make space for the cgroup.
         if former.len() == EXEMPT as usize {
             others.next().map_or(Ok(()), |key| self.remove_exempt(key))?;
         }
@@ -112,7 +112,7 @@ impl Maps {
         others.try_for_each(|key| self.remove_exempt(key))
     }
 
-    /// From now on, no process can make a cgroup exempt, and no program ever could.
+    /// Prevents processes from exempting a cgroup from now on. Programs never could.
     pub(crate) fn freeze_exempt(&self) -> Result<(), Error> {
         self.exempt.freeze().map_err(failed("freeze", name::EXEMPT))
     }
@@ -134,7 +134,7 @@ impl Maps {
         let keys = keys(&self.recent, RECENT).map_err(failed("read", name::RECENT))?;
         let mut taken = Vec::new();
         for key in keys {
-            // The kernel may have dropped it in favour of a newer one.
+            // The kernel may have dropped the entry in favour of a newer one.
             let Some(count) = self.recent.take(&key).map_err(failed("read", name::RECENT))? else { continue };
             taken.extend(recent(key, u64::from_ne_bytes(count)));
         }
@@ -148,7 +148,7 @@ fn recent(key: RecentKey, count: u64) -> Option<Recent> {
     Some(Recent { cgroup: CgroupId::from_kernel(cgroup), operation, count })
 }
 
-/// The keys of a map that may change meanwhile: at most as many as it can have.
+/// Keys of a map that may change meanwhile. The result has at most `most` keys, the capacity of the map.
 fn keys<const KEY: usize, const VALUE: usize>(map: &sys::Map<KEY, VALUE>, most: u32) -> Result<Vec<[u8; KEY]>, Errno> {
     let mut keys: Vec<[u8; KEY]> = Vec::new();
     for _ in 0..most {
@@ -158,7 +158,7 @@ fn keys<const KEY: usize, const VALUE: usize>(map: &sys::Map<KEY, VALUE>, most: 
     Ok(keys)
 }
 
-/// The programs look exempt cgroups up, and write the other maps.
+/// Writers of a map. Programs cannot change the exempt cgroups.
 fn writers(name: &str) -> Writers {
     if name == name::EXEMPT { Writers::Processes } else { Writers::All }
 }
@@ -194,7 +194,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
     })
 }
 
-/// The name of a map or program as tools show it: at most 15 bytes.
+/// The name of a map or program as tools show it, with at most 15 bytes.
 pub(crate) fn object_name(name: &str) -> [u8; 16] {
     let mut padded = [0; 16];
     padded.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);

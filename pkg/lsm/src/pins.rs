@@ -1,4 +1,4 @@
-//! [`Pins`]: the names of maps and links in a bpffs, by which they outlive the process.
+//! [`Pins`]: names of maps and links in a bpffs. Pinned objects outlive the process.
 
 use std::fs;
 use std::io;
@@ -9,22 +9,22 @@ use crate::error::Error;
 use crate::maps::c_path;
 use crate::sys;
 
-/// Where a [`Guard`](crate::Guard) is pinned: a directory of the host's bpffs.
+/// Location of the pins of a [`Guard`](crate::Guard): a directory of the host's bpffs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pins<'a> {
-    /// Where the host's `/sys` is mounted, with bpffs on `fs/bpf` and securityfs on `kernel/security`.
+    /// Mount point of the host's `/sys`, with bpffs on `fs/bpf` and securityfs on `kernel/security`.
     pub sys: &'a Path,
     /// Name of the directory, which is created if it is missing.
     pub directory: &'a str,
 }
 
 impl Pins<'_> {
-    /// The directory.
+    /// Path of the directory.
     pub fn path(&self) -> PathBuf {
         self.sys.join("fs/bpf").join(self.directory)
     }
 
-    /// Removes what is pinned: the programs are detached, unless a process has them open. Idempotent.
+    /// Removes the pins, which detaches the programs unless a process has them open. Idempotent.
     pub fn remove(&self) -> Result<(), Error> {
         let path = self.path();
         for name in names(&path)? {
@@ -40,8 +40,8 @@ impl Pins<'_> {
         self.sys.join("kernel/security/lsm")
     }
 
-    /// Pins these objects, each in one step in place of the former one, and then removes all other pins: those of hooks that
-    /// this release does not use.
+    /// Pins these objects, each atomically in place of the former one. Then removes all other pins, which are those of
+    /// hooks that this release does not use.
     pub(crate) fn replace<'fd>(
         &self,
         objects: impl IntoIterator<Item = (&'static str, BorrowedFd<'fd>)>,
@@ -54,7 +54,7 @@ impl Pins<'_> {
         let mut pinned = Vec::new();
         for (name, object) in objects {
             let (new, place) = (path.join(format!("{name}-new")), path.join(name));
-            // A process may have ended between the two steps.
+            // An earlier process may have ended between the pin and the rename.
             remove_file(&new)?;
             sys::pin(object, &c_path(&new)?).map_err(|errno| failed("pin an object at", &new)(errno.into()))?;
             fs::rename(&new, &place).map_err(failed("replace", &place))?;

@@ -15,7 +15,7 @@ const GETFLAGS: u64 = 0x8008_6601;
 /// `FS_PROJINHERIT_FL`.
 const PROJINHERIT: u32 = 0x2000_0000;
 
-/// Bits that the kernel does not read.
+/// Upper half of a command, which the kernel does not read.
 const UPPER: u64 = 0xdead_beef_0000_0000;
 
 /// `QCMD(command, PRJQUOTA)` for each command that changes something.
@@ -27,23 +27,24 @@ const QUOTA_CHANGES: [(&str, u32); 5] = [
     ("Q_XQUOTARM", 0x5806 << 8 | 2),
 ];
 
-/// These take no valid argument of -1, so that a call that is not denied changes nothing.
+/// The argument -1 is invalid for these calls, so that a call that is not denied changes nothing.
 const LOOP_CONTROL: [(&str, u32); 1] = [("LOOP_CTL_REMOVE", 0x4c81)];
 const LOOP_DEVICE: [(&str, u32); 3] =
     [("LOOP_CHANGE_FD", 0x4c06), ("LOOP_SET_STATUS64", 0x4c04), ("LOOP_CONFIGURE", 0x4c0a)];
 
-/// How a program calls the kernel.
+/// Calling convention of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abi {
-    /// As 64-bit programs.
+    /// Calls of 64-bit programs.
     Native,
-    /// As 32-bit programs (`int 0x80`). A kernel that runs none of them kills the process with SIGSEGV.
+    /// Calls of 32-bit programs (`int 0x80`). A kernel without support for them kills the process with SIGSEGV.
     Compat,
 }
 
-/// The objects on which the denied calls are tried.
+/// Objects on which the denied calls are tried.
 ///
-/// For a child process with one thread, as root with all capabilities, that has entered a cgroup below the restricted one:
+/// The caller is a child process with one thread, as root with all capabilities, that has entered a cgroup below the
+/// restricted one:
 ///
 /// ```no_run
 /// # use std::fs::{self, File};
@@ -69,8 +70,8 @@ pub struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Tries each denied call and returns those that were not denied; their changes are reverted. On errors nothing was
-    /// tried.
+    /// Tries each denied call and returns those that were not denied. Changes by these calls are reverted.
+    /// [`ProbeError`] if the attributes of the directory cannot be read.
     pub fn run(&self, abi: Abi) -> Result<Vec<Breach>, ProbeError> {
         let mut page = Page::new().map_err(ProbeError)?;
         let mut breaches = Vec::new();
@@ -83,7 +84,7 @@ impl Probe<'_> {
         self.try_project(abi, &mut page, &mut note)?;
         self.try_flags(abi, &mut page, &mut note)?;
         if abi == Abi::Native {
-            // The same hook and the same numbers for 32-bit programs.
+            // 32-bit programs reach the same hook with the same numbers.
             for (call, command) in QUOTA_CHANGES {
                 note(call, sys::quotactl_invalid(self.directory, command, 1));
             }
@@ -100,7 +101,7 @@ impl Probe<'_> {
         Ok(breaches)
     }
 
-    /// Another project.
+    /// Tries to change the project ID.
     fn try_project(
         &self,
         abi: Abi,
@@ -140,7 +141,7 @@ impl Probe<'_> {
                 page.put(&former);
                 let _ = sys::ioctl(self.directory, FSSETXATTR.into(), page);
             }
-            // Before Linux 6.17.
+            // Kernels before Linux 6.17 have no file_setattr.
             if result != Err(Errno::ENOSYS) {
                 note("file_setattr", result);
             }
@@ -148,7 +149,7 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// The other value of the inherit flag.
+    /// Tries to change the inherit flag.
     fn try_flags(
         &self,
         abi: Abi,
@@ -185,9 +186,9 @@ impl Probe<'_> {
 pub struct Breach {
     /// The call, such as `FS_IOC_FSSETXATTR`.
     pub call: &'static str,
-    /// How it was called.
+    /// Calling convention of the call.
     pub abi: Abi,
-    /// How it ended: not with `EPERM`.
+    /// Result of the call, which is not `EPERM`.
     pub result: Result<(), Errno>,
 }
 
@@ -205,7 +206,7 @@ impl fmt::Display for Breach {
     }
 }
 
-/// A [`Probe`] has nothing to try the calls on.
+/// The attributes of the directory of a [`Probe`] cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the attributes of the directory for the self-test; it must be on the data disk")]
 pub struct ProbeError(#[source] Errno);

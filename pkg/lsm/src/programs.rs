@@ -1,7 +1,7 @@
-//! The programs: which calls they deny, in BPF instructions.
+//! The programs, as BPF instructions that decide which calls to deny.
 //!
-//! A program gets its hook's arguments as an array of 8 bytes each (R1) and returns 0, or the negative error that the call fails
-//! with. All registers but R6 to R9 are changed by calls of helpers.
+//! A program gets its hook's arguments as an array of 8 bytes each (R1). Its result is 0, or the negative error that
+//! the call fails with. Calls of helpers change R0 to R5.
 
 use loopdev::DeviceNumber;
 
@@ -54,7 +54,7 @@ pub(crate) struct Maps {
     pub(crate) recent: i32,
 }
 
-/// Whom and what the programs restrict.
+/// Tasks and objects that the programs restrict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scope {
     pub(crate) pods: Cgroup,
@@ -62,20 +62,20 @@ pub(crate) struct Scope {
     pub(crate) maps: Maps,
 }
 
-/// A device number as the kernel keeps it: `MKDEV`, include/linux/kdev_t.h.
+/// Device number in the kernel's format: `MKDEV`, include/linux/kdev_t.h.
 pub(crate) const fn kernel_number(device: DeviceNumber) -> u32 {
     device.major << 20 | device.minor
 }
 
-/// For `file_ioctl` and `file_ioctl_compat`: file, command, argument. Only the lower half of the command counts, as in the
-/// kernel.
+/// Program for `file_ioctl` and `file_ioctl_compat`, with the arguments file, command and argument. Like the kernel,
+/// the program uses only the lower half of the command.
 pub(crate) fn ioctl(layout: &Layout, scope: &Scope) -> Result<Vec<Instruction>, AssembleError> {
     let mut program = Assembler::default();
     let [loops, above, project, flags, end] = std::array::from_fn(|_| program.label());
     let [on_disk, pods, allow] = std::array::from_fn(|_| program.label());
     let judges_attributes = layout.attributes.is_none();
 
-    // Executed by all ioctls. Most commands are below, between or above the denied ones, in this order.
+    // All ioctls execute these instructions. Most commands are below, between or above the denied ones, in this order.
     program.load(Width::Double, R2, R1, 8);
     program.set(R0, 0);
     if judges_attributes {
@@ -135,8 +135,9 @@ pub(crate) fn ioctl(layout: &Layout, scope: &Scope) -> Result<Vec<Instruction>, 
     program.finish()
 }
 
-/// For `quotactl`: command, type, ID, super block. The last one is never read: it is NULL for `quotactl(Q_SYNC, NULL)`, which
-/// needs no privilege, and the verifier accepts the read.
+/// Program for `quotactl`, with the arguments command, type, ID and super block. The program never reads the super
+/// block: the pointer is NULL for `quotactl(Q_SYNC, NULL)`, which needs no privilege, and the verifier accepts the
+/// read.
 pub(crate) fn quotactl(scope: &Scope) -> Result<Vec<Instruction>, AssembleError> {
     let mut program = Assembler::default();
     let allow = program.label();
@@ -149,8 +150,9 @@ pub(crate) fn quotactl(scope: &Scope) -> Result<Vec<Instruction>, AssembleError>
     program.finish()
 }
 
-/// For `inode_file_setattr`: dentry, new attributes. The kernel has completed them from the old ones, holds the inode's lock, and
-/// calls the hook for every way to change attributes, on overlayfs for the upper inode too.
+/// Program for `inode_file_setattr`, with the arguments dentry and new attributes. The kernel has completed the
+/// attributes from the old ones and holds the inode's lock. The kernel calls the hook for every way to change
+/// attributes, on overlayfs for the upper inode too.
 pub(crate) fn setattr(
     layout: &Layout,
     attributes: &Attributes,
@@ -167,7 +169,7 @@ pub(crate) fn setattr(
     program.jump_if(When::Differs32, R2, kernel_number(scope.disk), allow);
     program.set(R7, operation(Operation::Project));
 
-    // The inode is part of a struct xfs_inode. An unreadable one is denied.
+    // The inode is part of a struct xfs_inode. If that cannot be read, the call is denied.
     probe_read(&mut program, attributes.to_projid, 4, pods);
     program.load(Width::Word, R1, R10, -8);
     program.load(Width::Word, R2, R8, attributes.fsx_projid);
@@ -184,14 +186,14 @@ pub(crate) fn setattr(
     program.finish()
 }
 
-/// R1, the context, becomes the inode of its file.
+/// Replaces the context in R1 with the inode of its file.
 fn inode_of_file(program: &mut Assembler, layout: &Layout, allow: Label) {
     program.load(Width::Double, R1, R1, 0);
     program.load(Width::Double, R1, R1, layout.f_inode);
     program.jump_if(When::Equal, R1, 0, allow);
 }
 
-/// Copies some bytes at a distance from the inode in R6 to the stack at -8.
+/// Copies `length` bytes at a distance from the inode in R6 to the stack at -8. Jumps to `failed` on errors.
 fn probe_read(program: &mut Assembler, distance: i32, length: i32, failed: Label) {
     program.copy(R1, R10);
     program.add(R1, -8);
@@ -202,7 +204,7 @@ fn probe_read(program: &mut Assembler, distance: i32, length: i32, failed: Label
     program.jump_if(When::Differs32, R0, 0, failed);
 }
 
-/// R0 becomes the address of the value in a map, or 0. The key is on the stack.
+/// Sets R0 to the address of the value in a map, or to 0. The key is at the offset `key` of the stack.
 fn lookup(program: &mut Assembler, map: i32, key: i16) {
     program.set_map(R1, map);
     program.copy(R2, R10);
@@ -210,8 +212,8 @@ fn lookup(program: &mut Assembler, map: i32, key: i16) {
     program.call(Helper::MapLookup);
 }
 
-/// The end of each program: a call of the operation in R7 is denied and counted if the task is below the pods' cgroup and its own
-/// cgroup is not exempt.
+/// End of each program: denies and counts a call of the operation in R7 if the task is below the pods' cgroup and its
+/// own cgroup is not exempt.
 fn deny_pods(program: &mut Assembler, scope: &Scope, allow: Label) {
     let [recent, first, deny] = std::array::from_fn(|_| program.label());
     program.set(R1, scope.pods.level().cast_signed());
@@ -219,7 +221,8 @@ fn deny_pods(program: &mut Assembler, scope: &Scope, allow: Label) {
     program.set64(R1, scope.pods.id().get());
     program.jump_if_registers(WhenRegisters::Differ, R0, R1, allow);
 
-    // The key of `recent`: the first half is the key of `exempt`, the second one starts with the key of `denied`.
+    // The first half of the key of `recent` is the key of `exempt`, and the second half starts with the key of
+    // `denied`.
     program.call(Helper::CurrentCgroupId);
     program.store(R10, -16, R0);
     program.store(R10, -8, R7);

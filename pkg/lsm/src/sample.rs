@@ -16,7 +16,7 @@ impl Default for Sample {
 }
 
 impl Sample {
-    /// An empty section of a module of this kernel.
+    /// An empty section for a module of this kernel.
     pub(crate) fn module(&self) -> Self {
         let first_string = u32::try_from(self.strings.len()).unwrap();
         Self { types: Vec::new(), strings: Vec::new(), next_type: self.next_type, first_string }
@@ -34,7 +34,7 @@ impl Sample {
         self.add(name, 8, 0, target, &[])
     }
 
-    /// Members with their type and offset in bytes.
+    /// Adds a structure. Each member has a type and an offset in bytes.
     pub(crate) fn structure(&mut self, name: &str, members: &[(&str, u32, u32)]) -> u32 {
         let mut words = Vec::new();
         for (member, kind, offset) in members {
@@ -43,7 +43,8 @@ impl Sample {
         self.add(name, 4, members.len(), 4096, &words)
     }
 
-    /// Members with their type, offset in bits and width in bits; 0 for an ordinary member.
+    /// Adds a structure. Each member has a type, an offset in bits and a width in bits, which is 0 for an ordinary
+    /// member.
     pub(crate) fn bit_fields(&mut self, name: &str, members: &[(&str, u32, u32, u32)]) -> u32 {
         let mut words = Vec::new();
         for (member, kind, offset, width) in members {

@@ -47,8 +47,8 @@ pub(crate) enum MapKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writers {
     All,
-    /// Processes, by bpf(2), until the map is frozen: the verifier rejects programs that write it (`BPF_F_RDONLY_PROG`, Linux
-    /// 5.2).
+    /// Processes, by bpf(2), until the map is frozen. The verifier rejects programs that write the map
+    /// (`BPF_F_RDONLY_PROG`, Linux 5.2).
     Processes,
 }
 
@@ -61,7 +61,7 @@ impl Writers {
     }
 }
 
-/// For `BPF_MAP_CREATE`: the start of `union bpf_attr`. The kernel takes the rest as 0.
+/// Attributes of `BPF_MAP_CREATE`: the start of `union bpf_attr`. The kernel takes the rest as 0.
 #[repr(C)]
 struct CreateMap {
     kind: u32,
@@ -75,7 +75,7 @@ struct CreateMap {
 }
 const _: () = assert!(size_of::<CreateMap>() == 44);
 
-/// For `BPF_MAP_*_ELEM` and `BPF_MAP_GET_NEXT_KEY`.
+/// Attributes of `BPF_MAP_*_ELEM` and `BPF_MAP_GET_NEXT_KEY`.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -86,14 +86,14 @@ struct Element {
 }
 const _: () = assert!(size_of::<Element>() == 32);
 
-/// For `BPF_MAP_FREEZE`.
+/// Attributes of `BPF_MAP_FREEZE`.
 #[repr(C)]
 struct Freeze {
     map: u32,
 }
 const _: () = assert!(size_of::<Freeze>() == 4);
 
-/// For `BPF_PROG_LOAD`, up to `attach_btf_id` and padding.
+/// Attributes of `BPF_PROG_LOAD`, up to `attach_btf_id` and padding.
 #[repr(C)]
 #[derive(Default)]
 struct LoadProgram {
@@ -122,7 +122,7 @@ struct LoadProgram {
 }
 const _: () = assert!(size_of::<LoadProgram>() == 120);
 
-/// For `BPF_LINK_CREATE`.
+/// Attributes of `BPF_LINK_CREATE`.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -132,7 +132,7 @@ struct CreateLink {
 }
 const _: () = assert!(size_of::<CreateLink>() == 16);
 
-/// For `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
+/// Attributes of `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
 #[repr(C)]
 struct Object {
     path: u64,
@@ -141,7 +141,7 @@ struct Object {
 }
 const _: () = assert!(size_of::<Object>() == 16);
 
-/// For `BPF_OBJ_GET_INFO_BY_FD`.
+/// Attributes of `BPF_OBJ_GET_INFO_BY_FD`.
 #[repr(C)]
 struct GetInfo {
     descriptor: u32,
@@ -168,7 +168,7 @@ const _: () = assert!(size_of::<MapInfo>() == 24);
 pub(crate) struct Map<const KEY: usize, const VALUE: usize>(OwnedFd);
 
 impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
-    /// `BPF_MAP_CREATE`, Linux 4.15 with a name.
+    /// Creates a map (`BPF_MAP_CREATE`, Linux 4.15 with a name).
     pub(crate) fn create(kind: MapKind, entries: u32, writers: Writers, name: [u8; 16]) -> Result<Self, Errno> {
         let (key_bytes, value_bytes) = (KEY as u32, VALUE as u32);
         let mut attributes = CreateMap {
@@ -185,7 +185,7 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         unsafe { new_descriptor(Command::MapCreate, &mut attributes) }.map(Self)
     }
 
-    /// A map that was pinned (`BPF_OBJ_GET`, Linux 4.4). `EMEDIUMTYPE` if it has another shape.
+    /// Opens a pinned map (`BPF_OBJ_GET`, Linux 4.4). `EMEDIUMTYPE` if the map has another shape.
     pub(crate) fn open(kind: MapKind, entries: u32, writers: Writers, path: &CStr) -> Result<Self, Errno> {
         let descriptor = object(path)?;
         let mut info = MapInfo::default();
@@ -197,7 +197,7 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         // SAFETY: the kernel writes at most as many bytes as `info` has through the pointer, whatever the object is, and keeps
         // no pointer; every bit pattern of it is valid.
         unsafe { bpf(Command::Info, &mut attributes) }?;
-        // Of an object of another kind these are other things; all calls about maps then fail with EINVAL.
+        // If the object is not a map, `info` has other content, and all calls about maps fail with EINVAL.
         let wanted = (kind as u32, KEY as u32, VALUE as u32, entries, writers.flags());
         if (info.kind, info.key_bytes, info.value_bytes, info.entries, info.flags) != wanted {
             return Err(Errno::EMEDIUMTYPE);
@@ -214,7 +214,7 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         self.read(Command::MapLookup, key)
     }
 
-    /// The same, and removes it in one step (Linux 5.14 for hashes).
+    /// Returns the value of a key and removes the key in one step (Linux 5.14 for hashes).
     pub(crate) fn take(&self, key: &[u8; KEY]) -> Result<Option<[u8; VALUE]>, Errno> {
         self.read(Command::MapTake, key)
     }
@@ -248,8 +248,8 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         }
     }
 
-    /// The key after this one in the order of the map; the first one without a key, or if the key is not there. `None` at the
-    /// end.
+    /// Returns the key after this one in the order of the map, or the first key if `key` is `None` or not in the map.
+    /// `None` at the end.
     pub(crate) fn next_key(&self, key: Option<&[u8; KEY]>) -> Result<Option<[u8; KEY]>, Errno> {
         let mut next = [0; KEY];
         let key = key.map_or(std::ptr::null(), |key| key.as_ptr());
@@ -262,7 +262,8 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
         }
     }
 
-    /// No process can change the map any more; programs can, unless [`Writers`] excludes them (`BPF_MAP_FREEZE`, Linux 5.2).
+    /// Prevents processes from changing the map. Programs can still change it, unless [`Writers`] excludes them
+    /// (`BPF_MAP_FREEZE`, Linux 5.2).
     pub(crate) fn freeze(&self) -> Result<(), Errno> {
         let mut attributes = Freeze { map: number(&self.0) };
         // SAFETY: the attributes hold no pointer.
@@ -275,11 +276,12 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
     }
 }
 
-/// A program that is loaded.
+/// A loaded program.
 #[derive(Debug)]
 pub(crate) struct Program(OwnedFd);
 
-/// Loads a program for an LSM hook (`BPF_PROG_LOAD`, Linux 5.7). The verifier writes its log into the buffer, if there is one.
+/// Loads a program for an LSM hook (`BPF_PROG_LOAD`, Linux 5.7). The verifier writes its log into the buffer, if there
+/// is one.
 pub(crate) fn load(
     instructions: &[Instruction],
     function: u32,
@@ -290,7 +292,7 @@ pub(crate) fn load(
         kind: PROGRAM_LSM,
         count: u32::try_from(instructions.len()).map_err(|_| Errno::E2BIG)?,
         instructions: instructions.as_ptr() as u64,
-        // The hooks' symbols are for programs under this license.
+        // LSM programs need a license that is compatible with the GPL.
         license: c"GPL".as_ptr() as u64,
         name,
         attach_type: LSM_MAC,
@@ -307,15 +309,15 @@ pub(crate) fn load(
     unsafe { new_descriptor(Command::ProgramLoad, &mut attributes) }.map(Program)
 }
 
-/// Attaches a program to its hook, until the link is closed (`BPF_LINK_CREATE`, Linux 5.7 for LSM hooks by way of
-/// `BPF_RAW_TRACEPOINT_OPEN`, 5.19 by this command).
+/// Attaches a program to its hook until the link is closed (`BPF_LINK_CREATE`, Linux 5.19 for LSM hooks; 5.7 through
+/// `BPF_RAW_TRACEPOINT_OPEN`).
 pub(crate) fn link(program: &Program) -> Result<OwnedFd, Errno> {
     let mut attributes = CreateLink { program: number(&program.0), target: 0, attach_type: LSM_MAC, flags: 0 };
     // SAFETY: the attributes hold no pointer.
     unsafe { new_descriptor(Command::LinkCreate, &mut attributes) }
 }
 
-/// Gives an object a name in a bpffs, by which it lives on without a descriptor (`BPF_OBJ_PIN`, Linux 4.4).
+/// Pins an object to a name in a bpffs. The object then exists without a descriptor (`BPF_OBJ_PIN`, Linux 4.4).
 pub(crate) fn pin(descriptor: BorrowedFd<'_>, path: &CStr) -> Result<(), Errno> {
     let descriptor = descriptor.as_raw_fd().cast_unsigned();
     let mut attributes = Object { path: path.as_ptr() as u64, descriptor, flags: 0 };
@@ -323,7 +325,7 @@ pub(crate) fn pin(descriptor: BorrowedFd<'_>, path: &CStr) -> Result<(), Errno> 
     unsafe { bpf(Command::Pin, &mut attributes) }.map(drop)
 }
 
-/// `BPF_OBJ_GET`.
+/// Opens a pinned object (`BPF_OBJ_GET`).
 fn object(path: &CStr) -> Result<OwnedFd, Errno> {
     let mut attributes = Object { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
     // SAFETY: the kernel reads a string that ends with NUL and keeps no pointer.
@@ -355,7 +357,7 @@ unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<c_int, Errno> {
     Errno::result(result).map(descriptor)
 }
 
-/// Results of these calls are descriptors or 0.
+/// Converts the result of a call, which is a descriptor or 0.
 fn descriptor(result: c_long) -> c_int {
     c_int::try_from(result).unwrap_or(-1)
 }
@@ -372,7 +374,7 @@ struct Handle {
 }
 const _: () = assert!(size_of::<Handle>() == 16);
 
-/// The 64-bit ID of an inode of a kernfs: of a cgroup, its ID (`name_to_handle_at`, Linux 5.5 for such IDs).
+/// The 64-bit ID of an inode of a kernfs, which for a cgroup is its ID (`name_to_handle_at`, Linux 5.5 for such IDs).
 pub(crate) fn kernfs_id(inode: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut handle = Handle { bytes: 8, kind: 0, id: [0; 8] };
     let mut mount: c_int = 0;
@@ -395,7 +397,8 @@ pub(crate) fn kernfs_id(inode: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(handle.id))
 }
 
-/// The inode of a kernfs with this ID; `ESTALE` if there is none (`open_by_handle_at`). `directory` is any on that file system.
+/// Opens the inode of a kernfs with this ID; `ESTALE` if there is none (`open_by_handle_at`). `directory` is any open
+/// directory of that file system.
 pub(crate) fn open_kernfs(directory: BorrowedFd<'_>, id: u64) -> Result<OwnedFd, Errno> {
     let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id: id.to_ne_bytes() };
     let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -407,7 +410,7 @@ pub(crate) fn open_kernfs(directory: BorrowedFd<'_>, id: u64) -> Result<OwnedFd,
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Memory below 4 GiB, where the pointers of 32-bit calls lead.
+/// A page below 4 GiB, so that pointers of 32-bit calls reach it.
 #[derive(Debug)]
 pub(crate) struct Page(NonNull<c_void>);
 
@@ -421,7 +424,7 @@ impl Page {
         unsafe { mmap_anonymous(None, Self::BYTES, access, flags) }.map(Self)
     }
 
-    /// Replaces the start of the page; the rest is 0.
+    /// Writes to the start of the page, and fills the rest with 0.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let page = self.bytes_mut();
         page.fill(0);
@@ -452,7 +455,8 @@ impl Drop for Page {
     }
 }
 
-/// An ioctl whose argument is a structure of at most a page. The command has 64 bits, of which the kernel should use 32.
+/// Calls an ioctl whose argument is a structure of at most a page. The command has 64 bits, of which the kernel should
+/// use 32.
 pub(crate) fn ioctl(file: BorrowedFd<'_>, command: u64, argument: &mut Page) -> Result<(), Errno> {
     // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every bit pattern
     // of it is valid.
@@ -460,7 +464,7 @@ pub(crate) fn ioctl(file: BorrowedFd<'_>, command: u64, argument: &mut Page) -> 
     Errno::result(result).map(drop)
 }
 
-/// An ioctl with the argument -1, which is neither a valid pointer nor a valid number.
+/// Calls an ioctl with the argument -1, which is neither a valid pointer nor a valid number.
 pub(crate) fn ioctl_invalid(file: BorrowedFd<'_>, command: u64) -> Result<(), Errno> {
     // SAFETY: `file` is open during the call; at the last address of memory, nothing is mapped.
     let result = unsafe { libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), command, -1_isize) };
@@ -469,7 +473,7 @@ pub(crate) fn ioctl_invalid(file: BorrowedFd<'_>, command: u64) -> Result<(), Er
 
 /// [`ioctl`] as a 32-bit program calls it.
 pub(crate) fn ioctl32(file: BorrowedFd<'_>, command: u32, argument: &mut Page) -> Result<(), Errno> {
-    // Mapped below 4 GiB.
+    // The page is below 4 GiB.
     let address = u32::try_from(argument.address()).map_err(|_| Errno::EFAULT)?;
     // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every bit pattern
     // of it is valid.
@@ -483,10 +487,10 @@ pub(crate) fn ioctl32_invalid(file: BorrowedFd<'_>, command: u32) -> Result<(), 
     unsafe { call32(SYS_IOCTL32, file.as_raw_fd().cast_unsigned(), command, u32::MAX) }
 }
 
-/// `ioctl` in the table of 32-bit programs.
+/// Number of `ioctl` in the table of 32-bit programs.
 const SYS_IOCTL32: u32 = 54;
 
-/// A system call of 32-bit programs. Where the kernel has none (no IA32 emulation), the process gets SIGSEGV.
+/// Makes a system call like a 32-bit program. On a kernel without IA32 emulation, the process gets SIGSEGV.
 ///
 /// # Safety
 /// As of the system call: pointers have 32 bits.
@@ -512,14 +516,14 @@ unsafe fn call32(number: u32, first: u32, second: u32, third: u32) -> Result<(),
     if result < 0 { Err(Errno::from_raw(-result)) } else { Ok(()) }
 }
 
-/// `quotactl_fd` (Linux 5.14) with a pointer that is invalid.
+/// Calls `quotactl_fd` (Linux 5.14) with an invalid pointer.
 pub(crate) fn quotactl_invalid(file: BorrowedFd<'_>, command: u32, id: u32) -> Result<(), Errno> {
     // SAFETY: `file` is open during the call; at the last address of memory, nothing is mapped.
     let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, file.as_raw_fd(), command, id, -1_isize) };
     Errno::result(result).map(drop)
 }
 
-/// `file_setattr`, Linux 6.17. The page starts with a `struct file_attr`.
+/// Calls `file_setattr`, Linux 6.17. The page starts with a `struct file_attr`.
 pub(crate) fn file_setattr(file: BorrowedFd<'_>, attributes: &mut Page) -> Result<(), Errno> {
     const SYS_FILE_SETATTR: c_long = 469;
     const FILE_ATTR_BYTES: usize = 24;

@@ -1,4 +1,4 @@
-//! Which calls the programs deny, run by the interpreter of [`crate::interpreter`].
+//! Tests of the calls that the programs deny, run by the interpreter of [`crate::interpreter`].
 
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ const INODE: u64 = 0x20_0000;
 const SUPER_BLOCK: u64 = 0x30_0000;
 const DENTRY: u64 = 0x40_0000;
 const ATTRIBUTES: u64 = 0x50_0000;
-/// Of `i_vnode` in `struct xfs_inode` of the sample.
+/// Offset of `i_vnode` in `struct xfs_inode` of the sample.
 const VNODE: u64 = 200;
 
 const EPERM: i64 = -1;
@@ -42,7 +42,7 @@ fn scope() -> Scope {
     Scope { pods: Cgroup::new(PODS, 1), disk: DISK, maps: MAPS }
 }
 
-/// A task in a container.
+/// A machine with a task in a container.
 fn machine() -> Machine {
     machine_in(&[1, PODS, 77, CONTAINER])
 }
@@ -118,7 +118,7 @@ fn a_published_loop_device_answers_only_queries_of_its_status() {
         for command in [command, command | 0xdead_beef << 32] {
             assert_eq!(ioctl_of(BLOCK_MODE, LOOP, OTHER_DISK, command), expected, "{command:#x}");
             assert_eq!(ioctl_of(BLOCK_MODE, OTHER_LOOP, OTHER_DISK, command), 0, "{command:#x}");
-            // vcs12 has the same numbers.
+            // The character device vcs12 has the same numbers as the loop device.
             assert_eq!(ioctl_of(CHARACTER_MODE, LOOP, OTHER_DISK, command), 0, "{command:#x}");
             assert_eq!(ioctl_of(FILE_MODE, NO_DEVICE, DISK, command), 0, "{command:#x}");
         }
@@ -144,7 +144,7 @@ fn only_tasks_below_the_pods_are_restricted() {
     assert_eq!(result(&[1, PODS, 5, 6, 7]), EPERM);
     assert_eq!(result(&[1]), 0);
     assert_eq!(result(&[1, 8]), 0);
-    // IDs have 64 bits, and the level counts.
+    // The programs compare all 64 bits of an ID, and the level.
     assert_eq!(result(&[1, PODS & 0xffff_ffff]), 0);
     assert_eq!(result(&[1, 8, PODS]), 0);
 }
@@ -181,7 +181,7 @@ fn denials_are_counted_by_operation_and_cgroup() {
     assert_eq!(machine.get(MAPS.recent, &recent(100, 2)), None);
 }
 
-/// `include/uapi/linux/quota.h` and `dqblk_xfs.h`: everything there.
+/// All commands of `include/uapi/linux/quota.h` and `dqblk_xfs.h`.
 #[test]
 fn quotas_can_be_read_and_synced_and_not_changed() {
     let program = quotactl(&scope()).unwrap();
@@ -197,7 +197,7 @@ fn quotas_can_be_read_and_synced_and_not_changed() {
     }
 }
 
-/// The program of Linux 6.17 for new attributes of an inode with project 42 and the inherit flag.
+/// Runs the program of Linux 6.17 with new attributes for an inode with project 42 and the inherit flag.
 fn setattr_of(disk: DeviceNumber, flags: u32, project: u32) -> Run {
     let mut machine = machine();
     inode(&mut machine, DIRECTORY_MODE, NO_DEVICE, disk);
@@ -259,7 +259,7 @@ fn may_be_denied(command: u64) -> bool {
     }
 }
 
-/// There is no file: a program that reads more than the context fails.
+/// Runs the program without a file, so that a program that reads more than the context fails.
 fn assert_short(command: u64) {
     for sample in [kernel_6_12(), kernel_6_17()] {
         let program = ioctl(&layout(&sample), &scope()).unwrap();
@@ -292,7 +292,7 @@ proptest! {
         let command = u64::from(upper) << 32 | u64::from(command);
         let run = machine().run(&quotactl(&scope()).unwrap(), &[command]);
         prop_assert_eq!(run.context, [0]);
-        // The values of maps.
+        // The program reads no value of a map.
         prop_assert!(run.elsewhere.is_empty());
         prop_assert_eq!(run.result == 0, QUOTA_QUERIES.contains(&(command as u32)));
     }

@@ -1,4 +1,4 @@
-//! The calls of an attacker, and how each ends if nothing denies it.
+//! The calls of an attacker, and the result of each without the programs.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use crate::stage::Stage;
 use crate::sys::{self, Argument, ioctl, ioctl32, quotactl, quotactl_fd};
 
-/// Bits that the kernel does not read.
+/// Upper half of a command, which the kernel does not read.
 const UPPER: u64 = 0xdead_beef_0000_0000;
 
 const FSGETXATTR: u64 = 0x801c_581f;
@@ -37,21 +37,21 @@ const INVALID: Argument = Argument::Number(-1);
 /// A number that no loop device of the tests has.
 const ABSENT: Argument = Argument::Number(300);
 
-/// Which operation a denial is counted as.
+/// Operation that a denial is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Project,
     Quota,
     Loop,
-    /// Never denied.
+    /// Calls that are never denied.
     Harmless,
 }
 
-/// A call of an attacker. Where it is allowed, it undoes what it did.
+/// A call of an attacker. If the call is allowed, it reverts its change.
 pub struct Call {
     pub name: &'static str,
     pub kind: Kind,
-    /// How it ends where nothing denies it.
+    /// Result without the programs.
     pub allowed: Result<(), Errno>,
     pub run: fn(&Stage) -> Result<(), Errno>,
 }
@@ -64,7 +64,7 @@ const fn failing(name: &'static str, kind: Kind, errno: Errno, run: fn(&Stage) -
     Call { name, kind, allowed: Err(errno), run }
 }
 
-/// Calls of any user.
+/// Calls that any user can attempt.
 pub fn of_any_user() -> Vec<Call> {
     let mut calls = vec![
         call("FS_IOC_FSSETXATTR of a directory", Kind::Project, |stage| set_project(&stage.directory(), native)),
@@ -109,7 +109,7 @@ pub fn of_any_user() -> Vec<Call> {
             native(&stage.loop_device(), LOOP_CONFIGURE, NULL)
         }),
     ];
-    // Each of these marks the device, which the test holds open, to be detached with its last descriptor.
+    // Each LOOP_CLR_FD marks the device, which the test holds open, to be detached with its last descriptor.
     calls.extend([
         call("LOOP_CLR_FD", Kind::Loop, |stage| clear(&stage.loop_device(), native)),
         call("LOOP_CLR_FD with upper bits", Kind::Loop, |stage| clear(&stage.loop_device(), with_upper_bits)),
@@ -118,7 +118,7 @@ pub fn of_any_user() -> Vec<Call> {
     calls
 }
 
-/// Calls of root only.
+/// Calls that only root can attempt.
 pub fn of_root() -> Vec<Call> {
     let mut calls = vec![
         call("LOOP_CTL_GET_FREE", Kind::Loop, |stage| native(&stage.loop_control(), LOOP_CTL_GET_FREE, NULL)),
@@ -147,7 +147,7 @@ pub fn of_root() -> Vec<Call> {
             quotactl_fd(&stage.directory(), command(0x5804), Stage::PROJECT, Argument::Memory)
         }),
     ];
-    // With an invalid pointer: quotas stay on.
+    // An invalid pointer, so that quotas stay on.
     macro_rules! invalid {
         ($($name:literal $number:literal)*) => {
             $(calls.push(failing($name, Kind::Quota, Errno::EFAULT, |stage| {
@@ -176,7 +176,7 @@ fn native_flags(file: &File) -> Result<(), Errno> {
 
 type Ioctl = fn(&File, u32, Argument) -> Result<(), Errno>;
 
-/// To project 0 and back.
+/// Sets the project to 0 and back.
 fn set_project(file: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     native(file, FSGETXATTR as u32, Argument::Memory)?;
     let former: [u8; 28] = sys::result();
@@ -188,7 +188,7 @@ fn set_project(file: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     native(file, FSSETXATTR, Argument::Memory)
 }
 
-/// To the other value and back.
+/// Inverts a flag and restores it.
 fn set_flag(file: &File, flag: u32, set: fn(&File) -> Result<(), Errno>) -> Result<(), Errno> {
     ioctl(file, GETFLAGS, Argument::Memory)?;
     let former = u32::from_ne_bytes(sys::result());
@@ -199,7 +199,7 @@ fn set_flag(file: &File, flag: u32, set: fn(&File) -> Result<(), Errno>) -> Resu
     Ok(())
 }
 
-/// To what it is, without `LO_FLAGS_AUTOCLEAR`.
+/// Sets the current status again, without `LO_FLAGS_AUTOCLEAR`.
 fn set_status(device: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     native(device, LOOP_GET_STATUS64, Argument::Memory)?;
     let mut status: [u8; 232] = sys::result();
@@ -208,7 +208,7 @@ fn set_status(device: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     ioctl_by(device, LOOP_SET_STATUS64, Argument::Memory)
 }
 
-/// Where it is allowed, the mark is removed.
+/// Marks the device to be detached. If the call is allowed, the mark is removed.
 fn clear(device: &File, ioctl_by: Ioctl) -> Result<(), Errno> {
     ioctl_by(device, LOOP_CLR_FD, NULL)?;
     set_status(device, native)
@@ -227,7 +227,7 @@ const fn command(number: u64) -> u64 {
 /// `struct fs_disk_quota` that sets the hard limit of blocks of the project.
 fn limits() -> [u8; 112] {
     let mut limits = [0; 112];
-    // Version 1, FS_PROJ_QUOTA, FS_DQ_BHARD; the ID; no limit is smaller than what is used.
+    // Version 1, FS_PROJ_QUOTA, FS_DQ_BHARD; the project ID; a limit above the usage.
     limits[..4].copy_from_slice(&[1, 2, 8, 0]);
     limits[4..8].copy_from_slice(&Stage::PROJECT.to_ne_bytes());
     limits[8..16].copy_from_slice(&(1_u64 << 20).to_ne_bytes());

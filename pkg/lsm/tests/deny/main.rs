@@ -1,5 +1,5 @@
 //! Calls of a tenant, as uid 1000 and as root with all capabilities, in a container of a node. Needs root and one
-//! scratch disk: the tests wait for it, so that none forks while another unmounts.
+//! scratch disk. The tests wait for each other, so that none forks while another unmounts.
 
 mod calls;
 mod stage;
@@ -18,7 +18,6 @@ use nix::errno::Errno;
 use crate::calls::{Call, Kind};
 use crate::stage::{Stage, User};
 
-/// Calls of a user.
 fn calls_of(user: User) -> Vec<Call> {
     match user {
         User::Tenant => calls::of_any_user(),
@@ -26,12 +25,12 @@ fn calls_of(user: User) -> Vec<Call> {
     }
 }
 
-/// How they end where nothing is denied.
+/// Results of the calls without the programs.
 fn allowed(calls: &[Call]) -> Vec<(&'static str, Result<(), Errno>)> {
     calls.iter().map(|call| (call.name, call.allowed)).collect()
 }
 
-/// How they end below the pods' cgroup.
+/// Results of the calls below the pods' cgroup.
 fn denied(calls: &[Call]) -> Vec<(&'static str, Result<(), Errno>)> {
     let result = |call: &Call| if call.kind == Kind::Harmless { call.allowed } else { Err(Errno::EPERM) };
     calls.iter().map(|call| (call.name, result(call))).collect()
@@ -67,7 +66,7 @@ fn every_call_is_denied_in_a_container_and_works_elsewhere() {
         }
     }
     assert_eq!(counts(guard.denied().unwrap()), expected);
-    // All of them were in one cgroup.
+    // All denied calls came from one cgroup.
     let container = CgroupId::of(File::open(&stage.container).unwrap()).unwrap();
     let mut recent = guard.recent().unwrap();
     recent.sort_by_key(|recent| recent.operation);
@@ -92,7 +91,7 @@ fn every_call_is_denied_in_a_container_and_works_elsewhere() {
 #[test]
 fn the_pods_cgroup_itself_and_later_descendants_are_restricted() {
     let stage = Stage::new();
-    // Below another cgroup, as the kubelet of kind has it.
+    // The pods' cgroup is below another cgroup, as the kubelet of kind creates it.
     let pods = stage.pods.join("kubelet/kubepods");
     fs::create_dir_all(&pods).unwrap();
     let cgroup = Cgroup::of(File::open(&pods).unwrap()).unwrap();
@@ -126,7 +125,7 @@ fn only_published_loop_devices_are_restricted() {
     assert_eq!(attempt(), denied(&loops));
     let disk = stage.disk_number();
     assert!(matches!(guard.publish(disk), Err(Error::NotALoopDevice(found)) if found == disk));
-    // The map has an end, which is an error and no lost entry.
+    // A full map is an error. No entry is dropped.
     let published = (0..8192).map(|minor| DeviceNumber { major: 7, minor: 1000 + minor });
     let full = published.map(|device| guard.publish(device)).find_map(Result::err);
     assert!(matches!(full, Some(Error::UseMap { source: Errno::E2BIG, .. })), "{full:?}");
@@ -157,7 +156,7 @@ fn an_exempt_cgroup_is_not_restricted_until_another_one_is() {
     pins.remove().unwrap();
 }
 
-/// The map of a node, whose own processes are not below the pods' cgroup.
+/// The node's own processes are not below the pods' cgroup, so that a node needs no exempt cgroup.
 #[test]
 fn no_cgroup_can_be_exempt_from_programs_that_are_not_pinned() {
     let stage = Stage::new();
@@ -172,7 +171,8 @@ fn no_cgroup_can_be_exempt_from_programs_that_are_not_pinned() {
     assert!(!guard.recent().unwrap().is_empty());
 }
 
-/// The map is frozen for bpf(2); a program would write it where it runs. Root in the container gets a descriptor by its ID.
+/// A frozen map rejects changes by bpf(2), but not by programs. Root in the container gets a descriptor of the map by
+/// its ID.
 #[test]
 fn no_program_of_a_container_can_exempt_its_cgroup() {
     let stage = Stage::new();
@@ -184,7 +184,8 @@ fn no_program_of_a_container_can_exempt_its_cgroup() {
             let map = maps.filter(|map| sys::map_name(map).is_ok_and(|found| found == name)).last().expect("the map");
             sys::load_writer(&map, container).map_or_else(|errno| errno as i32, |_| 0)
         };
-        // One that is not protected: its keys are shorter, and the program writes as many bytes as they have.
+        // Control: `published` is not protected. Its keys are shorter, and the program writes as many bytes as they
+        // have.
         [b"exempt".as_slice(), b"published"].map(load).to_vec()
     });
     assert_eq!(found, [Errno::EACCES as i32, 0]);
@@ -209,7 +210,7 @@ fn root_in_a_container_can_neither_detach_nor_replace_a_program() {
     assert_eq!(stage.try_in(&stage.container, User::Root, &calls), denied(&calls));
 }
 
-/// In the guest's bpffs.
+/// Pins in the guest's bpffs.
 fn pins(directory: &str) -> Pins<'_> {
     Pins { sys: Path::new("/sys"), directory }
 }
@@ -225,11 +226,11 @@ fn pinned_programs_outlive_their_process_without_a_gap() {
     Child::start(|| load().publish(stage.device.dev()).unwrap()).wait();
     assert_eq!(attempt(), denied(&calls), "the process has ended");
 
-    // A former process ended between its two steps.
+    // An earlier process ended between the pin and the rename.
     fs::rename(directory.join("file_ioctl"), directory.join("file_ioctl-new")).unwrap();
     let second = load();
     assert_eq!(attempt(), denied(&calls));
-    // The maps are the same ones.
+    // Both processes used the same maps.
     let twice = [Kind::Project, Kind::Quota, Kind::Loop].map(|kind| 2 * count(&calls, kind));
     assert_eq!(counts(second.denied().unwrap()), twice);
     let mut pinned: Vec<_> = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -289,7 +290,7 @@ fn pins_of_another_release_are_replaced() {
     pins.remove().unwrap();
 }
 
-/// As the node at its start.
+/// The node runs the same probe at its start.
 #[test]
 fn a_probe_finds_each_call_that_is_not_denied() {
     let stage = Stage::new();

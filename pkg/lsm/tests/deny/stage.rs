@@ -28,25 +28,25 @@ const TENANT: u32 = 1000;
 /// User of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// With all capabilities.
+    /// Root with all capabilities.
     Root,
-    /// Without any.
+    /// The owner of the volume, without capabilities.
     Tenant,
 }
 
-/// A data disk with a volume, and the cgroup of pods with a container. The tests take turns: all need the disk.
+/// A data disk with a volume, and the cgroup of pods with a container. The tests take turns, because all need the disk.
 pub struct Stage {
     pub pods: PathBuf,
     pub container: PathBuf,
     pub device: Device,
     merged: PathBuf,
     tmpfs: Tmpfs,
-    // Last: it can only be unmounted when nothing on it is open.
+    // Dropped last: the disk can only be unmounted when no file on it is open.
     disk: XfsDisk,
 }
 
 impl Stage {
-    /// Of the volume.
+    /// Project of the volume.
     pub const PROJECT: u32 = 77;
 
     pub fn new() -> Self {
@@ -74,7 +74,7 @@ impl Stage {
             fs::set_permissions(node, Permissions::from_mode(0o666)).unwrap();
         }
 
-        // Of each test its own: a program that one attached does not apply to the others.
+        // Each test has its own cgroup, so that the programs of one test do not apply to the others.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let pods = Path::new(CGROUPS).join(format!("kubepods{number}"));
@@ -89,14 +89,14 @@ impl Stage {
         Self { pods, container, device, merged, tmpfs, disk }
     }
 
-    /// Its programs apply to the pods of this stage.
+    /// Loads programs that apply to the pods of this stage.
     pub fn guard(&self) -> Guard {
         let guard = Guard::load(&Btf::of_kernel().unwrap(), self.cgroup(), self.disk_number()).unwrap();
         guard.publish(self.device.dev()).unwrap();
         guard
     }
 
-    /// The same with pins, which the caller removes.
+    /// Like [`Self::guard`], with pins, which the caller removes.
     pub fn pinned(&self, pins: &Pins<'_>) -> Guard {
         let btf = Btf::of_kernel().unwrap();
         let guard = Guard::load_pinned(&btf, self.cgroup(), self.disk_number(), pins).unwrap();
@@ -132,7 +132,7 @@ impl Stage {
         File::open(self.merged.join("directory")).unwrap()
     }
 
-    /// On another file system.
+    /// A directory on another file system.
     pub fn elsewhere(&self) -> File {
         File::open(self.tmpfs.path()).unwrap()
     }
@@ -145,7 +145,7 @@ impl Stage {
         File::options().read(true).write(true).open("/dev/loop-control").unwrap()
     }
 
-    /// How the calls end in a process in a cgroup, with their names.
+    /// Runs the calls in a process in a cgroup. Returns their names and results.
     pub fn try_in(&self, cgroup: &Path, user: User, calls: &[Call]) -> Vec<(&'static str, Result<(), Errno>)> {
         let numbers = self.run_in(cgroup, user, || {
             let results = calls.iter().map(|call| (call.run)(self));
@@ -156,7 +156,7 @@ impl Stage {
         calls.iter().zip(numbers).map(|(call, number)| (call.name, result(number))).collect()
     }
 
-    /// Does something in a process in a cgroup, and returns the numbers that it found.
+    /// Runs `work` in a process in a cgroup, and returns the resulting numbers.
     pub fn run_in(&self, cgroup: &Path, user: User, work: impl FnOnce() -> Vec<i32>) -> Vec<i32> {
         let (mut found, give) = pipe().unwrap();
         let child = Child::start(|| {
@@ -181,7 +181,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         let _ = unmount(&self.merged);
-        // The last descriptor detaches it: that of `device`.
+        // The last descriptor, that of `device`, detaches the device.
         let _ = sys::ioctl(&self.loop_device(), LOOP_CLR_FD.into(), Argument::Number(0));
     }
 }

@@ -16,13 +16,14 @@ const PAGE: usize = 4096;
 /// The third argument of an ioctl.
 #[derive(Clone, Copy)]
 pub enum Argument {
-    /// A number, or a pointer that is invalid.
+    /// A number or an invalid pointer.
     Number(i64),
     /// The memory that [`memory`] wrote.
     Memory,
 }
 
-/// A page below 4 GiB, for pointers of 32-bit calls. One for each process; its tests have one thread that uses it.
+/// A page below 4 GiB for pointers of 32-bit calls. Each process has one page, and only one thread of the tests uses
+/// it.
 fn page() -> NonNull<c_void> {
     static PAGE_ADDRESS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     let address = PAGE_ADDRESS.get_or_init(|| {
@@ -47,7 +48,7 @@ pub fn memory(bytes: &[u8]) {
     }
 }
 
-/// The kernel's answer.
+/// The data that the kernel wrote to the page.
 pub fn result<const COUNT: usize>() -> [u8; COUNT] {
     const { assert!(COUNT <= PAGE) };
     // SAFETY: the page is mapped for reading, is at least so long, and every bit pattern is valid.
@@ -119,7 +120,7 @@ pub fn link(id: u32) -> Result<OwnedFd, Errno> {
     bpf(30, [id, 0, 0, 0]).map(owned)
 }
 
-/// Gives a link another program (`BPF_LINK_UPDATE`).
+/// Replaces the program of a link (`BPF_LINK_UPDATE`).
 pub fn link_update(link: &OwnedFd, program: &OwnedFd) -> Result<(), Errno> {
     let [link, program] = [link, program].map(|file| file.as_raw_fd().cast_unsigned());
     bpf(29, [link, program, 0, 0]).map(drop)
@@ -153,7 +154,7 @@ pub fn load_writer(map: &OwnedFd, key: u64) -> Result<OwnedFd, Errno> {
         let [a, b, c, d] = number.to_ne_bytes();
         [code, source << 4 | target, first, second, a, b, c, d]
     };
-    // Loads 64 bits; source 1: the map of this descriptor.
+    // Loads 64 bits. With source 1, the value is the descriptor of a map.
     let wide = |target, source, value: u64| {
         let [low, high] = halves(value);
         [instruction(0x18, target, source, 0, low), instruction(0, 0, 0, 0, high)]
