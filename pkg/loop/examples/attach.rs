@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The device stays when this program has ended.
+/// Attaches a file to a device. The device stays when this program has ended.
 fn attach(file: &Path) -> Result<(), Box<dyn Error>> {
     let backing = File::options().read(true).write(true).open(file)?;
     let device = Control::open()?.attach(&backing, &Config { direct_io: true, ..Config::default() })?;

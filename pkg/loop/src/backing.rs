@@ -1,4 +1,4 @@
-//! Which file a device stands on.
+//! Backing files of devices.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,22 +12,22 @@ use crate::error::BackingError;
 use crate::number::DeviceNumber;
 use crate::sys;
 
-/// Identity of a file. While a device is attached, the kernel holds its backing file open, so that neither number is
-/// given to another file, even if the file was deleted.
+/// Identity of a file. While a device is attached, the kernel holds its backing file open, so that no other file gets
+/// the same numbers, even if the file was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// The file system, as `stat` shows it.
+    /// Device number of the file system, as `stat` returns it.
     pub device: DeviceNumber,
-    /// The inode on it.
+    /// Inode number on the file system.
     pub inode: u64,
 }
 
-/// Backing of a device.
+/// Backing file of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
     /// A regular file.
     File(FileId),
-    /// Another block device, whichever of its nodes was opened.
+    /// Another block device, identified independently of the node that was opened.
     Device(DeviceNumber),
 }
 
@@ -48,7 +48,7 @@ impl Backing {
         }
     }
 
-    /// A regular file has no device number of its own.
+    /// Converts the status of a device. A regular file has no device number of its own.
     pub(crate) fn from_kernel(info: &sys::LoopInfo) -> Self {
         match info.rdevice {
             0 => Self::File(FileId { device: DeviceNumber::from_kernel(info.device), inode: info.inode }),
@@ -66,7 +66,7 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Whether `file` supports a device of this configuration. Otherwise the kernel would silently create a read-only
+/// Checks that `file` supports a device of this configuration. Otherwise the kernel would silently create a read-only
 /// device, fail at the first read, or write to the wrong place.
 pub(crate) fn check(file: BorrowedFd<'_>, config: &Config) -> Result<(), BackingError> {
     let flags = fcntl(file, FcntlArg::F_GETFL).map_err(BackingError::system("F_GETFL"))?;

@@ -1,4 +1,4 @@
-//! How a device behaves.
+//! Configuration of a device.
 
 use std::fmt;
 
@@ -11,26 +11,27 @@ use crate::sys;
 /// Unit of a device's size.
 const SECTOR: Bytes = Bytes::new(512);
 
-/// How a device behaves. By default it is as large as its backing file, writable and buffered.
+/// Configuration of a device. By default the device is as large as its backing file, writable and buffered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Logical block size. `None`: the kernel's choice, 512 bytes, or with direct I/O that of the disk below (Linux
-    /// 6.15; before only if the backing descriptor has `O_DIRECT`). Always `Some` in a status.
+    /// Logical block size. `None` leaves the choice to the kernel: 512 bytes, or with direct I/O the block size of the
+    /// disk below (Linux 6.15; before only if the backing descriptor has `O_DIRECT`). Always `Some` in a status.
     pub block_size: Option<BlockSize>,
     /// Writes to the device fail (`EPERM`). Needed if the backing file is open for reading only.
     pub read_only: bool,
-    /// The device is detached when its last user closes it. A status also has this after a deferred detach.
+    /// The kernel detaches the device when its last user closes it. Also set in a status after a deferred detach.
     pub autoclear: bool,
-    /// The partition table is read, partitions become devices. Always set in a status if the module has `max_part`.
+    /// The kernel reads the partition table and creates a device for each partition. Always set in a status if the
+    /// module has `max_part`.
     pub partscan: bool,
-    /// Bypasses the page cache of the backing file. The kernel drops this **without an error** if the file system has
-    /// no direct I/O, if the block size is smaller than that of the disk below, or if `offset` is not a multiple of it.
-    /// A status has the actual value.
+    /// Bypasses the page cache of the backing file. The kernel drops this flag **without an error** if the file system
+    /// has no direct I/O, if the block size is smaller than that of the disk below, or if `offset` is not a multiple of
+    /// the disk's block size. A status has the actual value.
     pub direct_io: bool,
-    /// Where in the backing file the device begins.
+    /// Offset of the device in the backing file.
     pub offset: Bytes,
-    /// Maximum size from `offset`, at least 512 bytes; the device has whole sectors only. `None`: to the end of the
-    /// file.
+    /// Maximum size from `offset`, at least 512 bytes; the device has whole sectors only. `None` is the size up to the
+    /// end of the file.
     pub size_limit: Option<Bytes>,
 }
 
@@ -82,13 +83,13 @@ impl Config {
 pub struct BlockSize(u32);
 
 impl BlockSize {
-    /// 512 bytes, which every kernel has.
+    /// 512 bytes, which every kernel supports.
     pub const SECTOR: Self = Self(512);
 
     /// A block size in bytes.
     ///
     /// # Errors
-    /// [`ConfigError::BlockSize`] if no device of this machine can have it, also for 0: use `None` in [`Config`].
+    /// [`ConfigError::BlockSize`] if no device of this machine can have the size, also for 0: use `None` in [`Config`].
     pub fn new(bytes: u32) -> Result<Self, ConfigError> {
         // Linux always reports the page size.
         let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|page| u32::try_from(page).ok());

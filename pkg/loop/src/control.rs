@@ -18,7 +18,7 @@ use crate::sys;
 
 /// Default of [`Control::with_limit`].
 const LIMIT: Duration = Duration::from_secs(10);
-/// Pauses between the attempts, doubled from the first to the last.
+/// Shortest and longest pause between attempts. Each pause is twice the previous one.
 const PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
 
 /// The driver, `/dev/loop-control`.
@@ -42,14 +42,14 @@ impl Control {
         }
     }
 
-    /// Limits the time of an attach while other processes take each free device; 10 seconds by default.
+    /// Limits how long an attach continues while other processes take each free device; 10 seconds by default.
     #[must_use]
     pub fn with_limit(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
     /// Attaches a file to a free device with all of `config` at once, and opens the device. [`Device::config`] returns
-    /// the actual configuration. If another process takes the free device first, the next one is tried, see
+    /// the actual configuration. If another process takes the free device first, the call tries the next free one, see
     /// [`Self::with_limit`].
     ///
     /// The kernel keeps its own reference to `backing`. A file can be attached twice: check [`list`](crate::list)
@@ -83,7 +83,7 @@ impl Control {
                 Ok(Claim::Won(device)) => return Ok(device),
                 Ok(Claim::Lost(lost)) => lost,
                 Err(error) => {
-                    // The error that matters is the first one; an empty device harms no later call.
+                    // Report the first error. An empty device harms no later call.
                     let _ = self.remove(number);
                     return Err(error);
                 }
@@ -92,7 +92,7 @@ impl Control {
                 let _ = self.remove(number);
                 return Err(error);
             }
-            // A program that asked for any free device has this one.
+            // Another process requested any free device and got this one.
             if lost == Lost::Taken {
                 number = self.create_next(numbers)?;
             }
@@ -110,7 +110,7 @@ impl Control {
             match sys::add(self.fd.as_fd(), number.to_kernel()) {
                 Ok(()) => return Ok(number),
                 Err(Errno::EEXIST) => {}
-                // With `max_part`.
+                // With `max_part`, the kernel has fewer numbers.
                 Err(Errno::EINVAL) if number.get() > Numbers::FIRST => numbers.wrap(number),
                 Err(source) => return Err(AttachError::Create { number, source }),
             }
@@ -118,9 +118,9 @@ impl Control {
         Err(AttachError::NoFree(Errno::ENOSPC))
     }
 
-    /// Removes a device that is not attached and that no process has open; succeeds if it does not exist. Descriptors
-    /// with `O_PATH` and nodes do not count: opening a node of a removed device creates the device again, except for
-    /// numbers above the driver's parameter `max_loop`. `LOOP_CTL_REMOVE`, Linux 3.1.
+    /// Removes a device that is not attached and that no process has open; succeeds if the device does not exist. Nodes
+    /// and descriptors with `O_PATH` do not prevent the removal. Opening a node of a removed device creates the device
+    /// again, except for numbers from the driver's parameter `max_loop` on. `LOOP_CTL_REMOVE`, Linux 3.1.
     pub fn remove(&self, number: Number) -> Result<Removal, RemoveError> {
         match sys::remove(self.fd.as_fd(), number.to_kernel()) {
             Ok(()) | Err(Errno::ENODEV) => Ok(Removal::Removed),
@@ -139,13 +139,13 @@ impl Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a device that some process has open still exists"]
 pub enum Removal {
-    /// It does not exist.
+    /// The device does not exist.
     Removed,
-    /// A file is attached to it, or some process has it open.
+    /// A file is attached to the device, or some process has the device open.
     InUse,
 }
 
-/// How long an attach goes on after it lost a device.
+/// Time limit and pauses of an attach that lost a device.
 struct Patience {
     limit: Duration,
     begin: Instant,
@@ -157,7 +157,7 @@ impl Patience {
         Self { limit, begin: Instant::now(), pause: PAUSES[0] }
     }
 
-    /// Pauses before the next attempt.
+    /// Pauses before the next attempt. Fails after the time limit.
     fn wait(&mut self, number: Number, lost: Lost) -> Result<(), AttachError> {
         let waited = self.begin.elapsed();
         if waited > self.limit {
@@ -177,19 +177,19 @@ enum Claim {
     Lost(Lost),
 }
 
-/// Why a device that was free is not any more.
+/// Reason why a free device cannot be attached any more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lost {
-    /// Another process has it, or it was removed.
+    /// Another process has taken or removed the device.
     Taken,
-    /// Its node is not there, or not yet.
+    /// The node of the device is missing, perhaps not for long.
     NoNode,
 }
 
 /// Attaches the file to this device, if it is still free.
 fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Claim, AttachError> {
-    // O_EXCL: the losers of a race do not open the device, because that would defer a detach by the winner. (One that
-    // opens it after the winner has finished does, for a moment.)
+    // O_EXCL: the losers of a race do not open the device, because an open device defers a detach by the winner. (A
+    // loser that opens the device after the winner has finished defers a detach for a moment.)
     let access = if config.read_only { OFlag::O_RDONLY } else { OFlag::O_RDWR };
     let path = number.path();
     let exclusive = match open(&path, access | OFlag::O_EXCL | OFlag::O_CLOEXEC, Mode::empty()) {
@@ -198,7 +198,8 @@ fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Cla
         Err(Errno::ENOENT) => return Ok(Claim::Lost(Lost::NoNode)),
         Err(source) => return Err(DeviceError::Open { path, source }.into()),
     };
-    // For the caller, not exclusive, so that it can be mounted. Opened first, so that nothing fails after the attach.
+    // The caller's descriptor is not exclusive, so that the device can be mounted. It is opened before the attach, so
+    // that nothing fails after the attach.
     let device = Device::of_node(exclusive.as_fd(), &path)?;
     if device.number() != number {
         return Err(AttachError::WrongNode { number, found: device.number() });

@@ -1,4 +1,4 @@
-//! A loop device that is open.
+//! An open loop device.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -32,11 +32,11 @@ pub struct Device {
 /// Status of an attached device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status {
-    /// Its backing file.
+    /// Backing file.
     pub backing: Backing,
-    /// How it really behaves, whatever was asked for.
+    /// Actual configuration, which may differ from the requested one.
     pub config: Config,
-    /// How large it is now: whole sectors of 512 bytes.
+    /// Current size: whole sectors of 512 bytes.
     pub size: Bytes,
 }
 
@@ -44,10 +44,10 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a device that was busy still stands on its backing file"]
 pub enum Detach {
-    /// The kernel closed the backing file. (A process forked by another thread may hold it until it calls exec.)
+    /// The kernel closed the backing file. (A process forked by another thread may hold the file until it calls exec.)
     Detached,
-    /// Another process had the device, or a partition of it, open or mounted. The kernel detaches it when the last one
-    /// closes it, which may have happened meanwhile.
+    /// Another process had the device, or a partition of it, open or mounted. The kernel detaches the device when the
+    /// last process closes it, which may have happened meanwhile.
     Deferred,
 }
 
@@ -55,8 +55,8 @@ impl Device {
     /// Opens a device by any of its nodes, also a bind-mounted one. Follows symbolic links. Needs `/proc` and `/sys`.
     ///
     /// # Errors
-    /// [`DeviceError::NotLoopDevice`] for anything else, which is not opened: a pipe does not block, a tape does not
-    /// rewind.
+    /// [`DeviceError::NotLoopDevice`] for any other file. Such a file is not opened: a pipe does not block, a tape does
+    /// not rewind.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DeviceError> {
         let path = path.as_ref();
         let node = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
@@ -72,7 +72,7 @@ impl Device {
         Self::of_node(node, &reopen_path(node))
     }
 
-    /// `path` is what errors name.
+    /// Errors contain `path`.
     pub(crate) fn of_node(node: BorrowedFd<'_>, path: &Path) -> Result<Self, DeviceError> {
         let failed = |source| DeviceError::Open { path: path.into(), source };
         let stat = fstat(node).map_err(failed)?;
@@ -87,21 +87,21 @@ impl Device {
             Errno::ENOENT => DeviceError::NoProc { path: path.into() },
             source => failed(source),
         })?;
-        // From here on the numbers cannot be another device's.
+        // The device is open, so its numbers cannot become those of another device.
         let link = fs::read_link(format!("/sys/dev/block/{dev}"))
             .map_err(|source| DeviceError::Sysfs { device: dev, source })?;
         let name = link.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        // A partition has the driver's major number too if `max_part` is set, and answers for the whole.
+        // With `max_part`, a partition has the driver's major number too, and its ioctls act on the whole device.
         let number = name.parse().map_err(|_| DeviceError::NotLoopDevice { path: path.into() })?;
         Ok(Self { fd, number, dev })
     }
 
-    /// Its node, such as `/dev/loop7`, whichever it was opened by.
+    /// Path of the device's node, such as `/dev/loop7`, independent of the node that was opened.
     pub fn path(&self) -> PathBuf {
         self.number.path()
     }
 
-    /// The number in its name. It belongs to this device as long as the value lives.
+    /// Number in the device's name. The number belongs to this device as long as the value lives.
     pub fn number(&self) -> Number {
         self.number
     }
@@ -111,7 +111,7 @@ impl Device {
         self.dev
     }
 
-    /// Its backing file.
+    /// Backing file of the device.
     ///
     /// # Errors
     /// [`StatusError::NotAttached`].
@@ -119,7 +119,7 @@ impl Device {
         Ok(Backing::from_kernel(&self.info()?))
     }
 
-    /// Its actual configuration, such as whether direct I/O is on.
+    /// Actual configuration of the device, such as whether direct I/O is on.
     ///
     /// # Errors
     /// [`StatusError::NotAttached`].
@@ -150,7 +150,7 @@ impl Device {
     /// `LOOP_SET_CAPACITY`, Linux 2.6.30, loop(4); needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
-    /// [`ResizeError::Detached`]: no backing file any more (`ENXIO`).
+    /// [`ResizeError::Detached`] if the device has no backing file any more (`ENXIO`).
     pub fn refresh_size(&self) -> Result<Bytes, ResizeError> {
         sys::set_capacity(self.fd.as_fd()).map_err(ResizeError::new(self.number, "LOOP_SET_CAPACITY"))?;
         let size = sys::size(self.fd.as_fd()).map_err(ResizeError::new(self.number, "BLKGETSIZE64"))?;
@@ -184,13 +184,13 @@ impl Device {
         Ok(true)
     }
 
-    /// Detaches the device from its backing file if that is `backing`, which may be opened with `O_PATH`. The device cannot
-    /// be attached to another file between the comparison and the detach. Data is synced to the file before: the kernel
-    /// drops the page cache of the device. `LOOP_CLR_FD`, lazy since Linux 3.7.
+    /// Detaches the device if its backing file is `backing`, which may be opened with `O_PATH`. The device cannot be
+    /// attached to another file between the comparison and the detach. Data is synced to the file before the detach,
+    /// because the kernel drops the page cache of the device. `LOOP_CLR_FD`, lazy since Linux 3.7.
     ///
     /// # Errors
-    /// [`DetachError::OtherBacking`] for another backing file, [`DetachError::NotAttached`] if it was detached before,
-    /// [`DetachError::Unwritten`] if data cannot be written to the file.
+    /// [`DetachError::OtherBacking`] for another backing file, [`DetachError::NotAttached`] if the device was detached
+    /// before, [`DetachError::Unwritten`] if data cannot be written to the file.
     pub fn detach(self, backing: impl AsFd) -> Result<Detach, DetachError> {
         let named = Backing::of(backing)?;
         self.detach_from(named)
@@ -204,10 +204,11 @@ impl Device {
         if attached != named {
             return Err(DetachError::OtherBacking { number, attached, named });
         }
-        // On a device with one user the detach drops the page cache, with only a line in the kernel's log (Linux 6.10).
+        // If the device has one user, the detach drops the page cache and only writes a line to the kernel's log (Linux
+        // 6.10).
         fsync(&self.fd).map_err(|source| DetachError::Unwritten { number, source })?;
         sys::clear(self.fd.as_fd()).map_err(DetachError::new(number, "LOOP_CLR_FD"))?;
-        // LOOP_CLR_FD also succeeds for a device with other users, which is only marked. Without other users the status is
+        // LOOP_CLR_FD also succeeds for a device with other users, and only marks it. Without other users the status is
         // ENXIO now, and since Linux 6.10 the kernel closes the file when `self` is closed.
         match sys::status(self.fd.as_fd()) {
             Err(Errno::ENXIO) => Ok(Detach::Detached),
@@ -222,7 +223,7 @@ impl Device {
 }
 
 impl AsFd for Device {
-    /// Open for reading.
+    /// The descriptor is open for reading.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -10,7 +10,7 @@ use units::Bytes;
 use crate::backing::Backing;
 use crate::number::{DeviceNumber, Number};
 
-/// The error for `map_err`: the operation failed; `ENXIO` says that the device has no backing file.
+/// Constructor for `map_err`: the operation failed. `ENXIO` means that the device has no backing file.
 macro_rules! from_errno {
     ($error:ident, $free:ident) => {
         impl $error {
@@ -27,13 +27,13 @@ macro_rules! from_errno {
 /// [`Control::open`](crate::Control::open) failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// No driver.
+    /// The driver is not loaded.
     #[error("the kernel has no loop devices; load the module loop")]
     NoDriver,
-    /// The caller may not open it.
+    /// The caller has no permission to open the driver.
     #[error("no permission to open /dev/loop-control; run as root")]
     NotPermitted,
-    /// Any other refusal.
+    /// Any other error.
     #[error("cannot open /dev/loop-control")]
     System(#[source] Errno),
 }
@@ -42,17 +42,17 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ConfigError {
-    /// Not a power of two, or too small or large.
+    /// The block size is not a power of two, too small or too large.
     #[error("a block size of {asked} bytes is invalid; use a power of two from 512 to {page}")]
     BlockSize {
         asked: u32,
         /// The size of a page on this machine.
         page: u32,
     },
-    /// A size limit below one sector. The kernel would create a device of 0 bytes, and interprets 0 as no limit.
+    /// The size limit is below one sector. The kernel would create a device of 0 bytes, and interprets 0 as no limit.
     #[error("a size limit of {asked} leaves no sector; set at least one sector of 512 bytes")]
     NoSector { asked: Bytes },
-    /// More than the kernel counts.
+    /// The value exceeds the kernel's signed 64 bits.
     #[error("an offset or size limit of {asked} is too large; the largest is {}", Bytes::new(i64::MAX as u64))]
     TooLarge { asked: Bytes },
 }
@@ -61,32 +61,32 @@ pub enum ConfigError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum BackingError {
-    /// A directory, a pipe, a character device and the like.
+    /// The descriptor is that of a directory, a pipe, a character device and the like.
     #[error("neither a regular file nor a block device")]
     NotAFile,
-    /// Opened with `O_PATH`.
+    /// The descriptor was opened with `O_PATH`.
     #[error("the file is open as a path only; open it for reading and writing")]
     PathOnly,
-    /// Opened for writing only.
+    /// The descriptor was opened for writing only.
     #[error("the file is not open for reading; open it for reading too")]
     NotReadable,
-    /// Opened for reading only, and the device was to be writable.
+    /// The descriptor was opened for reading only, but the device should be writable.
     #[error("the file is not open for writing; open it for writing too, or request a read-only device")]
     NotWritable,
-    /// Opened with `O_APPEND`. Some kernels then write each block behind the end of the file, wherever on
-    /// the device it belongs.
+    /// The descriptor was opened with `O_APPEND`. Some kernels then write each block behind the end of the file,
+    /// wherever on the device the block belongs.
     #[error("the file is open for appending; open it without O_APPEND, or request a read-only device")]
     Appending,
-    /// A loop device that has no backing file itself.
+    /// The backing file is a loop device that has no backing file itself.
     #[error("the backing file is a loop device ({device}) without a backing file; attach that one first")]
     Detached { device: DeviceNumber },
-    /// Any other refusal.
+    /// Any other error.
     #[error("{operation} of the backing file failed")]
     System { operation: &'static str, source: Errno },
 }
 
 impl BackingError {
-    /// For `map_err`: this operation failed for a reason without a name of its own.
+    /// Constructor for `map_err`: the operation failed for a reason without its own variant.
     pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |source| Self::System { operation, source }
     }
@@ -96,38 +96,38 @@ impl BackingError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AttachError {
-    /// The configuration itself is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The file cannot carry a device.
+    /// The file cannot be a backing file.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// No `LOOP_CONFIGURE`.
+    /// The kernel lacks `LOOP_CONFIGURE`.
     #[error("the kernel has no LOOP_CONFIGURE; Linux 5.8 or newer is needed")]
     KernelTooOld,
-    /// The kernel names a device whose node did not appear.
+    /// The kernel returned a device whose node did not appear.
     #[error("{number} has no node in /dev; mount a devtmpfs there or let udev create its nodes")]
     NoNode { number: Number },
-    /// Others were faster each time.
+    /// Other processes took each free device first.
     #[error("other processes took each free loop device for {waited:?}, last {number}; try again")]
     Contended {
         number: Number,
-        /// How long it was tried.
+        /// Duration of all attempts.
         waited: Duration,
     },
-    /// No free device to be had.
+    /// The kernel returned no free device, or devices of all numbers exist.
     #[error("no free loop device")]
     NoFree(#[source] Errno),
-    /// No device with the next number.
+    /// The device with the next number cannot be created.
     #[error("cannot create {number}")]
     Create { number: Number, source: Errno },
     /// The node of the free device could not be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The node in `/dev` is another device's.
+    /// The node in `/dev` belongs to another device.
     #[error("/dev/{number} is the node of {found}; create the node of {number} there")]
     WrongNode { number: Number, found: Number },
-    /// Any other refusal.
+    /// Any other error of `LOOP_CONFIGURE`.
     #[error("cannot attach {backing} to {number}")]
     Configure { number: Number, backing: Backing, source: Errno },
 }
@@ -146,22 +146,22 @@ pub struct RemoveError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum DeviceError {
-    /// There, but something else; also a partition of a loop device.
+    /// The path is another file, or a partition of a loop device.
     #[error("{path} is not a loop device")]
     NotLoopDevice { path: PathBuf },
-    /// Nothing there.
+    /// The path does not exist.
     #[error("{path} does not exist")]
     NotFound { path: PathBuf },
-    /// The node is there and its device is not: it was removed, or is just being detached.
+    /// The node exists, but its device does not: the device was removed, or is just being detached.
     #[error("{path} is the node of a loop device that is not there")]
     Gone { path: PathBuf },
-    /// The device cannot be opened, by permissions or because another process has it exclusively.
+    /// The device cannot be opened, because of permissions or because another process has it open exclusively.
     #[error("cannot open the loop device {path}")]
     Open { path: PathBuf, source: Errno },
-    /// No procfs, by which a node is opened that was looked at.
+    /// No procfs is mounted, which is needed to open the node that was checked.
     #[error("cannot open the loop device {path} by /proc/self/fd; mount a proc on /proc")]
     NoProc { path: PathBuf },
-    /// Sysfs does not say which device it is.
+    /// sysfs does not have the name of the device.
     #[error("cannot find loop device {device} in /sys/dev/block; is sysfs mounted on /sys?")]
     Sysfs { device: DeviceNumber, source: io::Error },
 }
@@ -170,10 +170,10 @@ pub enum DeviceError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum StatusError {
-    /// It has no backing file.
+    /// The device has no backing file.
     #[error("{number} has no backing file")]
     NotAttached { number: Number },
-    /// Any other refusal.
+    /// Any other error.
     #[error("{operation} of {number} failed")]
     System { number: Number, operation: &'static str, source: Errno },
 }
@@ -184,10 +184,10 @@ from_errno!(StatusError, NotAttached);
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ResizeError {
-    /// It has no backing file any more.
+    /// The device has no backing file any more.
     #[error("{number} has no backing file, and so no size")]
     Detached { number: Number },
-    /// Any other refusal.
+    /// Any other error.
     #[error("{operation} of {number} failed")]
     System { number: Number, operation: &'static str, source: Errno },
 }
@@ -201,10 +201,10 @@ pub enum DetachError {
     /// The given file cannot be a backing file.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// It has no backing file: it was detached before.
+    /// The device has no backing file: it was detached before.
     #[error("{number} is not attached")]
     NotAttached { number: Number },
-    /// It stands on something else than the caller named.
+    /// The backing file is another one than the caller's.
     #[error("{number} is attached to {attached}, not to {named}; it is unchanged")]
     OtherBacking { number: Number, attached: Backing, named: Backing },
     /// Data of the device cannot be written to its file. The kernel reports this once and drops the data: the next call
@@ -215,7 +215,7 @@ pub enum DetachError {
         /// Errno of the sync, such as `EIO`.
         source: Errno,
     },
-    /// Any other refusal.
+    /// Any other error.
     #[error("{operation} of {number} failed")]
     System { number: Number, operation: &'static str, source: Errno },
 }
@@ -226,13 +226,13 @@ from_errno!(DetachError, NotAttached);
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ListError {
-    /// Sysfs does not list devices.
+    /// The devices in sysfs cannot be listed.
     #[error("cannot list {path}; is sysfs mounted on /sys?")]
     Sysfs { path: PathBuf, source: io::Error },
     /// An attached device cannot be opened.
     #[error("cannot look at an attached loop device")]
     Device(#[from] DeviceError),
-    /// An attached device does not answer.
+    /// The status of an attached device cannot be read.
     #[error("cannot look at an attached loop device")]
     Status(#[from] StatusError),
 }

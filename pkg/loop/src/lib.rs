@@ -19,18 +19,18 @@
 //! ```
 //!
 //! # Guarantees
-//! - [`Control::attach`] gives a device its whole [`Config`] in one step. A failure leaves neither an attached device nor
-//!   a descriptor.
+//! - [`Control::attach`] gives a device its whole [`Config`] in one step. A failure leaves neither an attached device
+//!   nor a descriptor.
 //! - A file is identified by file system and inode, a block device by its number ([`Backing`]); never by a path.
 //! - [`Device::detach`] detaches the given file or nothing. While a [`Device`] is open, the kernel cannot attach it to
-//!   another file, except by `LOOP_CHANGE_FD`, see there.
-//! - Silent changes by the kernel are read back: [`Device::status`] returns whether direct I/O is on, [`Detach`] whether a
-//!   device was busy.
+//!   another file, except by `LOOP_CHANGE_FD` (see [`Device`]).
+//! - Silent changes by the kernel are read back: [`Device::status`] returns whether direct I/O is on, [`Detach`]
+//!   whether a device was busy.
 //!
 //! # Limitations
-//! It creates no backing files, file systems or nodes. A detached device stays for the next file until it is removed
-//! ([`Control::remove`]). `LOOP_SET_FD`, `LOOP_CHANGE_FD` and changes of an attached device, except for AUTOCLEAR, are not
-//! supported.
+//! The crate creates no backing files, file systems or nodes. A detached device stays for the next file until it is
+//! removed ([`Control::remove`]). `LOOP_SET_FD`, `LOOP_CHANGE_FD` and changes of an attached device, except for
+//! AUTOCLEAR, are not supported.
 //!
 //! Needs Linux 5.8 (`LOOP_CONFIGURE`), `/proc`, `/sys`, a devtmpfs or udev on `/dev`, and `CAP_SYS_ADMIN`.
 #![deny(unsafe_code)]

@@ -10,7 +10,7 @@ use crate::number::{DeviceNumber, Number};
 /// A device that has a backing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attached {
-    /// The number in its name.
+    /// Number in the device's name.
     pub number: Number,
     /// Major and minor number.
     pub dev: DeviceNumber,
@@ -43,7 +43,7 @@ pub fn list() -> Result<Vec<Attached>, ListError> {
         }
         match look(number) {
             Ok(device) => found.extend(device),
-            // The node is gone when the device was removed after the detach.
+            // The node is missing if the device was removed after the detach.
             Err(ListError::Device(DeviceError::NotFound { .. })) if !is_attached()? => {}
             Err(error) => return Err(error),
         }
@@ -52,7 +52,7 @@ pub fn list() -> Result<Vec<Attached>, ListError> {
     Ok(found)
 }
 
-/// `None` if it was detached meanwhile.
+/// Reads the status of a device; `None` if it was detached meanwhile.
 fn look(number: Number) -> Result<Option<Attached>, ListError> {
     let device = match Device::open(number.path()) {
         Ok(device) => device,

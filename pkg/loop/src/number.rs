@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use nix::sys::stat::{major, minor};
 
-/// The number in the name of a loop device, 7 of `loop7`; formatted as that name. Not the minor number, see
-/// [`DeviceNumber`].
+/// Number in the name of a loop device, such as 7 in `loop7`. `Display` prints the name. The minor number may differ,
+/// see [`DeviceNumber`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(u32);
 
@@ -22,12 +22,12 @@ impl Number {
         PathBuf::from(format!("/dev/{self}"))
     }
 
-    /// For `LOOP_CTL_ADD` and `LOOP_CTL_REMOVE`. Both constructors accept only numbers that fit.
+    /// The number for `LOOP_CTL_ADD` and `LOOP_CTL_REMOVE`. All constructors accept only numbers that fit.
     pub(crate) fn to_kernel(self) -> i32 {
         i32::try_from(self.0).unwrap_or(i32::MAX)
     }
 
-    /// One of [`Numbers`](crate::Numbers), which are all below 2^20.
+    /// Converts a number of [`Numbers`](crate::Numbers), which is below 2^20.
     pub(crate) const fn of_sequence(number: u32) -> Self {
         Self(number)
     }
@@ -44,7 +44,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// A name that is not a loop device's.
+/// The text is not the name of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the name of a loop device; those are loop0, loop1 and so on")]
 pub struct InvalidName;
@@ -52,7 +52,7 @@ pub struct InvalidName;
 impl FromStr for Number {
     type Err = InvalidName;
 
-    /// Reads the name as sysfs shows it. A partition (`loop7p1`) has another one.
+    /// Parses the name as sysfs shows it. Names of partitions (`loop7p1`) are invalid.
     fn from_str(name: &str) -> Result<Self, InvalidName> {
         let digits = name.strip_prefix("loop").ok_or(InvalidName)?;
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
@@ -61,26 +61,26 @@ impl FromStr for Number {
     }
 }
 
-/// Major and minor number of a device, `7:0`. Always as the kernel reports them: with the module's parameter
-/// `max_part`, minor numbers of loop devices are multiples of a power of two.
+/// Major and minor number of a device, such as `7:0`. The numbers are always those that the kernel reports: with the
+/// module's parameter `max_part`, minor numbers of loop devices are multiples of a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
-    /// Which driver, 12 bits.
+    /// Number of the driver, 12 bits.
     pub major: u32,
-    /// Which of its devices, 20 bits.
+    /// Number of the device within the driver, 20 bits.
     pub minor: u32,
 }
 
 impl DeviceNumber {
-    /// As `struct loop_info64` has it: `huge_encode_dev`, include/linux/kdev_t.h.
+    /// Decodes a number of `struct loop_info64`: `huge_encode_dev`, include/linux/kdev_t.h.
     pub(crate) const fn from_kernel(encoded: u64) -> Self {
         // The masks leave 12 and 20 bits.
         Self { major: (encoded >> 8 & 0xfff) as u32, minor: (encoded & 0xff | encoded >> 12 & 0xf_ff00) as u32 }
     }
 
-    /// As `struct stat` has it, such as `st_dev`.
+    /// Decodes a number of `struct stat`, such as `st_dev`.
     pub fn from_stat(encoded: u64) -> Self {
-        // Kernel numbers are smaller than the C library's.
+        // Numbers of the kernel have fewer bits than those of the C library.
         let [major, minor] = [major(encoded), minor(encoded)].map(|part| u32::try_from(part).unwrap_or(u32::MAX));
         Self { major, minor }
     }

@@ -9,9 +9,9 @@ use crate::number::Number;
 
 /// Increasing numbers for new devices.
 ///
-/// The kernel returns the lowest free number (`LOOP_CTL_GET_FREE`), also if a process still has that device or a node
-/// of it open, and would then access the next file that is attached. With increasing numbers, a stale descriptor or
-/// node belongs to a device that is not attached.
+/// The kernel returns the lowest free number (`LOOP_CTL_GET_FREE`), even if a process still has that device or a node
+/// of it open. That process would then access the next file that is attached. With increasing numbers, a stale
+/// descriptor or node belongs to a device that is not attached.
 ///
 /// After the largest number the sequence begins again and skips existing devices: [remove](crate::Control::remove) a
 /// device when no process can have a node of it any more.
@@ -52,23 +52,23 @@ impl Numbers {
         }
     }
 
-    /// Whether no later number was taken than this one.
+    /// Whether this number is the latest that was taken.
     pub fn is_latest(&self, number: Number) -> bool {
         Self::successor(number.get()) == self.next.load(Ordering::Relaxed)
     }
 
-    /// The next number.
+    /// Takes the next number.
     pub(crate) fn take(&self) -> Number {
         let advance = |next| Some(Self::successor(next));
         let (Ok(taken) | Err(taken)) = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, advance);
         Number::of_sequence(taken)
     }
 
-    /// Begins again at the first number: the kernel has no device of this number. With the parameter
-    /// `max_part` it has fewer numbers.
+    /// Continues with the first number, because the kernel rejects `beyond`. With the parameter `max_part` the kernel
+    /// has fewer numbers.
     pub(crate) fn wrap(&self, beyond: Number) {
         let after = Self::successor(beyond.get());
-        // Another thread may have begun again already.
+        // Another thread may have started again at the first number already.
         let _ = self.next.compare_exchange(after, Self::FIRST, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

@@ -68,8 +68,8 @@ pub(crate) const PARTSCAN: u32 = 8;
 /// `LO_FLAGS_DIRECT_IO`.
 pub(crate) const DIRECT_IO: u32 = 16;
 
-/// `LOOP_MAJOR`, include/uapi/linux/major.h: of every whole loop device, and, with `max_part`, of
-/// partitions too.
+/// `LOOP_MAJOR`, include/uapi/linux/major.h: the major number of every whole loop device and, with `max_part`, of
+/// partitions.
 pub(crate) const MAJOR: u32 = 7;
 
 mod ioctl {
@@ -88,7 +88,7 @@ mod ioctl {
     nix::ioctl_read_bad!(blksszget, 0x1268, nix::libc::c_int);
 }
 
-/// A number without a backing file; creates a device if there is none (`LOOP_CTL_GET_FREE`, Linux 3.1).
+/// Number of a device without a backing file. Creates a device if there is none (`LOOP_CTL_GET_FREE`, Linux 3.1).
 pub(crate) fn get_free(control: BorrowedFd<'_>) -> Result<c_int, Errno> {
     // SAFETY: `control` is open during the call, which takes no pointer.
     unsafe { ioctl::loop_ctl_get_free(control.as_raw_fd()) }
@@ -108,7 +108,7 @@ pub(crate) fn remove(control: BorrowedFd<'_>, number: c_int) -> Result<(), Errno
     unsafe { ioctl::loop_ctl_remove(control.as_raw_fd(), number) }.map(drop)
 }
 
-/// Gives a device its backing file and everything else in one step (`LOOP_CONFIGURE`, Linux 5.8).
+/// Sets the backing file and the whole configuration of a device in one step (`LOOP_CONFIGURE`, Linux 5.8).
 pub(crate) fn configure(
     device: BorrowedFd<'_>,
     backing: BorrowedFd<'_>,
@@ -121,7 +121,7 @@ pub(crate) fn configure(
     unsafe { ioctl::loop_configure(device.as_raw_fd(), &raw const config) }.map(drop)
 }
 
-/// Whether the kernel has `LOOP_CONFIGURE` at all. Changes nothing.
+/// Whether the kernel supports `LOOP_CONFIGURE`. Changes nothing.
 pub(crate) fn has_configure(device: BorrowedFd<'_>) -> bool {
     let nothing = LoopConfig { fd: -1, block_size: 0, info: LoopInfo::EMPTY, reserved: [0; 8] };
     // SAFETY: `device` is open during the call. The kernel reads one `struct loop_config` (size asserted
@@ -140,7 +140,7 @@ pub(crate) fn status(device: BorrowedFd<'_>) -> Result<LoopInfo, Errno> {
     Ok(found)
 }
 
-/// Sets what can be set while a file is attached: offset, size limit, name and some flags
+/// Sets the properties that can change while a file is attached: offset, size limit, name and some flags
 /// (`LOOP_SET_STATUS64`, Linux 2.6).
 pub(crate) fn set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> Result<(), Errno> {
     // SAFETY: `device` is open during the call. The kernel reads one `struct loop_info64` (size asserted
@@ -148,13 +148,13 @@ pub(crate) fn set_status(device: BorrowedFd<'_>, info: &LoopInfo) -> Result<(), 
     unsafe { ioctl::loop_set_status64(device.as_raw_fd(), &raw const *info) }.map(drop)
 }
 
-/// Takes the size from the backing file again (`LOOP_SET_CAPACITY`, Linux 2.6.30).
+/// Updates the size of the device from the backing file (`LOOP_SET_CAPACITY`, Linux 2.6.30).
 pub(crate) fn set_capacity(device: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: `device` is open during the call, which takes no pointer.
     unsafe { ioctl::loop_set_capacity(device.as_raw_fd()) }.map(drop)
 }
 
-/// Takes the backing file away, or marks the device for that (`LOOP_CLR_FD`).
+/// Detaches the device from its backing file, or marks it for a deferred detach (`LOOP_CLR_FD`).
 pub(crate) fn clear(device: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: `device` is open during the call, which takes no pointer.
     unsafe { ioctl::loop_clr_fd(device.as_raw_fd()) }.map(drop)

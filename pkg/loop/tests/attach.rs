@@ -71,7 +71,7 @@ fn a_device_is_opened_by_a_node_elsewhere() {
     }
 }
 
-/// losetup of util-linux asks the same of a file and of a block device.
+/// util-linux tests losetup in the same way, with a file and with a block device.
 fn cut_pieces_out(backing: &File, size: u64) {
     let pieces = [
         (0, None, size),
@@ -234,7 +234,7 @@ fn a_loop_device_carries_another() {
     let above = Control::open().unwrap().attach(open(&below), &temporary()).unwrap();
     assert_eq!(above.status().unwrap().size, bytes(MIB));
     assert_eq!(above.backing().unwrap(), Backing::Device(below.dev()));
-    // The name of a block device does not matter.
+    // A block device is identified by its number, not by the path of its node.
     let tmp = Tmpfs::mount();
     let other = tmp.path().join("node");
     mknod(&other, SFlag::S_IFBLK, Mode::S_IRWXU, makedev(below.dev().major.into(), below.dev().minor.into())).unwrap();
@@ -262,8 +262,7 @@ fn a_loop_device_without_a_backing_file_carries_none() {
     assert_eq!(found, Some(7));
 }
 
-/// Kinds of file systems number their devices differently: by disk, and by "anonymous" numbers, in the case
-/// of btrfs one for each subvolume.
+/// File systems number their devices differently: by disk, or by "anonymous" numbers, on btrfs one for each subvolume.
 fn known_by_inode(dir: &Path) {
     let image = Image::within(dir, MIB);
     let device = image.attach(&temporary());
@@ -296,7 +295,7 @@ fn a_backing_file_without_a_name_is_still_known() {
     let device = image.attach(&Config::default());
     fs::remove_file(&image.path).unwrap();
     assert_eq!(device.backing().unwrap(), image.backing());
-    // Another file of the same name is another file.
+    // A new file of the same name has another identity.
     let other = File::create_new(&image.path).unwrap();
     assert_ne!(device.backing().unwrap(), Backing::of(&other).unwrap());
     assert_eq!(Device::open(device.path()).unwrap().detach(&image.file).unwrap(), Detach::Deferred);

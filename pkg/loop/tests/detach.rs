@@ -34,7 +34,7 @@ fn what_was_written_to_a_device_is_in_its_file_after_a_detach() {
     let (_alone, image) = alone_with(MIB);
     for round in 1_u8..20 {
         let device = image.attach(&Config::default());
-        // Not its last user: closing this writes nothing.
+        // `device` stays open, so that closing this descriptor writes nothing.
         open(&device).write_all_at(&[round; 512], 0).unwrap();
         assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
         let mut found = [0; 512];

@@ -1,5 +1,4 @@
-//! Which backing files the kernel reads and writes directly, and which not. Runs as root in a machine of
-//! its own.
+//! Backing files that the kernel reads and writes directly, and others. Runs as root in a machine of its own.
 
 mod image;
 
@@ -15,14 +14,14 @@ use nix::errno::Errno;
 use nix::libc::O_DIRECT;
 use nix::mount::{MsFlags, mount};
 
-/// A disk in memory whose logical blocks have 4096 bytes, as null_blk makes them in configfs.
+/// A null_blk disk in memory with logical blocks of 4096 bytes, configured through configfs.
 struct LargeBlocks(&'static str);
 
 impl LargeBlocks {
     fn new(name: &'static str) -> Self {
         let configfs = Path::new("/sys/kernel/config");
         if !configfs.join("nullb").exists() {
-            // Another test may be faster.
+            // Another test may have mounted it first.
             let mounted = mount(Some("configfs"), configfs, Some("configfs"), MsFlags::empty(), None::<&str>);
             assert!(matches!(mounted, Ok(()) | Err(Errno::EBUSY)), "{mounted:?}");
         }
@@ -58,7 +57,7 @@ fn blocks(size: u32) -> Option<BlockSize> {
     BlockSize::new(size).ok()
 }
 
-/// The reported value, compared with the actual behaviour of the kernel.
+/// The reported value, which has to match the actual behaviour of the kernel.
 fn is_direct(device: &Device) -> bool {
     let on = device.config().unwrap().direct_io;
     assert_eq!(device.status().unwrap().config.direct_io, on);
@@ -66,7 +65,7 @@ fn is_direct(device: &Device) -> bool {
     on
 }
 
-/// A page takes the way through the device into the file, and back.
+/// Writes a page through the device, and reads it from the file and from the device.
 fn carries_data(device: &Device, image: &File, offset: u64) {
     let disk = open_direct(&device.path());
     let written = Page(std::array::from_fn(|index| u8::try_from(index % 251).unwrap()));
@@ -101,7 +100,7 @@ fn a_descriptor_with_o_direct_turns_it_on_by_itself() {
 
 #[test]
 fn a_file_of_a_tmpfs_takes_direct_io() {
-    // Since Linux 6.6.
+    // Since Linux 6.6, tmpfs supports direct I/O.
     let tmp = Tmpfs::mount();
     assert!(is_direct(&Image::within(tmp.path(), MIB).attach(&direct())));
 }
@@ -126,7 +125,8 @@ fn an_offset_within_a_block_is_reported() {
     }
 }
 
-/// With blocks of the kernel's choice: those of the disk below, since Linux 6.15 and in 6.12.y.
+/// Block size, offset, and whether direct I/O is on. `None`: the kernel chooses the block size of the disk below, since
+/// Linux 6.15 and in 6.12.y.
 const ON_LARGE_BLOCKS: [(Option<u32>, u64, bool); 6] = [
     (None, 0, true),
     (Some(512), 0, false),

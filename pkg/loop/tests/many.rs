@@ -1,5 +1,5 @@
-//! Many devices at once, many who want one, and what a failure leaves behind. Each test counts what the
-//! whole machine has, so that they run one by one. Runs as root in a machine of its own.
+//! Many devices at once, competition for one device, and cleanup after failures. Each test counts the devices of the
+//! whole machine, so that the tests run one by one. Runs as root in a machine of its own.
 #![deny(unsafe_code)]
 
 mod image;
@@ -30,7 +30,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use syscall::{Call, without};
 
-/// The node of the device that the kernel names as free, as long as nothing is attached to it.
+/// The node of the device that the kernel returns as free, as long as nothing is attached to it.
 fn free(control: &Control, image: &Image) -> PathBuf {
     let device = control.attach(&image.file, &Config::default()).unwrap();
     let path = device.path();
@@ -38,7 +38,7 @@ fn free(control: &Control, image: &Image) -> PathBuf {
     path
 }
 
-/// Attached devices of these files, each with its own, and of nothing else.
+/// Checks that each file is attached to a device of its own.
 fn assert_distinct(devices: &[(Backing, Device)]) {
     let numbers: BTreeSet<_> = devices.iter().map(|(_, device)| device.number()).collect();
     assert_eq!(numbers.len(), devices.len());
@@ -58,7 +58,7 @@ fn thirty_two_at_once_get_a_device_each() {
             let control = Control::open().unwrap();
             start.wait();
             let device = control.attach(&image.file, &Config::default()).unwrap();
-            // Deferred if another thread has it open for a moment.
+            // The detach is deferred if another thread has the device open for a moment.
             let _ = device.detach(&image.file).unwrap();
             (image.backing(), control.attach(&image.file, &Config::default()).unwrap())
         };
@@ -116,7 +116,7 @@ fn there_can_be_more_than_256() {
     let control = Control::open().unwrap();
     let devices: Vec<_> = (0..300)
         .map(|index| {
-            // Distinguished by their offsets.
+            // The offsets distinguish the devices.
             let config = Config { offset: bytes(index * 512), ..temporary() };
             control.attach(&image.file, &config).unwrap()
         })
@@ -145,7 +145,7 @@ fn what_is_refused_leaves_nothing_behind() {
     let path = File::options().read(true).custom_flags(O_PATH).open(&image.path).unwrap();
     let directory = File::open("/tmp").unwrap();
     let (pipe, _other_end) = io::pipe().unwrap();
-    // A number in use, so that a wrong detach would be seen.
+    // A device in use, so that the test detects a wrong detach.
     let other = Image::new(MIB);
     let device = other.attach(&temporary());
     let before = held();
@@ -170,7 +170,7 @@ fn what_is_refused_leaves_nothing_behind() {
     }
 }
 
-/// The soft limit of descriptors, as it was before on drop.
+/// The soft limit of descriptors, restored on drop.
 struct Descriptors(u64, u64);
 
 impl Descriptors {
@@ -224,7 +224,7 @@ fn an_attach_whose_calls_fail_leaves_nothing_behind() {
     let control = Control::open().unwrap();
     let path = free(&control, &image);
     let before = held();
-    // Not with autoclear: what stayed attached would be seen.
+    // Without autoclear, so that the test detects a device that stays attached.
     let attach = |call, errno| {
         let attached = without(call, errno, || control.attach(&image.file, &Config::default()));
         assert_eq!(held(), before, "{call:?}");
@@ -243,7 +243,7 @@ fn an_attach_whose_calls_fail_leaves_nothing_behind() {
         }
         other => panic!("LOOP_CONFIGURE: {other:?}"),
     }
-    // A kernel without the call says either.
+    // A kernel without LOOP_CONFIGURE returns one of these.
     for unknown in [Errno::EINVAL, Errno::ENOTTY] {
         let error = attach(CONFIGURE, unknown);
         assert!(matches!(error, AttachError::KernelTooOld), "LOOP_CONFIGURE is {unknown}: {error:?}");
@@ -271,7 +271,7 @@ fn an_open_whose_calls_fail_leaves_nothing_behind() {
         let refused = without(call, errno, || Device::open(&path)).expect_err("one of its calls failed");
         assert!(is_it(&refused), "{call:?} is {errno}: {refused:?}");
         assert_eq!(held(), before);
-        // The same by way of an attach, to another device.
+        // An attach to another device opens that device with the same calls.
         let attached = without(call, errno, || control.attach(&image.file, &Config::default()));
         let is_refused = matches!(&attached, Err(AttachError::Device(refused)) if is_it(refused));
         assert!(is_refused, "{call:?} is {errno}: {attached:?}");
@@ -279,7 +279,7 @@ fn an_open_whose_calls_fail_leaves_nothing_behind() {
     }
 }
 
-/// A node of `/dev` that is gone, or another one. As it was on drop.
+/// A node of `/dev` that is missing or replaced, restored on drop.
 struct Replaced {
     path: PathBuf,
     kept: PathBuf,
@@ -310,7 +310,7 @@ fn a_node_of_another_device_is_rejected() {
     let _alone = alone();
     let [image, other] = [(); 2].map(|()| Image::new(MIB));
     let control = Control::open().unwrap();
-    // The worst case: a device that carries another file.
+    // The worst case: a node of a device that has another backing file.
     let occupied = control.attach(&other.file, &temporary()).unwrap();
     let path = free(&control, &image);
     let before = held();
@@ -334,7 +334,7 @@ fn a_node_of_another_device_is_rejected() {
     assert_eq!(control.attach(&image.file, &temporary()).unwrap().path(), path);
 }
 
-/// For attaches that fail.
+/// Time limit of attaches that fail.
 const LIMIT: Duration = Duration::from_millis(200);
 
 #[test]
@@ -359,7 +359,7 @@ fn the_wait_for_an_exclusively_open_device_is_limited() {
     let control = Control::open().unwrap().with_limit(LIMIT);
     let path = free(&control, &image);
     let before = held();
-    // The kernel names this number again and again: nothing is attached to it.
+    // The kernel returns this number again and again, because nothing is attached to it.
     let exclusive = File::options().read(true).custom_flags(nix::libc::O_EXCL).open(&path).unwrap();
     match control.attach(&image.file, &Config::default()) {
         Err(AttachError::Contended { number, waited }) => {
@@ -375,7 +375,7 @@ fn the_wait_for_an_exclusively_open_device_is_limited() {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Removes the device itself, if it is unused.
+/// Removes the device, if it is unused.
 fn remove(control: &File, number: i32) {
     let removed = syscall::remove_device(control, number);
     assert!(matches!(removed, Ok(()) | Err(Errno::EBUSY | Errno::ENODEV)), "{removed:?}");
@@ -412,7 +412,8 @@ fn exists(number: Number) -> bool {
     Path::new("/sys/block").join(number.to_string()).exists()
 }
 
-/// With the lowest free number, a process that had opened the free device read and wrote the file that was attached next.
+/// With the lowest free number, a process that had opened the free device read and wrote the file that was attached
+/// next.
 #[test]
 fn a_descriptor_of_a_former_device_does_not_reach_the_next_file() {
     let _alone = alone();
@@ -461,7 +462,7 @@ fn numbers_go_on_above_the_highest_device() {
     assert_eq!(control.remove(first).unwrap(), Removal::Removed);
     let next = control.create_next(&Numbers::after_existing().unwrap()).unwrap();
     assert_eq!(next.get(), mark.get() + 1);
-    // A number whose device another process has created is passed over.
+    // A number whose device another process has created is skipped.
     let after = control.create_next(&numbers).unwrap();
     assert_eq!(after.get(), next.get() + 1);
     for number in [mark, next, after] {

@@ -1,5 +1,5 @@
-//! Partitions, and the parameters `max_part` and `max_loop`, for which the driver is loaded again: the tests
-//! run one by one. Runs as root in a machine of its own.
+//! Partitions, and the parameters `max_part` and `max_loop`. The tests load the driver again with these parameters, and
+//! so run one by one. Runs as root in a machine of its own.
 
 mod image;
 
@@ -44,7 +44,7 @@ impl Driver {
     }
 }
 
-/// Two partitions of 1 MiB.
+/// Creates two partitions of 1 MiB.
 fn partition_with_sfdisk(disk: &Path) {
     let sfdisk = Command::new("sfdisk").arg("--quiet").arg(disk).stdin(Stdio::piped()).spawn();
     let mut sfdisk = sfdisk.unwrap();
@@ -95,7 +95,8 @@ fn a_partition_is_a_part_of_the_file() {
     assert_eq!(&found, b"in the second");
 }
 
-/// Waits until no partition of a former file is left: the kernel forgets the file first, and then reads the table again.
+/// Waits until no partition of a former file is left: the kernel detaches the file first, and then reads the table
+/// again.
 fn gone(partition: &Path) {
     eventually("the partition of a former file to be gone", || matches!(partition.try_exists(), Ok(false)));
 }
@@ -129,7 +130,7 @@ fn a_device_without_partscan_can_be_partitioned() {
     let _driver = Driver::load(c"");
     let image = Image::new(8 * MIB);
     let device = image.attach(&temporary());
-    // The kernel refuses to read the table for sfdisk; its numbers are in the file all the same.
+    // The kernel does not read the table again for sfdisk, but sfdisk has written it to the file.
     partition_with_sfdisk(&device.path());
     assert!(!partition(&device, 1).exists(), "they were not requested");
     assert_eq!(device.detach(&image.file).unwrap(), Detach::Detached);
@@ -137,8 +138,8 @@ fn a_device_without_partscan_can_be_partitioned() {
     assert!(partition(&device, 2).exists());
 }
 
-/// While a partition is open, the kernel does not read the table again: it may be missing after an attach, or be left
-/// behind, empty, by a detach (blktests loop/010), until the next file is attached.
+/// While a partition is open, the kernel does not read the table again. A partition may be missing after an attach, or
+/// be left behind, empty, by a detach (blktests loop/010), until the next file is attached.
 #[test]
 fn opening_partitions_during_a_detach_does_not_stop_others() {
     let _driver = Driver::load(c"");
@@ -147,7 +148,7 @@ fn opening_partitions_during_a_detach_does_not_stop_others() {
     thread::scope(|scope| {
         let (going_on, stopped) = mpsc::channel::<()>();
         scope.spawn(move || {
-            // Until the other end is dropped.
+            // The loop ends when the other end of the channel is dropped.
             while stopped.try_recv() == Err(TryRecvError::Empty) {
                 let _ = File::open("/dev/loop0p1");
                 thread::yield_now();
@@ -155,7 +156,7 @@ fn opening_partitions_during_a_detach_does_not_stop_others() {
         });
         let _going_on = going_on;
         for _ in 0..30 {
-            // Deferred if the other one has a partition open just now.
+            // The detach is deferred if the other thread has a partition open.
             let _ = attach().detach(&image.file).unwrap();
             detached(image.backing());
         }
@@ -192,7 +193,7 @@ fn with_max_part_partitions_always_appear_and_are_read_back() {
     let path = partition(&device, 2);
     let expected = DeviceNumber { major: 7, minor: device.dev().minor + 2 };
     assert_eq!(node(&path), expected, "of the driver, too");
-    // It answers for the whole device, which must not be detached by it.
+    // Ioctls of a partition act on the whole device, which must not be detached through the partition.
     is_not_a_loop_device(&path);
 }
 
@@ -202,14 +203,14 @@ fn without_the_driver_there_is_no_control() {
     assert_eq!(Control::open().map(drop), Err(OpenError::NoDriver));
     assert_eq!(loopdev::list().unwrap(), []);
     drop(driver);
-    // Until the next test unloads it.
+    // The driver stays loaded until the next test unloads it.
     let _driver = Driver::load(c"");
     assert!(Control::open().is_ok());
 }
 
 #[test]
 fn a_node_without_a_device_is_distinguished() {
-    // Opening a node creates its device, up to this number.
+    // Opening a node creates its device, but only for numbers below this limit.
     let _driver = Driver::load(c"max_loop=2");
     let tmp = Tmpfs::mount();
     let path = tmp.path().join("node");

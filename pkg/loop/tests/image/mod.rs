@@ -1,6 +1,6 @@
-//! Backing files, and what the tests look at.
+//! Backing files, and functions that read the state of devices.
 
-// Each program uses a part of it.
+// Each test program uses a part of this module.
 #![allow(dead_code)]
 
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// In the guest's tmpfs.
+    /// Creates the file in the guest's tmpfs.
     pub fn new(size: u64) -> Self {
         Self::within(&std::env::temp_dir(), size)
     }
@@ -48,24 +48,24 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // Gone already if the test deleted it.
+        // The test may have deleted the file.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// One test at a time: a list opens all devices, so that another test's detach would be deferred, and what
-/// is counted has to stand still.
+/// Runs one test at a time: a list opens all devices, which would defer another test's detach, and the counted devices
+/// must not change.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same, with an image of this size.
+/// Like [`alone`], with an image of this size.
 pub fn alone_with(size: u64) -> (MutexGuard<'static, ()>, Image) {
     (alone(), Image::new(size))
 }
 
-/// Goes when the test drops the device, also if it fails.
+/// The kernel detaches the device when the test drops it, also if the test fails.
 pub fn temporary() -> Config {
     Config { autoclear: true, ..Config::default() }
 }
@@ -75,7 +75,7 @@ pub fn attached(backing: Backing) -> Vec<Attached> {
     loopdev::list().unwrap().into_iter().filter(|device| device.status.backing == backing).collect()
 }
 
-/// A user of the device besides its [`Device`].
+/// Opens the device once more, so that it has another user than its [`Device`].
 pub fn open(device: &Device) -> File {
     File::options().read(true).write(true).open(device.path()).unwrap()
 }
@@ -90,7 +90,7 @@ pub fn ext4(device: &Path) -> Mount {
     formatted(device, "ext4", &["mke2fs", "-q", "-t", "ext4"])
 }
 
-/// Past the page cache: pieces have to be whole blocks.
+/// Opens a file for direct I/O, whose reads and writes have to be whole blocks.
 pub fn open_direct(path: &Path) -> File {
     File::options().read(true).write(true).custom_flags(O_DIRECT).open(path).unwrap()
 }
@@ -99,7 +99,7 @@ pub fn open_direct(path: &Path) -> File {
 #[repr(align(4096))]
 pub struct Page(pub [u8; 4096]);
 
-/// An attribute in sysfs.
+/// Reads an attribute of the device in sysfs.
 pub fn sysfs(device: &Device, attribute: &str) -> String {
     let path = format!("/sys/block/{}/{attribute}", device.number());
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
@@ -120,13 +120,13 @@ pub fn bytes(size: u64) -> Bytes {
 /// Open files of this process, and the number of attached devices.
 pub fn held() -> (Vec<PathBuf>, usize) {
     let open = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
-    // The directory itself is gone by now.
+    // The descriptor of the listed directory is closed by now.
     let mut open: Vec<_> = open.filter_map(|link| fs::read_link(link).ok()).collect();
     open.sort();
     (open, loopdev::list().unwrap().len())
 }
 
-/// Waits until the kernel has let go of this file.
+/// Waits until the kernel has released this file.
 pub fn detached(backing: Backing) {
     eventually_is(&Vec::new(), || attached(backing));
 }

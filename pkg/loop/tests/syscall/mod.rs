@@ -1,4 +1,4 @@
-//! System calls that fail although the kernel could carry them out, and one that has no wrapper.
+//! System calls that a seccomp filter lets fail, and one that has no wrapper.
 
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc::{self, c_long, c_ulong, seccomp_data, sock_filter, sock_fprog};
 
-/// Some system calls: all of one number, or those with this value of one argument.
+/// A set of system calls: all with one number, or those with this value of one argument.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     number: c_long,
@@ -22,13 +22,13 @@ impl Call {
         Self { number: libc::SYS_ioctl, argument: Some((1, request)) }
     }
 
-    /// An open with exactly these flags.
+    /// Opens with exactly these flags.
     pub const fn open(flags: OFlag) -> Self {
         Self { number: libc::SYS_openat, argument: Some((2, flags.bits().cast_unsigned())) }
     }
 }
 
-/// Does some work in a thread of its own, in which these calls fail and are not carried out.
+/// Runs `work` in a thread of its own, in which these calls fail with `errno` and have no effect.
 pub fn without<T: Send>(call: Call, errno: Errno, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -39,10 +39,10 @@ pub fn without<T: Send>(call: Call, errno: Errno, work: impl FnOnce() -> T + Sen
     })
 }
 
-/// In this thread, as long as it lives.
+/// Installs the filter in this thread, for the rest of its life.
 fn refuse(call: Call, errno: Errno) {
     let load = |offset: usize| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset.try_into().unwrap(), 0);
-    // Goes on with the next instruction, or leaves out this many.
+    // Continues with the next instruction if the value is equal, and skips `otherwise` instructions if not.
     let equal = |value, otherwise| instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, otherwise);
     let answer = |value| instruction(libc::BPF_RET | libc::BPF_K, value, 0);
     let refused = answer(libc::SECCOMP_RET_ERRNO | (errno as i32).cast_unsigned());
