@@ -1,10 +1,10 @@
 //! Loads kernel modules from a flat directory, in a fixed order.
 //!
 //! The build resolves dependencies, so that neither `modprobe` nor `modules.dep` is needed. A module directory contains
-//! `.ko` and `.ko.xz` files, which the kernel decompresses, and a text file [`ORDER`] with one file name per line, followed
-//! by the module's parameters; each module comes after its dependencies. Several directories may list the same
-//! module. A [`Catalog`] loads modules of a directory by name. [`Drivers`] loads those of a directory that are drivers of
-//! the machine's devices; [`Uevents`] reports devices that appear.
+//! `.ko` and `.ko.xz` files, which the kernel decompresses, and a text file [`ORDER`] with one file name per line,
+//! followed by the module's parameters; each module comes after its dependencies. Several directories may list the same
+//! module. A [`Catalog`] loads modules of a directory by name. [`Drivers`] loads those of a directory that are drivers
+//! of the machine's devices; [`Uevents`] reports devices that appear.
 //!
 //! ```no_run
 //! let report = kernel::modules::load("/usr/lib/modules")?;

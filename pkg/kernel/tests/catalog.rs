@@ -1,11 +1,11 @@
-//! Modules that are loaded by name, by the kernel.
+//! Modules that are loaded by name into the kernel.
 
 use std::path::Path;
 
 use kernel::modules::{Catalog, FileName, ModuleName};
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
-/// The guest's modules, which are those of the target.
+/// Directory with the guest's modules, which are those of the target.
 const DIRECTORY: &str = "/modules";
 
 fn is_loaded(module: &str) -> bool {
@@ -16,7 +16,7 @@ fn is_loaded(module: &str) -> bool {
 fn a_module_is_loaded_with_what_it_depends_on_and_only_once() {
     let catalog = Catalog::open(DIRECTORY).unwrap();
     let names: Vec<ModuleName> = vec!["vxlan".parse().unwrap()];
-    // Everything is there: the guest has loaded it.
+    // The guest has loaded these modules already.
     let present = catalog.load(&names).unwrap();
     assert_eq!(present.loaded, []);
     assert!(present.present.iter().any(|file| file.as_str() == "udp_tunnel.ko"), "{present:?}");

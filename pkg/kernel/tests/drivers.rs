@@ -1,4 +1,4 @@
-//! Drivers of devices that appear, with the kernel: a module that the kernel decompresses.
+//! Loads drivers of devices that appear. The kernel decompresses the modules.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use kernel::modules::{BUSES, DriverReport, Drivers, ModuleName, Uevent, Uevents}
 use nix::errno::Errno;
 use nix::kmod::{DeleteModuleFlags, delete_module};
 
-/// The drivers of the target.
+/// Directory with the drivers of the target.
 const DIRECTORY: &str = "/drivers";
 const DISK: &str = "/sys/class/block/vda";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -36,9 +36,9 @@ fn names(report: &DriverReport) -> Vec<&str> {
 fn a_device_that_appears_gets_its_driver() {
     let uevents = Uevents::open().unwrap();
     let (sender, events) = mpsc::channel();
-    // Ends with the program.
+    // The thread ends with the program.
     thread::spawn(move || while sender.send(uevents.receive().unwrap()).is_ok() {});
-    // Its driver is one of the guest's modules, and is not loaded again.
+    // The driver of the disk is one of the guest's modules, and is not loaded again.
     assert_eq!(names(&Drivers::open(DIRECTORY).unwrap().load_present(Path::new(BUSES))), [""; 0]);
 
     // The virtio device is on a PCI device.

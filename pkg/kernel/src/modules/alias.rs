@@ -1,14 +1,14 @@
-//! Which modules are drivers of a device: its `modalias` and the patterns of the modules.
+//! Compares the `modalias` of a device with the patterns of modules, to find its drivers.
 
 use crate::modules::catalog::ModuleName;
 
-/// Name of the file with the devices of modules, lines of depmod(8)'s `modules.alias` without the first word: a pattern
-/// and the module's name.
+/// Name of the file with the devices of modules. Each line is one of depmod(8)'s `modules.alias` without the first
+/// word: a pattern and the module's name.
 pub const ALIASES: &str = "aliases";
 
-/// A pattern of `modules.alias`, such as `pci:v00008086d000010D3sv*sd*bc*sc*i*`, as fnmatch(3) without flags reads it, but
-/// that `\` escapes nothing: the kernel's tools write none. As for modprobe(8), `-` and `_` are the same outside of
-/// brackets. The case of letters counts.
+/// A pattern of `modules.alias`, such as `pci:v00008086d000010D3sv*sd*bc*sc*i*`. The rules are those of fnmatch(3)
+/// without flags, except that `\` escapes nothing: the kernel's tools write none. As for modprobe(8), `-` and `_` are
+/// the same outside of brackets. The case of letters counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern(Box<str>);
 
@@ -33,7 +33,7 @@ impl Pattern {
     pub(crate) fn matches(&self, text: &str) -> bool {
         let (pattern, text) = (self.0.as_bytes(), text.as_bytes());
         let (mut at, mut read) = (0, 0);
-        // Behind the last `*`, and the first byte that this `*` does not cover.
+        // Positions after the last `*`, and of the first byte that this `*` does not cover.
         let mut star = None;
         loop {
             if pattern.get(at) == Some(&b'*') {
@@ -47,7 +47,7 @@ impl Pattern {
                     at += length;
                     read += 1;
                 }
-                // Only the last `*` needs to cover more: what is before it has matched.
+                // Only the last `*` needs to cover more, because the part before it has matched.
                 _ => match star {
                     Some((behind, covered)) if covered < text.len() => {
                         star = Some((behind, covered + 1));
@@ -74,7 +74,7 @@ fn element(pattern: &[u8]) -> Option<(Element<'_>, usize)> {
                     let end = from + 1 + length;
                     (Element::Set { negated, body: &rest[from..end] }, end + 2)
                 }
-                // Not closed.
+                // The bracket is not closed.
                 None => (Element::Byte(b'['), 1),
             }
         }
@@ -105,7 +105,7 @@ const fn same(byte: u8) -> u8 {
     if byte == b'-' { b'_' } else { byte }
 }
 
-/// The lines of [`ALIASES`]. `None` for a line without a pattern or with an invalid name.
+/// Parses a line of [`ALIASES`]. `None` for a line without a pattern or with an invalid name.
 pub(crate) fn parse_line(line: &str) -> Option<(Pattern, ModuleName)> {
     let (pattern, name) = line.rsplit_once(' ')?;
     let name = name.parse().ok()?;
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// All ways to divide the text.
+    /// Tries all ways to divide the text.
     fn model(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([], _) => text.is_empty(),

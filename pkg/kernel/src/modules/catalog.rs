@@ -95,12 +95,13 @@ impl Catalog {
     /// 3.8.
     ///
     /// # Errors
-    /// [`LoadError`] for an unknown module, before any is loaded, or for the first one that cannot be loaded, also for
-    /// missing hardware; earlier ones stay loaded.
+    /// [`LoadError`] for an unknown module, before any is loaded, or for the first module that cannot be loaded, also
+    /// because of missing hardware; earlier ones stay loaded.
     pub fn load(&self, names: &[ModuleName]) -> Result<Report, LoadError> {
         let mut report = Report::default();
         for module in self.plan(names)? {
-            // Not only by EEXIST, which the kernel returns after it has read and decompressed the file.
+            // Checked before the load, because the kernel returns EEXIST only after it has read and decompressed the
+            // file.
             if is_live(module) {
                 report.present.push(module.file.clone());
                 continue;
@@ -116,7 +117,7 @@ impl Catalog {
         Ok(report)
     }
 
-    /// The modules of the order that these need.
+    /// The modules of the order that `names` need.
     fn plan(&self, names: &[ModuleName]) -> Result<Vec<&Module>, LoadError> {
         let mut needed = BTreeSet::new();
         for name in names {
@@ -195,7 +196,7 @@ mod tests {
         let dir = directory("a.ko\n", "a a.ko\n");
         let catalog = Catalog::open(dir.path()).unwrap();
         assert!(!catalog.has(&name("b")));
-        // The file a.ko is missing: the call does not come so far.
+        // The file a.ko is missing, but the call fails before it opens a file.
         let error = catalog.load(&[name("a"), name("b")]).unwrap_err();
         assert!(matches!(&error, LoadError::Unknown { module, .. } if *module == name("b")), "{error:?}");
     }

@@ -13,7 +13,8 @@ use crate::modules::order::{LineError, OrderError};
 /// The kernel's directory of buses with their devices.
 pub const BUSES: &str = "/sys/bus";
 
-/// A driver such as that of a USB controller shows devices with drivers of their own, which may be controllers again.
+/// Maximum number of passes over the buses. A driver such as that of a USB controller shows devices with drivers of
+/// their own, which may be controllers again.
 const ROUNDS: usize = 8;
 
 /// A device that needs a driver.
@@ -33,7 +34,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// The driver of a device cannot be loaded. The source has the number of the error.
+/// The driver of a device cannot be loaded. The source contains the errno.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the driver {module} of the device {device}")]
 pub struct DriverError {
@@ -48,9 +49,9 @@ pub struct DriverError {
 /// Result of loading drivers.
 #[derive(Debug, Default)]
 pub struct DriverReport {
-    /// Drivers, in the order of loading.
+    /// Loaded drivers, in the order of loading.
     pub loaded: Vec<ModuleName>,
-    /// Drivers that cannot be loaded. They are not tried again.
+    /// Drivers that cannot be loaded. Later calls do not try them again.
     pub failed: Vec<DriverError>,
 }
 
@@ -91,7 +92,8 @@ impl Drivers {
     }
 
     /// Loads the drivers of the devices below `buses` ([`BUSES`]), and of those that appear meanwhile. A further call
-    /// looks only for other devices. Devices that the kernel no longer has, or cannot describe, are skipped.
+    /// skips devices that were looked up before. Devices that the kernel no longer has, or cannot describe, are
+    /// skipped.
     pub fn load_present(&mut self, buses: &Path) -> DriverReport {
         let mut report = DriverReport::default();
         for _ in 0..ROUNDS {
@@ -115,7 +117,7 @@ impl Drivers {
                 continue;
             }
             match self.catalog.load(std::slice::from_ref(&module)) {
-                // It was loaded before, or is part of the kernel.
+                // The module was loaded before, or is built into the kernel.
                 Ok(inserted) if inserted.loaded.is_empty() => {}
                 Ok(_) => report.loaded.push(module),
                 Err(source) => report.failed.push(DriverError { module, device: device.clone(), source }),
@@ -157,7 +159,7 @@ mod tests {
     use crate::modules::catalog::CATALOG;
     use crate::modules::order::ORDER;
 
-    /// Drivers whose files are missing.
+    /// A module directory whose drivers have no files.
     fn directory(aliases: &str) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(ORDER), "granary_core.ko.xz\ngranary_a.ko.xz\ngranary_b.ko.xz\n").unwrap();

@@ -50,7 +50,7 @@ impl FromStr for FileName {
     }
 }
 
-/// Why a line of [`ORDER`] is invalid.
+/// Reason why a line of [`ORDER`] is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The name ends in neither `.ko` nor `.ko.xz`.

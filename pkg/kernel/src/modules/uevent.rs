@@ -1,4 +1,4 @@
-//! Messages of the kernel about devices.
+//! Uevents: messages of the kernel about devices.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -11,11 +11,12 @@ use nix::sys::socket::{
 
 use crate::modules::drivers::Device;
 
-/// Group of the kernel's own messages; udev sends others in group 2.
+/// Multicast group of the kernel's own messages; udev sends its messages in group 2.
 const KERNEL: u32 = 1;
 /// `UEVENT_BUFFER_SIZE` with the header, include/linux/kobject.h.
 const LONGEST: usize = 8 << 10;
-/// For the messages of a bus with many devices. Those beyond it are lost, which is reported.
+/// Size of the receive buffer, enough for the messages of a bus with many devices. The kernel drops messages beyond it,
+/// and reports that.
 const BUFFER: usize = 1 << 20;
 
 /// Socket for the kernel's uevents.
@@ -37,7 +38,7 @@ impl Uevents {
     /// Opens the socket. Devices that appear from now on are reported. Needs root.
     ///
     /// # Errors
-    /// Those of socket(2), setsockopt(2) and bind(2).
+    /// Errors of socket(2), setsockopt(2) and bind(2).
     pub fn open() -> io::Result<Self> {
         let protocol = SockProtocol::NetlinkKObjectUEvent;
         let socket = socket(AddressFamily::Netlink, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
@@ -46,14 +47,14 @@ impl Uevents {
         Ok(Self(socket))
     }
 
-    /// Waits for one message, without limit.
+    /// Waits for one message, without a time limit.
     ///
     /// # Errors
-    /// Those of recvfrom(2).
+    /// Errors of recvfrom(2).
     pub fn receive(&self) -> io::Result<Uevent> {
         let mut buffer = [0; LONGEST];
         match recvfrom::<NetlinkAddr>(self.0.as_raw_fd(), &mut buffer) {
-            // The kernel's port is 0.
+            // Messages of the kernel come from port 0.
             Ok((length, Some(from))) if from.pid() == 0 => {
                 Ok(device(buffer.get(..length).unwrap_or_default()).map_or(Uevent::Other, Uevent::Device))
             }
@@ -64,7 +65,7 @@ impl Uevents {
     }
 }
 
-/// The device that a message adds: `add@DEVPATH`, then fields, each with a NUL behind it.
+/// Parses the device that a message adds: `add@DEVPATH`, then fields, each terminated by NUL.
 fn device(message: &[u8]) -> Option<Device> {
     let text = std::str::from_utf8(message).ok()?;
     let field = |key: &str| text.split('\0').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));

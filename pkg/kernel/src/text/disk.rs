@@ -1,13 +1,13 @@
 //! Failed requests to disks.
 
-/// Errors of the medium, of the transfer, and of checksums of the disk. Others are about the request, such as an operation
-/// that the disk does not support, or are tried again, such as a timeout.
+/// Kinds of errors of the medium, the transfer, and the disk's checksums. Other kinds concern the request, such as an
+/// operation that the disk does not support, or are retried, such as a timeout.
 const KINDS: [&str; 3] = ["critical medium", "I/O", "protection"];
 
 /// The disk of a message about a request that failed with a medium or I/O error: its kernel name, without partition.
 ///
-/// `blk_print_req_error`, Linux 5.17. The kernel writes up to ten of these messages in five seconds. Devices without requests,
-/// such as those of the device mapper, have none; the disks below them do.
+/// `blk_print_req_error`, Linux 5.17. The kernel writes up to ten of these messages in five seconds. Devices without
+/// requests, such as those of the device mapper, cause no such messages; the disks below them do.
 ///
 /// ```
 /// let text = "critical medium error, dev sda, sector 4660 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2";
