@@ -1,8 +1,8 @@
 //! [`PartitionTable`].
 //!
-//! Reads the tables that the kernel reads (block/partitions/efi.c), by the same rules: the disk has a protective MBR, and a
-//! header counts if it and its array of entries have correct checksums. The kernel uses the first table; this module compares
-//! it with the second one.
+//! Reads partition tables by the rules of the kernel (block/partitions/efi.c): the disk has a protective MBR, and a
+//! header counts if it and its array of entries have correct checksums. The kernel uses the first table; this module
+//! compares it with the second one.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -13,15 +13,15 @@ use units::Bytes;
 
 use crate::table::{FIRST_HEADER, PROTECTIVE, block_size, header};
 
-/// The most bytes of entries that are read. A table of 128 entries has 16 KiB.
+/// Maximum size of an array of entries in bytes. A table of 128 entries has 16 KiB.
 const LARGEST_ARRAY: u64 = 1 << 20;
 
-/// Both copies of the partition table of a disk, of any number and size of entries.
+/// Both copies of the partition table of a disk, with any number and size of entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionTable {
-    /// Partitions, by number. If the two tables differ: those of both.
+    /// Partitions by number. If the copies differ, the partitions of both.
     pub partitions: Vec<Extent>,
-    /// Whether the two tables are there and the same.
+    /// State of the two copies.
     pub state: TableState,
 }
 
@@ -41,24 +41,24 @@ pub struct Extent {
 /// Which copies of a table are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TableState {
-    /// Both copies are there and the same.
+    /// Both copies are valid and the same.
     Whole,
-    /// Only the one at the beginning, which is enough for the kernel.
+    /// Only the copy at the beginning is valid, which is enough for the kernel.
     FirstOnly,
-    /// Only the one at the end: the kernel shows no partitions.
+    /// Only the copy at the end is valid: the kernel shows no partitions.
     LastOnly,
     /// The partitions of the copies differ.
     Different,
 }
 
 impl PartitionTable {
-    /// Reads the table of a disk of this size and with logical sectors of `sector` bytes, by a function
-    /// with the meaning of `read_exact_at`. `None` if there is no table with right checksums.
+    /// Reads the table of a disk of this size, with logical sectors of `sector` bytes. `read` is a function with the
+    /// meaning of `read_exact_at`. `None` if the disk has no table with correct checksums.
     ///
-    /// Reads at most 2 MiB and some sectors, whatever is in there.
+    /// Reads at most 2 MiB and some sectors, independent of the content of the disk.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Errors of `read`.
     pub fn read<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -68,17 +68,17 @@ impl PartitionTable {
             return Ok(None);
         }
         let first = disk.copy(FIRST_HEADER, &mut read)?;
-        // From the table: on an enlarged disk the other one is not at the end.
+        // The first header has the sector of the other one, which is not at the end of an enlarged disk.
         let other = first.as_ref().map_or(disk.last, |first| first.other);
         Ok(Self::of(first, disk.copy(other, &mut read)?))
     }
 
-    /// The table whose header is in the disk's last sector, whether another table refers to it or not: an image
-    /// that was written over the beginning of a disk leaves it there. `None` if there is none with right
+    /// The table whose header is in the disk's last sector, whether another table refers to it or not: an image that
+    /// was written over the beginning of a disk leaves the old table there. `None` if there is none with correct
     /// checksums.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Errors of `read`.
     pub fn last<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<Option<Self>>
     where
         R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -106,9 +106,9 @@ impl PartitionTable {
     }
 }
 
-/// One of the two copies, with right checksums.
+/// A copy of the table with correct checksums.
 struct Copied {
-    /// Where the other one is.
+    /// Sector of the other copy's header.
     other: u64,
     partitions: Vec<Extent>,
 }
@@ -135,7 +135,7 @@ impl Sectors {
             return Ok(None);
         }
         let mut sector = vec![0; self.size.to_u32() as usize];
-        // No overflow: it is on the disk, whose size is counted in bytes.
+        // No overflow: the sector is on the disk, whose size is counted in bytes.
         read(&mut sector, lba * self.size.to_u64())?;
         Ok(Some(sector))
     }
@@ -149,7 +149,7 @@ impl Sectors {
             && protective.any(|record| u64::from(record.starting_lba.to_u32()) == FIRST_HEADER))
     }
 
-    /// The table whose header is in this sector; `None` if something in it is wrong.
+    /// Reads the copy whose header is in this sector; `None` if a part of the copy is invalid.
     fn copy(self, lba: u64, read: &mut ReadAt<'_>) -> io::Result<Option<Copied>> {
         let Some(Ok(header)) = self.sector(lba, read)?.map(|sector| header(&sector, lba)) else { return Ok(None) };
         let Some((at, length)) = self.array(&header) else { return Ok(None) };
@@ -161,7 +161,7 @@ impl Sectors {
         }))
     }
 
-    /// Where the entries are, in bytes, and how long they are in whole sectors.
+    /// Offset and length of the array of entries in bytes. The length is that of whole sectors.
     fn array(self, header: &GptHeader) -> Option<(u64, usize)> {
         let layout = header.get_partition_entry_array_layout().ok()?;
         let length =
@@ -175,8 +175,7 @@ impl Sectors {
         Some((first.checked_mul(self.size.to_u64())?, usize::try_from(length).ok()?))
     }
 
-    /// The entries in use, by number. `None` if one of them is not possible: nothing of a table that
-    /// contradicts itself is used.
+    /// The entries in use, by number. `None` if one of them is invalid: no part of an inconsistent table is used.
     fn partitions(self, header: &GptHeader, entries: &mut [u8]) -> Option<Vec<Extent>> {
         let layout = header.get_partition_entry_array_layout().ok()?;
         let array = GptPartitionEntryArray::new(layout, self.size, entries).ok()?;
@@ -184,7 +183,7 @@ impl Sectors {
             return None;
         }
         let usable = header.first_usable_lba.to_u64()..=header.last_usable_lba.to_u64().min(self.last);
-        // Whatever the header calls usable: a partition over the table would take the table away with it.
+        // Independent of the usable range in the header: a write to a partition over the table would destroy the table.
         let rows = layout.num_bytes_rounded_to_block(self.size)? / self.size.to_u64();
         let (rows_at, header_at) = (layout.start_lba.to_u64(), header.my_lba.to_u64());
         let table = [0..=FIRST_HEADER, header_at..=header_at, rows_at..=rows_at.saturating_add(rows.saturating_sub(1))];
@@ -241,7 +240,7 @@ mod tests {
         u64::from(128 * 128 / sector)
     }
 
-    /// A disk with a table at the places of the specification, of which any field can be wrong.
+    /// A disk with a table at the places of the specification. Tests set any field to a wrong value.
     struct Image {
         sector: u32,
         usable: RangeInclusive<u64>,
@@ -263,7 +262,7 @@ mod tests {
             image
         }
 
-        /// One copy of a table, with right checksums.
+        /// Writes one copy of a table, with correct checksums.
         fn write(&mut self, lba: u64, other: u64, array: u64, partitions: &[(Guid, u64, u64)]) {
             let mut table = Table::new(Guid::ZERO, self.sector).unwrap();
             for (entry, (kind, first, last)) in table.entries.iter_mut().zip(partitions) {
@@ -363,7 +362,7 @@ mod tests {
     #[test]
     fn a_disk_without_a_protective_mbr_has_no_table() {
         let mut image = image();
-        // It begins at another sector: the kernel shows no partitions.
+        // The protective partition begins at another sector, so that the kernel shows no partitions.
         image.bytes[446 + 8] = 2;
         assert_eq!(image.read(), None);
         image.bytes[..512].fill(0);
@@ -372,11 +371,12 @@ mod tests {
 
     #[test]
     fn a_partition_over_its_own_table_is_invalid() {
-        // The protective MBR, the header, the first and the last sector of the entries; and of the second copy.
+        // The protective MBR, the header, the first and the last sector of the entries; then the same of the second
+        // copy.
         for first in [0, 1, 2, 33, SECTORS - 33, SECTORS - 1] {
             let over = [(DATA_PARTITION, first, first)];
             let mut image = Image::with_usable(512, 0..=SECTORS - 1, &over);
-            // Only the copy that it lies over is there.
+            // Only the copy below the partition is left.
             image.break_at(if first <= 33 { SECTORS - 1 } else { 1 });
             assert_eq!(image.read().map(|table| table.partitions), None, "{first}");
         }

@@ -6,13 +6,13 @@
 //! the entry array of the first copy alternates between two reserved places, and the write of the header, which is one
 //! sector, activates the new array.
 //!
-//! [`PartitionTable`] has the partitions of any valid table with the state of both copies, through a function that reads the
-//! disk. This crate does not access disks.
+//! [`PartitionTable`] has the partitions of any valid table with the state of both copies, through a function that
+//! reads the disk. This crate does not access disks.
 //!
 //! # Scope
-//! Changes: tables of 128 entries of 128 bytes, which all tools create, with space for a second entry array before the first
-//! usable sector; this holds if the first partition begins at 1 MiB. [`Table::parse`] rejects other tables and tables
-//! with wrong checksums.
+//! Changes: tables of 128 entries of 128 bytes, which all tools create, with space for a second entry array before the
+//! first usable sector; this holds if the first partition begins at 1 MiB. [`Table::parse`] rejects other tables and
+//! tables with wrong checksums.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
