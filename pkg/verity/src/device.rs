@@ -14,11 +14,11 @@ use crate::sys::{self, Table};
 use crate::tree::BLOCK;
 
 const CONTROL: &str = "/dev/mapper/control";
-/// Size of a device-mapper sector in bytes.
+/// Number of device-mapper sectors, which have 512 bytes, in a block.
 const SECTORS_PER_BLOCK: u64 = (BLOCK / 512) as u64;
 
-/// Reaction of the kernel to a block with a wrong digest. It never returns the block, and logs the device number and the
-/// block.
+/// Reaction of the kernel to a block with a wrong digest. It never returns the block, and logs the device number and
+/// the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCorruption {
     /// The read fails with `EIO`.
