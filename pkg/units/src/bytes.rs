@@ -59,7 +59,7 @@ impl fmt::Display for Bytes {
         let Some((name, unit)) = UNITS.iter().find(|(_, unit)| self.0 >= *unit) else {
             return write!(f, "{} B", self.0);
         };
-        // In u128: a remainder below 2^60, times 100, exceeds 64 bits.
+        // u128, because a remainder below 2^60 times 100 exceeds 64 bits.
         let scaled = u128::from(self.0 % unit) * 100;
         let (whole, hundredths) = (self.0 / unit, scaled / u128::from(*unit));
         match (hundredths / 10, hundredths % 10) {

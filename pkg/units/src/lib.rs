@@ -1,7 +1,8 @@
 //! Types for numbers of bytes ([`Bytes`]) and inodes ([`Inodes`]), so that the compiler rejects mixing them.
 //!
-//! Both wrap a `u64` and support arithmetic with their own type only. Operations that can overflow are named after what
-//! they do then (`checked_`, `saturating_`). Granules of rounding are constants, checked at compile time.
+//! Both wrap a `u64` and support arithmetic with their own type only. Operations that can overflow have a prefix that
+//! states the result of an overflow (`checked_`, `saturating_`). Granules of rounding are constants, checked at compile
+//! time.
 //!
 //! ```
 //! use units::Bytes;
