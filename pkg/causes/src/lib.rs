@@ -19,8 +19,8 @@ fn chain<'a>(error: &'a (dyn Error + 'a)) -> impl Iterator<Item = &'a (dyn Error
     iter::once(error).chain(causes.map(|cause| cause as &(dyn Error + 'a)))
 }
 
-/// Displays the error and its causes ([`Error::source`]), one per line, without a newline at the end. Each cause is prefixed
-/// with `caused by: `.
+/// Displays the error and its causes ([`Error::source`]), one per line, without a newline at the end. Each cause is
+/// prefixed with `caused by: `.
 pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     fmt::from_fn(move |f| {
         write!(f, "{error}")?;
@@ -28,8 +28,8 @@ pub fn lines<'a>(error: &'a (dyn Error + 'a)) -> impl fmt::Display + 'a {
     })
 }
 
-/// The error and its causes in one line, separated by colons. A cause whose text the line ends with is left out, such as that
-/// of a transparent error.
+/// The error and its causes in one line, separated by colons. A cause is omitted if the line already ends with its
+/// text, such as that of a transparent error.
 pub fn line<'a>(error: &'a (dyn Error + 'a)) -> String {
     let mut line = error.to_string();
     for cause in chain(error).skip(1) {
