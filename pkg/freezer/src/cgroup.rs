@@ -14,10 +14,10 @@ use crate::error::{FreezeError, Operation};
 /// Extended attribute of cgroups that [`freeze`](crate::freeze) has frozen. xattr(7), kernfs since Linux 3.13.
 pub const MARK: &str = "trusted.granary.frozen";
 
-/// Longer than the content of `cgroup.freeze` and `cgroup.events`.
+/// Buffer size, above the length of `cgroup.freeze` and `cgroup.events`.
 const LONGEST: usize = 256;
 
-/// The operations on a cgroup that was removed succeed: it had no processes.
+/// A cgroup with its open files. Operations on a cgroup that was removed succeed: the cgroup had no processes.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// `None` if it does not exist.
+    /// Opens the files of the cgroup; `None` if the cgroup does not exist.
     pub(crate) fn open(path: &Path) -> Result<Option<Self>, FreezeError> {
         let opened = || {
             let dir = File::open(path)?;
@@ -37,7 +37,8 @@ impl Cgroup {
         };
         match opened() {
             Ok(cgroup) => Ok(Some(cgroup)),
-            // ENOENT of a file in a directory that exists: not a cgroup, the root, or removed meanwhile.
+            // ENOENT of a file in an existing directory: the directory is not a cgroup, is the root, or was removed
+            // meanwhile.
             Err(error) if is_gone(&error) && !path.exists() => Ok(None),
             Err(error) => Err(failed(Operation::Open, path, &error)),
         }
@@ -47,12 +48,13 @@ impl Cgroup {
         &self.path
     }
 
-    /// Readable with `POLLPRI` when its state has changed since [`Cgroup::is_frozen`].
+    /// A descriptor that is readable with `POLLPRI` when the state of the cgroup has changed since
+    /// [`Cgroup::is_frozen`].
     pub(crate) fn events(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// Takes the cgroup until this value is dropped, or the process ends. `false`: another guard has it.
+    /// Locks the cgroup until this value is dropped or the process ends. `false`: another guard has the lock.
     ///
     /// flock(2) of the directory, which every file system supports.
     pub(crate) fn try_lock(&self) -> Result<bool, FreezeError> {
@@ -63,12 +65,12 @@ impl Cgroup {
         }
     }
 
-    /// Whether a process asked for it to be frozen; `None` if it was removed.
+    /// Whether a process requested the freeze of the cgroup; `None` if the cgroup was removed.
     pub(crate) fn is_requested(&self) -> Result<Option<bool>, FreezeError> {
         self.done(Operation::Read, read(&self.freeze).map(|content| Some(content.trim() == "1")), None)
     }
 
-    /// Whether no process of it and of the cgroups below it runs. The next change wakes a poll of [`Cgroup::events`].
+    /// Whether no process of the cgroup and of those below it runs. The next change wakes a poll of [`Cgroup::events`].
     pub(crate) fn is_frozen(&self) -> Result<bool, FreezeError> {
         let frozen = read(&self.events).map(|content| content.lines().any(|line| line == "frozen 1"));
         self.done(Operation::Read, frozen, true)
@@ -87,7 +89,8 @@ impl Cgroup {
         self.done(Operation::Freeze, self.freeze.write_all_at(b"1", 0), ())
     }
 
-    /// Removes the mark last: a cgroup without one is thawed. Returns before the processes run.
+    /// Thaws the cgroup. Removes the mark last, so that a cgroup without a mark is thawed. Returns before the processes
+    /// run.
     pub(crate) fn thaw(&self) -> Result<(), FreezeError> {
         self.done(Operation::Thaw, self.freeze.write_all_at(b"0", 0), ())?;
         match rustix::fs::fremovexattr(&self.dir, MARK) {
@@ -105,7 +108,7 @@ impl Cgroup {
     }
 }
 
-/// Thaws all, whatever fails. Returns the first error.
+/// Thaws all cgroups, even after an error. Returns the first error.
 pub(crate) fn thaw_all(cgroups: &[Cgroup]) -> Result<(), FreezeError> {
     let mut thawed = Ok(());
     for cgroup in cgroups {
@@ -120,7 +123,7 @@ fn read(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&content[..length]).into_owned())
 }
 
-/// An open file of a cgroup that was removed returns `ENODEV`.
+/// Whether the cgroup was removed. Its open files return `ENODEV` then.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ENOENT | Errno::ENODEV))
 }

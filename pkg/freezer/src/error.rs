@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-/// The part of the work with a cgroup that failed.
+/// The operation on a cgroup that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Opening its directory or a file in it.
+    /// Opening the cgroup's directory or a file in it.
     Open,
     /// Reading `cgroup.freeze` or `cgroup.events`.
     Read,
@@ -23,7 +23,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All, in the order of their numbers in messages of the guard.
+    /// All operations, in the order of their numbers in messages of the guard.
     pub(crate) const ALL: [Self; 5] = [Self::Open, Self::Read, Self::Mark, Self::Freeze, Self::Thaw];
 }
 
@@ -43,13 +43,13 @@ impl fmt::Display for Operation {
 /// [`Operation::Thaw`].
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeError {
-    /// No cgroup was frozen.
+    /// The guard cannot be started. No cgroup was frozen.
     #[error("cannot start the guard of frozen cgroups")]
     Start(#[source] io::Error),
     /// The request does not fit into one message: 200 KiB of paths.
     #[error("too many cgroups to freeze at once")]
     TooMany,
-    /// A call of the kernel failed.
+    /// A system call on a cgroup failed.
     #[error("cannot {operation} the cgroup {path}")]
     Cgroup {
         /// The failed call.
@@ -60,7 +60,7 @@ pub enum FreezeError {
         #[source]
         errno: Errno,
     },
-    /// Another process has frozen it, or another guard has its lock.
+    /// Another process has frozen the cgroup, or another guard has its lock.
     #[error("the cgroup {path} is already frozen; try again when it runs")]
     AlreadyFrozen {
         /// Path of the cgroup.
@@ -69,7 +69,7 @@ pub enum FreezeError {
     /// The budget was exceeded. The guard thawed the cgroups.
     #[error("{}", late(.budget, .freeze))]
     Late {
-        /// The longest pause that was allowed.
+        /// Maximum pause.
         budget: Duration,
         /// Time until all processes were frozen; `None` if some never were.
         freeze: Option<Duration>,
@@ -80,7 +80,7 @@ pub enum FreezeError {
         /// Path of the cgroup.
         path: PathBuf,
     },
-    /// The guard was killed, or did not answer. This process thawed the cgroups.
+    /// The guard was killed or did not reply. This process thawed the cgroups.
     #[error("the guard of frozen cgroups ended early")]
     Guard,
 }

@@ -1,4 +1,4 @@
-//! The program's side.
+//! The side of the program that starts a guard.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,20 +17,21 @@ use crate::cgroup::{Cgroup, thaw_all};
 use crate::error::FreezeError;
 use crate::message::{Connection, Reply, Request};
 
-/// How long the guard may take to start and to answer, beside the budget. The pause does not contain it unless the
-/// guard was stopped.
+/// Time that the guard may take to start and to reply, beside the budget. The pause does not contain this time unless
+/// the guard was stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts a guard with `command`, which has to call [`guard`](crate::guard), and freezes the cgroups at these paths with
-/// everything below them. Returns when no process in them runs. Blocks for at most the budget, the start of the guard, and the
-/// budget again, but 5 to 60 s, for other guards that have one of the cgroups.
+/// Starts a guard with `command`, which has to call [`guard`](crate::guard), and freezes the cgroups at these paths
+/// with everything below them. Returns when no process in them runs. Blocks at most for the start of the guard, the
+/// budget, and the wait for other guards that have one of the cgroups. That wait is as long as the budget, but at least
+/// 5 s and at most 60 s.
 ///
 /// The guard's standard input and output are replaced, and it gets a process group of its own.
 ///
 /// # Errors
-/// [`FreezeError`]. No cgroup is frozen then, unless the kernel rejects to thaw it.
+/// [`FreezeError`]. No cgroup stays frozen, unless the kernel fails to thaw it.
 pub fn freeze(mut command: Command, cgroups: &[impl AsRef<Path>], budget: Duration) -> Result<Frozen, FreezeError> {
-    // Guards lock them in this order, each once, and do not wait for each other for ever.
+    // Each guard locks the cgroups in this order, each once, so that guards do not wait for each other forever.
     let paths: BTreeSet<PathBuf> = cgroups.iter().map(|path| path.as_ref().to_owned()).collect();
     let request = Request { budget, cgroups: paths.into_iter().collect() };
     let mut opened = Vec::new();
@@ -38,15 +39,15 @@ pub fn freeze(mut command: Command, cgroups: &[impl AsRef<Path>], budget: Durati
         opened.extend(Cgroup::open(path)?);
     }
     let start = |errno: Errno| FreezeError::Start(errno.into());
-    let (ours, its) =
+    let (socket, guard_end) =
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(start)?;
-    command.stdin(its).stdout(Stdio::null()).process_group(0);
+    command.stdin(guard_end).stdout(Stdio::null()).process_group(0);
     let child = command.spawn().map_err(FreezeError::Start)?;
-    // It has the other end of the pair: as long as it is open here, the end of the guard is not reported.
+    // `command` has the other end of the pair. As long as that is open here, the end of the guard is not reported.
     drop(command);
     let mut frozen =
-        Frozen { cgroups: opened, budget, freeze: Duration::ZERO, end: Instant::now(), guard: Some((ours, child)) };
-    // The next call finds other errors: the guard has ended.
+        Frozen { cgroups: opened, budget, freeze: Duration::ZERO, end: Instant::now(), guard: Some((socket, child)) };
+    // All other errors mean that the guard has ended, which the next call detects.
     if let Some(Err(Errno::EMSGSIZE)) = frozen.connection().map(|guard| guard.send_request(&request)) {
         return Err(frozen.release().err().unwrap_or(FreezeError::TooMany));
     }
@@ -67,9 +68,9 @@ pub fn freeze(mut command: Command, cgroups: &[impl AsRef<Path>], budget: Durati
 /// Duration of a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Until no process ran any more.
+    /// Time until no process ran any more.
     pub freeze: Duration,
-    /// From the first request to freeze to the end of the last request to thaw.
+    /// Time from the first request to freeze to the end of the last request to thaw.
     pub total: Duration,
 }
 
@@ -81,12 +82,12 @@ pub struct Frozen {
     budget: Duration,
     freeze: Duration,
     end: Instant,
-    /// `None` when they are thawed.
+    /// Socket and process of the guard; `None` when the cgroups are thawed.
     guard: Option<(OwnedFd, Child)>,
 }
 
 impl Frozen {
-    /// The guard thaws the cgroups at this time at the latest.
+    /// Time at which the guard thaws the cgroups at the latest.
     pub fn deadline(&self) -> Instant {
         self.end
     }
@@ -98,7 +99,7 @@ impl Frozen {
     /// call. [`FreezeError::Cgroup`]: the cgroup may still be frozen.
     pub fn thaw(mut self) -> Result<Pause, FreezeError> {
         if let Some(guard) = self.connection() {
-            // An end of the guard is found by the next call.
+            // If the guard has ended, the next call detects that.
             let _ = guard.send_thaw();
         }
         let reply = self.receive();
@@ -113,10 +114,10 @@ impl Frozen {
         self.guard.as_ref().map(|(socket, _)| Connection::new(socket))
     }
 
-    /// The next reply; `None` if the guard has ended or is silent for too long.
+    /// Receives the next reply; `None` if the guard has ended or sends no reply in time.
     fn receive(&self) -> Option<Reply> {
         let (socket, _) = self.guard.as_ref()?;
-        // The guard may have to wait for others first.
+        // The guard may have to wait for other guards first.
         let end = Instant::now().checked_add(self.budget.saturating_mul(2).saturating_add(PATIENCE));
         loop {
             let left = end.map_or(PATIENCE, |end| end.saturating_duration_since(Instant::now()));
@@ -129,7 +130,7 @@ impl Frozen {
         }
     }
 
-    /// Waits for the end of the guard. Thaws the cgroups if it was killed, or is silent.
+    /// Waits for the end of the guard. Thaws the cgroups if the guard was killed or does not end.
     fn release(&mut self) -> Result<(), FreezeError> {
         let Some((socket, mut guard)) = self.guard.take() else { return Ok(()) };
         drop(socket);
@@ -139,7 +140,7 @@ impl Frozen {
                 let _ = guard.kill();
                 let thawed = thaw_all(&self.cgroups);
                 let _ = guard.wait();
-                // It may have written once more before it was killed.
+                // The guard may have written once more before it was killed.
                 thawed.and(thaw_all(&self.cgroups))
             }
         }
@@ -148,12 +149,12 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        // The caller of `thaw` has got its error.
+        // `thaw` has returned its error to the caller already.
         let _ = self.release();
     }
 }
 
-/// Whether the guard thawed all cgroups and ended. It does so as soon as its socket is closed.
+/// Whether the guard thawed all cgroups and ended. The guard does so as soon as its socket is closed.
 fn wait(guard: &mut Child) -> io::Result<bool> {
     let end = Instant::now() + PATIENCE;
     let mut pause = Duration::from_micros(100);

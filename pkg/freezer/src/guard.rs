@@ -16,21 +16,22 @@ use crate::cgroup::{Cgroup, thaw_all};
 use crate::error::{FreezeError, Operation};
 use crate::message::{Connection, Reply, Request};
 
-/// How long the guard waits for a change of a cgroup before it reads the state again: removing a cgroup does not wake a
+/// Interval at which the guard reads the state of a cgroup even without an event: removing a cgroup does not wake a
 /// poll.
 const STEP: Duration = Duration::from_millis(50);
 
-/// How long the guard waits for other guards that have one of the cgroups: as long as its budget, but at least and at most so
-/// long. The others usually have budgets that are similar.
+/// Minimum and maximum time that the guard waits for other guards that have one of the cgroups. In between, the time is
+/// the guard's own budget, because guards usually have similar budgets.
 const TURN: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
 
-/// The guard's process: [`freeze`](crate::freeze) starts it with a socket as standard input. Call it first in `main` if
-/// the arguments are those of the guard. It serves one freeze and returns; the code is a failure if a cgroup may still
-/// be frozen.
+/// Runs the guard: [`freeze`](crate::freeze) starts its process with a socket as standard input. Call this function
+/// first in `main` if the arguments are those of the guard. The guard serves one freeze and returns; the code is a
+/// failure if a cgroup may still be frozen.
 ///
-/// Signals that can be blocked do not end it, and the OOM killer spares it if the process may lower its `oom_score_adj`.
+/// Signals that can be blocked do not end the guard, and the OOM killer spares it if the process may lower its
+/// `oom_score_adj`.
 pub fn guard() -> ExitCode {
-    // Both are additional protection, and the guard works without.
+    // Additional protection, without which the guard works too.
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     let socket = io::stdin();
@@ -43,17 +44,17 @@ pub fn guard() -> ExitCode {
             (Reply::of(error), is_thawed)
         }
     };
-    // The program has ended if it cannot receive it.
+    // If the reply cannot be sent, the program has ended.
     let _ = program.send_reply(&reply);
     if is_thawed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Thaws on drop: if the guard panics.
+/// The cgroups of the guard. Dropping the value thaws them, for example after a panic.
 struct Hold(Vec<Cgroup>);
 
 impl Hold {
     fn thaw(mut self) -> Result<(), FreezeError> {
-        // Once: another process may freeze them at any time after that.
+        // Thaw once: another process may freeze the cgroups at any time after that.
         thaw_all(&mem::take(&mut self.0))
     }
 }
@@ -77,7 +78,7 @@ fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeErr
     for path in &request.cgroups {
         let Some(cgroup) = Cgroup::open(path)? else { continue };
         let is_locked = lock(program, turn, &cgroup)?;
-        // One with a mark was frozen by an earlier run, whose processes were killed.
+        // A cgroup with a mark was frozen by an earlier run, whose processes were killed.
         if !is_locked || cgroup.is_requested()? == Some(true) && !cgroup.is_marked() {
             return Err(FreezeError::AlreadyFrozen { path: path.clone() });
         }
@@ -89,8 +90,8 @@ fn serve(program: &Connection<'_>, request: &Request) -> Result<Reply, FreezeErr
     held.map(|begin| Reply::Thawed(begin.elapsed()))
 }
 
-/// Waits until no other guard has the cgroup: the first one that thaws it would end the pause of both, and a third one that
-/// freezes it again would hide this from the second. Returns whether this guard has it.
+/// Waits until no other guard has the cgroup. Otherwise the first guard that thaws it would end the pause of both, and
+/// a third guard that freezes it again would hide this from the second. Returns whether this guard has the cgroup.
 fn lock(program: &Connection<'_>, turn: Instant, cgroup: &Cgroup) -> Result<bool, FreezeError> {
     while !cgroup.try_lock()? {
         let now = Instant::now();
@@ -101,7 +102,7 @@ fn lock(program: &Connection<'_>, turn: Instant, cgroup: &Cgroup) -> Result<bool
     Ok(true)
 }
 
-/// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget. Returns the begin of the
+/// Freezes the cgroups until the program asks to thaw them, has ended, or exceeds the budget. Returns the start of the
 /// pause.
 fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -> Result<Instant, FreezeError> {
     for cgroup in cgroups {
@@ -119,18 +120,19 @@ fn hold_frozen(program: &Connection<'_>, budget: Duration, cgroups: &[Cgroup]) -
     if program.send_reply(&Reply::Frozen(freeze)).is_err() || wait(program.as_fd(), &[], deadline) == End::Deadline {
         return Err(FreezeError::Late { budget, freeze: Some(freeze) });
     }
-    // Not `is_frozen`: a process that enters the cgroup, or is killed, clears that for a moment without running any more.
+    // `is_frozen` is not used: a process that enters the cgroup, or is killed, clears that state for a moment without
+    // running.
     for cgroup in cgroups {
         if cgroup.is_requested()? == Some(false) {
             return Err(FreezeError::Thawed { path: cgroup.path().to_owned() });
         }
     }
-    // Otherwise the program has ended, and the reply reaches no process.
+    // If the message is not a request to thaw, the program has ended, and the reply reaches no process.
     program.receive_thaw();
     Ok(begin)
 }
 
-/// [`End::Changed`]: all are frozen. [`End::Message`]: the program has ended.
+/// Waits until all cgroups are frozen ([`End::Changed`]), the program has ended ([`End::Message`]), or the deadline.
 fn wait_until_frozen(
     program: &Connection<'_>,
     deadline: Option<Instant>,
@@ -164,9 +166,9 @@ fn wait(program: BorrowedFd<'_>, events: &[BorrowedFd<'_>], deadline: Option<Ins
         let mut polled = vec![PollFd::new(program, PollFlags::POLLIN)];
         polled.extend(events.iter().map(|events| PollFd::new(*events, PollFlags::POLLPRI)));
         match ppoll(&mut polled, Some(TimeSpec::from(step)), None) {
-            // Nothing else interrupts it: all signals are blocked.
+            // All signals are blocked, so an interruption needs no action.
             Err(Errno::EINTR) => {}
-            // Whatever it is, the cgroups must not stay frozen.
+            // After any other error, the cgroups must not stay frozen either.
             Err(_) => return End::Deadline,
             Ok(_) if polled.first().is_some_and(|program| program.any() == Some(true)) => return End::Message,
             Ok(0) if events.is_empty() => {}

@@ -2,8 +2,8 @@
 //!
 //! [`freeze`] starts a *guard*: this program again, as a process of its own. The guard opens the cgroups, freezes them,
 //! and thaws them when [`Frozen::thaw`] asks for it, at the end of the budget, or when its socket from this process
-//! closes, whatever happened to this process. If the guard is killed, this process thaws them. [`thaw_marked`] thaws
-//! those of an earlier run of which both processes were killed.
+//! closes, whatever happened to this process. If the guard is killed, this process thaws the cgroups. [`thaw_marked`]
+//! thaws cgroups of an earlier run whose two processes were both killed.
 //! ```no_run
 //! use std::process::{Command, ExitCode};
 //! use std::time::Duration;
@@ -27,7 +27,7 @@
 //!   since [`freeze`] returned, unless another process thawed them; then [`Frozen::thaw`] fails.
 //! - The pause, from the first write of `1` to `cgroup.freeze` to the last write of `0`, ends at the budget, except for
 //!   the time that the kernel needs to run the guard and to write to the files.
-//! - A cgroup that is frozen already, by another process, is rejected and stays frozen. Several calls of [`freeze`] for one
+//! - A cgroup that another process has frozen already is rejected and stays frozen. Several calls of [`freeze`] for one
 //!   cgroup follow each other: each has a pause of its own.
 //! - Each cgroup has the extended attribute [`MARK`] from before it is frozen until after it is thawed. The mark
 //!   disappears with the cgroup.

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use crate::cgroup::Cgroup;
 use crate::error::FreezeError;
 
-/// Levels below the root. Kubernetes uses four, container runtimes in pods a few more.
+/// Maximum number of levels below the root. Kubernetes uses four, container runtimes in pods a few more.
 const LEVELS: usize = 16;
 
-/// Thaws all cgroups below `root` that have [`MARK`](crate::MARK), up to 16 levels deep, and removes the mark. Call it
-/// at the start, before the first [`freeze`](crate::freeze). Returns their paths. Others stay as they are, frozen or
-/// not.
+/// Thaws all cgroups below `root` that have [`MARK`](crate::MARK), up to 16 levels deep, and removes the mark. Returns
+/// their paths. Other cgroups stay as they are, frozen or not. Call this function at the start, before the first
+/// [`freeze`](crate::freeze).
 ///
 /// # Errors
-/// The first that occurred; all other cgroups are thawed nevertheless.
+/// The first error that occurred; all other cgroups are thawed nevertheless.
 pub fn thaw_marked(root: &Path) -> Result<Vec<PathBuf>, FreezeError> {
     let (mut thawed, mut first) = (Vec::new(), Ok(()));
     visit(root, LEVELS, &mut |path| {
@@ -33,7 +33,8 @@ fn thaw(path: &Path) -> Result<bool, FreezeError> {
     }
 }
 
-/// Calls `act` for each directory below `dir`. One that disappears meanwhile, or cannot be read, has nothing to thaw.
+/// Calls `act` for each directory below `dir`. A directory that disappears meanwhile, or cannot be read, has nothing to
+/// thaw.
 fn visit(dir: &Path, levels: usize, act: &mut impl FnMut(&Path)) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

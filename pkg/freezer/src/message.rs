@@ -1,4 +1,5 @@
-//! Messages between the program and its guard: a `SOCK_SEQPACKET` pair, which keeps their boundaries and reports its end.
+//! Messages between the program and its guard, over a `SOCK_SEQPACKET` pair, which keeps the boundaries of messages and
+//! reports the end of the other process.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -11,7 +12,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::error::{FreezeError, Operation};
 
-/// Larger than any message that a socket accepts by default (net.core.wmem_default, 212,992 bytes).
+/// Buffer size, above any message that a socket accepts by default (net.core.wmem_default, 212,992 bytes).
 const LONGEST: usize = 1 << 18;
 
 /// The request of [`Frozen::thaw`](crate::Frozen::thaw).
@@ -45,14 +46,14 @@ impl Request {
     }
 }
 
-/// The guard's answers: the first is `Frozen` or an error, the second `Thawed` or an error.
+/// Replies of the guard: the first is `Frozen` or an error, the second `Thawed` or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// After this time. The rest of the budget is left.
+    /// The cgroups were frozen after this time. The rest of the budget is left.
     Frozen(Duration),
     /// The duration of the pause.
     Thawed(Duration),
-    /// With the time until all were frozen.
+    /// The budget was exceeded. Contains the time until all processes were frozen, if they were.
     Late(Option<Duration>),
     AlreadyFrozen(PathBuf),
     ThawedByOther(PathBuf),
@@ -100,7 +101,7 @@ impl Reply {
         })
     }
 
-    /// Of an error in the guard, which has only these.
+    /// Converts an error of the guard. `Start`, `TooMany` and `Guard` do not occur there.
     pub(crate) fn of(error: FreezeError) -> Self {
         match error {
             FreezeError::Cgroup { operation, path, errno } => Self::Failed { operation, path, errno },
@@ -111,7 +112,7 @@ impl Reply {
         }
     }
 
-    /// The error that it reports, or one about a guard that answers otherwise than expected.
+    /// The error that the reply reports. An unexpected reply is an error of the guard.
     pub(crate) fn into_error(self, budget: Duration) -> FreezeError {
         match self {
             Self::Frozen(_) | Self::Thawed(_) => FreezeError::Guard,
@@ -136,7 +137,7 @@ impl<'a> Connection<'a> {
         self.0
     }
 
-    /// `EMSGSIZE`: the request is too large.
+    /// Sends the request. `EMSGSIZE`: the request is too large.
     pub(crate) fn send_request(&self, request: &Request) -> Result<(), Errno> {
         self.send(&request.encode())
     }
@@ -149,12 +150,12 @@ impl<'a> Connection<'a> {
         self.send(&reply.encode())
     }
 
-    /// `None`: the program has ended, or did not send a request.
+    /// Receives the request. `None`: the program has ended, or did not send one.
     pub(crate) fn receive_request(&self) -> Option<Request> {
         Request::decode(&self.receive().ok()?)
     }
 
-    /// `None`: the guard has ended, or did not send a reply.
+    /// Receives a reply. `None`: the guard has ended, or did not send one.
     pub(crate) fn receive_reply(&self) -> Option<Reply> {
         Reply::decode(&self.receive().ok()?)
     }
@@ -173,12 +174,13 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Empty when the other end is closed.
+    /// Receives a message, which is empty when the other end is closed.
     fn receive(&self) -> Result<Vec<u8>, Errno> {
         let mut message = vec![0; LONGEST];
         loop {
             match recv(self.0.as_raw_fd(), &mut message, MsgFlags::empty()) {
-                // ECONNRESET, once: the other end was closed before it had read all messages, and its own may be left.
+                // The kernel returns ECONNRESET once if the other end was closed before it had read all messages.
+                // Messages from that end may still be queued.
                 Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 received => {
                     message.truncate(received?);

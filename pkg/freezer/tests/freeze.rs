@@ -1,4 +1,4 @@
-//! The freezer of the kernel, with guards that are this program again.
+//! Tests with the kernel's freezer, and guards that are this program again.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -21,12 +21,13 @@ use nix::unistd::Pid;
 const LONG: Duration = Duration::from_secs(60);
 const ROOT: &str = "/tmp/cgroup";
 const TASKS: usize = 40;
-/// At the counters of all tasks while they are frozen: together much longer than the pause of a task that runs.
+/// Number of reads of all counters while the tasks are frozen, which together take much longer than a running task
+/// sleeps.
 const LOOKS: usize = 300;
 /// A cgroup that a container creates, below that of the pod.
 const THREADS: &str = "container/threads";
 
-/// The guard, if this program was started as one.
+/// Runs the guard, if this program was started as one.
 #[test]
 #[ignore = "started by the tests"]
 fn the_guard() {
@@ -38,7 +39,7 @@ fn guard() -> Command {
     this_program("the_guard")
 }
 
-/// The writer, if this program was started as one: in the cgroup of its environment, each thread counts in a file.
+/// Runs the writer, if this program was started as one: in the cgroup `CGROUP`, each thread counts in a file.
 #[test]
 #[ignore = "started by the tests"]
 fn the_writer() {
@@ -49,7 +50,7 @@ fn the_writer() {
         thread::spawn(move || {
             for count in 1_u64.. {
                 counter.write_all_at(&count.to_le_bytes(), 0).unwrap();
-                // Leaves the CPUs to the test.
+                // Leave the CPUs to the test.
                 thread::sleep(Duration::from_millis(5));
             }
         });
@@ -59,7 +60,8 @@ fn the_writer() {
     }
 }
 
-/// A pod that starts processes all the time, if this program was started as one: four threads append a byte for each.
+/// Runs a pod that starts processes all the time, if this program was started as one. Four threads append a byte for
+/// each process.
 #[test]
 #[ignore = "started by the tests"]
 fn the_forker() {
@@ -68,7 +70,7 @@ fn the_forker() {
     for _ in 0..4 {
         let mut log = File::options().append(true).create(true).open(&started).unwrap();
         thread::spawn(move || {
-            // Runs no test.
+            // The program runs no test and ends.
             while this_program("missing").status().is_ok() {
                 log.write_all(b".").unwrap();
             }
@@ -132,7 +134,7 @@ impl Pod {
         rustix::fs::getxattr(&self.path, MARK, &mut [0; 8][..]).is_ok()
     }
 
-    /// All tasks run, and no trace of the freeze is left.
+    /// Checks that all tasks run and that no trace of the freeze is left.
     fn expect_thawed(&self) {
         let before = self.counts();
         eventually("the tasks run again", || self.counts().iter().zip(&before).all(|(now, before)| now > before));
@@ -142,11 +144,11 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // Ends frozen processes too.
+        // `cgroup.kill` ends frozen processes too.
         fs::write(self.path.join("cgroup.kill"), "1").unwrap();
         self.writer.wait().unwrap();
         eventually("the cgroup is empty", || {
-            // Of one test.
+            // One test creates this cgroup.
             let _ = fs::remove_dir(self.path.join(THREADS));
             fs::remove_dir(self.path.join("container")).is_ok()
         });
@@ -155,7 +157,7 @@ impl Drop for Pod {
     }
 }
 
-/// Whether a guard runs. One that has ended has no arguments.
+/// Whether a guard runs. A guard that has ended has no arguments.
 fn has_guard() -> bool {
     let arguments = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
     fs::read_dir("/proc").unwrap().any(|entry| arguments(entry.unwrap()).contains("the_guard"))
@@ -195,18 +197,18 @@ fn dropping_thaws() {
     pod.expect_thawed();
 }
 
-/// Killed before each system call that may change something, among them the start of the guard, the request, and calls
-/// while the cgroup is frozen.
+/// The program is killed before each system call that may change something, among them the start of the guard, the
+/// request, and calls while the cgroup is frozen.
 #[test]
 fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
     let pod = Pod::start();
     let work = || {
-        // The end of the guard would stop this process for its tracer.
+        // Blocked, because the signal at the end of the guard would stop this process for its tracer.
         let mut ends = SigSet::empty();
         ends.add(Signal::SIGCHLD);
         ends.thread_block().unwrap();
         let frozen = pod.freeze(LONG).unwrap();
-        // In place of a clone.
+        // These writes take the place of a clone.
         fs::write("/tmp/stage", "frozen").unwrap();
         fs::write("/tmp/stage", "cloned").unwrap();
         frozen.thaw().unwrap();
@@ -223,7 +225,7 @@ fn a_killed_program_leaves_no_cgroup_frozen_for_a_second() {
         eventually("the cgroup is thawed", || pod.requested() == "0" && !pod.is_marked());
         assert!(killed.elapsed() < Duration::from_secs(1), "step {step}: {:?}", killed.elapsed());
         stages.push(fs::read_to_string("/tmp/stage").unwrap());
-        // Otherwise it may freeze the cgroup once more for an instant, during the next step.
+        // A guard that still runs may freeze the cgroup once more for an instant, during the next step.
         eventually("the guard has ended", || !has_guard());
         step += 1;
     }
@@ -286,7 +288,7 @@ fn a_cgroup_that_another_process_froze_is_rejected_and_stays_frozen() {
     assert_eq!((pod.requested().as_str(), pod.is_marked()), ("1", false));
 }
 
-/// Both had one pause, which the first thaw ended, and a third freeze hid that from the second.
+/// Regression: both freezes had one pause, which the first thaw ended, and a third freeze hid that from the second.
 #[test]
 fn a_second_freeze_has_a_pause_of_its_own() {
     let pod = Pod::start();
@@ -294,7 +296,8 @@ fn a_second_freeze_has_a_pause_of_its_own() {
     let guard = guard_pid().to_string();
     thread::scope(|scope| {
         let second = scope.spawn(|| pod.freeze(LONG));
-        // For its turn, or for the end of a pause that began at once, which the first thaw would end.
+        // The second guard waits for its turn. A pause that began at once would wait too, and the first thaw would end
+        // it.
         eventually("the second guard waits", || {
             let pid = fs::read_to_string("/tmp/guard").unwrap();
             pid != guard && is_in_call(&pid, libc::SYS_ppoll)
@@ -356,7 +359,7 @@ fn a_process_that_enters_a_frozen_cgroup_does_not_run_and_is_not_an_error() {
         fs::read_to_string(pod.path.join("container/cgroup.procs")).unwrap().lines().any(|line| line == pid)
     });
     frozen.thaw().unwrap();
-    // It fails at its first counter, but not before the thaw.
+    // The process fails at its first counter, but not before the thaw.
     assert!(!late.wait().unwrap().success());
     pod.expect_thawed();
 }
@@ -381,7 +384,7 @@ fn a_pod_that_starts_processes_all_the_time_is_frozen_as_a_whole() {
         frozen.thaw().unwrap();
     }
     pod.expect_thawed();
-    // Ends it.
+    // Dropping the pod ends the process.
     drop(pod);
     forker.wait().unwrap();
     fs::remove_file(started).unwrap();
@@ -409,7 +412,7 @@ fn threads_in_a_cgroup_that_a_container_created_are_frozen_too() {
     pod.expect_thawed();
 }
 
-/// It does not count as the freeze of another process, and stays.
+/// The container's own freeze does not count as the freeze of another process, and stays.
 #[test]
 fn a_cgroup_that_a_container_froze_stays_frozen() {
     let pod = Pod::start();
@@ -444,7 +447,7 @@ fn marked_cgroups_are_thawed_at_the_start_and_others_stay_frozen() {
     let other = Path::new(ROOT).join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("cgroup.freeze"), "1").unwrap();
-    // Both processes are killed: this one does not thaw.
+    // As if both processes were killed: this one does not thaw.
     std::mem::forget(pod.freeze(LONG).unwrap());
     kill(guard_pid(), Signal::SIGKILL).unwrap();
     assert!(pod.is_frozen() && pod.is_marked());
