@@ -23,21 +23,21 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY);
 /// The result of an idempotent call that creates a `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured<T> {
-    /// This call created it.
+    /// This call created the object.
     Created(T),
-    /// It existed already.
+    /// The object existed already.
     Unchanged(T),
 }
 
 impl<T> Ensured<T> {
-    /// The `T`, new or not.
+    /// The object, new or not.
     pub fn into_inner(self) -> T {
         match self {
             Self::Created(inner) | Self::Unchanged(inner) => inner,
         }
     }
 
-    /// Converts the `T`.
+    /// Converts the object.
     pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Ensured<U> {
         match self {
             Self::Created(inner) => Ensured::Created(make(inner)),
@@ -164,9 +164,9 @@ impl Dir {
         Ok(Some(content))
     }
 
-    /// Atomically creates or replaces the file `name`: after a power failure at any time it has the old or the new
-    /// content. When the call returns, the new content is durable and the file has exactly `mode`, regardless of the
-    /// umask. The owner of a file that is replaced stays.
+    /// Atomically creates or replaces the file `name`: after a power failure at any time the file has the old or the
+    /// new content. When the call returns, the new content is durable and the file has exactly `mode`, regardless of
+    /// the umask. A replaced file keeps its owner.
     ///
     /// Only one process may write a name at a time, because the content is first written to `.NAME.new`.
     ///
@@ -179,7 +179,7 @@ impl Dir {
         let create = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
         let mut file = match self.resolve(Path::new(&sibling), create, mode) {
             Err(Errno::EEXIST) => {
-                // Left by an interrupted run. It is not reused because its mode may differ.
+                // An interrupted run left the file, which is not reused because its mode may differ.
                 unlinkat(self, sibling.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(failed(Operation::Remove))?;
                 self.resolve(Path::new(&sibling), create, mode)
             }
@@ -216,7 +216,8 @@ impl Dir {
             .map_err(|errno| Error::new(Operation::Rename, name.as_os_str(), errno))
     }
 
-    /// Exchanges `name` and `to/other` within the file system, in one step. Durable after [`Dir::sync`] of both directories.
+    /// Exchanges `name` and `to/other` within the file system, in one step. Durable after [`Dir::sync`] of both
+    /// directories.
     ///
     /// # Errors
     /// `ENOENT` if one of both does not exist; `EXDEV` as for [`Dir::rename`], in both directions.

@@ -12,7 +12,7 @@ use nix::unistd::{Gid, Uid, fchown, fchownat};
 use crate::dir::errno_of;
 use crate::{Dir, Error, Name, Operation};
 
-/// The levels of directories below the one that [`Dir::give_all`] is called with.
+/// Maximum number of levels of directories below the one that [`Dir::give_all`] is called with.
 const DEPTH: usize = 16;
 
 /// A user and a group.
@@ -34,12 +34,12 @@ impl Owner {
 /// file that may have a name elsewhere is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It has the owner, or is neither a file nor a directory.
+    /// The entry has the owner, or is neither a file nor a directory.
     Leave,
     Give,
-    /// A directory.
+    /// The entry is a directory.
     Enter,
-    /// A file with several names.
+    /// The entry is a file with several names.
     Reject,
 }
 
@@ -68,8 +68,8 @@ impl Dir {
         }
     }
 
-    /// Makes `owner` the owner of this directory and of all files and directories in it. Entries of other kinds, such as
-    /// symbolic links, are left. A call that was cut short is completed by the next one.
+    /// Makes `owner` the owner of this directory and of all files and directories in it. Entries of other kinds, such
+    /// as symbolic links, are left. A call that was cut short is completed by the next one.
     ///
     /// # Errors
     /// `EMLINK` for a file with several names; `ENAMETOOLONG` for directories in more than 16 levels; `EPERM`.
@@ -90,14 +90,15 @@ impl Dir {
             }
         }
         let failed = |errno| Error::new(Operation::SetOwner, ".", errno);
-        // Last: a directory that has the owner has been completed, but files may have been added since.
+        // The directory is changed last. A directory that has the owner has been completed, but files may have been
+        // added since.
         if Owner::of(&fstat(self).map_err(failed)?) != owner {
             fchown(self, Some(owner.user), Some(owner.group)).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// An entry, of any kind, that cannot become another one between a look and a change.
+    /// Opens an entry of any kind, so that no other process can replace it between check and change.
     fn entry(&self, name: &Name) -> Result<(OwnedFd, FileStat), Error> {
         let entry = self.open_file(name, OFlag::O_PATH | OFlag::O_NOFOLLOW, Mode::empty())?;
         let stat = fstat(&entry).map_err(|errno| Error::new(Operation::Read, name.as_os_str(), errno))?;
@@ -123,7 +124,7 @@ fn kind_of(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
-/// fchown(2) rejects a descriptor that was opened with `O_PATH`.
+/// Changes the owner through a descriptor that was opened with `O_PATH`, which fchown(2) rejects.
 fn give(entry: impl AsFd, owner: Owner) -> Result<(), Errno> {
     fchownat(entry, "", Some(owner.user), Some(owner.group), AtFlags::AT_EMPTY_PATH)
 }

@@ -117,7 +117,7 @@ impl Dir {
     }
 }
 
-/// Why a removal stops.
+/// Reason why a removal stops.
 enum Stop {
     /// The steps are used up.
     Spent,
@@ -272,7 +272,8 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// Called when a directory that was listed as empty has entries, which only other processes can cause.
+    /// Returns `ENOTEMPTY` if no other process may change the tree. Called when a directory that was listed as empty
+    /// has entries.
     fn expect_changes(&self, name: &Name) -> Result<(), Stop> {
         match self.left {
             Some(_) => Ok(()),

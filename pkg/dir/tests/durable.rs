@@ -69,7 +69,7 @@ fn fails(replay: &mut Replay, fits: impl Fn(&Dir, usize) -> bool) -> bool {
     })
 }
 
-/// One version of each length.
+/// Number of versions, one of each length.
 const VERSIONS: usize = 10;
 
 /// Versions have no sector in common, and their lengths straddle sectors, blocks and requests.
@@ -142,7 +142,7 @@ fn a_write_without_one_of_its_fsyncs_is_lost() {
     }
 }
 
-/// The checks above can fail.
+/// Control: the checks above can fail.
 #[test]
 fn a_disk_that_drops_flushes_loses_written_files() {
     let before = |recorder: &Recorder, top: &Dir| {

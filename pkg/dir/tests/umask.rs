@@ -23,7 +23,7 @@ fn modes_are_exact_under_a_strict_umask() {
         top.write(&file, b"x", Mode::from_bits_truncate(mode)).unwrap();
         assert_eq!(mode_of(&scratch.path().join("file")), mode);
     }
-    // After an interrupted run.
+    // An interrupted run left a temporary file.
     fs::write(scratch.path().join(".file.new"), b"half").unwrap();
     top.write(&file, b"x", Mode::from_bits_truncate(0o664)).unwrap();
     assert_eq!(mode_of(&scratch.path().join("file")), 0o664);
