@@ -21,21 +21,22 @@ pub(crate) fn of(port: std::os::unix::net::UnixStream) -> Result<Announcements, 
 
 /// The next valid announcement. Cancel-safe.
 pub(crate) async fn next(from: &mut Announcements, vm: &Arc<Vm>, console: &Path) -> Result<Announcement, BootError> {
-    // A reset is handled as the end of the connection.
+    // A connection reset also means that QEMU has ended.
     while let Ok(Some(line)) = from.next_line().await {
-        // A newer node may send other lines.
+        // Ignore unknown lines: a newer node may send other announcements.
         if let Ok(announcement) = Announcement::from_line(&line) {
             return Ok(announcement);
         }
     }
-    // The port is only closed when QEMU ends.
+    // QEMU keeps the port open until QEMU itself ends.
     let ending = Arc::clone(vm);
     let exit =
         spawn_blocking(move || ending.shut_down(power::QEMU_EXIT)).await.map_err(StepError::of("wait for QEMU"))?;
     Err(BootError::Ended { exit, console: Console::read(console) })
 }
 
-/// Reads until the guest ends, so that it never waits for a reader. Returns the last fatal error.
+/// Reads announcements until the guest ends, so that the guest never blocks on a full port. Returns the last fatal
+/// error.
 pub(crate) async fn drain(mut announcements: Announcements) -> Option<String> {
     let mut fatal = None;
     while let Ok(Some(line)) = announcements.next_line().await {

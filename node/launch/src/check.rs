@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
-/// Memory of QEMU in addition to the guest's: its code, the translator's cache, the caches of disks.
+/// Memory that QEMU needs in addition to the guest's: its code, the translator's cache, the caches of disks.
 const OVERHEAD: Bytes = Bytes::new(320 << 20);
 /// Minimum memory; with less, the kernel kills a service.
 const LEAST_MEMORY: Bytes = Bytes::new(1280 << 20);
@@ -106,7 +106,7 @@ impl fmt::Display for PortPurpose {
 #[derive(Debug)]
 struct Machine {
     available: Bytes,
-    /// Requested ports, and whether they are free.
+    /// Requested ports, and the result of binding each.
     ports: Vec<(u16, PortPurpose, Result<(), io::Error>)>,
     data: Vec<(PathBuf, Result<(), DataFileError>)>,
     directories: Vec<Directory>,
@@ -127,7 +127,7 @@ pub(crate) fn check(specs: &[NodeSpec]) -> Result<(), PreflightError> {
     decide(&memories, inspect(specs)?)
 }
 
-/// The control plane's memory is the first.
+/// Checks the machine. The memory of the control plane is the first of `memories`.
 fn decide(memories: &[Bytes], machine: Machine) -> Result<(), PreflightError> {
     check_memory(memories, machine.available)?;
     check_ports(machine.ports)?;
@@ -176,7 +176,7 @@ fn check_memory(memories: &[Bytes], available: Bytes) -> Result<(), PreflightErr
     }
 }
 
-/// Directories of one file system share its free space.
+/// Checks the free space. Directories on the same file system share its free space.
 fn check_space(directories: Vec<Directory>) -> Result<(), PreflightError> {
     let of = |device| directories.iter().filter(|one| one.device == device).map(|one| one.need).sum::<Bytes>();
     let needs: Vec<Bytes> = directories.iter().map(|directory| of(directory.device)).collect();
@@ -199,7 +199,7 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
     for path in files {
         fs::File::open(path).map_err(|source| PreflightError::Read { path: path.clone(), source })?;
     }
-    // All nodes have the same ones.
+    // All nodes have the same images.
     for path in specs.iter().take(1).flat_map(|spec| &spec.options.images) {
         image_archive::check(path).map_err(|source| PreflightError::Images { path: path.clone(), source })?;
     }
@@ -231,7 +231,7 @@ fn inspect(specs: &[NodeSpec]) -> Result<Machine, PreflightError> {
 
 fn directories(spec: &NodeSpec) -> Result<Vec<Directory>, PreflightError> {
     let options = &spec.options;
-    // The control plane's archives are those of all nodes.
+    // All nodes use the archives of the control plane.
     let mut small = SMALL_FILES;
     for path in options.images.iter().filter(|_| spec.index == 0) {
         let packed = image_archive::packed_size(path)
@@ -247,7 +247,7 @@ fn directories(spec: &NodeSpec) -> Result<Vec<Directory>, PreflightError> {
         small.saturating_add(temporary),
         "with TMPDIR (XDG_STATE_HOME if the cluster is kept)",
     )?];
-    // Errors of the path itself are reported for the file.
+    // `check_data` reports errors of the path itself.
     if let Some((path, need)) = kept
         && let Some(parent) = directory_of(path).filter(|parent| parent.is_dir())
     {
@@ -266,7 +266,7 @@ fn directory(path: &Path, need: Bytes, remedy: &'static str) -> Result<Directory
 
 /// Allocated size of a file; zero if it is missing.
 fn allocated(path: &Path) -> Bytes {
-    // In units of 512 bytes, stat(2).
+    // stat(2) counts blocks of 512 bytes.
     fs::metadata(path).map_or(Bytes::ZERO, |metadata| Bytes::new(metadata.blocks().saturating_mul(512)))
 }
 
@@ -286,7 +286,7 @@ fn check_data(path: &Path, requested: Option<Bytes>) -> Result<(), DataFileError
     }
 }
 
-/// QEMU's driver `file` also rejects block devices.
+/// Rejects all files but regular ones. QEMU's driver `file` also rejects block devices.
 fn check_kind(mode: u32) -> Result<(), DataFileError> {
     match SFlag::from_bits_truncate(mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => Ok(()),
@@ -400,7 +400,7 @@ mod tests {
             check_data(&path, Some(Bytes::new(2 << 30))).unwrap_err().to_string(),
             "it has 4 GiB, and a data disk is never shrunk to 2 GiB; choose at least 4 GiB with --data-size, or another file"
         );
-        // A file that is too small is enlarged on request.
+        // A file that is too small passes if a larger size is requested.
         fs::write(&path, "small").unwrap();
         assert!(check_data(&path, Some(LEAST_DATA)).is_ok());
     }
@@ -452,7 +452,7 @@ mod tests {
         assert!(needs(&options)[1] <= Bytes::new((1 << 30) - (8 << 20)), "{:?}", needs(&options));
     }
 
-    /// The launcher filled the disk with archives, and QEMU stopped the guests.
+    /// Regression test: the launcher filled the disk with archives, and QEMU stopped the guests.
     #[test]
     fn images_in_a_directory_need_space_once() {
         let directory = tempfile::tempdir().unwrap();
@@ -483,10 +483,10 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
-    /// They passed the check, and QEMU did not start.
+    /// Regression test: block devices passed the check, and QEMU did not start.
     #[test]
     fn block_devices_are_rejected() {
-        // Not every machine of a test has one.
+        // Check only the mode, because a test machine may have no block device.
         for kind in [SFlag::S_IFBLK, SFlag::S_IFCHR, SFlag::S_IFIFO, SFlag::S_IFSOCK, SFlag::S_IFDIR] {
             assert!(matches!(check_kind(kind.bits() | 0o600), Err(DataFileError::Kind)), "{kind:?}");
         }

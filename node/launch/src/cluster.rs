@@ -16,7 +16,7 @@ use tokio::time::interval;
 
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A control plane and its workers in one Ethernet segment, see [`Segment`]. Dropping it kills the guests.
+/// A control plane and its workers in one Ethernet segment, see [`Segment`]. Dropping the cluster kills the guests.
 pub struct Cluster {
     pub(crate) control_plane: Node,
     pub(crate) workers: Vec<Worker>,
@@ -62,7 +62,8 @@ impl Cluster {
         nodes.filter(|node| !node.has_ended()).map(|node| node.name().to_owned()).collect()
     }
 
-    /// Waits until a guest or the network ends by itself. Ignores workers that a call of [`Worker`] ended. Cancel-safe.
+    /// Waits until a guest or the network ends by itself. Ignores workers that a method of [`Worker`] ended.
+    /// Cancel-safe.
     pub async fn ended(&mut self) -> Ended {
         let workers = self.workers.iter_mut().filter_map(|worker| worker.node.as_mut());
         let nodes = std::iter::once(&mut self.control_plane).chain(workers);
@@ -80,7 +81,7 @@ impl Cluster {
         }
     }
 
-    /// Shuts all running nodes down, first the workers, then the control plane; see [`Node::shut_down`].
+    /// Shuts all running nodes down, the workers before the control plane; see [`Node::shut_down`].
     pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {
         let down = |node: Node| {
             let name = node.name().to_owned();
@@ -94,7 +95,7 @@ impl Cluster {
     }
 }
 
-/// Ends the workers together, then the control plane, which receives the last reports of the workers.
+/// Ends the workers together, then the control plane, which receives the last status updates of the workers.
 pub(crate) async fn off<Worker, Last>(
     workers: impl Iterator<Item = Worker>,
     control_plane: Last,
@@ -116,7 +117,7 @@ where
     }
 }
 
-/// Waits until the network between the nodes ends; forever without one.
+/// Waits until the network between the nodes ends. Without a network, waits forever.
 pub(crate) async fn lost(segment: Option<&Segment>) -> Exit {
     let Some(segment) = segment else { return std::future::pending().await };
     let mut ticks = interval(INTERVAL);

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
-/// A cluster that boots: first the control plane, then, when that is Ready, the workers. Dropping it kills the guests.
+/// The boot of a cluster. The workers start when the control plane is Ready. Dropping the boot kills the guests.
 pub struct ClusterBoot {
     control_plane: NodeBoot,
-    /// To the control plane, when that is Ready.
+    /// Access to the control plane, once it is Ready.
     access: Option<Access>,
     prepared: PreparedWorkers,
     workers: Vec<(Arc<WorkerStart>, NodeBoot)>,
@@ -33,11 +33,12 @@ pub struct ClusterBoot {
 
 type PreparedWorkers = Vec<(NodeSpec, Machine)>;
 
-/// Proof of [`ClusterBoot::until_ready`].
+/// Proof that [`ClusterBoot::until_ready`] succeeded.
 pub struct Ready(Access);
 
 impl ClusterBoot {
-    /// Checks the machine, creates the disks of all nodes, and starts the control plane. Events have the name of their node.
+    /// Checks the machine, creates the disks of all nodes, and starts the control plane. `on_event` receives the name
+    /// of the node.
     pub async fn start(options: &ClusterOptions, on_event: impl Fn(&str, &Event)) -> Result<Self, ClusterError> {
         let spec = NodeSpec::control_plane(&options.control_plane);
         let failed = || ClusterError::of(&spec.name);
@@ -64,7 +65,7 @@ impl ClusterBoot {
         }
     }
 
-    /// Waits until all Nodes are Ready. Cancel-safe: the guests continue, except one that is being started.
+    /// Waits until all Nodes are Ready. Cancel-safe: the guests continue, except a guest that is being started.
     pub async fn until_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Ready, ClusterError> {
         let segment = self.segment.clone();
         tokio::select! {
@@ -115,8 +116,8 @@ impl ClusterBoot {
         workers.chain([&self.control_plane]).all(NodeBoot::has_ended)
     }
 
-    /// Ends all guests during the boot, the workers first. Kills those that do not use their data disks, and shuts the others
-    /// down in order.
+    /// Ends all guests during the boot, the workers first. Kills guests that do not use their data disks, and shuts the
+    /// others down in order.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ClusterShutdownError> {
         let off = |boot: NodeBoot| {
             let name = boot.name().to_owned();
@@ -132,7 +133,7 @@ impl ClusterBoot {
     }
 }
 
-/// Creates the tokens of workers and starts them, one after the other.
+/// Creates a token for each worker and starts the worker, one after the other.
 async fn start_workers(
     prepared: &mut PreparedWorkers,
     workers: &mut Vec<(Arc<WorkerStart>, NodeBoot)>,
@@ -166,7 +167,7 @@ async fn stay(ready: &mut NodeBoot, on_event: &impl Fn(&str, &Event)) -> Result<
     ready.stay(|event| on_event(&name, event)).await.map_err(ClusterError::of(&name))
 }
 
-/// Waits until all nodes are up. Returns the first error of one that boots, or of one that is up while others boot.
+/// Waits until all nodes are up. Returns the first error of a booting node, or of a node that is up while others boot.
 async fn all_up<Up, Error, Stay>(
     booting: impl Iterator<Item: Future<Output = Result<Up, Error>>>,
     stay: impl Fn(Up) -> Stay,
@@ -214,7 +215,7 @@ mod tests {
 
     type Cause = &'static str;
 
-    /// Nodes that are up at once, or never.
+    /// Calls `all_up` with nodes that are up at once, or never.
     async fn up<Stay>(are_up: [bool; 2], stay: impl Fn(usize) -> Stay) -> Result<(), Cause>
     where
         Stay: Future<Output = Result<Infallible, Cause>>,

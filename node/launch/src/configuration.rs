@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use crate::spec::{NAME, NodeSpec};
 
-/// Fields that each node has for itself. All others of the control plane's configuration apply to workers, too.
+/// Fields that are specific to a node. All other fields of the control plane's configuration apply to workers, too.
 const OWN: [&str; 5] = ["controlPlane", "network", "nodeName", "storage", "worker"];
 
 /// A configuration that the launcher cannot use.
@@ -56,7 +56,7 @@ const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: &str = "10.0.2.2";
 const NAME_SERVER: &str = "10.0.2.3";
 
-/// File that QEMU reads at its start; removed on drop, readable only by its owner.
+/// Configuration file that QEMU reads at its start. Only its owner can read the file, and drop removes it.
 pub(crate) struct Configuration(NamedTempFile);
 
 impl Configuration {
@@ -79,8 +79,8 @@ pub(crate) fn of_control_plane(spec: &NodeSpec) -> String {
     }
 }
 
-/// Configuration of a worker. The token is needed until it has joined. The address is static, because DHCP assigns addresses
-/// in the order of requests, and the next run with the same disk needs the same address.
+/// Configuration of a worker. The worker needs the token until it has joined. The address is static: DHCP assigns
+/// addresses in the order of requests, and the next run with the same disk needs the same address.
 pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String {
     let mut worker = common(&spec.name, spec.options.overcommit);
     let address = Ipv4Addr::from_bits(CONTROL_PLANE.to_bits() + u32::from(spec.index));
@@ -93,21 +93,21 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
         "authority": ca.to_string(),
         "token": token.reveal(),
     });
-    // Without the control plane's configuration, or if the control plane rejects it, nothing is copied.
+    // Copy nothing if the control plane has no configuration, or if its configuration is invalid.
     let configuration = spec.options.configuration.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let configuration: Value = configuration.unwrap_or_default();
-    // Workers must have the same networks.
+    // All nodes must use the same networks.
     for name in ["podNetwork", "serviceNetwork"] {
         if let Some(network) = field(&configuration, "controlPlane").and_then(|role| field(role, name)) {
             worker["worker"][name] = network.clone();
         }
     }
-    // They may know names of registries that the name server of the launcher's network does not.
+    // The name servers of the user may resolve registries that the name server of QEMU's network cannot resolve.
     let servers = field(&configuration, "network").and_then(|network| field(network, "nameServers"));
     if let Some(servers) = servers.filter(|servers| servers.as_array().is_some_and(|list| !list.is_empty())) {
         worker["network"]["nameServers"] = servers.clone();
     }
-    // The disk is not copied: each worker has its own.
+    // Do not copy the selection of the disk: each worker has its own disk.
     for name in ["keepFree", "overcommit"] {
         if let Some(value) = field(&configuration, "storage").and_then(|storage| field(storage, name)) {
             worker["storage"][name] = value.clone();
@@ -120,7 +120,7 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
     worker.to_string()
 }
 
-/// The value of a field by its name in JSON, or by that in the proto file, which the node reads too.
+/// The value of a field, by its JSON name or by its name in the proto file. The node accepts both.
 fn field<'a>(message: &'a Value, name: &str) -> Option<&'a Value> {
     message.get(name).or_else(|| message.get(in_proto(name)))
 }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(worker["nodeName"], "granary-1");
     }
 
-    /// The worker had the defaults, and was in other networks than the control plane.
+    /// Regression test: the worker used the default networks instead of those of the control plane.
     #[test]
     fn a_worker_has_fields_with_the_names_of_the_proto_file() {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// A worker could not pull from registries with names of a private domain.
+    /// Regression test: a worker could not pull from registries with names of a private domain.
     #[test]
     fn a_worker_has_the_name_servers_of_its_control_plane() {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Workers reserved volumes by the defaults, and --overcommit cannot be combined with a configuration.
+    /// Regression test: workers used the default limits, and --overcommit cannot be combined with a configuration.
     #[test]
     fn a_worker_has_the_limits_of_volumes_of_its_control_plane() {
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);

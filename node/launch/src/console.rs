@@ -26,7 +26,7 @@ impl Console {
     }
 }
 
-/// Without the control characters of the firmware and of programs, which would also clear the terminal of the user.
+/// Removes the control characters of the firmware and of programs, which would also clear the terminal of the user.
 fn printable(line: &str) -> String {
     line.replace('\t', " ").chars().filter(|character| !character.is_control()).collect()
 }
@@ -45,12 +45,12 @@ struct Mark {
     ends: &'static str,
 }
 
-/// The last line of EDK II's boot manager.
+/// Last line of EDK II's boot manager.
 const FIRMWARE: Mark = Mark { text: "BdsDxe: starting Boot", ends: "firmware" };
-/// The first line of node/initramfs. The kernel itself is quiet.
+/// First line of node/initramfs. The kernel itself is quiet.
 const KERNEL: Mark = Mark { text: "initramfs: started", ends: "kernel" };
 
-/// Both marks are within the first lines.
+/// Bytes of the console that are searched. Both marks are within the first lines.
 const WINDOW: u64 = 64 << 10;
 
 /// The stages before the first announcement, read from the console.
@@ -61,7 +61,7 @@ pub(crate) struct EarlyStages {
 }
 
 impl EarlyStages {
-    /// Returns the event of the first stage, too.
+    /// Starts the first stage, and returns its event.
     pub(crate) fn begin(boot: &Boot, console: &Path) -> (Self, Event) {
         let left: &[Mark] = match boot {
             Boot::Firmware(_) => &[FIRMWARE, KERNEL],
@@ -85,7 +85,7 @@ impl EarlyStages {
         self.pass(shown)
     }
 
-    /// The events of all remaining stages, when the first announcement arrives.
+    /// Returns the events of all remaining stages, when the first announcement arrives.
     pub(crate) fn finish(&mut self) -> Vec<Event> {
         self.pass(self.left.len())
     }
@@ -110,7 +110,7 @@ mod tests {
     use StageState::{Ready, Started};
     use proptest::prelude::*;
 
-    /// Output of OVMF of 2026 and of the node's initramfs.
+    /// Output of OVMF (2026) and of the node's initramfs.
     const LINES: [&str; 3] = [
         "\x1b[2J\x1b[001;001HBdsDxe: loading Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
         "BdsDxe: starting Boot0002 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x3,0x0)\r\n",
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(direct.finish(), []);
     }
 
-    /// The firmware's last lines cleared the terminal, and the error before them was gone.
+    /// Regression test: the firmware's last lines cleared the terminal, and the error before them was lost.
     #[test]
     fn the_end_of_the_console_does_not_control_the_terminal() {
         let log = tempfile::NamedTempFile::new().unwrap();

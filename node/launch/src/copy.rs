@@ -7,8 +7,8 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Copies a file to a new one, with its holes, which only its owner can read: a control plane's disk has the key of the
-/// cluster's CA. An existing file is an error and is not changed. Nothing is synced.
+/// Copies a sparse file to a new file with mode 0600, and keeps the holes. A control plane's disk contains the key of
+/// the cluster's CA. If `to` exists, the function fails and leaves it unchanged. Nothing is synced.
 ///
 /// `SEEK_DATA`, Linux 3.1, lseek(2).
 pub(crate) fn sparse(from: &Path, to: &Path) -> io::Result<()> {
@@ -23,7 +23,7 @@ fn copy_data(mut from: &File, mut to: &File) -> io::Result<()> {
     loop {
         let start = match lseek(from, end, Whence::SeekData) {
             Ok(start) => start,
-            // Only a hole is left.
+            // The rest of the file is a hole.
             Err(Errno::ENXIO) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(sparse(&original, &copy).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(fs::read_to_string(&copy).unwrap(), "kept");
         fs::remove_file(&copy).unwrap();
-        // A directory can be opened.
+        // A directory can be opened, but not copied.
         sparse(directory.path(), &copy).unwrap_err();
         assert!(!copy.exists());
     }

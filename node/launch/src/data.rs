@@ -1,4 +1,4 @@
-//! Files of disks that the guest writes to.
+//! Disk files that the guest writes to.
 
 use crate::copy;
 use crate::error::StepError;
@@ -10,26 +10,27 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use units::Bytes;
 
-/// The file of a disk. A temporary one is removed on drop.
+/// File of a disk. Drop removes a temporary file.
 #[derive(Debug)]
 pub(crate) struct DataDisk {
     path: PathBuf,
-    /// The file that an overlay at `path` changes.
+    /// Base file of an overlay at `path`.
     base: Option<PathBuf>,
     kept: bool,
 }
 
 impl DataDisk {
-    /// Creates the file if it is missing, or enlarges it to a requested size; `temporary` is the path of temporary data.
+    /// Creates the file if it is missing, or enlarges it to a requested size. `temporary` is the path of a temporary
+    /// disk.
     pub(crate) fn prepare(data: &Data, requested: Option<Bytes>, temporary: PathBuf) -> Result<Self, StepError> {
         let size = requested.unwrap_or(Options::DATA_SIZE);
         let disk = match data {
             Data::Temporary => Self { path: temporary, base: None, kept: false },
             Data::File(path) => Self { path: path.clone(), base: None, kept: true },
         };
-        // Only for its owner: a control plane's disk has the key of the cluster's CA.
+        // Mode 0600: a control plane's disk contains the key of the cluster's CA.
         let created = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&disk.path) {
-            // The next run would use an incomplete file as a small disk.
+            // Remove an incomplete file. The next run would use it as a small disk.
             Ok(file) => file.set_len(size.get()).inspect_err(|_| _ = fs::remove_file(&disk.path)),
             Err(error) if disk.kept && error.kind() == io::ErrorKind::AlreadyExists => {
                 requested.map_or(Ok(()), |size| grow(&disk.path, size))
@@ -40,7 +41,7 @@ impl DataDisk {
         Ok(disk)
     }
 
-    /// Creates a disk with the content of a saved node's disk. A file must not exist.
+    /// Creates a disk with the content of a saved node's disk. Fails if a kept file exists.
     pub(crate) fn restore(data: &Data, saved: PathBuf, temporary: PathBuf) -> Result<Self, StepError> {
         match data {
             Data::Temporary => Self::overlay(saved, Bytes::ZERO, temporary),
@@ -52,7 +53,7 @@ impl DataDisk {
         }
     }
 
-    /// Creates a temporary disk with the content of `base`, and `more` zeros behind it.
+    /// Creates a temporary overlay of `base` that is larger by `more`.
     pub(crate) fn overlay(base: PathBuf, more: Bytes, path: PathBuf) -> Result<Self, StepError> {
         let size = fs::metadata(&base).map(|metadata| more.saturating_add(Bytes::new(metadata.len())));
         let created = size.and_then(|size| qemu::overlay(&path, size));
@@ -76,14 +77,15 @@ impl DataDisk {
     }
 }
 
-/// The next boot of the node enlarges the file system. Preflight checks reject smaller sizes; a file never shrinks.
+/// Enlarges a file; the node's next boot enlarges the file system. Preflight checks reject smaller sizes, and a file
+/// never shrinks.
 fn grow(path: &Path, size: Bytes) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let metadata = file.metadata()?;
     if metadata.is_file() && metadata.len() < size.get() { file.set_len(size.get()) } else { Ok(()) }
 }
 
-/// QEMU has the file open by then, so the file is removed when QEMU ends.
+/// QEMU keeps the removed file open, so the kernel frees its space when QEMU ends.
 impl Drop for DataDisk {
     fn drop(&mut self) {
         if !self.kept {
@@ -109,7 +111,7 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
-    /// With `--data`, other users of the machine could read it.
+    /// Regression test: with `--data`, other users of the machine could read the disk.
     #[test]
     fn only_the_owner_can_read_a_new_disk() {
         use std::os::unix::fs::PermissionsExt as _;

@@ -19,7 +19,7 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// For `map_err`. A cause is an error or a text.
+    /// Returns a function for `map_err`. The cause is an error or a text.
     pub fn of<E: Into<Cause>>(step: impl Into<String>) -> impl FnOnce(E) -> Self {
         let step = step.into();
         |cause| Self { step, source: cause.into() }
@@ -34,7 +34,7 @@ pub enum BootError {
     Step(#[from] StepError),
     #[error("the node cannot continue: {message}")]
     Fatal { message: String },
-    /// The guest ended without such an announcement.
+    /// The guest ended without announcing a fatal error.
     #[error("the guest ended during its boot, QEMU with {exit}; {console}")]
     Ended { exit: Exit, console: Console },
     #[error("the node was not ready after {limit:?}; waited for: {unfinished}; {console}")]
@@ -42,7 +42,7 @@ pub enum BootError {
         limit: Duration,
         unfinished: Unfinished,
         console: Console,
-        /// Error of the last request for the Node.
+        /// Error of the last request for the Node object.
         source: Option<Box<watcher::Error>>,
     },
 }
@@ -63,7 +63,7 @@ impl ClusterError {
     }
 }
 
-/// A node of a cluster did not power off by itself: the first one if there are several.
+/// A node of a cluster did not power off by itself. Reports the first such node.
 #[derive(Debug, thiserror::Error)]
 #[error("node {node} did not shut down")]
 pub struct ClusterShutdownError {

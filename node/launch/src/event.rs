@@ -10,12 +10,12 @@ pub enum Event {
         version: Version,
         accelerator: Accelerator,
     },
-    /// A stage of the boot: `firmware`, `kernel`, or one that the node announces.
+    /// A stage of the boot: `firmware`, `kernel`, or a stage that the node announces.
     Stage {
         name: String,
         state: StageState,
     },
-    /// The API server answers; the registration of the node follows.
+    /// The API server serves requests. The registration of the node follows.
     Answers,
     NodeReady,
 }
@@ -44,7 +44,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The started stages that are not ready, in the order of their start.
+/// Stages that have started and are not ready yet, in the order of their start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unfinished(Vec<String>);
 
@@ -53,7 +53,7 @@ impl Unfinished {
         match event {
             Event::Stage { name, state: StageState::Started } if !self.0.contains(name) => self.0.push(name.clone()),
             Event::Stage { name, state: StageState::Ready } => self.0.retain(|started| started != name),
-            // A failed stage is retried.
+            // The node retries a failed stage.
             Event::Started { .. } | Event::Stage { .. } => {}
             Event::Answers => self.0.push("node Ready".to_owned()),
             Event::NodeReady => self.0.clear(),

@@ -1,4 +1,4 @@
-//! Starts QEMU with the options of a node. Blocks.
+//! Start of QEMU with the options of a node. The functions block.
 
 use crate::check;
 use crate::configuration::Configuration;
@@ -22,7 +22,7 @@ use tempfile::{NamedTempFile, TempPath};
 
 /// Serial number of the disk with the system.
 const SYSTEM: &str = "system";
-/// The data disk in the directory of a saved node.
+/// File of the data disk in the directory of a saved node.
 const SAVED_DATA: &str = "data.img";
 
 pub(crate) struct Guest {
@@ -31,13 +31,13 @@ pub(crate) struct Guest {
     pub(crate) uplink: Option<Uplink>,
 }
 
-/// The connection of a guest to a segment, whose user networking runs as long as one guest is connected.
+/// Connection of a guest to a segment. The segment's user networking runs as long as one guest is connected.
 pub(crate) struct Uplink {
     pub(crate) plug: Plug,
     _segment: Arc<Segment>,
 }
 
-/// systemd-stub (254 or newer) appends this SMBIOS string to the command line of its executable.
+/// Type of an SMBIOS string. systemd-stub (254 or newer) appends the string to the command line of its executable.
 const MORE_ARGUMENTS: &str = "io.systemd.stub.kernel-cmdline-extra";
 
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ impl Host {
     }
 }
 
-/// Boot parameters and files of a guest, which can be started several times. Temporary files are removed on drop.
+/// Boot parameters and files of a guest. The guest can be started several times. Drop removes temporary files.
 pub(crate) struct Machine {
     boot: qemu::Boot,
     disks: Vec<Disk>,
@@ -70,8 +70,8 @@ pub(crate) struct Machine {
 pub(crate) enum GuestNetwork<'a> {
     /// User networking, with the forwarded ports.
     Alone { api: u16 },
-    /// For several nodes, and for a guest that is saved or restored: a saved guest would contain the state of user networking,
-    /// which cannot be restored.
+    /// Segment for several nodes, or for a guest that is saved or restored. The state of QEMU's user networking in a
+    /// saved guest could not be restored.
     Segment(&'a Arc<Segment>),
 }
 
@@ -148,7 +148,7 @@ impl Machine {
     }
 }
 
-/// Starts a network for nodes, with the forwarded ports of the first one.
+/// Starts a network between the nodes, with the forwarded ports of the control plane.
 pub(crate) fn segment(host: &Host, spec: &NodeSpec, api: u16) -> Result<Arc<Segment>, StepError> {
     let segment = Segment::start(&host.program, &forwards(spec, api));
     segment.map(Arc::new).map_err(StepError::of("start the network between the nodes"))
@@ -158,7 +158,7 @@ pub(crate) fn api_port(spec: &NodeSpec) -> Result<u16, StepError> {
     match spec.options.port {
         Some(port) => Ok(port.get()),
         None => {
-            // While these are bound, the free port is a different one.
+            // Bind the forwarded ports, so that the free port is none of them.
             let local = |forward: &Forward| TcpListener::bind((Ipv4Addr::LOCALHOST, forward.host));
             let _bound: Vec<_> = spec.options.forwards.iter().map(local).collect();
             qemu::free_port().map_err(StepError::of("find a free port of 127.0.0.1"))
@@ -189,7 +189,8 @@ fn direct(spec: &NodeSpec, accelerator: Accelerator) -> Result<Machine, BootErro
     Ok(Machine { boot, disks, _variables: None, _data: data })
 }
 
-/// Temporary data are in the free space behind the image: one disk, like most machines have.
+/// Machine that boots through firmware. Temporary data use the free space behind the image, so the guest has one disk,
+/// like most machines.
 fn with_firmware(
     spec: &NodeSpec,
     firmware: Firmware,
@@ -221,7 +222,7 @@ fn with_firmware(
     Ok(Machine { boot, disks, _variables: Some(variables), _data: data })
 }
 
-/// The guest writes to the firmware's variables.
+/// Copies the firmware's variables, because the guest writes to them.
 fn variables(original: &Path, directory: &Path) -> io::Result<TempPath> {
     let mut copy = NamedTempFile::with_prefix_in("variables.", directory)?;
     io::copy(&mut File::open(original)?, &mut copy)?;
@@ -247,7 +248,7 @@ fn read_only(serial: &str, path: &Path) -> Result<Disk, StepError> {
     Ok(disk)
 }
 
-/// The disks with images. The control plane is prepared first, and workers have its archives.
+/// The disks with image archives. The control plane is prepared first, and workers use its archives.
 fn image_archives(spec: &NodeSpec) -> Result<Vec<Disk>, StepError> {
     let mut disks = Vec::new();
     for (index, path) in (1..).zip(&spec.options.images) {
@@ -268,18 +269,18 @@ fn serial(text: &str) -> Result<Serial, StepError> {
 
 fn data_disk(spec: &NodeSpec, data: &DataDisk) -> Result<Disk, StepError> {
     let mut disk = data.disk(serial("data")?);
-    // A saved node is not needed after a crash of the machine.
+    // A saved node need not survive a crash of the machine.
     if matches!(spec.options.origin, Origin::Savable(_)) {
         disk.cache = Cache::Unsafe;
     }
     Ok(disk)
 }
 
-/// Arguments of the kernel in addition to the image's.
+/// Kernel arguments in addition to those of the image.
 fn arguments(accelerator: Accelerator, options: &Options) -> String {
     let machine = match accelerator {
-        // The guest is one process of the machine, so mitigations in it have no effect. Clearing each allocated page by
-        // emulated instructions takes about an eighth of a boot's CPU time.
+        // The guest is one process of the machine, so mitigations in it have no effect. Clearing each allocated page in
+        // emulation takes about an eighth of a boot's CPU time.
         Accelerator::Tcg => "mitigations=off init_on_alloc=0",
         Accelerator::Kvm => "",
     };
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
     use crate::options::ClusterOptions;
 
-    /// Each node had its own copy, which filled the disk.
+    /// Regression test: each node had its own copy of the archive, which filled the disk.
     #[test]
     fn nodes_share_the_archive_of_a_directory() {
         let directory = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ pub enum ImageArchiveError {
     Format,
 }
 
-/// Reads the headers only. containerd verifies the content.
+/// Checks only the headers. containerd verifies the content.
 pub(crate) fn check(path: &Path) -> Result<(), ImageArchiveError> {
     let file = File::open(path).map_err(ImageArchiveError::Read)?;
     let kind = file.metadata().map_err(ImageArchiveError::Read)?.file_type();
@@ -37,7 +37,7 @@ pub(crate) fn check(path: &Path) -> Result<(), ImageArchiveError> {
     Err(ImageArchiveError::Format)
 }
 
-/// The path of the archive: `packed` for a directory, which [`pack`] creates.
+/// Path of the archive. For a directory, [`pack`] creates the archive at `packed`.
 pub(crate) fn archive(path: &Path, packed: PathBuf) -> PathBuf {
     if path.is_dir() { packed } else { path.to_owned() }
 }
@@ -48,7 +48,7 @@ pub(crate) fn pack(directory: &Path, packed: &Path) -> io::Result<()> {
     archive.into_inner().map(drop)
 }
 
-/// The files of a directory, which [`pack`] copies. Zero for an archive.
+/// Total size of the files of a directory, which [`pack`] copies. Zero for an archive.
 pub(crate) fn packed_size(path: &Path) -> io::Result<Bytes> {
     let mut size = Bytes::ZERO;
     if path.is_dir() {

@@ -1,4 +1,4 @@
-//! The administrator's kubeconfig for use outside of the guest.
+//! The administrator's kubeconfig for use outside the guest.
 
 use apiclient::Deadlines;
 use base64::Engine as _;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::StepError;
 
 const PARSE: &str = "use the kubeconfig that the node announced";
-/// As long as kube's own client waits: a guest without KVM answers late.
+/// Same deadlines as kube's own client. A guest without KVM responds slowly.
 const DEADLINES: Deadlines = Deadlines {
     object: Duration::from_secs(295),
     list: Duration::from_secs(295),
@@ -42,7 +42,7 @@ pub(crate) fn announced_ca(kubeconfig: &serde_json::Value) -> Option<CaDigest> {
     ca_digest(&pem)
 }
 
-/// Writes the file for `kubectl`, readable only by its owner because it contains a key.
+/// Writes the kubeconfig for `kubectl` with mode 0600, because it contains a key.
 pub(crate) fn write(kubeconfig: &serde_json::Value, path: &Path) -> Result<(), StepError> {
     OpenOptions::new()
         .write(true)
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(kubeconfig["clusters"][0]["cluster"]["certificate-authority-data"], "Q0E=");
     }
 
-    /// A CA for this test, and the SHA-256 of its key according to openssl(1).
+    /// A test CA, and the SHA-256 of its key according to openssl(1).
     const CA: (&str, &str) = (
         "-----BEGIN CERTIFICATE-----\n\
          MIIBhjCCASugAwIBAgIUEJRnjqrZJnaCEdpuL7uTI1imsDUwCgYIKoZIzj0EAwIw\n\

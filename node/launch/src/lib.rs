@@ -1,9 +1,9 @@
 //! Nodes in QEMU, for the launcher and for the tests of whole nodes.
 //!
-//! [`Node::boot`] checks the machine, starts the image, reads the announcements of the node, and returns when the Node is
-//! Ready. The guest ends with its [`Node`]; only files in the directories of [`Options`] remain. [`Cluster::boot`] does the
-//! same with a control plane and workers, which can be ended and booted again. [`ClusterBoot`] is a boot that can be ended
-//! in order before it is complete.
+//! [`Node::boot`] checks the machine, starts the image, reads the announcements of the node, and returns when the Node
+//! is Ready. Dropping the [`Node`] kills the guest; only files in the directories of [`Options`] remain.
+//! [`Cluster::boot`] boots a control plane and workers, which can be ended and booted again. [`ClusterBoot`] is a boot
+//! that can be shut down in order before it completes.
 //!
 //! Each node has one data disk, and boots directly from its kernel or through firmware.
 //!

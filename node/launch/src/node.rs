@@ -21,7 +21,7 @@ pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(120);
 /// The administrator's kubeconfig in the directory of a saved node.
 pub(crate) const CREDENTIALS: &str = "kubeconfig";
 
-/// Dropping it kills the guest.
+/// A running node. Dropping the node kills the guest.
 pub struct Node {
     pub(crate) name: String,
     pub(crate) vm: Arc<Vm>,
@@ -33,7 +33,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Boots one node and waits until it is Ready. If the future is dropped, the guest is killed.
+    /// Boots one node and waits until it is Ready. Dropping the future kills the guest.
     pub async fn boot(options: &Options, mut on_event: impl FnMut(&Event)) -> Result<Self, BootError> {
         let mut boot = NodeBoot::alone(options, &mut on_event).await?;
         let access = boot.until_ready(&mut on_event).await?;
@@ -48,7 +48,7 @@ impl Node {
         self.access.client.clone()
     }
 
-    /// The kubeconfig of [`Node::client`]; the caller removes it.
+    /// Path of the kubeconfig of [`Node::client`]. The caller removes the file.
     pub fn kubeconfig(&self) -> &Path {
         &self.access.kubeconfig
     }
@@ -61,7 +61,7 @@ impl Node {
         &self.console
     }
 
-    /// Connection to the other nodes. Only a single node that is neither savable nor restored has none.
+    /// Connection to the other nodes. `None` for a single node that is neither savable nor restored.
     pub fn cable(&self) -> Option<Cable> {
         self.uplink.as_ref().map(|uplink| uplink.plug.cable())
     }
@@ -81,7 +81,7 @@ impl Node {
         }
     }
 
-    /// Writes the picture on the machine's graphics device to a new file, in the format PPM.
+    /// Writes a screenshot of the machine's graphics device to a new file, in the PPM format.
     pub async fn screenshot(&self, path: &Path) -> Result<(), StepError> {
         let (vm, arguments) = (Arc::clone(&self.vm), json!({"filename": path}));
         let taken = spawn_blocking(move || vm.execute("screendump", arguments)).await;
@@ -93,29 +93,29 @@ impl Node {
         self.vm.exit().is_some()
     }
 
-    /// Presses the power button and waits until the guest has powered off. After `limit`, or if the future is dropped, the
-    /// guest is killed.
+    /// Presses the power button and waits until the guest has powered off. After `limit`, or if the future is dropped,
+    /// the guest is killed.
     pub async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
-        // Keep the network until the guest is off.
+        // Keep the network until the guest has powered off.
         let _uplink = self.uplink;
         power::off(self.vm, limit, &self.console).await
     }
 
-    /// Saves a node that was booted with [`Origin::Savable`](crate::Origin::Savable) in that directory, and ends it. Nodes with
-    /// the origin [`Origin::Saved`](crate::Origin::Saved) continue from this state.
+    /// Saves a node that was booted with [`Origin::Savable`](crate::Origin::Savable) to that directory, and ends the
+    /// guest. Nodes with the origin [`Origin::Saved`](crate::Origin::Saved) continue from this state.
     pub async fn save(self) -> Result<(), StepError> {
         let vm = Arc::into_inner(self.vm).ok_or("it is in use").map_err(StepError::of("save the node"))?;
         let credentials = self.access.kubeconfig;
         let save = move || {
             let saved = vm.save().map_err(StepError::of("save the guest"))?;
             let path = saved.dir().join(CREDENTIALS);
-            // Keeps the mode of the original, which contains a key.
+            // `copy` keeps the mode of the original, which contains a key.
             std::fs::copy(credentials, &path).map_err(StepError::of(format!("write {}", path.display())))
         };
         spawn_blocking(save).await.map_err(StepError::of("save the guest"))?.map(drop)
     }
 
-    /// Kills the guest; data that it did not flush may be lost.
+    /// Kills the guest. Data that the guest did not flush may be lost.
     pub async fn power_cut(self) {
         power::cut(self.vm).await;
     }

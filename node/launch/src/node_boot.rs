@@ -27,10 +27,10 @@ use tokio::time::{interval, timeout};
 use announcements::Announcements;
 
 const INTERVAL: Duration = Duration::from_millis(100);
-/// From this stage on, the node writes to its data disk.
+/// First stage in which the node writes to its data disk.
 const DATA_DISK: &str = "data-disk";
 
-/// A guest that boots. Dropping it kills the guest.
+/// The boot of a guest. Dropping the boot kills the guest.
 pub(crate) struct NodeBoot {
     name: String,
     vm: Arc<Vm>,
@@ -40,7 +40,7 @@ pub(crate) struct NodeBoot {
     disk: Disk,
     role: Role,
     console: PathBuf,
-    /// The Node is Ready if it reported its state at this time or later.
+    /// The Node is Ready only if the kubelet reported its status at this time or later.
     since: Timestamp,
     /// The directory of the saved node that the guest continues.
     saved: Option<PathBuf>,
@@ -50,14 +50,14 @@ pub(crate) struct NodeBoot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disk {
-    /// The guest has not opened it.
+    /// The guest has not opened the data disk.
     Unused,
-    /// Its file system may be mounted.
+    /// The file system of the data disk may be mounted.
     InUse,
 }
 
 pub(crate) enum Role {
-    /// It announces credentials; the port forwards to its API server.
+    /// The node announces credentials, and the port leads to its API server.
     ControlPlane {
         api: u16,
         kubeconfig: PathBuf,
@@ -108,7 +108,7 @@ impl NodeBoot {
         let console = spec.console();
         let (saved, since) = match &spec.options.origin {
             Origin::Boot | Origin::Savable(_) => (None, since),
-            // It was Ready when it was saved, and reports its state only every few minutes.
+            // The node was Ready when it was saved, and the kubelet reports its status only every few minutes.
             Origin::Saved(dir) => (Some(dir.clone()), Timestamp::MIN),
         };
         let (early, first) = EarlyStages::begin(&spec.options.boot, &console);
@@ -157,7 +157,7 @@ impl NodeBoot {
         }
     }
 
-    /// Reads the announcements of a Ready node until it ends. Cancel-safe.
+    /// Reads the announcements of a Ready node until the guest ends. Cancel-safe.
     pub(crate) async fn stay(&mut self, mut on_event: impl FnMut(&Event)) -> Result<Infallible, BootError> {
         loop {
             self.next(&mut on_event).await?;
@@ -178,7 +178,7 @@ impl NodeBoot {
         };
         let nodes: Api<core::Node> = Api::all(access.client.clone());
         let name = self.name.clone();
-        // The node uses the clock of this machine.
+        // The node uses the clock of this machine, so timestamps are comparable.
         let since = self.since;
         let is_ready = |node: Option<&core::Node>| node.is_some_and(|node| kubelet::is_ready(node, since));
         let mut ready = std::pin::pin!(watch::wait_for(nodes, &name, is_ready, lost));
@@ -188,7 +188,8 @@ impl NodeBoot {
                     self.emit(vec![Event::NodeReady], &mut on_event);
                     return Ok(access);
                 }
-                // Announced again with a renewed certificate; the first one is valid long enough.
+                // The node announces the kubeconfig again with a renewed certificate. The first certificate is valid
+                // long enough.
                 announced = self.next(&mut on_event) => drop(announced?),
             }
         }
@@ -220,7 +221,7 @@ impl NodeBoot {
             tokio::select! {
                 announcement = announcements::next(&mut self.announcements, &self.vm, &self.console) => break announcement?,
                 _ = ticks.tick(), if !self.early.is_over() => {
-                    // Events that the console does not show follow with the first announcement.
+                    // Events that the console does not show yet follow with the first announcement.
                     let events = self.early.read().unwrap_or_default();
                     self.emit(events, on_event);
                 }
@@ -254,7 +255,8 @@ impl NodeBoot {
         Node { name: self.name, vm: self.vm, uplink: self.uplink, access, console: self.console, announcements }
     }
 
-    /// Ends the guest during its boot: kills it if it does not use its data disk, otherwise shuts it down in order.
+    /// Ends the guest during its boot. Kills a guest that does not use its data disk, and shuts other guests down in
+    /// order.
     pub(crate) async fn shut_down(self, limit: Duration) -> Result<(), ShutdownError> {
         match self.disk {
             Disk::Unused => {
@@ -262,10 +264,10 @@ impl NodeBoot {
                 Ok(())
             }
             Disk::InUse => {
-                // The guest must not wait for a reader.
+                // Read on, so that the guest never blocks on a full port.
                 let mut reader = JoinSet::new();
                 reader.spawn(announcements::drain(self.announcements));
-                // Keep the network until the guest is off.
+                // Keep the network until the guest has powered off.
                 let _uplink = self.uplink;
                 power::off(self.vm, limit, &self.console).await
             }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use units::Bytes;
 
-/// Files of the image. A program that boots it gets them from the build, as hidden arguments.
+/// Files of the image. The build passes them as hidden arguments to a program that boots the image.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     #[arg(long, value_name = "FILE", hide = true)]
@@ -32,17 +32,18 @@ pub struct Options {
     pub origin: Origin,
     pub memory: Bytes,
     pub cpus: NonZeroU8,
-    /// Port of 127.0.0.1 for the API server; a free one if absent.
+    /// Port of 127.0.0.1 for the API server. `None` chooses a free port.
     pub port: Option<NonZeroU16>,
     /// Ports of 127.0.0.1 that lead to ports of the control plane.
     pub forwards: Vec<Forward>,
     pub data: Data,
-    /// Size of the data disk, a sparse file: an existing one grows to it. If absent, a new one has [`Options::DATA_SIZE`].
+    /// Size of the data disk, a sparse file. An existing file grows to this size. If absent, a new file has
+    /// [`Options::DATA_SIZE`].
     pub data_size: Option<Bytes>,
     pub overcommit: Overcommit,
-    /// Archives of images that the node imports, OCI or Docker, or OCI layouts.
+    /// Image archives (OCI or Docker) or OCI layouts that the node imports.
     pub images: Vec<PathBuf>,
-    /// Additional arguments of the kernel. With [`Boot::Firmware`] they are passed by SMBIOS.
+    /// Additional kernel arguments. With [`Boot::Firmware`], SMBIOS passes the arguments.
     pub kernel_arguments: String,
     /// Configuration of the node (docs/configuration.md), instead of the launcher's.
     pub configuration: Option<String>,
@@ -55,31 +56,31 @@ pub struct Options {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
-    /// QEMU loads the kernel, which is fastest.
+    /// QEMU loads the kernel, which is the fastest boot.
     Kernel,
-    /// UEFI firmware boots a read-only disk image, `//node/image:disk`. Temporary data are on a partition behind it, in an
-    /// overlay; others are on another disk. [`Image`] is not used.
+    /// UEFI firmware boots a read-only disk image, `//node/image:disk`. Temporary data are on a partition behind the
+    /// image, in an overlay. Other data are on a separate disk. [`Image`] is not used.
     Firmware(PathBuf),
 }
 
-/// Devices of the machine. Default: virtio, which is fastest.
+/// Devices of the machine. The default is virtio, the fastest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     pub disks: DiskModel,
     pub card: Card,
-    /// Further devices, values of QEMU's `-device`.
+    /// Additional devices, as values of QEMU's `-device`.
     pub more: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Boot,
-    /// Boots with the data disk in this existing directory, in which [`Node::save`](crate::Node::save) saves the node.
-    /// [`Options::data`] is ignored. Not with [`Boot::Firmware`].
+    /// Boots with the data disk in this existing directory. [`Node::save`](crate::Node::save) saves the node there.
+    /// [`Options::data`] is ignored. Not supported with [`Boot::Firmware`].
     Savable(PathBuf),
-    /// Continues from the state that was saved in this directory. Options other than the port, directories and the data disk
-    /// must be the same: a temporary disk is an overlay of the saved one, a file is a new copy. Not with [`Boot::Firmware`].
-    /// It can be the control plane of a cluster, whose workers boot.
+    /// Continues from the state that was saved in this directory. Options other than the port, directories and the data
+    /// disk must be the same: a temporary disk is an overlay of the saved one, a file is a new copy. Not supported with
+    /// [`Boot::Firmware`]. The node can be the control plane of a cluster, whose workers boot.
     Saved(PathBuf),
 }
 
@@ -87,16 +88,16 @@ pub enum Origin {
 pub enum Data {
     /// A new disk, removed at the end.
     Temporary,
-    /// This file, created if it is missing, and kept.
+    /// A file, created if it is missing, and kept.
     File(PathBuf),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterOptions {
-    /// Options of the control plane, most of which apply to workers, too. The data disks of workers are `FILE.1`, `FILE.2` and
-    /// so on.
+    /// Options of the control plane, most of which also apply to workers. The data disks of workers are `FILE.1`,
+    /// `FILE.2` and so on.
     pub control_plane: Options,
-    /// Number of nodes with the control plane. Workers are `granary-1`, `granary-2` and so on.
+    /// Number of nodes including the control plane. Workers are `granary-1`, `granary-2` and so on.
     pub nodes: Nodes,
     pub worker_memory: Bytes,
     pub capture: Capture,
@@ -150,7 +151,7 @@ impl ClusterOptions {
         Self { control_plane, nodes, worker_memory: Self::WORKER_MEMORY, capture: Capture::Off }
     }
 
-    /// Names of the nodes, the control plane first, with the logs of their consoles.
+    /// Names of the nodes with the logs of their consoles. The control plane is the first.
     pub fn consoles(&self) -> Vec<(String, PathBuf)> {
         NodeSpec::all(self).into_iter().map(|spec| (spec.console(), spec.name)).map(|(log, name)| (name, log)).collect()
     }
@@ -160,7 +161,8 @@ impl Options {
     /// Default size of a new data disk.
     pub const DATA_SIZE: Bytes = Bytes::new(8 << 30);
 
-    /// Direct boot with 2 GiB of memory, two CPUs, a free port and a temporary data disk; all files in one directory.
+    /// Options for a direct boot with 2 GiB of memory, two CPUs, a free port and a temporary data disk. All files are
+    /// in one directory.
     pub fn new(image: Image, directory: &Path) -> Self {
         Self {
             image,
@@ -179,7 +181,7 @@ impl Options {
             configuration: None,
             state: directory.to_path_buf(),
             logs: directory.to_path_buf(),
-            // About 45 s in emulation on an idle machine, some minutes beside a build.
+            // A boot takes about 45 s in emulation on an idle machine, and some minutes beside a build.
             limit: Duration::from_secs(600),
         }
     }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 
-/// Time limit of QEMU's end after it closed the port for announcements.
+/// Time limit for QEMU to exit after it closed the port for announcements.
 pub(crate) const QEMU_EXIT: Duration = Duration::from_secs(10);
-/// A press is lost until a program in the guest reads the button. A node ignores the presses after the first.
+/// Interval of presses. A press is lost until a program in the guest reads the button. A node ignores all presses after
+/// the first.
 const PRESS_AGAIN: Duration = Duration::from_secs(2);
 
-/// Presses the power button until the guest is off; kills it after `limit`. If the future is dropped, the guest is
-/// cut off.
+/// Presses the power button until the guest has powered off, and kills the guest after `limit`. Dropping the future
+/// kills the guest.
 pub(crate) async fn off(vm: Arc<Vm>, limit: Duration, console: &Path) -> Result<(), ShutdownError> {
     let kill = KillOnDrop(Arc::clone(&vm));
     let ended = spawn_blocking(move || press(&vm, limit)).await;
@@ -43,13 +44,13 @@ fn press(vm: &Vm, limit: Duration) -> Exit {
     }
 }
 
-/// Time until the guest is killed. A QEMU that has accepted no command for some time is about to end.
+/// Time until the guest is killed. A QEMU process that has accepted no command for some time is about to exit.
 fn left(of_guest: Duration, silent: Option<Duration>) -> Duration {
     let of_qemu = silent.map(|silent| QEMU_EXIT.saturating_sub(silent));
     of_qemu.map_or(of_guest, |left| left.min(of_guest))
 }
 
-/// Ends the guest at once; data that it did not flush may be lost.
+/// Kills the guest. Data that the guest did not flush may be lost.
 pub(crate) async fn cut(vm: Arc<Vm>) {
     vm.kill();
     _ = spawn_blocking(move || vm.wait(QEMU_EXIT)).await;
@@ -67,7 +68,8 @@ impl Drop for KillOnDrop {
 mod tests {
     use super::*;
 
-    /// The time of the shutdown was subtracted: a QEMU that ended after more than 10 s was killed while it closed its disks.
+    /// Regression test: the time limit for QEMU's exit included the shutdown, so QEMU was killed while it closed its
+    /// disks if the shutdown took longer than 10 s.
     #[test]
     fn a_qemu_that_ends_late_has_its_time() {
         let seconds = Duration::from_secs;

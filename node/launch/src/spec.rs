@@ -1,4 +1,4 @@
-//! The nodes of a cluster before they are started.
+//! Specifications of a cluster's nodes before their start.
 
 use crate::options::{Capture, ClusterOptions, Data, Options, Origin};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ pub(crate) struct NodeSpec {
     pub(crate) name: String,
     /// 0 for the control plane.
     pub(crate) index: u8,
-    /// A worker has no forwarded port; its configuration is the control plane's, from which it takes the networks.
+    /// Options of the node. A worker has no forwarded ports. Its `configuration` is that of the control plane, as a
+    /// source of shared fields.
     pub(crate) options: Options,
     pub(crate) capture: Option<PathBuf>,
 }
@@ -21,7 +22,7 @@ impl NodeSpec {
         Self { name: NAME.to_owned(), index: 0, options: options.clone(), capture: None }
     }
 
-    /// The nodes of a cluster, the control plane first.
+    /// Specifications of all nodes of a cluster, the control plane first.
     pub(crate) fn all(cluster: &ClusterOptions) -> Vec<Self> {
         std::iter::once(Self::control_plane(&cluster.control_plane)).chain(Self::workers(cluster)).collect()
     }

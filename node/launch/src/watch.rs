@@ -1,4 +1,4 @@
-//! Waiting for objects of the cluster.
+//! Waits for objects of the cluster.
 
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::pin::pin;
 
-/// Waits until the object of this name, or its absence, fulfils a condition. Returns the object.
+/// Waits until the object of this name, or its absence, meets a condition. Returns the object.
 ///
-/// A failed watch is opened again; `lost` is its error until the next event. Never fails: callers have a deadline, and report
-/// `lost` with it. Cancel-safe.
+/// The watch is reopened after a failure; `lost` is its error until the next event. The function never fails: callers
+/// have a deadline, and report `lost` with it. Cancel-safe.
 pub async fn wait_for<K>(
     objects: Api<K>,
     name: &str,

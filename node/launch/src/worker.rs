@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 
-/// A worker of a [`Cluster`](crate::Cluster). It can be off, and be booted again with its disk.
+/// A worker of a [`Cluster`](crate::Cluster). An ended worker can boot again with its disk.
 pub struct Worker {
     pub(crate) start: Arc<WorkerStart>,
     pub(crate) access: Access,
@@ -62,12 +62,13 @@ impl Worker {
         self.start.spec.console()
     }
 
-    /// All Ethernet frames since the last start, in pcap format, if [`Capture`](crate::Capture) is on.
+    /// File with all Ethernet frames since the last start, in pcap format, if [`Capture`](crate::Capture) is on.
     pub fn capture(&self) -> Option<&Path> {
         self.start.spec.capture.as_deref()
     }
 
-    /// Boots a worker that is off with its disk and the configuration of its first boot, and waits until it is Ready.
+    /// Boots a worker that is off, with its disk and the configuration of its first boot, and waits until the Node is
+    /// Ready.
     pub async fn boot(&mut self, mut on_event: impl FnMut(&Event)) -> Result<(), ClusterError> {
         if self.node.as_ref().is_some_and(|node| !node.has_ended()) {
             return Ok(());

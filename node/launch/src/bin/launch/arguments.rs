@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use units::Bytes;
 
-/// Only Bazel gives the version of Kubernetes, which is in third_party/kubernetes/go.mod.
+/// Version of the program and of Kubernetes. Only Bazel passes the version of Kubernetes, which is in
+/// third_party/kubernetes/go.mod.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let kubernetes = option_env!("KUBERNETES_VERSION").unwrap_or("of an unknown version");
     format!("{}, Kubernetes {kubernetes}", env!("CARGO_PKG_VERSION"))
@@ -102,7 +103,7 @@ pub(crate) struct Arguments {
     /// The image as a disk.
     #[arg(long, value_name = "FILE", hide = true)]
     disk: PathBuf,
-    /// This is the process in the background that `start` starts.
+    /// Marks the background process that `start` spawns.
     #[arg(long, hide = true, requires = "command")]
     pub(crate) detached: bool,
 }
@@ -120,7 +121,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether an option of the user, by the name of its field, has an effect.
+    /// Whether an option that the user has set, by the name of its field, has an effect.
     fn uses(self, option: &str) -> bool {
         match self {
             Self::Start => !matches!(option, "data" | "keep_logs" | "exit_after_demo"),
@@ -131,7 +132,7 @@ impl Command {
 }
 
 impl Arguments {
-    /// Parses a command line, and rejects options that have no effect, and paths that the shell left as they are.
+    /// Parses a command line. Rejects options without an effect, and paths with a `~` that the shell did not expand.
     pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let mut parser = <Self as CommandFactory>::command();
         let options: Vec<clap::Id> = parser.get_arguments().map(clap::Arg::get_id).cloned().collect();
@@ -163,13 +164,13 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Paths of the user.
+    /// Paths that the user has set.
     fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         let files = [&self.data, &self.keep_logs, &self.config].into_iter().flatten();
         files.chain(self.kubeconfig.iter().flatten()).chain(&self.images)
     }
 
-    /// Resolves paths of the user relative to `directory`; those of the image are unchanged.
+    /// Resolves the user's paths relative to `directory`. Paths of the image stay unchanged.
     pub(crate) fn relative_to(mut self, directory: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         self.data = self.data.map(|path| directory.join(path));
         self.keep_logs = self.keep_logs.map(|path| directory.join(path));
@@ -186,7 +187,7 @@ impl Arguments {
         self
     }
 
-    /// The file that gets a context.
+    /// Path of the kubeconfig that gets a context.
     pub(crate) fn kubeconfig_file(&self) -> Result<Option<PathBuf>, LaunchError> {
         let missing = || io::Error::other("neither KUBECONFIG nor HOME is set; name a file with --kubeconfig=FILE");
         let find = |file: Option<PathBuf>| file.ok_or_else(missing);
@@ -318,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The launcher created a directory with the name `~`.
+    /// Regression test: the launcher created a directory with the name `~`.
     #[test]
     fn a_tilde_that_the_shell_left_is_rejected() {
         for rejected in [

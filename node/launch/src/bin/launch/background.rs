@@ -1,4 +1,4 @@
-//! A launcher in the background: its start by a launcher that waits until the cluster is ready.
+//! Start of a launcher in the background. The first launcher waits until the cluster is ready.
 
 use crate::error::LaunchError;
 use crate::interrupts::{Interrupt, Interrupts, Source};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, ExitStatus};
 use std::time::Duration;
 
-/// Hidden option of the launcher in the background.
+/// Hidden option that marks the launcher in the background.
 const DETACHED: &str = "--detached";
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -49,14 +49,15 @@ pub(crate) async fn start(place: &Place, output: &Output) -> Result<(), LaunchEr
             end = woken => match end {
                 Some(_) => {
                     interrupt = end;
-                    // It is this process's child, so that its number cannot be another's. It may have ended.
+                    // The process is an unreaped child, so no other process can have its PID. The process may have
+                    // ended.
                     _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
                 }
                 // The launcher in the background continues the shutdown.
                 None => return Err(LaunchError::Interrupted),
             },
         }
-        // Read before the output, which is then complete.
+        // Check the process and the record before reading the log: the output is then complete.
         let ended = child.try_wait().map_err(failed())?;
         let is_ready = is_ready(place, &child);
         log.read_to_end(&mut unprinted).map_err(failed())?;
@@ -92,7 +93,7 @@ fn outcome(
     }
 }
 
-/// The log's end is where the reader begins.
+/// Starts the launcher in the background. The returned log is open at its start.
 fn spawn(log: &Path, lock: File) -> io::Result<(Child, File)> {
     File::create(log)?;
     let append = File::options().append(true).open(log)?;
@@ -107,13 +108,13 @@ fn is_ready(place: &Place, child: &Child) -> bool {
     record.phase == Phase::Ready && record.process.is_some_and(|process| process.pid == child.id())
 }
 
-/// Leaves the session, so that neither Ctrl-C nor the end of the terminal reaches this process.
+/// Leaves the session, so that this process receives neither Ctrl-C nor the hang-up of the terminal.
 pub(crate) fn detach() -> Result<(), LaunchError> {
     setsid().map(drop).map_err(|errno| LaunchError::prepare("start a session")(errno.into()))
 }
 
-/// Opens a file, and changes its path to one that leads to the open file also after its name was removed: for this process and
-/// processes of the same user, while the file is open (proc_pid_fd(5)).
+/// Opens a file, and changes its path to one that leads to the open file even after its name was removed. The path is
+/// valid for this process and processes of the same user, while the file is open (proc_pid_fd(5)).
 pub(crate) fn pin(path: &mut PathBuf) -> Result<File, LaunchError> {
     let step =
         format!("read {}; start the node with `bazel run //:launch`, which builds missing files", path.display());
@@ -129,7 +130,7 @@ mod tests {
     use std::fs;
     use std::os::unix::process::ExitStatusExt as _;
 
-    /// A `start` whose reader had ended reported no error, and its exit status was that of Ctrl-C.
+    /// Regression test: a `start` whose output was closed printed no error, and its exit status was that of Ctrl-C.
     #[test]
     fn a_start_ends_with_the_reason_of_its_interrupt() {
         let place = Place { name: ClusterName::default(), directory: "/state/granary".into() };
@@ -151,7 +152,7 @@ mod tests {
         let _file = pin(&mut pinned).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "second").unwrap();
-        // By another process, as QEMU does.
+        // Read the file in another process, as QEMU does.
         let read = Command::new("cat").arg(&pinned).output().unwrap();
         assert_eq!(read.stdout, b"first");
         let missing = pin(&mut directory.path().join("missing")).unwrap_err();

@@ -1,4 +1,4 @@
-//! The commands for clusters that are kept.
+//! Commands for clusters that are kept.
 
 use crate::contexts::{self, Contexts};
 use crate::error::LaunchError;
@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use units::Bytes;
 
-/// Workers shut down first, then the control plane. The rest is for the launcher itself.
+/// Time limit of `stop`: workers shut down first, then the control plane. The launcher itself has 30 s.
 const STOP_LIMIT: Duration = Duration::from_secs(2 * SHUTDOWN_LIMIT.as_secs() + 30);
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -29,7 +29,7 @@ pub(crate) fn status(root: &Root, output: &Output) -> Result<(), LaunchError> {
         let rows: Vec<_> = places.iter().map(|place| (place, Record::read(&place.record()))).collect();
         output.print(table::lines(&columns(&rows)).trim_end());
     }
-    // Other commands have done their work then.
+    // `status` only prints. Other commands have done their work even if the output is closed.
     if output.is_lost() { Err(LaunchError::OutputClosed) } else { Ok(()) }
 }
 
@@ -70,7 +70,7 @@ fn or_none(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Shuts the nodes down in order. A cluster that does not run is left as it is.
+/// Shuts the nodes down in order. Leaves a cluster that does not run unchanged.
 pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
     if !place.exists() {
         return Err(LaunchError::Unknown { name: place.name.clone() });
@@ -93,7 +93,7 @@ pub(crate) fn stop(place: &Place, output: &Output) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Whether the nodes have shut down in order, after the end of their launcher.
+/// Result of a shutdown, from the record of the launcher that has ended.
 fn outcome(place: &Place, shown: &Shown) -> Result<(), LaunchError> {
     let name = place.name.clone();
     match shown {
@@ -103,11 +103,11 @@ fn outcome(place: &Place, shown: &Shown) -> Result<(), LaunchError> {
     }
 }
 
-/// Another SIGTERM changes nothing ([`Source`](crate::interrupts::Source)). The process was alive a moment ago, and the
-/// kernel assigns process numbers in turn, so that no other process has its number already.
+/// Sends SIGTERM. A repeated SIGTERM has no effect ([`Source`](crate::interrupts::Source)). The kernel assigns PIDs in
+/// turn, so no other process has the PID of one that was alive a moment ago.
 fn terminate(process: &ProcessId) {
     if process.is_alive() {
-        // Fails if it has ended.
+        // The signal fails if the process has ended.
         _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGTERM);
     }
 }
@@ -120,13 +120,13 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
     if let Shown::Running { .. } = Record::read(&place.record()).shown()
         && let Err(error) = stop(place, output)
     {
-        // Its disks are deleted.
+        // Continue after other errors: the disks are deleted anyway.
         if matches!(error, LaunchError::StillRuns { .. }) {
             return Err(error);
         }
         output.print_error(&causes::lines(&error).to_string());
     }
-    // Until the directory is gone, so that no start uses it.
+    // Hold the lock until the directory is removed, so that no `start` uses the directory.
     let _lock = place.lock()?;
     let contexts = Contexts { name: &place.name, directory: &place.directory };
     for path in Record::read(&place.record()).kubeconfigs {
@@ -155,7 +155,7 @@ pub(crate) fn delete(place: &Place, output: &Output) -> Result<(), LaunchError> 
     Ok(())
 }
 
-/// Reports a data disk of a deleted cluster. The file behind a link may belong to another program, and stays.
+/// Text about a data disk of a deleted cluster. The file behind a link stays, because it may belong to another program.
 fn deleted(path: &Path, file: &Path, size: Bytes) -> String {
     let size = rounded(size);
     match file.exists() {
@@ -164,14 +164,14 @@ fn deleted(path: &Path, file: &Path, size: Bytes) -> String {
     }
 }
 
-/// Data disks with their allocated sizes.
+/// Data disks of a cluster with their allocated sizes.
 fn disks(place: &Place) -> Vec<(PathBuf, Bytes)> {
     let is_disk = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("data.img"))
     };
     let entries = fs::read_dir(&place.directory).into_iter().flatten().flatten();
     let size = |path: PathBuf| -> io::Result<(PathBuf, Bytes)> {
-        // In units of 512 bytes, stat(2).
+        // stat(2) counts blocks of 512 bytes.
         let size = Bytes::new(fs::metadata(&path)?.blocks().saturating_mul(512));
         Ok((path, size))
     };
@@ -180,7 +180,7 @@ fn disks(place: &Place) -> Vec<(PathBuf, Bytes)> {
     disks
 }
 
-/// Whole mebibytes, which are printed without their bytes.
+/// Size in whole mebibytes, rounded up.
 fn rounded(size: Bytes) -> String {
     format!("{} MiB", size.div_ceil::<{ Bytes::MIB.get() }>())
 }
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(cells[4][..5], ["granary", "stopped", "-", "-", "-"]);
     }
 
-    /// The exit status of `status > FILE` was 0 on a full disk.
+    /// Regression test: the exit status of `status > FILE` was 0 on a full disk.
     #[test]
     fn a_status_that_cannot_be_written_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
@@ -238,7 +238,7 @@ mod tests {
         assert!(matches!(status(&root, &output), Err(LaunchError::OutputClosed)));
     }
 
-    /// The error named a log, which a cluster in the foreground does not have.
+    /// Regression test: the error named a log, which a cluster in the foreground does not have.
     #[test]
     fn a_power_cut_is_reported_without_a_log() {
         let directory = tempfile::tempdir().unwrap();
@@ -252,7 +252,7 @@ mod tests {
         assert!(failed.contains("granary/launcher.log, or the terminal "), "{failed}");
     }
 
-    /// `delete` printed that it had removed the disk.
+    /// Regression test: `delete` printed that it had removed the disk behind a link.
     #[test]
     fn a_disk_behind_a_link_stays_and_is_named() {
         let directory = tempfile::tempdir().unwrap();
@@ -276,7 +276,7 @@ mod tests {
         for command in [stop, delete] {
             assert!(matches!(command(&unknown, &output), Err(LaunchError::Unknown { .. })));
         }
-        // This process has the number: a signal would end the test.
+        // The record has the PID of this test: a signal would end the test.
         let process = ProcessId::own().unwrap();
         let text = serde_json::to_string(&process).unwrap().replace("\"start\":", "\"start\":1");
         let stale: ProcessId = serde_json::from_str(&text).unwrap();

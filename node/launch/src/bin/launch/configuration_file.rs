@@ -9,8 +9,8 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use tokio::task::spawn_blocking;
 
-/// Reads and checks the configuration. A pipe, such as `<(COMMAND)` of bash, may have a slow writer or none: a thread reads it,
-/// and an interrupt ends the wait.
+/// Reads and checks the configuration. A pipe, such as `<(COMMAND)` of bash, may have a slow writer or none, so a
+/// thread reads the file, and an interrupt ends the wait.
 pub(crate) async fn read(
     path: Option<&Path>,
     interrupt: impl Future<Output = Interrupt>,
@@ -28,7 +28,7 @@ pub(crate) async fn read(
     Ok(Some(text))
 }
 
-/// `None` if it is neither a regular file nor a pipe.
+/// Content of the file; `None` if it is neither a regular file nor a pipe.
 fn text(path: &Path) -> io::Result<Option<String>> {
     let kind = fs::metadata(path)?.file_type();
     if kind.is_file() || kind.is_fifo() { fs::read_to_string(path).map(Some) } else { Ok(None) }
@@ -69,13 +69,13 @@ mod tests {
         writer.join().unwrap().unwrap();
     }
 
-    /// Ctrl-C had no effect.
+    /// Regression test: Ctrl-C had no effect.
     #[tokio::test]
     async fn an_interrupt_ends_the_wait_for_a_pipe() {
         let (_directory, path) = pipe();
         let interrupted = read(Some(&path), future::ready(Interrupt::Interrupted)).await;
         assert!(matches!(interrupted, Err(LaunchError::Interrupted)), "{interrupted:?}");
-        // The runtime of the test waits for the thread.
+        // Open a writer, so that the reading thread ends. The runtime of the test waits for this thread.
         drop(fs::File::options().write(true).open(&path).unwrap());
     }
 

@@ -1,6 +1,6 @@
-//! Contexts of clusters in kubeconfig files of the user.
+//! Contexts of clusters in the user's kubeconfig files.
 //!
-//! Entries of others pass through as untyped values: a type would leave out fields with `null` and change the order.
+//! Unmanaged entries pass through as untyped values: a type would omit fields with `null` and change their order.
 
 use crate::kubeconfig_error::{Cause, KubeconfigError};
 use crate::locks::{LOCK_LIMIT, lock, turn};
@@ -19,7 +19,7 @@ const CURRENT: &str = "current-context";
 /// Lists of a kubeconfig, with the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
 
-/// A cluster, the name of its context, user and cluster entries.
+/// Name of the context, user and cluster entries of a cluster, with the directory of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contexts<'a> {
     pub(crate) name: &'a ClusterName,
@@ -27,23 +27,24 @@ pub(crate) struct Contexts<'a> {
     pub(crate) directory: &'a Path,
 }
 
-/// The current context of a file that gets a context.
+/// Choice of the current context of a changed kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Current {
-    /// The added one, on request of the user.
+    /// The added context becomes the current one, on request of the user.
     Added,
-    /// The former one.
+    /// The current context stays.
     Unchanged,
 }
 
-/// Checks that the contexts can be added, and that the directory takes the new file and the lock. Leaves nothing.
+/// Checks that the contexts can be added, and that the new file and the lock can be created in the directory. Leaves no
+/// file behind.
 pub(crate) fn check(path: &Path, contexts: &Contexts<'_>) -> Result<(), KubeconfigError> {
     let checked = || -> Result<(), Cause> {
         let named = path;
-        // The record of the cluster is JSON.
+        // The record of the cluster is JSON, so the path must be UTF-8.
         named.to_str().ok_or(Cause::Encoding)?;
         let path = target(named)?;
-        // A link that leads to no directory exists, too: no directory can be created in its place.
+        // A dangling link also exists: no directory can be created in its place.
         let existing = path.ancestors().skip(1).find(|directory| directory.symlink_metadata().is_ok());
         let is_parent = existing == path.parent();
         if let Some(directory) = existing.and_then(|directory| clusters(directory, contexts)) {
@@ -76,14 +77,14 @@ pub(crate) fn add(path: &Path, contexts: &Contexts<'_>, node: &Path, current: Cu
 
 /// Removes the entries of this cluster; `false` if the file has none or is missing.
 pub(crate) fn remove(path: &Path, contexts: &Contexts<'_>) -> Result<bool, KubeconfigError> {
-    // Its directory may be missing, too, and is not created.
+    // Do not create a missing directory.
     if path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(false);
     }
     edit(path, |file| without(file, contexts)).map_err(|source| KubeconfigError { path: path.to_owned(), source })
 }
 
-/// Replaces the file if the change has an effect. Launchers wait for each other, and for kubectl.
+/// Replaces the file if the change has an effect. Locks exclude other launchers and kubectl.
 fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Result<bool, Cause> {
     let path = &target(named)?;
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput).map_err(io::Error::from)?;
@@ -93,7 +94,7 @@ fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Res
     let old = parse(&read(path)?)?;
     let new = change(old.clone())?;
     if new == old {
-        // The directory may be read-only.
+        // Ignore a failed lock if nothing changes: the directory may be read-only.
         return Ok(false);
     }
     let _locks = locks?;
@@ -105,13 +106,14 @@ fn edit(named: &Path, change: impl FnOnce(Value) -> Result<Value, Cause>) -> Res
     Ok(true)
 }
 
-/// The directory of all clusters, if it contains this one. Launchers hold locks of the directories there, and remove them.
+/// The directory of all clusters, if `directory` is below it. Launchers lock the directories there, and remove them.
 fn clusters(directory: &Path, contexts: &Contexts<'_>) -> Option<PathBuf> {
     let clusters = contexts.directory.parent()?.canonicalize().ok()?;
     directory.canonicalize().is_ok_and(|directory| directory.starts_with(&clusters)).then_some(clusters)
 }
 
-/// A new file with the owner of the file at `path`, if there is one. Only the owner can read it: it has a private key.
+/// Creates a new file with the owner of the existing file at `path`. Only the owner can read the file, because it
+/// contains a private key.
 fn replacement(path: &Path, directory: &Path) -> Result<NamedTempFile, Cause> {
     let file = NamedTempFile::with_prefix_in(".kubeconfig.", directory)?;
     let old = match fs::metadata(path) {
@@ -125,7 +127,7 @@ fn replacement(path: &Path, directory: &Path) -> Result<NamedTempFile, Cause> {
     Ok(file)
 }
 
-/// The file behind links, which a rename must not replace, nor a device. A link that leads to no file may lead to a disk
+/// Resolves links, which a rename must not replace. Rejects devices, and links to missing files, which may be on a disk
 /// that is not mounted.
 fn target(path: &Path) -> Result<PathBuf, Cause> {
     match fs::canonicalize(path) {
@@ -136,7 +138,7 @@ fn target(path: &Path) -> Result<PathBuf, Cause> {
     }
 }
 
-/// A missing file is empty.
+/// Content of a kubeconfig; empty if the file is missing.
 fn read(path: &Path) -> Result<String, io::Error> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -144,7 +146,7 @@ fn read(path: &Path) -> Result<String, io::Error> {
     }
 }
 
-/// Long strings, such as certificates, are on one line.
+/// YAML text of a kubeconfig, with long strings such as certificates on one line.
 fn written(file: &Value) -> Result<String, Cause> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     serde_saphyr::to_string_with_options(file, options).map_err(|error| Cause::Write(Box::new(error)))
@@ -154,7 +156,7 @@ fn parse(text: &str) -> Result<Value, Cause> {
     if text.lines().all(|line| line.trim().is_empty() || line.starts_with('#')) {
         return Ok(Value::Null);
     }
-    // The lines around an error may have tokens and keys.
+    // A snippet of the lines around an error may contain tokens and keys.
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| Cause::Read(Box::new(error)))
 }
@@ -191,7 +193,7 @@ fn merge(file: Value, contexts: &Contexts<'_>, node: &Value) -> Result<Value, Ca
     Ok(file)
 }
 
-/// Removes the entries of this cluster. Its entry in `clusters` has the mark.
+/// Removes the entries of this cluster. Its entry in `clusters` has the mark of the launcher.
 fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
     let original = file.clone();
     let root = object(&mut file)?;
@@ -207,7 +209,7 @@ fn without(mut file: Value, contexts: &Contexts<'_>) -> Result<Value, Cause> {
     Ok(file)
 }
 
-/// The context of this cluster, with fields that the user has set, such as the namespace.
+/// The context of this cluster, including fields that the user has set, such as the namespace.
 fn former_context(file: &Value, contexts: &Contexts<'_>) -> Map<String, Value> {
     let list = |name: &'static str| file.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     if !list("clusters").iter().any(|entry| has_mark(entry, contexts)) {
@@ -261,7 +263,7 @@ mod tests {
     use std::time::Duration;
     use tempfile::TempDir;
 
-    /// With fields that the types of `kube` do not have, and scalars whose type depends on their quotes.
+    /// A kubeconfig with fields that the types of `kube` do not have, and with scalars whose quotes decide their type.
     const USER: &str = r##"# a comment
 apiVersion: v1
 kind: Config
@@ -323,7 +325,7 @@ preferences: {colors: true}
         for (contexts, port) in [(&a, 1), (&b, 2), (&a, 3)] {
             file = merge(file, contexts, &node(port)).unwrap();
         }
-        // kubectl's own types can read the text.
+        // The types of kube can read the text.
         let read = Kubeconfig::from_yaml(&written(&file).unwrap()).unwrap();
         assert_eq!(read.current_context.as_deref(), Some("a"));
         let servers: Vec<_> = read
@@ -347,7 +349,8 @@ preferences: {colors: true}
         assert_eq!(file, expected);
     }
 
-    /// After another start, kubectl used the namespace `default`, which has no objects of the user.
+    /// Regression test: after another start, kubectl used the namespace `default`, which has none of the user's
+    /// objects.
     #[test]
     fn a_context_keeps_the_namespace_of_the_user() {
         let a = a();
@@ -368,10 +371,10 @@ preferences: {colors: true}
             "clusters has an entry work of another cluster; rename that entry, or choose another --name"
         );
         assert_eq!(without(value(USER), &work).unwrap(), value(USER));
-        // A user or a context alone is the user's, too.
+        // A user or a context without a marked cluster belongs to the user, too.
         let users = value("users: [{name: a, user: {token: x}}]");
         assert!(matches!(merge(users, &a, &node(1)), Err(Cause::Other { list: "users", .. })));
-        // The same name in another state directory.
+        // A cluster with the same name has another state directory.
         let file = merge(Value::Null, &a, &node(1)).unwrap();
         let second = Contexts { directory: Path::new("/elsewhere/a"), ..a };
         assert!(matches!(merge(file, &second, &node(2)), Err(Cause::Other { .. })));
@@ -394,7 +397,7 @@ preferences: {colors: true}
             assert!(matches!(error, Cause::Read(_)), "{text}");
             assert!(!causes::lines(&error).to_string().contains("s3cret"), "{error:?}");
         }
-        // kubectl writes these.
+        // kubectl writes these files.
         for text in ["", "# nothing\n", "clusters: null\ncontexts: null\nusers: null\n", "{}"] {
             merge(value(text), &a, &node(1)).unwrap();
         }
@@ -405,7 +408,7 @@ preferences: {colors: true}
         let ((directory, _, node_file), a) = (files(), a());
         let (link, target) = (directory.path().join(".kube/config"), directory.path().join("dotfiles/config"));
         fs::create_dir(directory.path().join("dotfiles")).unwrap();
-        // It creates the file and its directory.
+        // `check` creates no file or directory that remains.
         check(&link, &a).unwrap();
         assert!(!link.exists());
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
@@ -431,12 +434,12 @@ preferences: {colors: true}
         assert_eq!(fs::read_to_string(&target).unwrap(), "{");
     }
 
-    /// With sudo, the kubeconfig of a user belonged to root, and kubectl could not read it.
+    /// Regression test: with sudo, the kubeconfig of a user belonged to root, and kubectl could not read the file.
     #[test]
     fn the_owner_of_the_replaced_file_is_kept() {
         let ((_directory, file, node_file), a) = (files(), a());
         fs::write(&file, USER).unwrap();
-        // Only root can do this. For other users, the owner is the user of the test.
+        // Only root can change the owner. For other users, the file keeps the owner of the test process.
         _ = chown(&file, Some(1), Some(1));
         let shown = || file.metadata().map(|found| (found.uid(), found.gid())).unwrap();
         let before = shown();
@@ -447,7 +450,7 @@ preferences: {colors: true}
         assert_eq!(shown(), before);
     }
 
-    /// Another start without --kubeconfig changed the current context.
+    /// Regression test: another start without --kubeconfig changed the current context.
     #[test]
     fn the_current_context_changes_on_request_only() {
         let ((_directory, file, node_file), a) = (files(), a());
@@ -460,7 +463,7 @@ preferences: {colors: true}
         }
     }
 
-    /// The launcher wrote an empty one.
+    /// Regression test: the launcher wrote an empty current context.
     #[test]
     fn a_file_without_a_current_context_keeps_none() {
         let ((_directory, file, node_file), a) = (files(), a());
@@ -475,7 +478,7 @@ preferences: {colors: true}
         assert_eq!(shown(), None);
     }
 
-    /// One of two changes at the same time was lost.
+    /// Regression test: one of two changes at the same time was lost.
     #[test]
     fn a_change_waits_for_the_lock_of_kubectl() {
         let ((directory, file, node_file), a) = (files(), a());
@@ -495,8 +498,8 @@ preferences: {colors: true}
         assert!(!held.exists());
     }
 
-    /// The launcher booted all nodes first. Then it waited for its own lock without end, or it found the entries of the
-    /// kubeconfig of the run, which `export KUBECONFIG=…` of its output names.
+    /// Regression test: the launcher booted all nodes first. Then it waited for its own lock without end, or found the
+    /// entries of the run's kubeconfig, which `export KUBECONFIG=…` in its output names.
     #[test]
     fn a_file_below_the_directory_of_the_clusters_is_rejected() {
         let root = tempfile::tempdir().unwrap();
@@ -515,18 +518,18 @@ preferences: {colors: true}
         assert!(matches!(turn(&place.directory, Duration::ZERO), Err(Cause::Directory { .. })));
     }
 
-    /// The launcher booted all nodes first, and shut them down again.
+    /// Regression test: the launcher booted all nodes first, and then shut them down again.
     #[test]
     fn a_directory_that_takes_no_file_is_found_before_the_start() {
         let a = a();
-        // Not even root creates files in procfs.
+        // Files cannot be created in procfs, not even by root.
         for path in ["/proc/self/config", "/proc/self/.kube/config"] {
             let error = check(Path::new(path), &a).unwrap_err();
             assert!(matches!(error.source, Cause::File(_)), "{error:?}");
         }
     }
 
-    /// The launcher booted all nodes first, and shut them down again.
+    /// Regression test: the launcher booted all nodes first, and then shut them down again.
     #[test]
     fn a_directory_that_is_a_dangling_link_is_found_before_the_start() {
         let directory = tempfile::tempdir().unwrap();
@@ -536,7 +539,8 @@ preferences: {colors: true}
         assert!(matches!(error.source, Cause::File(_)), "{error:?}");
     }
 
-    /// `delete` created the directory of a kubeconfig that the user had removed, or whose disk was not mounted.
+    /// Regression test: `delete` created the directory of a kubeconfig that the user had removed, or whose disk was not
+    /// mounted.
     #[test]
     fn nothing_is_created_to_remove_a_context() {
         let (directory, a) = (tempfile::tempdir().unwrap(), a());
@@ -544,7 +548,7 @@ preferences: {colors: true}
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 
-    /// It was replaced by a file, and the user's kubeconfig was not used any more.
+    /// Regression test: a file replaced the link, and kubectl no longer used the user's kubeconfig.
     #[test]
     fn a_link_that_leads_to_no_file_is_kept() {
         let ((_directory, link, node_file), a) = (files(), a());
@@ -555,7 +559,7 @@ preferences: {colors: true}
         assert!(link.is_symlink());
     }
 
-    /// The launcher reported that it could not write the record of the cluster.
+    /// Regression test: the launcher reported only that it could not write the record of the cluster.
     #[test]
     fn a_path_that_the_record_cannot_have_is_rejected() {
         let (directory, a) = (tempfile::tempdir().unwrap(), a());
@@ -563,7 +567,7 @@ preferences: {colors: true}
         assert!(matches!(error.source, Cause::Encoding), "{error:?}");
     }
 
-    /// With `KUBECONFIG=/dev/null` and the rights of root, a file replaced the device.
+    /// Regression test: with `KUBECONFIG=/dev/null` and the rights of root, a file replaced the device.
     #[test]
     fn devices_and_directories_are_rejected() {
         let ((directory, _, node_file), a) = (files(), a());
@@ -577,7 +581,7 @@ preferences: {colors: true}
     }
 
     proptest! {
-        /// A reader of YAML 1.1 must not find another type, and no string may end its line.
+        /// A YAML 1.1 reader finds the same types, and no string contains a line break.
         #[test]
         fn strings_are_read_as_they_were_written(text: String, key in "[a-z]{1,8}") {
             let value = json!({"users": [{"name": text, "user": {key: text}}], "list": [text, [text], {}, []]});

@@ -1,4 +1,4 @@
-//! A claim of each mode on every node, and a pod that fills both volumes.
+//! Demonstration: a claim of each mode on every node, and a pod that fills both volumes.
 
 use crate::mesh::{self, MeshResult};
 use crate::objects::{self, DemoClaim, DemoPod, Mode, NAMESPACE};
@@ -17,9 +17,9 @@ use tokio::time::timeout;
 use units::Bytes;
 use workload::Check;
 
-/// Blocks of directories and lists of extents also count to the limit.
+/// Maximum space of metadata: blocks of directories and lists of extents also count to the limit.
 const METADATA: u64 = 1 << 20;
-/// A pod takes seconds in emulation, minutes beside a build.
+/// Deadline of a pod. A pod takes seconds in emulation, and minutes beside a build.
 const LIMIT: Duration = Duration::from_secs(300);
 pub(crate) const REQUEST: Duration = Duration::from_secs(30);
 
@@ -50,7 +50,7 @@ impl DemoError {
         Self { message: message.into(), source: None }
     }
 
-    /// For `map_err`.
+    /// Returns a function for `map_err`.
     pub(crate) fn of<E: Error + Send + Sync + 'static>(message: impl Into<String>) -> impl FnOnce(E) -> Self {
         let message = message.into();
         |cause| Self { message, source: Some(Box::new(cause)) }
@@ -72,7 +72,7 @@ impl From<serde_json::Error> for DemoError {
     }
 }
 
-/// Creates missing claims, and a pod on each node that fills its volumes. If there are several nodes, each pod then sends a
+/// Creates missing claims, and a pod on each node that fills its volumes. With several nodes, each pod then sends a
 /// request to the pod of the next node.
 pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)) -> Result<DemoResult, DemoError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
@@ -85,7 +85,7 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
     }
     on_step(&format!("claims {} exist", listed(&names)));
 
-    // The API server rejects pods until the service account of the namespace exists.
+    // The API server rejects pods until the namespace has its service account.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
     let account = wait_for(&accounts, "default", conditions::is_created()).await;
     account.map_err(|lost| DemoError {
@@ -97,7 +97,7 @@ pub(crate) async fn run(client: Client, nodes: &[String], on_step: impl Fn(&str)
     let text = format!("written at {:.0}", Timestamp::now());
     let shown = demo_pods.iter().map(|demo_pod| show_pod(&client, demo_pod, &text, &on_step));
     let (pods, claims): (Vec<_>, Vec<_>) = try_join_all(shown).await?.into_iter().unzip();
-    // The requests follow, so that their times are those of idle nodes.
+    // Send the requests between pods last, so that the nodes are idle during the measurement.
     let mesh = if pods.len() > 1 { mesh::run(&client, &pods).await? } else { Vec::new() };
     join_all(pods.iter().map(|pod| pod.end(&client))).await;
     Ok(DemoResult { claims: claims.into_iter().flatten().collect(), mesh })
@@ -131,7 +131,7 @@ async fn show(
     on_step: &impl Fn(&str),
 ) -> Result<ClaimResult, DemoError> {
     let claim = &demo_claim.claim;
-    // Once: another request would find the note of this one.
+    // Do not repeat the check: a second check would find the note of the first.
     let check = Check::Demo { path: demo_claim.path(), text: text.to_owned() };
     let finding = pod.ask::<workload::Demo>(client, &check).await;
     let finding = finding.map_err(|message| DemoError::failed(&pod.name, &message))?;
@@ -144,7 +144,7 @@ async fn show(
     Ok(ClaimResult { demo_claim: demo_claim.clone(), volume, finding })
 }
 
-/// Checks that the pod could write the size of the volume, and then got ENOSPC.
+/// Checks that the pod could write the full size of the volume, and then got ENOSPC.
 fn judge(demo_claim: &DemoClaim, finding: &workload::Demo) -> Result<(), DemoError> {
     let capacity = demo_claim.capacity.get();
     let expected = match demo_claim.mode {
@@ -213,7 +213,7 @@ pub(crate) fn has_ended(pod: Option<&Pod>) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
-/// The report of the container, or the status message of the pod.
+/// The termination message of the container, or the status message of the pod.
 pub(crate) fn message(pod: Option<&Pod>) -> String {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return String::new() };
     let container = status.container_statuses.iter().flatten().next();

@@ -1,4 +1,4 @@
-//! Commands and paths for the user of the nodes.
+//! Commands and paths that the launcher prints for its user.
 
 use crate::name::ClusterName;
 use cluster::STATUS_PORT;
@@ -11,7 +11,7 @@ pub(crate) struct Directions<'a> {
     pub(crate) kubeconfig: &'a Path,
     pub(crate) api: u16,
     pub(crate) logs: Logs,
-    /// Only of a cluster that is kept.
+    /// Further directions for a cluster that is kept.
     pub(crate) kept: Option<KeptDirections<'a>>,
 }
 
@@ -108,13 +108,13 @@ mod tests {
         assert!(merged.contains("\ncontext     team-1 in /home/a user's/config\n"), "{merged}");
         assert!(merged.contains(r"export KUBECONFIG='/home/a user'\''s/config'"), "{merged}");
         assert!(merged.ends_with("The node runs. Ctrl-C shuts it down."), "{merged}");
-        // In a file of an earlier start, the context of another cluster may be the current one.
+        // The context was added by an earlier start, so another context may be the current one.
         let earlier = text(&["/home/user/config"], None, true);
         assert!(earlier.contains("\ncontext     team-1 in /home/user/config\n"), "{earlier}");
         assert!(earlier.contains("\nshell       export KUBECONFIG=/state/run/kubeconfig\n"), "{earlier}");
     }
 
-    /// TMPDIR and XDG_STATE_HOME may have spaces.
+    /// Paths may contain spaces, from TMPDIR and XDG_STATE_HOME.
     #[test]
     fn paths_in_commands_are_one_word_of_a_shell() {
         let nodes = [("granary".to_owned(), PathBuf::from("/tmp/console.log"))];

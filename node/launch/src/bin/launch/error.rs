@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 const FAILED: u8 = 1;
-/// 128 and the number of the signal, like shells.
+/// Exit status: 128 plus the number of SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, thiserror::Error)]
@@ -77,11 +77,12 @@ impl LaunchError {
         if matches!(self, Self::Interrupted | Self::PowerCut) { INTERRUPTED } else { FAILED }
     }
 
-    /// Combines the reason for a shutdown with its error: prints the error and returns the reason, except for an interrupt.
+    /// Combines the reason for a shutdown with the error of the shutdown: prints the error and returns the reason,
+    /// unless the reason is an interrupt.
     pub(crate) fn after(self, down: Self, print: impl FnOnce(&str)) -> Self {
         match (self, down) {
             (Self::Interrupted, down) => down,
-            // The power cut was printed.
+            // The launcher has already printed the power cut.
             (reason, Self::PowerCut) => reason,
             (reason, down) => {
                 print(&format!("{}\n", causes::lines(&down)));

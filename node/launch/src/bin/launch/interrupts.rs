@@ -11,14 +11,14 @@ pub(crate) enum Interrupt {
     OutputClosed,
 }
 
-/// The source of signals.
+/// Sender of the signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The user of a terminal or a pipe.
     Terminal,
-    /// The same, and `stop`, which may be called twice.
+    /// The user of a terminal or a pipe, or `stop`, which may be called twice.
     KeptTerminal,
-    /// `stop`. The output is a log file.
+    /// The command `stop`. The output is a log file.
     Background,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Interrupts<'a> {
         })
     }
 
-    /// Waits for the first one. Cancel-safe.
+    /// Waits for the first interrupt. Cancel-safe.
     pub(crate) async fn first(&mut self) -> Interrupt {
         tokio::select! {
             _ = self.interrupt.recv() => Interrupt::Interrupted,
@@ -68,13 +68,13 @@ mod tests {
     use std::time::Duration;
     use tokio::time::timeout;
 
-    /// The second `stop` of a cluster in the foreground cut the power of its nodes.
+    /// Regression test: the second `stop` of a cluster in the foreground cut the power of its nodes.
     #[tokio::test]
     async fn a_second_stop_does_not_cut_the_power() {
         let output = Output::new();
         for (source, cuts) in [(Source::Terminal, true), (Source::KeptTerminal, false), (Source::Background, false)] {
             let mut interrupts = Interrupts::watch(&output, source).unwrap();
-            // The runtime receives it, so that it does not end the test.
+            // The runtime handles the signal, so the signal does not end the test.
             raise(Signal::SIGTERM).unwrap();
             assert_eq!(interrupts.first().await, Interrupt::Interrupted);
             raise(Signal::SIGTERM).unwrap();

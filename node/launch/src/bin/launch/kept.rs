@@ -16,7 +16,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 
-/// The process holds the lock of the directory.
+/// State of the run. This process holds the lock of the cluster's directory.
 pub(crate) struct KeptCluster {
     place: Place,
     record: Record,
@@ -24,13 +24,14 @@ pub(crate) struct KeptCluster {
     kubeconfigs: BTreeSet<PathBuf>,
     /// The file whose current context changes.
     kubeconfig: Option<PathBuf>,
-    /// `None` in the background, where standard input is the lock.
+    /// `None` in the background, where standard input holds the lock.
     _lock: Option<Lock>,
 }
 
 impl KeptCluster {
-    /// Removes files of an earlier run, and checks the files that get a context: `kubeconfig`, and those of earlier runs.
-    /// One of earlier runs that cannot be used is reported, and stays in the record for later runs and the deletion.
+    /// Removes files of an earlier run, and checks the files that get a context: `kubeconfig`, and those of earlier
+    /// runs. The launcher reports an unusable file of an earlier run, and keeps its path in the record for later runs
+    /// and the deletion.
     pub(crate) fn begin(
         place: Place,
         lock: Option<Lock>,
@@ -51,13 +52,13 @@ impl KeptCluster {
         let kubeconfigs = record.kubeconfigs.clone();
         let mut kept = Self { place, record, kubeconfigs, kubeconfig, _lock: lock };
         kept.each_kubeconfig(|path, contexts, _| contexts::check(path, contexts), |text| output.print_error(text))?;
-        // Before the contexts are added, so that a deletion removes those of a launcher that is killed.
+        // Write the record before adding contexts, so that `delete` also removes the contexts of a killed launcher.
         kept.write()?;
         Ok(kept)
     }
 
-    /// Chooses what the command line leaves open: the disks and logs of the directory, and the port and the number of nodes of
-    /// the last start.
+    /// Sets options that the command line leaves open: the disks and logs of the directory, and the port and the number
+    /// of nodes of the last start.
     pub(crate) fn complete(&self, options: &mut ClusterOptions, nodes: Option<Nodes>) {
         let control_plane = &mut options.control_plane;
         control_plane.data = Data::File(self.place.data());
@@ -75,7 +76,7 @@ impl KeptCluster {
         }
     }
 
-    /// Adds the contexts, and remembers what the next start uses.
+    /// Adds the contexts, and records the port and the number of nodes for the next start.
     pub(crate) fn booted(
         &mut self,
         cluster: &Cluster,
@@ -93,7 +94,8 @@ impl KeptCluster {
         self.each_kubeconfig(|path, contexts, current| contexts::add(path, contexts, node, current), print_error)
     }
 
-    /// Takes a step for each file that gets a context. Files of earlier starts for which it fails are reported and left out.
+    /// Calls `step` for each file that gets a context. Reports and skips files of earlier starts for which the step
+    /// fails.
     fn each_kubeconfig(
         &mut self,
         step: impl Fn(&Path, &Contexts<'_>, Current) -> Result<(), KubeconfigError>,
@@ -115,7 +117,7 @@ impl KeptCluster {
         Ok(())
     }
 
-    /// Records that the cluster can be used, and that its output says how.
+    /// Records that the cluster can be used, after the directions were printed.
     pub(crate) fn ready(&mut self) -> Result<(), LaunchError> {
         self.record.phase = Phase::Ready;
         self.write()
@@ -123,11 +125,11 @@ impl KeptCluster {
 
     pub(crate) fn stopping(&mut self) {
         self.record.phase = Phase::Stopping;
-        // Only the output of `status` would be different.
+        // Ignore errors: only the output of `status` would differ.
         _ = self.write();
     }
 
-    /// All nodes have shut down in order.
+    /// Sets the state after all nodes have shut down in order.
     pub(crate) fn down(&mut self) {
         self.record.phase = Phase::Stopped;
     }
@@ -137,9 +139,9 @@ impl KeptCluster {
         _ = fs::remove_dir_all(self.place.run());
         self.record.phase = match result {
             Ok(()) | Err(LaunchError::Interrupted) => Phase::Stopped,
-            // The nodes continue after a failed demonstration.
+            // The nodes continue after a failed demonstration, so they were shut down in order.
             Err(LaunchError::Demo(_)) if self.record.phase == Phase::Stopped => Phase::Stopped,
-            // When this process has ended, such a cluster is shown as killed.
+            // With this phase, `status` shows the cluster as killed after this process has ended.
             Err(LaunchError::PowerCut) => Phase::Stopping,
             Err(_) => Phase::Failed,
         };
@@ -150,7 +152,7 @@ impl KeptCluster {
         &self.place.name
     }
 
-    /// Files with a context of this run.
+    /// Files that have a context of this run.
     pub(crate) fn kubeconfigs(&self) -> &BTreeSet<PathBuf> {
         &self.kubeconfigs
     }
@@ -185,7 +187,7 @@ mod tests {
         options
     }
 
-    /// The start failed with a port of the API server that the user had not chosen.
+    /// Regression test: the start failed because of a forwarded port, which the API server had used before.
     #[test]
     fn the_last_port_is_used_again_unless_it_is_forwarded() {
         let directory = tempfile::tempdir().unwrap();
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(options.control_plane.port, None);
     }
 
-    /// A cluster whose power was cut was shown as stopped, and `stop` succeeded.
+    /// Regression test: `status` showed a cluster whose power was cut as stopped, and `stop` succeeded.
     #[test]
     fn a_cluster_is_stopped_only_if_it_has_shut_down() {
         let directory = tempfile::tempdir().unwrap();
@@ -214,7 +216,7 @@ mod tests {
             KeptCluster::begin(place.clone(), None, None, &Output::new()).unwrap().end(&result).unwrap();
             assert_eq!(Record::read(&place.record()).phase, phase);
         }
-        // `stop` reported an error after a demonstration that had failed.
+        // Regression test: `stop` reported an error after a failed demonstration.
         let failed = Err(LaunchError::Demo(Box::new(DemoError::new("no account"))));
         for (is_down, phase) in [(true, Phase::Stopped), (false, Phase::Failed)] {
             let mut kept = KeptCluster::begin(place.clone(), None, None, &Output::new()).unwrap();
@@ -226,7 +228,7 @@ mod tests {
         }
     }
 
-    /// The cluster could not start again, whatever file was named.
+    /// Regression test: the cluster could not start again with any kubeconfig.
     #[test]
     fn an_unusable_kubeconfig_of_earlier_starts_is_only_reported() {
         let directory = tempfile::tempdir().unwrap();
@@ -244,7 +246,7 @@ mod tests {
         assert!(matches!(begin(Some(gone)).err(), Some(LaunchError::Kubeconfig(_))));
     }
 
-    /// The launcher shut the nodes down, which had booted.
+    /// Regression test: the launcher shut down nodes that had booted.
     #[test]
     fn a_kubeconfig_of_earlier_starts_may_become_unusable_during_the_boot() {
         let directory = tempfile::tempdir().unwrap();
@@ -255,7 +257,7 @@ mod tests {
             let begun = KeptCluster::begin(place.clone(), None, Some(kubeconfig.clone()), &Output::new());
             let mut kept = begun.unwrap();
             fs::write(&earlier, "{").unwrap();
-            // The file of the command line must be usable.
+            // The launcher fails if the file of the command line is unusable.
             assert_eq!(kept.add_contexts(&node, |_| ()).is_ok(), kubeconfig == &other);
             assert!(!kept.kubeconfigs().contains(&earlier));
             fs::remove_file(&earlier).unwrap();

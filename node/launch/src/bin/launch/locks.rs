@@ -1,4 +1,4 @@
-//! Locks of kubeconfigs: of launchers by the directory, and of kubectl by a file.
+//! Locks of kubeconfigs. Launchers lock the directory, kubectl creates a lock file.
 
 use crate::kubeconfig_error::Cause;
 use nix::errno::Errno;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// kubectl and launchers hold their locks for milliseconds.
+/// Time limit of a lock. kubectl and launchers hold their locks for milliseconds.
 pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Locks the directory of a kubeconfig (flock(2)). The lock of another descriptor of this process excludes it, too.
+/// Locks the directory of a kubeconfig (flock(2)). The lock also excludes other descriptors of this process.
 pub(crate) fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
     let file = File::open(directory)?;
     let start = Instant::now();
@@ -30,13 +30,13 @@ pub(crate) fn turn(directory: &Path, limit: Duration) -> Result<File, Cause> {
     }
 }
 
-/// Whether the file system does not support flock(2), such as NFS of a server without locks, or FUSE.
+/// Whether the file system does not support flock(2), such as NFS from a server without locks, or FUSE.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS))
 }
 
-/// A file by which kubectl and other programs with client-go lock a kubeconfig: `lockFile` in
+/// Lock file of a kubeconfig for kubectl and other programs with client-go: `lockFile` in
 /// client-go/tools/clientcmd/loader.go.
 pub(crate) struct KubectlLock(PathBuf);
 
@@ -46,7 +46,8 @@ impl Drop for KubectlLock {
     }
 }
 
-/// Locks the file and the link that leads to it, in the order of their names: kubectl locks the name that it is given.
+/// Locks the file and the link that leads to it, in the order of their names, because kubectl locks the path that it is
+/// given.
 pub(crate) fn lock(named: &Path, target: &Path, limit: Duration) -> Result<Vec<KubectlLock>, Cause> {
     let mut paths = BTreeSet::new();
     for path in [named, target] {
@@ -106,7 +107,7 @@ mod tests {
             drop(locks);
             assert!(!wanted.iter().any(|lock| lock.exists()), "{named:?}");
         }
-        // The lock that was taken before the other one is released.
+        // The lock of the link, which was taken first, is released when the second lock fails.
         fs::write(&lock_of_file, "").unwrap();
         let error = lock(&path("config"), &file, Duration::ZERO).err().unwrap().to_string();
         assert!(error.contains(&format!("{} exists", lock_of_file.display())), "{error}");

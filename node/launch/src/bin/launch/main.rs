@@ -1,9 +1,10 @@
 //! `bazel run //:launch`: boots nodes in QEMU and demonstrates volumes, or keeps clusters in the background.
 //!
-//! Exit status 0: the demonstration succeeded and the guests powered off in order. 1: an error, or the output was closed.
-//! 2: wrong usage. 130: interrupted during the boot or the demonstration, or power cut by a second Ctrl-C, without an error.
+//! Exit status 0: the demonstration succeeded and the guests powered off in order. 1: an error, or the output was
+//! closed. 2: wrong usage. 130: interrupted during the boot or the demonstration, or power cut by a second Ctrl-C,
+//! without an error.
 #![forbid(unsafe_code)]
-// They panic if the output is closed; `Output` does not.
+// These macros panic if the output is closed; `Output` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     match start(arguments, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The user interrupted it.
+            // Print no error after an interrupt by the user.
             if !matches!(error, LaunchError::Interrupted | LaunchError::PowerCut) {
                 output.print_error(&format!("error: {}", causes::lines(&error)));
             }
@@ -65,14 +66,14 @@ fn start(arguments: Arguments, output: &Output) -> Result<(), LaunchError> {
     if arguments.detached {
         background::detach()?;
     }
-    // Bazel starts programs in another directory.
+    // `bazel run` starts programs in another directory.
     let directory = env::var_os("BUILD_WORKING_DIRECTORY").map_or_else(env::current_dir, |path| Ok(path.into()));
     let directory = directory.map_err(LaunchError::prepare("find the working directory"))?;
     let arguments = arguments.relative_to(&directory, |name| env::var_os(name));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(LaunchError::prepare("start the threads of this program"))?;
     let ended = runtime.block_on(execute(&arguments, output));
-    // Threads that wait for QEMU or copy a disk end with the process.
+    // Do not wait for threads that wait for QEMU or copy a disk: they end with the process.
     runtime.shutdown_background();
     ended
 }
@@ -95,9 +96,9 @@ async fn execute(arguments: &Arguments, output: &Output) -> Result<(), LaunchErr
     }
 }
 
-/// Runs a cluster without leaving files.
+/// Runs a cluster in a temporary directory, which is removed at the end.
 async fn run(arguments: &Arguments, output: &Output) -> Result<(), LaunchError> {
-    // Before anything is created.
+    // Handle signals before anything is created.
     let mut interrupts =
         Interrupts::watch(output, Source::Terminal).map_err(LaunchError::prepare("wait for signals"))?;
     if let Some(path) = &arguments.keep_logs {
@@ -123,7 +124,7 @@ async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &
     let mut options = arguments.options(&place.run());
     options.control_plane.configuration = configuration;
     let _pinned = pin(&mut options)?;
-    // The directory of Bazel may be removed while the nodes run.
+    // Leave the directory of Bazel, which may be removed while the nodes run.
     env::set_current_dir("/").map_err(LaunchError::prepare("enter /"))?;
     let mut kept = KeptCluster::begin(place, lock, arguments.kubeconfig_file()?, output)?;
     kept.complete(&mut options, arguments.nodes);
@@ -132,7 +133,7 @@ async fn keep(arguments: &Arguments, place: Place, lock: Option<Lock>, output: &
     result.and(ended)
 }
 
-/// Opens the files of the image: the next build replaces them, and workers start later than the control plane.
+/// Opens the files of the image. The next build replaces these files, and workers start later than the control plane.
 fn pin(options: &mut ClusterOptions) -> Result<Vec<File>, LaunchError> {
     let control_plane = &mut options.control_plane;
     let image = &mut control_plane.image;
@@ -162,7 +163,7 @@ async fn show(
         }
     };
     let result = match shown {
-        // The user can inspect the nodes after a failed demonstration, too.
+        // The user can also inspect the nodes after a failed demonstration.
         Ok(()) | Err(LaunchError::Demo(_)) if !arguments.exit_after_demo => {
             if let Err(error) = &shown {
                 output.print_error(&format!("{}\n", causes::lines(error)));
@@ -208,7 +209,7 @@ async fn boot(
     let reason = tokio::select! {
         ready = boot.until_ready(emit) => match ready {
             Ok(ready) => return Ok(boot.into_cluster(ready)),
-            // Nothing is left to shut down.
+            // No guest is left to shut down.
             Err(error) if boot.has_ended() => return Err(failed(error)),
             Err(error) => failed(error),
         },
@@ -242,7 +243,7 @@ async fn demonstrate(
         end = interrupts.first() => Err(end.into()),
         never = progress.follow() => match never {},
     };
-    // Clears the live lines before the table.
+    // Clear the live lines before printing the table.
     drop(progress);
     output.print(&format!("\n{}", table::of(&shown?)));
     Ok(())
@@ -252,7 +253,7 @@ async fn demonstrate(
 async fn wait(cluster: &mut Cluster, interrupts: &mut Interrupts<'_>) -> Result<(), LaunchError> {
     tokio::select! {
         ended = cluster.ended() => Err(LaunchError::Ended(ended)),
-        // Ctrl-C may also end the reader of the output, so later write errors are ignored.
+        // Ctrl-C may also end the reader of the output, so ignore later write errors.
         end = interrupts.first() => match end {
             Interrupt::Interrupted => Ok(()),
             Interrupt::OutputClosed => Err(LaunchError::OutputClosed),
@@ -260,7 +261,7 @@ async fn wait(cluster: &mut Cluster, interrupts: &mut Interrupts<'_>) -> Result<
     }
 }
 
-/// Shuts down in order, or returns at a second interrupt.
+/// Shuts the nodes down in order, or returns at a second interrupt.
 async fn shut_down(
     down: impl Future<Output = Result<(), ClusterShutdownError>>,
     options: &ClusterOptions,

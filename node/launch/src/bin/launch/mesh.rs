@@ -13,7 +13,7 @@ use workload::{Check, Text, serve};
 pub(crate) struct MeshResult {
     from: RunningPod,
     to: RunningPod,
-    /// Time of the request, which includes the path through the API server.
+    /// Duration of the request, including the path through the API server.
     duration: Duration,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for MeshResult {
     }
 }
 
-/// Each pod sends a request to the next one, and the last pod to the first.
+/// Sends a request from each pod to the next one, and from the last pod to the first.
 pub(crate) async fn run(client: &Client, pods: &[RunningPod]) -> Result<Vec<MeshResult>, DemoError> {
     let mut reached = Vec::new();
     for (from, to) in pods.iter().zip(pods.iter().cycle().skip(1)) {
@@ -34,7 +34,7 @@ pub(crate) async fn run(client: &Client, pods: &[RunningPod]) -> Result<Vec<Mesh
     Ok(reached)
 }
 
-/// Repeats the request: the mesh connects nodes some time after they are Ready.
+/// Repeats the request until it succeeds: nodes become Ready before the mesh connects them.
 async fn reach(client: &Client, from: &RunningPod, to: &RunningPod) -> Result<MeshResult, DemoError> {
     let duration = repeat(|| request(client, from, to)).await.map_err(|last| {
         let RunningPod { node, address, .. } = to;

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use cluster::is_label;
 
-/// Name of a cluster that is kept, `[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?`: one safe path component, and a name of a context.
+/// Name of a cluster that is kept, `[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?`. The name is a safe path component, and also
+/// names the context.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClusterName(Box<str>);
 

@@ -1,4 +1,4 @@
-//! The objects of the demonstration.
+//! Objects of the demonstration.
 
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
 use kube::api::ObjectMeta;
@@ -9,10 +9,11 @@ use units::Bytes;
 use workload::{Check, Request};
 
 pub(crate) const NAMESPACE: &str = "demo";
-/// Port at which the pods answer.
+/// Port on which the pods serve requests.
 pub(crate) const PORT: u16 = 8080;
 
-/// The pod of a node, with a claim of each mode. A node has one pod, because the start of a pod takes longer than its work.
+/// The pod of a node, with a claim of each mode. One pod has both claims, because starting a pod takes longer than the
+/// checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DemoPod {
     pub(crate) name: String,
@@ -28,7 +29,7 @@ pub(crate) struct DemoClaim {
     pub(crate) capacity: Bytes,
 }
 
-/// `volumeMode`.
+/// `volumeMode` of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Filesystem,
@@ -55,7 +56,7 @@ impl DemoClaim {
     }
 }
 
-/// A pod for each node. Names of the first node have no number.
+/// Returns a pod for each node. Names of the first node's objects have no number.
 pub(crate) fn demo_pods(nodes: &[String]) -> Vec<DemoPod> {
     let demo_pods = nodes.iter().enumerate().map(|(index, node)| {
         let number = if index == 0 { String::new() } else { format!("-{index}") };
@@ -90,9 +91,9 @@ pub(crate) fn claim(demo_claim: &DemoClaim) -> Result<PersistentVolumeClaim, ser
     }))
 }
 
-/// A pod that answers requests, which fill its volumes.
+/// A pod that serves requests to fill its volumes.
 pub(crate) fn pod(demo_pod: &DemoPod) -> Result<Pod, serde_json::Error> {
-    // Its error is in the status of a pod that ends too early.
+    // If the pod ends early, its status contains the error.
     let request = Request { check: Check::Serve { port: PORT, farewell: None }, report: true };
     let claims = || demo_pod.claims.iter();
     let in_container = |mode: Mode, place: &str| -> Vec<_> {
@@ -106,7 +107,7 @@ pub(crate) fn pod(demo_pod: &DemoPod) -> Result<Pod, serde_json::Error> {
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": demo_pod.node},
             "restartPolicy": "Never",
-            // No pod asks the API server: kubelet has no token to request and to mount.
+            // No pod calls the API server: without a token, the kubelet has nothing to request and to mount.
             "automountServiceAccountToken": false,
             "containers": [{
                 "name": "workload",

@@ -1,9 +1,10 @@
-//! Output that may be closed.
+//! Output streams that may be closed.
 
 use std::io::{self, Write};
 use tokio::sync::watch;
 
-/// Standard output and standard error. `println!` would panic if the pipe is closed, the terminal hangs up or the disk is full.
+/// Standard output and standard error. `println!` would panic if the pipe is closed, the terminal hangs up or the disk
+/// is full.
 #[derive(Debug)]
 pub(crate) struct Output {
     lost: watch::Sender<bool>,
@@ -34,7 +35,7 @@ impl Output {
 
     /// Waits until a line cannot be written. Cancel-safe.
     pub(crate) async fn lost(&self) {
-        // Cannot fail, because the sender exists.
+        // `wait_for` cannot fail, because the sender exists.
         _ = self.lost.subscribe().wait_for(|lost| *lost).await;
     }
 }

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A directory may be deleted between its creation and its lock.
+/// Number of attempts to lock a directory, which may be deleted between its creation and its lock.
 const ATTEMPTS: u32 = 8;
 
-/// How long a lock may be held by a process that has been killed: the kernel closes the descriptors of a process after it has
-/// freed its memory, when `/proc` shows no arguments of it any more.
+/// Time for which a killed process may hold a lock: the kernel closes the descriptors of a process after freeing its
+/// memory, when `/proc` no longer shows its arguments.
 const EXIT: Duration = Duration::from_secs(2);
 
 const PAUSE: Duration = Duration::from_millis(20);
@@ -31,15 +31,15 @@ pub(crate) struct Place {
     pub(crate) directory: PathBuf,
 }
 
-/// An exclusive lock on the directory of a cluster (flock(2)). The kernel releases it when the last process with the
-/// descriptor ends, however it ends.
+/// An exclusive lock on the directory of a cluster (flock(2)). The kernel releases the lock when the last process with
+/// the descriptor ends, even if it is killed.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Root {
     /// `$XDG_STATE_HOME/granary`, or `~/.local/state/granary` (XDG Base Directory Specification).
     pub(crate) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, LaunchError> {
-        // The specification ignores relative paths.
+        // The XDG specification requires programs to ignore relative paths.
         let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
         let missing = || io::Error::other("neither XDG_STATE_HOME nor HOME is an absolute path");
@@ -51,7 +51,7 @@ impl Root {
         Place { name: name.clone(), directory: self.0.join(name.to_string()) }
     }
 
-    /// Clusters with a directory, by name.
+    /// Clusters that have a directory, sorted by name.
     pub(crate) fn places(&self) -> Result<Vec<Place>, LaunchError> {
         let names = || -> io::Result<Vec<ClusterName>> {
             let entries = match fs::read_dir(&self.0) {
@@ -62,7 +62,7 @@ impl Root {
             let mut names = Vec::new();
             for entry in entries {
                 let entry = entry?;
-                // It may be a link to a directory on a larger disk.
+                // The entry may be a link to a directory on a larger disk.
                 if entry.path().is_dir() {
                     names.extend(entry.file_name().to_str().and_then(|name| name.parse().ok()));
                 }
@@ -80,7 +80,7 @@ impl Place {
         self.directory.is_dir()
     }
 
-    /// The data disk of the control plane. Those of workers have a suffix.
+    /// Path of the data disk of the control plane. Data disks of workers have a suffix.
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.join("data.img")
     }
@@ -89,12 +89,13 @@ impl Place {
         self.directory.join("cluster.json")
     }
 
-    /// Output of a launcher in the background.
+    /// Path of the log of a launcher in the background.
     pub(crate) fn log(&self) -> PathBuf {
         self.directory.join("launcher.log")
     }
 
-    /// Files of one run: the kubeconfig, configurations. A start removes those of a launcher that was killed.
+    /// Directory of the files of one run: the kubeconfig and configurations. A start removes the files of a killed
+    /// launcher.
     pub(crate) fn run(&self) -> PathBuf {
         self.directory.join("run")
     }
@@ -135,7 +136,7 @@ pub(crate) fn create_private(directory: &Path) -> io::Result<()> {
 enum Attempt {
     Locked(Lock),
     InUse,
-    /// The directory of this name is missing, or is a different one now.
+    /// The directory of this name is missing, or another directory has replaced it.
     Deleted,
 }
 
@@ -161,7 +162,7 @@ fn try_lock(directory: &Path) -> io::Result<Attempt> {
 }
 
 impl Lock {
-    /// For the standard input of a process in the background, which then holds the lock, too.
+    /// The locked descriptor, for the standard input of a process in the background, which then also holds the lock.
     pub(crate) fn into_file(self) -> File {
         self.0
     }
@@ -197,7 +198,7 @@ mod tests {
             create_private(&root.0.join(name)).unwrap();
         }
         fs::write(root.0.join("file"), "").unwrap();
-        // `start` uses the first one, and `status` did not list it.
+        // `start` uses a linked directory, and `status` lists it. A dangling link is skipped.
         for (name, target) in [("linked", "b"), ("dangling", "not-mounted")] {
             symlink(target, root.0.join(name)).unwrap();
         }
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(error, wanted);
     }
 
-    /// The error had the errno only.
+    /// Regression test: the error contained only the errno.
     #[test]
     fn a_file_system_without_locks_is_reported_with_a_remedy() {
         let place = Root("/home/user/granary".into()).place(&ClusterName::default());
@@ -244,7 +245,7 @@ mod tests {
         drop(lock);
         assert!(matches!(place.lock(), Err(LaunchError::InUse { .. })));
         drop(inherited);
-        // A directory that was deleted under its lock does not block a new one.
+        // A lock on a deleted directory does not block the lock of a new directory.
         let deleted = place.lock().unwrap();
         fs::remove_dir(&place.directory).unwrap();
         place.lock().unwrap();

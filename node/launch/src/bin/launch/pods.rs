@@ -1,4 +1,4 @@
-//! Pods of the demonstration that run.
+//! Running pods of the demonstration.
 
 use crate::demo::{self, DemoError, REQUEST};
 use crate::objects::{self, DemoPod, NAMESPACE, PORT};
@@ -15,7 +15,7 @@ use workload::{Check, Text, serve};
 const LIMIT: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A pod that answers requests, also of other pods.
+/// A pod that serves requests of the launcher and of other pods.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningPod {
     pub(crate) node: String,
@@ -24,7 +24,7 @@ pub(crate) struct RunningPod {
 }
 
 impl RunningPod {
-    /// Replaces the pod of an earlier run, and waits until the new one answers.
+    /// Replaces the pod of an earlier run, and waits until the new pod serves requests.
     pub(crate) async fn start(client: &Client, demo_pod: &DemoPod) -> Result<Self, DemoError> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let DemoPod { name, node, .. } = demo_pod;
@@ -45,7 +45,7 @@ impl RunningPod {
         Ok(pod)
     }
 
-    /// Lets the pod make a check, by the proxy of the API server. `T` is the finding.
+    /// Runs a check in the pod, through the proxy of the API server. `T` is the type of the finding.
     pub(crate) async fn ask<T: DeserializeOwned>(&self, client: &Client, check: &Check) -> Result<T, String> {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:{PORT}/proxy{}", self.name, serve::target(check));
         let request = Request::get(path).body(Vec::new()).map_err(|error| causes::lines(&error).to_string())?;
@@ -57,18 +57,18 @@ impl RunningPod {
         self.ask::<Text>(client, &host_name()).await.map(drop)
     }
 
-    /// Ends the program, whose pod then is complete. A program that goes on does no harm.
+    /// Ends the program, which completes the pod. Ignores errors: a program that continues does no harm.
     pub(crate) async fn end(&self, client: &Client) {
         _ = timeout(REQUEST, self.ask::<serde_json::Value>(client, &Check::End)).await;
     }
 }
 
-/// The host name of a container is the name of its pod.
+/// Check that reads the host name, which is the name of the pod.
 pub(crate) fn host_name() -> Check {
     Check::Read { path: "/etc/hostname".into() }
 }
 
-/// Repeats a request until it succeeds. Returns the time of the last one, or its error.
+/// Repeats a request until it succeeds. Returns the duration of the last request, or its error.
 pub(crate) async fn repeat<F>(request: impl Fn() -> F) -> Result<Duration, String>
 where
     F: Future<Output = Result<(), String>>,

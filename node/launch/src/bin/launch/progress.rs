@@ -23,14 +23,14 @@ pub(crate) struct Progress<'a> {
 struct Lane {
     node: String,
     log: PathBuf,
-    /// Created with the first text.
+    /// Progress bar, created with the first text.
     bar: OnceCell<ProgressBar>,
     unfinished: RefCell<Unfinished>,
 }
 
 impl<'a> Progress<'a> {
     pub(crate) fn new(output: &'a Output, nodes: Vec<(String, PathBuf)>) -> Self {
-        // It writes nothing if it cannot draw: `TERM` may be `dumb` or unset.
+        // The display writes nothing if it cannot draw: `TERM` may be `dumb` or unset.
         let display = Some(MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
         let display = display.filter(|display| !display.is_hidden());
         let lane = |(node, log)| Lane { node, log, bar: OnceCell::new(), unfinished: RefCell::default() };
@@ -38,7 +38,7 @@ impl<'a> Progress<'a> {
         Self { display, output, start: Instant::now(), lanes }
     }
 
-    /// Shows an event of a node; started stages until they end.
+    /// Shows an event of a node. A started stage stays visible until it ends.
     pub(crate) fn event(&self, node: &str, event: &Event) {
         let Some(lane) = self.lanes.iter().find(|lane| lane.node == node) else { return };
         let mut unfinished = lane.unfinished.borrow_mut();
@@ -66,7 +66,7 @@ impl<'a> Progress<'a> {
     /// Prints lines above the live ones.
     pub(crate) fn print_error(&self, text: &str) {
         match &self.display {
-            // Errors are detected by the output of the result.
+            // Ignore errors: printing the result detects a closed output.
             Some(display) => _ = display.println(text),
             None => self.output.print_error(text),
         }
@@ -96,7 +96,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Adds the name of the node if there are several.
+    /// Prefixes the text with the name of the node if there are several nodes.
     fn of_node(&self, lane: &Lane, text: &str) -> String {
         match self.lanes.iter().map(|lane| lane.node.len()).max() {
             Some(width) if self.lanes.len() > 1 => format!("{:width$}  {text}", lane.node),

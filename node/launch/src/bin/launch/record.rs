@@ -1,4 +1,4 @@
-//! State of a cluster that is kept, in a file of its directory.
+//! Record of a cluster that is kept, in a file of its directory.
 
 use kernel::text::Stat;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Only the process that holds the lock of the directory writes it.
+/// State of a cluster. Only the process that holds the lock of the directory writes the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Record {
@@ -43,7 +43,7 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub(crate) pid: u32,
-    /// In clock ticks since the boot, proc_pid_stat(5).
+    /// Start time in clock ticks since the boot, proc_pid_stat(5).
     start: u64,
     boot: String,
 }
@@ -57,12 +57,12 @@ pub(crate) enum Shown {
     },
     Stopped,
     Failed,
-    /// The process ended without a last record: it was killed, or the machine was turned off.
+    /// The process ended without writing its last record, because it was killed or the machine was turned off.
     Killed,
 }
 
 impl Record {
-    /// A missing or unreadable record is that of a new cluster, so that it never blocks a start.
+    /// Reads a record. A missing or unreadable record counts as that of a new cluster, so that it never blocks a start.
     pub(crate) fn read(path: &Path) -> Self {
         fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
@@ -104,9 +104,9 @@ impl ProcessId {
     }
 }
 
-/// State and start time.
+/// State and start time of a process.
 fn stat(pid: u32) -> Option<(char, u64)> {
-    // The name may have any bytes.
+    // The name of the process may contain any bytes.
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     Stat::parse(&String::from_utf8_lossy(&text)).map(|stat| (stat.state, stat.start))
 }
@@ -131,7 +131,7 @@ mod tests {
         record.write(&path).unwrap();
         assert_eq!(Record::read(&path), record);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-        // Such as after a power failure of the machine.
+        // Invalid content, such as after a power failure of the machine.
         for text in ["", "{", "[]", r#"{"process": {"pid": -1, "start": 0, "boot": ""}}"#] {
             fs::write(&path, text).unwrap();
             assert_eq!(Record::read(&path), Record::default(), "{text}");
@@ -142,7 +142,7 @@ mod tests {
     fn a_process_is_alive_until_it_ends() {
         let own = ProcessId::own().unwrap();
         assert!(own.is_alive());
-        // Another process has the number, of this boot or of an earlier one.
+        // Another process of this boot or of an earlier one has the same PID.
         assert!(!ProcessId { start: own.start + 1, ..own.clone() }.is_alive());
         assert!(!ProcessId { boot: "another".to_owned(), ..own.clone() }.is_alive());
         let mut child = Command::new("true").spawn().unwrap();
@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(shown(phase, true), Shown::Running { phase, process: process.clone() });
             assert_eq!(shown(phase, false), Shown::Killed);
         }
-        // The process writes this as its last step.
+        // The process writes this record as its last step.
         assert_eq!(shown(Phase::Stopped, true), Shown::Stopped);
         assert_eq!(shown(Phase::Failed, true), Shown::Failed);
         assert_eq!(Record::default().shown(), Shown::Stopped);

@@ -8,7 +8,7 @@ use units::Bytes;
 pub(crate) fn of(result: &DemoResult) -> String {
     let DemoResult { claims, mesh } = result;
     let mut columns = columns(claims);
-    // A single node needs no column.
+    // A single node needs no NODE column.
     if mesh.is_empty() {
         columns.retain(|column| column[0] != NODE);
     }
@@ -20,7 +20,7 @@ pub(crate) fn of(result: &DemoResult) -> String {
             Some(note) => format!("had the note of an earlier run, {note:?}."),
             None => "was new and empty.".to_owned(),
         };
-        // Writing to a String does not fail.
+        // Writing to a `String` does not fail.
         _ = writeln!(text, "{NAMESPACE}/{claim} {before} It keeps the note {:?}.", finding.kept);
     }
     if !mesh.is_empty() {
@@ -34,7 +34,7 @@ pub(crate) fn of(result: &DemoResult) -> String {
 
 const NODE: &str = "NODE";
 
-/// Cells of each column, the title first.
+/// Cells of each column, starting with the title.
 fn columns(claims: &[ClaimResult]) -> Vec<Vec<String>> {
     let column = |title: &str, cell: &dyn Fn(&ClaimResult) -> String| {
         std::iter::once(title.to_owned()).chain(claims.iter().map(cell)).collect()

@@ -1,4 +1,4 @@
-//! The directory of a run, which is removed however the run ends.
+//! Temporary directory of a run. A second process removes it if the launcher is killed.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use tempfile::TempDir;
 
-/// First argument of the second process, before a directory.
+/// First argument of the sweeper process. The second argument is the directory.
 const SWEEP: &str = "--sweep-up";
-/// Only directories with this prefix are removed.
+/// Prefix of the temporary directories. The sweeper removes no other directory.
 const PREFIX: &str = "granary-";
 
-/// A temporary directory. Only its owner can read it, and a second process removes it if this one is killed, because it contains
-/// keys of the cluster.
+/// A temporary directory. Only its owner can read it, and the sweeper process removes it if this process is killed,
+/// because the directory contains keys of the cluster.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     directory: TempDir,
@@ -26,7 +26,7 @@ pub(crate) struct Workspace {
 impl Workspace {
     pub(crate) fn create(place: &Path) -> io::Result<Self> {
         let directory = private_directory(place)?;
-        // In another process group, which receives neither Ctrl-C nor SIGHUP.
+        // Start the sweeper in another process group, which receives neither Ctrl-C nor SIGHUP.
         let sweeper = Command::new("/proc/self/exe")
             .arg(SWEEP)
             .arg(directory.path())
@@ -42,7 +42,7 @@ impl Workspace {
         self.directory.path()
     }
 
-    /// Removes the directory. If a thread still writes there, the second process removes it later.
+    /// Removes the directory. If a thread still writes there, the sweeper removes the directory later.
     pub(crate) fn remove(mut self) {
         if self.directory.close().is_ok() {
             _ = self.sweeper.kill();
@@ -51,18 +51,18 @@ impl Workspace {
     }
 }
 
-/// The place for temporary directories. bazelw renames `TMPDIR` of the user.
+/// Directory for temporary directories. bazelw passes the user's `TMPDIR` as `GRANARY_TMPDIR`.
 pub(crate) fn temporary(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let renamed = variable("GRANARY_TMPDIR").map(PathBuf::from).filter(|path| path.is_absolute());
     renamed.unwrap_or_else(env::temp_dir)
 }
 
-/// Without permissions, it would have those that the umask leaves.
+/// Creates a directory with mode 0700. By default, the umask would decide its mode.
 fn private_directory(place: &Path) -> io::Result<TempDir> {
     tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(place)
 }
 
-/// The main function of the second process; `None` in the first.
+/// Main function of the sweeper process; `None` in the launcher.
 pub(crate) fn sweep() -> Option<ExitCode> {
     let mut arguments = env::args_os().skip(1);
     if arguments.next()? != SWEEP {
@@ -79,7 +79,7 @@ fn has_prefix(directory: &Path) -> bool {
     directory.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(PREFIX))
 }
 
-/// Removes the directory when the first process ends, which closes the stream.
+/// Removes the directory when the launcher ends, which closes the stream.
 fn remove_after(parent: &mut impl io::Read, directory: &Path) -> io::Result<()> {
     io::copy(parent, &mut io::sink())?;
     match fs::remove_dir_all(directory) {
@@ -92,7 +92,8 @@ fn remove_after(parent: &mut impl io::Read, directory: &Path) -> io::Result<()> 
 mod tests {
     use super::*;
 
-    /// Other users of the machine could read the data disk, which has the key of the cluster's CA.
+    /// Regression test: other users of the machine could read the data disk, which contains the key of the cluster's
+    /// CA.
     #[test]
     fn only_the_owner_can_read_the_directory() {
         let place = tempfile::tempdir().unwrap();
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(directory.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
     }
 
-    /// The remedy for a full disk, another `TMPDIR`, had no effect with bazelw.
+    /// Regression test: the remedy for a full disk, another `TMPDIR`, had no effect with bazelw.
     #[test]
     fn the_place_is_that_of_bazelw_or_of_the_system() {
         let place =
