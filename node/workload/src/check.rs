@@ -1,15 +1,15 @@
-//! The checks and their command lines.
+//! Checks and their command lines.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Keeps the files of [`Check::Fill`] and [`Check::FillInodes`].
+/// Option that keeps the files of [`Check::Fill`] and [`Check::FillInodes`].
 const KEEP: &str = "--keep";
 
-/// A check. Paths are those of the container.
+/// A check. Paths are paths in the container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// `inspect PATH`: size, inodes and flags of the file system there, owner and mode of the path.
+    /// `inspect PATH`: size, inodes and mount flags of the file system at the path, owner and mode of the path.
     Inspect { path: PathBuf },
     /// `fill PATH [--keep]`: writes a file in the directory until the first error.
     Fill { path: PathBuf, keep: bool },
@@ -17,14 +17,14 @@ pub enum Check {
     FillInodes { path: PathBuf, keep: bool },
     /// `write PATH TEXT`: writes a file or the beginning of a device, and makes it durable.
     Write { path: PathBuf, text: String },
-    /// `read PATH`: at most [`Check::READ_LIMIT`] bytes, to the first zero.
+    /// `read PATH`: reads a file or device up to the first zero byte, at most [`Check::READ_LIMIT`] bytes.
     Read { path: PathBuf },
-    /// `try-write PATH`: whether a file can be created and written, or the first block of a device.
+    /// `try-write PATH`: whether the container can create and write a file, or write the first block of a device.
     TryWrite { path: PathBuf },
     /// `paint PATH TEXT`: repeats the text on a whole device or in a file in a directory until the first error, and
     /// makes it durable.
     Paint { path: PathBuf, text: String },
-    /// `scan PATH TEXT`: searches the text on a whole device, or in all files and in the free space of a directory.
+    /// `scan PATH TEXT`: searches a whole device, or all files and the free space of a directory, for the text.
     Scan { path: PathBuf, text: String },
     /// `checksum PATH`: SHA-256 of a whole file or device.
     Checksum { path: PathBuf },
@@ -32,38 +32,39 @@ pub enum Check {
     Execute { path: PathBuf },
     /// `device PATH`: size and properties of a block device.
     Device { path: PathBuf },
-    /// `direct PATH`: writes the first block past the page cache, and reads it back the same way.
+    /// `direct PATH`: writes the first block of a device with direct I/O, and reads it back with direct I/O.
     Direct { path: PathBuf },
-    /// `demo PATH TEXT`: reads the note of an earlier run, writes a new one, and fills the volume until the first error. The note
-    /// is a file in a directory, or at the beginning of a device.
+    /// `demo PATH TEXT`: reads the note of an earlier run, writes a new one, and fills the volume until the first
+    /// error. The note is a file in a directory, or at the beginning of a device.
     Demo { path: PathBuf, text: String },
     /// `volumes PATH`: names and projects below a directory of the node, two levels deep, all projects of its file system, loop
     /// devices, and mounts of volumes. Needs `CAP_SYS_ADMIN` and the process IDs of the node.
     Volumes { path: PathBuf },
-    /// `signal PROGRAM NUMBER`: sends a signal to a program that PID 1 of the node started, or to PID 1 (`init`); 0
-    /// only searches the program. Needs the process IDs of the node.
+    /// `signal PROGRAM NUMBER`: sends a signal to a program that PID 1 of the node started, or to PID 1 (`init`).
+    /// Signal 0 only searches for the program. Needs the process IDs of the node.
     Signal { program: String, number: i32 },
-    /// `settings KEY…`: settings of the kernel in the namespaces of the node, named as in sysctl.d(5); `*` is each network
-    /// interface. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE` and the process IDs of the node.
+    /// `settings KEY…`: kernel settings (sysctl) in the namespaces of the node, named as in sysctl.d(5); `*` stands for
+    /// each network interface. Needs `CAP_SYS_ADMIN`, `CAP_SYS_PTRACE` and the process IDs of the node.
     Settings { keys: Vec<String> },
     /// `listeners`: TCP and UDP sockets in the container's network namespace that wait for clients.
     Listeners,
-    /// `unshare`: whether a thread may create a user namespace. A seccomp filter such as containerd's default returns EPERM; without a
-    /// filter the error is EINVAL, because the program has several threads.
+    /// `unshare`: whether a thread may create a user namespace. A seccomp filter such as containerd's default returns
+    /// EPERM. Without a filter the error is EINVAL, because the program has several threads.
     Unshare,
-    /// `fetch ADDRESS TARGET`: the answer of an HTTP server to `GET TARGET`.
+    /// `fetch ADDRESS TARGET`: the response of an HTTP server to `GET TARGET`.
     Fetch { address: SocketAddr, target: String },
-    /// `exchange ADDRESS TEXT`: the answer of a server of any protocol to this text, up to the end of the connection.
+    /// `exchange ADDRESS TEXT`: sends the text to a server of any protocol, and reads the response up to the end of the
+    /// connection.
     Exchange { address: SocketAddr, text: String },
-    /// `resolve NAME A|SRV`: the answer of the container's name server for the name in its search path.
+    /// `resolve NAME A|SRV`: queries the container's name server for the name, with its search path.
     Resolve { name: String, record: Record },
-    /// `webhook PORT DIRECTORY`: an admission webhook that denies all requests with the name of this pod, until SIGTERM; see
-    /// [`crate::webhook`]. The directory has `tls.crt` and `tls.key`.
+    /// `webhook PORT DIRECTORY`: runs an admission webhook until SIGTERM. The webhook denies all requests, and its
+    /// message contains the name of this pod; see [`crate::webhook`]. The directory contains `tls.crt` and `tls.key`.
     Webhook { port: u16, path: PathBuf },
     /// `serve PORT [FILE]`: runs checks that are requested over HTTP, until SIGTERM, and then writes
     /// [`FAREWELL`](crate::serve::FAREWELL) to the file; see [`crate::serve`].
     Serve { port: u16, farewell: Option<PathBuf> },
-    /// `end`: ends the program of [`Check::Serve`] after the answer, as SIGTERM does.
+    /// `end`: ends the program of [`Check::Serve`] after the response, as SIGTERM does.
     End,
 }
 
@@ -77,10 +78,10 @@ pub enum Record {
 const RECORDS: [(&str, Record); 2] = [("A", Record::A), ("SRV", Record::Srv)];
 
 impl Check {
-    /// Maximum length of the text of [`Check::Read`]: the message of a container in the status of its pod has 4 KiB.
+    /// Maximum length of the text of [`Check::Read`]. The termination message in a pod's status has at most 4 KiB.
     pub const READ_LIMIT: u64 = 2048;
 
-    /// The command lines, for usage errors.
+    /// Command lines of all checks, for usage errors.
     pub(crate) const FORMS: &str = "inspect PATH, fill PATH [--keep], fill-inodes PATH [--keep], write PATH TEXT, \
          read PATH, try-write PATH, paint PATH TEXT, scan PATH TEXT, checksum PATH, execute PATH, device PATH, \
          direct PATH, demo PATH TEXT, volumes PATH, signal PROGRAM NUMBER, settings KEY…, listeners, unshare, \

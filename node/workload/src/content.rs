@@ -1,4 +1,4 @@
-//! A text that is easy to find again: written everywhere by one tenant, looked for by the next.
+//! Marker text. One tenant writes the text to a whole volume, and the next tenant searches its own volume for the text.
 
 use crate::CheckError;
 use crate::fill;
@@ -10,12 +10,12 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 const CHUNK: usize = 1 << 20;
-/// Zeros are skipped by so much at once.
+/// Unit in which [`look`] counts blocks that contain other bytes than zeros.
 const BLOCK: usize = 4096;
-/// The same, as sizes of files are counted.
+/// Smallest piece of space that [`take_the_rest`] allocates, in bytes.
 const PIECE: i64 = 4096;
 
-/// Writes the text over and over until the first error.
+/// Repeats the text in the file or device until the first error.
 pub(crate) fn paint(path: &Path, text: &str) -> Result<Paint, CheckError> {
     let file = if path.is_dir() { path.join("paint") } else { path.to_path_buf() };
     let mut options = OpenOptions::new();
@@ -40,8 +40,8 @@ pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
     Ok(found)
 }
 
-/// A file of all space that is left, to search the data of others in it; `None` if there is
-/// no space.
+/// Allocates all free space to a file, so that [`scan`] can search it for data of other tenants. `None` if there is no
+/// free space.
 fn take_the_rest(directory: &Path) -> Result<Option<PathBuf>, CheckError> {
     let path = directory.join("rest");
     let file = match File::create(&path) {
@@ -49,7 +49,7 @@ fn take_the_rest(directory: &Path) -> Result<Option<PathBuf>, CheckError> {
         Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(None),
         Err(error) => return Err(CheckError::of("create", &path)(error)),
     };
-    // The file's own blocks of metadata come from the same space: what is refused is asked for in smaller pieces.
+    // The file's metadata uses the same space, so retry a failed allocation with half the size.
     let (mut end, mut piece) = (0, i64::try_from(space::of(directory)?.free).unwrap_or(i64::MAX));
     while piece >= PIECE {
         if fallocate(&file, FallocateFlags::empty(), end, piece).is_ok() {
@@ -83,7 +83,7 @@ fn file(path: &Path, text: &[u8], found: &mut Scan) -> Result<(), CheckError> {
     look(&mut file, text, found).map_err(CheckError::of("read", path))
 }
 
-/// Reads to the end. The text may lie across two chunks: as much of a chunk's end as it needs is kept.
+/// Reads to the end. The window keeps the end of the previous chunk, because the text may lie across two chunks.
 fn look(source: &mut impl Read, text: &[u8], found: &mut Scan) -> io::Result<()> {
     let overlap = text.len().saturating_sub(1);
     let mut chunk = vec![0; CHUNK];
@@ -108,7 +108,7 @@ fn look(source: &mut impl Read, text: &[u8], found: &mut Scan) -> io::Result<()>
     }
 }
 
-/// The beginning of a file or device, to the first zero.
+/// Content of a file or device up to the first zero byte.
 pub(crate) fn beginning(path: &Path, limit: u64) -> Result<String, CheckError> {
     let mut content = Vec::new();
     File::open(path)
@@ -120,7 +120,7 @@ pub(crate) fn beginning(path: &Path, limit: u64) -> Result<String, CheckError> {
 
 pub(crate) fn begin(path: &Path, text: &str) -> Result<(), CheckError> {
     let mut content = text.as_bytes().to_vec();
-    // The text ends at the zero; the rest is of an earlier text.
+    // A zero byte ends the text. The bytes behind it may be of an earlier text.
     content.push(0);
     let mut device = OpenOptions::new().write(true).open(path).map_err(CheckError::of("open", path))?;
     device.write_all(&content).map_err(CheckError::of("write", path))?;

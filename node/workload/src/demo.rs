@@ -1,4 +1,4 @@
-//! The check of the launcher's demonstration.
+//! Check of the launcher's demonstration.
 
 use crate::finding::Demo;
 use crate::{Check, CheckError, content, device, file, fill, space};
@@ -6,10 +6,10 @@ use std::fs::OpenOptions;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
 
-/// The note's part of a device: what follows is filled.
+/// Bytes of a device that are reserved for the note. The demonstration fills the rest.
 const NOTE: u64 = 4096;
 
-/// Finds the note of an earlier run, leaves a new one, and writes what is left of the volume, to the first error.
+/// Reads the note of an earlier run, writes a new one, and fills the rest of the volume until the first error.
 pub(crate) fn run(volume: &Path, text: &str) -> Result<Demo, CheckError> {
     if volume.is_dir() { directory(volume, text) } else { whole(volume, text) }
 }
@@ -31,7 +31,7 @@ fn directory(directory: &Path, text: &str) -> Result<Demo, CheckError> {
     })
 }
 
-/// A device holds the note at its beginning, and no space of it can be given back.
+/// Demonstration on a device. The note is at the beginning, and the filled space cannot be freed.
 fn whole(path: &Path, text: &str) -> Result<Demo, CheckError> {
     let size = device::look(path)?.size;
     let found = Some(content::beginning(path, Check::READ_LIMIT)?).filter(|text| !text.is_empty());
@@ -42,7 +42,8 @@ fn whole(path: &Path, text: &str) -> Result<Demo, CheckError> {
     Ok(Demo { found, kept, size, written, errno, used: written })
 }
 
-/// Fills what follows the note: the bytes written, and the name of the error that stopped it.
+/// Fills the device behind the note. Returns the number of written bytes and the name of the error that ended the
+/// writes.
 fn behind_the_note(path: &Path) -> Result<(u64, String), CheckError> {
     let mut device = OpenOptions::new().write(true).open(path).map_err(CheckError::of("open", path))?;
     device.seek(SeekFrom::Start(NOTE)).map_err(CheckError::of("seek in", path))?;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A block in memory as direct I/O wants it: aligned to what any device asks for.
+/// A buffer for direct I/O, aligned for any device.
 #[repr(C, align(4096))]
 struct Block([u8; 4096]);
 
@@ -22,7 +22,7 @@ pub(crate) fn look(path: &Path) -> Result<Device, CheckError> {
     }
     let number = metadata.rdev();
     let kernel = PathBuf::from(format!("/sys/dev/block/{}:{}", major(number), minor(number)));
-    // Always in units of 512 bytes, Documentation/ABI/stable/sysfs-block.
+    // The kernel always reports units of 512 bytes, Documentation/ABI/stable/sysfs-block.
     let sectors = attribute(&kernel.join("size"))?;
     Ok(Device {
         size: sectors * 512,
@@ -41,7 +41,7 @@ fn attribute(path: &Path) -> Result<u64, CheckError> {
     text.trim().parse().map_err(|error| CheckError::of("understand", path)(wrong(error)))
 }
 
-/// Writes the first block past the page cache, and reads it back so.
+/// Writes the first block with direct I/O, and reads it back with direct I/O.
 pub(crate) fn direct(path: &Path) -> Result<Tried, CheckError> {
     let mut options = OpenOptions::new();
     let device: File = options
@@ -62,7 +62,7 @@ pub(crate) fn direct(path: &Path) -> Result<Tried, CheckError> {
     }
 }
 
-/// Makes and writes a file, or writes the first block of a device.
+/// Creates and writes a file, or writes the first block of a device.
 pub(crate) fn try_write(path: &Path) -> Tried {
     let mut options = OpenOptions::new();
     let written = options.write(true).create(true).truncate(false).open(path).and_then(|file| {

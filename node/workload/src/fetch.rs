@@ -1,4 +1,4 @@
-//! Requests to other containers: HTTP, and other protocols whose messages are text.
+//! Requests to other containers: HTTP, and other protocols with text messages.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,12 +10,12 @@ use crate::{Check, CheckError};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The answer to `GET TARGET`, with its head: at most [`Check::READ_LIMIT`] bytes of it.
+/// The response to `GET TARGET` with its header, at most [`Check::READ_LIMIT`] bytes.
 pub(crate) fn get(address: SocketAddr, target: &str) -> Result<Text, CheckError> {
     exchange(address, &format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"))
 }
 
-/// Sends a text, and reads until the server closes the connection: at most [`Check::READ_LIMIT`] bytes.
+/// Sends a text, and reads at most [`Check::READ_LIMIT`] bytes until the server closes the connection.
 pub(crate) fn exchange(address: SocketAddr, text: &str) -> Result<Text, CheckError> {
     request(address, text).map_err(CheckError::of("send a request to", Path::new(&address.to_string())))
 }
@@ -24,11 +24,11 @@ fn request(address: SocketAddr, text: &str) -> io::Result<Text> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;
-    // In one write: a server may answer after the first bytes and close the connection.
+    // Send the request in one write: a server may respond after the first bytes and close the connection.
     stream.write_all(text.as_bytes())?;
     let mut answer = Vec::new();
     match stream.take(Check::READ_LIMIT).read_to_end(&mut answer) {
-        // A server that did not read the whole request resets the connection after its answer.
+        // A server that did not read the whole request resets the connection after its response.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !answer.is_empty() => {}
         read => {
             read?;
@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    /// As a server of TLS does, which wants no HTTP.
+    /// A TLS server rejects an HTTP request in this way.
     #[test]
     fn an_early_answer_is_received() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Writes the file and makes it durable, and its name in the directory too; of a device the beginning.
+/// Writes the file and syncs it and its directory. On a block device, writes the beginning.
 pub(crate) fn write(path: &Path, text: &str) -> Result<Text, CheckError> {
     if path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         content::begin(path, text)?;

@@ -1,4 +1,4 @@
-//! Writing until it is refused.
+//! Writes until the first error.
 
 use crate::CheckError;
 use crate::finding::{Fill, FillInodes};
@@ -8,11 +8,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The largest write. Smaller ones follow when the rest is smaller than that.
+/// Size of the largest write. Smaller writes fill the remaining space.
 const CHUNK: usize = 1 << 20;
-/// Not zeros: a file system may store those as a hole.
+/// Content of the writes. A file system may store zeros as a hole.
 pub(crate) static PATTERN: [u8; CHUNK] = [0xa5; CHUNK];
-/// The smallest write: a block of the file system, the unit that it charges.
+/// Size of the smallest write: a block, the allocation unit of the file system.
 const BLOCK: usize = 4096;
 
 pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
@@ -22,7 +22,7 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let (written, refusal) = until_refused(&mut file, &PATTERN);
     let full = space::of(directory)?;
     if !keep {
-        // XFS gives the space of a removed file back in the background, that of a truncated one at once.
+        // XFS frees the space of a removed file in the background, and the space of a truncated file at once.
         file.set_len(0).map_err(CheckError::of("truncate", &path))?;
         drop(file);
         fs::remove_file(&path).map_err(CheckError::of("remove", &path))?;
@@ -30,17 +30,17 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     Ok(Fill { before, written, errno: name(&refusal), full })
 }
 
-/// Writes the content over and over, to the last block: returns the bytes that an `fsync` took, and the error
-/// of the write that was refused.
+/// Repeats the content until the last block is written. Returns the number of bytes that `fsync` made durable, and the
+/// error of the failed write.
 pub(crate) fn until_refused(file: &mut File, content: &[u8]) -> (u64, io::Error) {
     let (mut chunk, mut written, mut durable) = (content.len(), 0, 0);
     loop {
         match file.write(&content[..chunk]) {
-            // A device may say so at its end.
+            // A device may return 0 at its end.
             Ok(0) => return (durable, io::ErrorKind::WriteZero.into()),
             Ok(count) => written += count as u64,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // XFS counts reserved blocks until they are written back: only after that the rest is known.
+            // XFS counts reserved blocks until writeback, so sync before trying smaller writes.
             Err(error) => match file.sync_data() {
                 Ok(()) => {
                     durable = written;

@@ -1,10 +1,10 @@
-//! Results of checks, printed as JSON. Sizes are in bytes; what was written reached the disk (`fsync`); an `errno` is a name
-//! such as `ENOSPC`, of the error that stopped the check.
+//! Results of checks, printed as JSON. Sizes are in bytes. Written bytes have reached the disk (`fsync`). An `errno` is
+//! the name of the error that ended the check, such as `ENOSPC`.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// The result of a check; in JSON an object with the name of the `check`.
+/// The result of a check. The JSON object has the name of the `check`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "check", rename_all = "kebab-case")]
 pub enum Finding {
@@ -34,7 +34,7 @@ pub enum Finding {
     End,
 }
 
-/// A file system as `statvfs` shows it; with a project quota that is the project's share.
+/// Space of a file system as `statvfs` returns it. With a project quota, `statvfs` returns the project's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Space {
@@ -47,11 +47,11 @@ pub struct Space {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspect {
     pub space: Space,
-    /// Flags of the mount: of `ro`, `nosuid`, `nodev`, `noexec` those that are set.
+    /// Mount flags that are set, of `ro`, `nosuid`, `nodev` and `noexec`.
     pub flags: Vec<String>,
     pub uid: u32,
     pub gid: u32,
-    /// Permissions in octal digits, like `0755`.
+    /// Permissions in octal digits, such as `0755`.
     pub mode: String,
 }
 
@@ -66,7 +66,7 @@ pub struct Fill {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FillInodes {
     pub before: Space,
-    /// Number of created files, and the directory.
+    /// Number of created files, including the directory.
     pub created: u64,
     pub errno: String,
     pub full: Space,
@@ -91,7 +91,7 @@ pub struct Paint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scan {
     pub bytes: u64,
-    /// Bytes in blocks of 4 KiB that hold anything but zeros.
+    /// Bytes in blocks of 4 KiB that contain other bytes than zeros.
     pub data: u64,
     pub found: u64,
 }
@@ -108,9 +108,9 @@ pub struct Device {
     /// The smallest unit of a write, in bytes.
     pub logical_block: u64,
     pub read_only: bool,
-    /// Whether a loop device goes past the page cache to its file; absent for other devices.
+    /// Whether a loop device accesses its file with direct I/O. Absent for other devices.
     pub direct: Option<bool>,
-    /// Major and minor number, like `7:0`.
+    /// Major and minor number, such as `7:0`.
     pub number: String,
     pub uid: u32,
     pub gid: u32,
@@ -124,7 +124,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     pub key: String,
-    /// The network interface, of a setting of each.
+    /// The network interface, for a setting with `*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     pub value: String,
@@ -135,7 +135,7 @@ pub struct Listeners {
     pub listeners: Vec<Listener>,
 }
 
-/// A socket that waits for clients at an address, or at all of them (`0.0.0.0`, `::`).
+/// A socket that waits for clients at one address, or at all addresses (`0.0.0.0`, `::`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listener {
     /// `TCP` or `UDP`.
@@ -146,22 +146,23 @@ pub struct Listener {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Executed {
-    /// Its exit status; absent if it could not be started or was killed.
+    /// Exit status. Absent if the program could not be started or was killed.
     pub status: Option<i32>,
-    /// Name of the error that kept it from being started, like `EACCES`.
+    /// Name of the error that prevented the start, such as `EACCES`.
     pub errno: Option<String>,
 }
 
-/// A volume shown to a person: a directory, or a device.
+/// Result of the launcher's demonstration on a directory or a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demo {
     pub found: Option<String>,
     pub kept: String,
     pub size: u64,
-    /// Bytes that were written and reached the disk (`fsync`): beside the note in a directory, with it on a device.
+    /// Bytes that were written and reached the disk (`fsync`). On a device, includes the note; in a directory, excludes
+    /// the note.
     pub written: u64,
     pub errno: String,
-    /// Bytes in use afterwards: in a directory what was written is removed but for the note, a device is full.
+    /// Bytes in use after the check. A directory contains only the note again; a device stays full.
     pub used: u64,
 }
 
@@ -169,21 +170,21 @@ pub struct Demo {
 pub struct Volumes {
     /// Entries below the directory, two levels deep.
     pub entries: Vec<Entry>,
-    /// Every project that has a limit or uses anything.
+    /// All projects that have a limit or use space or inodes.
     pub projects: Vec<Project>,
-    /// Every loop device that has a file.
+    /// All loop devices that have a file.
     pub loops: Vec<Loop>,
-    /// Every place below kubelet's directory where a volume is mounted.
+    /// All mount points of volumes below the kubelet's directory.
     pub mounts: Vec<Mount>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its path, relative to the directory that was listed.
+    /// Path relative to the listed directory.
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project: Option<u32>,
-    /// The image of a block volume that is in the directory.
+    /// Image file of a block volume in this directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
 }
@@ -212,23 +213,23 @@ pub struct Mount {
     /// Root of the mount in its file system.
     pub root: String,
     pub point: String,
-    /// Its flags, like `ro`, `nosuid`, `nodev`.
+    /// Mount flags, such as `ro`, `nosuid`, `nodev`.
     pub flags: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resolved {
-    /// The name that was asked for last, with its domain of the search path.
+    /// The name of the last query, including its search domain.
     pub name: String,
-    /// The code of the answer, like `NOERROR`.
+    /// Response code, such as `NOERROR`.
     pub code: String,
-    /// Sorted: addresses, or `PORT TARGET` of SRV records.
+    /// Sorted addresses, or `PORT TARGET` of SRV records.
     pub answers: Vec<String>,
-    /// Whether the answer was too long for a datagram, and came by TCP.
+    /// Whether the response was too long for a datagram, so that TCP was used.
     pub truncated: bool,
 }
 
-/// Processes that were sent a signal.
+/// Processes that received the signal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signalled {
     pub processes: Vec<i32>,

@@ -1,8 +1,8 @@
 //! A container that checks its volume from the inside.
 //!
-//! [`Request`] is the command line as a type, and [`Finding`] the JSON object that the program prints. Most checks need no
-//! privilege; [`Check::Volumes`], [`Check::Signal`] and [`Check::Settings`] examine the node for tests. [`Check::Serve`] runs
-//! checks that are requested over HTTP. `src/bin/pause.rs` is the program of pod sandboxes.
+//! [`Request`] is the command line as a type, and [`Finding`] the JSON object that the program prints. Most checks need
+//! no privilege. [`Check::Volumes`], [`Check::Signal`] and [`Check::Settings`] examine the node for tests.
+//! [`Check::Serve`] runs checks that are requested over HTTP. `src/bin/pause.rs` is the program of pod sandboxes.
 //!
 //! ```
 //! use workload::{Check, Request};

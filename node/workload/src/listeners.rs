@@ -9,8 +9,8 @@ use std::path::Path;
 
 const ROOT: &str = "/proc/net";
 
-/// Tables with their protocol and the state of such a socket, include/net/tcp_states.h: `TCP_LISTEN`, or `TCP_CLOSE` of a UDP
-/// socket that is not connected to one peer.
+/// Tables with their protocol and the state of a waiting socket, include/net/tcp_states.h: `TCP_LISTEN`, or `TCP_CLOSE`
+/// of a UDP socket that is not connected to one peer.
 const TABLES: [(&str, &str, &str); 4] =
     [("tcp", "TCP", "0A"), ("tcp6", "TCP", "0A"), ("udp", "UDP", "07"), ("udp6", "UDP", "07")];
 
@@ -23,7 +23,7 @@ fn below(root: &Path) -> Result<Listeners, CheckError> {
     for (table, protocol, waiting) in TABLES {
         let path = root.join(table);
         let text = match fs::read_to_string(&path) {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             read => read.map_err(CheckError::of("read", &path))?,
         };
@@ -46,7 +46,8 @@ fn socket(line: &str) -> Option<(IpAddr, u16, &str)> {
     Some((ip(address)?, u16::from_str_radix(port, 16).ok()?, state))
 }
 
-/// The kernel prints each four bytes as a number in the byte order of this machine. An IPv6 socket can have an IPv4 address.
+/// Parses an address. The kernel prints each four bytes as a number in the byte order of this machine. An IPv6 socket
+/// can have an IPv4 address.
 fn ip(digits: &str) -> Option<IpAddr> {
     let mut bytes = Vec::new();
     for start in (0..digits.len()).step_by(8) {

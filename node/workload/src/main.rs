@@ -21,7 +21,7 @@ fn main() -> ExitCode {
             let text = format!("error: {}", causes::lines(&*error));
             eprintln!("{text}");
             if request.report {
-                // The error was printed; errors of this copy are ignored.
+                // Ignore errors of the report file: the error was printed to standard error.
                 _ = std::fs::write(Request::REPORT_FILE, text);
             }
             ExitCode::FAILURE

@@ -3,7 +3,7 @@
 use crate::finding::Tried;
 use nix::sched::{CloneFlags, unshare as enter};
 
-/// Asks for a user namespace. In a program with several threads the kernel never makes one (unshare(2)).
+/// Tries to create a user namespace. In a program with several threads, unshare(2) always fails.
 pub(crate) fn unshare() -> Tried {
     Tried { errno: enter(CloneFlags::CLONE_NEWUSER).err().map(|errno| format!("{errno:?}")) }
 }
@@ -12,12 +12,12 @@ pub(crate) fn unshare() -> Tried {
 mod tests {
     use super::*;
 
-    /// The harness has threads, as the server has.
+    /// The test harness has several threads, like the server.
     #[test]
     fn a_program_with_threads_stays_in_its_namespace() {
         std::thread::scope(|scope| {
             let errno = scope.spawn(unshare).join().unwrap().errno;
-            // A container that builds may have a filter of its own.
+            // A container that runs the build may have its own seccomp filter.
             assert!(matches!(errno.as_deref(), Some("EINVAL" | "EPERM")), "{errno:?}");
         });
     }

@@ -2,7 +2,7 @@
 
 use crate::Check;
 
-/// Also writes the finding to [`Request::REPORT_FILE`].
+/// Option that also writes the finding to [`Request::REPORT_FILE`].
 const REPORT: &str = "--report";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct UsageError {
 }
 
 impl Request {
-    /// The message of the container in the status of its pod.
+    /// Termination message of the container, which the kubelet copies to the status of its pod.
     pub const REPORT_FILE: &str = "/dev/termination-log";
 
     /// Parses the arguments after the name of the program.

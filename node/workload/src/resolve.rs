@@ -10,24 +10,25 @@ use crate::CheckError;
 use crate::check::Record;
 use crate::finding::Resolved;
 
-/// Longer than CoreDNS waits for the node's name servers.
+/// Time limit of a query. CoreDNS waits less for the node's name servers.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const PORT: u16 = 53;
-/// Without EDNS, a server shortens longer answers by UDP: RFC 1035, 4.2.1.
+/// Maximum length of a UDP response without EDNS: a server truncates longer responses, RFC 1035, 4.2.1.
 const LONGEST: usize = 512;
 const HEADER: usize = 12;
-/// Of a code in the header: RFC 1035, 4.1.1.
+/// Names of the response codes in the header: RFC 1035, 4.1.1.
 const CODES: [&str; 6] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"];
 
 struct Settings {
     server: Ipv4Addr,
     search: Vec<String>,
-    /// Names with fewer dots are searched first.
+    /// Names with fewer dots are looked up in the search path first (`ndots`).
     dots: usize,
 }
 
-/// The answer for the first of the names in the search path that exists, otherwise that for the last one.
+/// Looks the name up in the search path. Returns the response for the first name that exists, otherwise for the last
+/// name.
 pub(crate) fn look_up(name: &str, record: Record) -> Result<Resolved, CheckError> {
     let path = Path::new("/etc/resolv.conf");
     let text = fs::read_to_string(path).map_err(CheckError::of("read", path))?;
@@ -65,11 +66,12 @@ impl Settings {
     }
 }
 
-/// The answer of this server by UDP, or by TCP if it is too long for a datagram. The name is absolute, without a dot at its end.
+/// Queries a server by UDP, or by TCP if the response is too long for a datagram. The name is absolute, without a dot
+/// at its end.
 pub fn ask(server: Ipv4Addr, name: &str, record: Record) -> io::Result<Resolved> {
     let query = query(name, record);
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // The kernel drops datagrams of others.
+    // With a connected socket, the kernel drops datagrams from other addresses.
     socket.connect((server, PORT))?;
     socket.set_read_timeout(Some(LIMIT))?;
     socket.send(&query)?;
@@ -81,7 +83,7 @@ pub fn ask(server: Ipv4Addr, name: &str, record: Record) -> io::Result<Resolved>
     }
 }
 
-/// RFC 1035, 4.2.2: each message has its length before it.
+/// Queries the server by TCP. The length of a message precedes it: RFC 1035, 4.2.2.
 fn by_tcp(server: Ipv4Addr, query: &[u8], name: &str, record: Record) -> io::Result<Resolved> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -95,7 +97,7 @@ fn by_tcp(server: Ipv4Addr, query: &[u8], name: &str, record: Record) -> io::Res
     Ok(Resolved { truncated: true, ..found })
 }
 
-/// One question of class IN, with recursion. The ID is 0: the socket has a random port, and one query.
+/// A query with one question of class IN and recursion. The ID is 0: the socket has a random port, and sends one query.
 fn query(name: &str, record: Record) -> Vec<u8> {
     let mut bytes = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -109,7 +111,7 @@ fn query(name: &str, record: Record) -> Vec<u8> {
     bytes
 }
 
-/// `None` if the message is not an answer. Records of other types, such as aliases on the way, are left out.
+/// Parses a response. `None` if the message is not a response. Skips records of other types, such as aliases.
 fn parse(message: &[u8], name: &str, record: Record) -> Option<Resolved> {
     let number = |at: usize| Some(u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]));
     let (flags, questions, answers) = (number(2)?, number(4)?, number(6)?);
@@ -138,7 +140,8 @@ fn parse(message: &[u8], name: &str, record: Record) -> Option<Resolved> {
     Some(Resolved { name: name.to_owned(), code: (*code).to_owned(), answers: found, truncated: flags & 0x200 != 0 })
 }
 
-/// The name at an offset, and the offset behind it. Pointers lead back (RFC 1035, 4.1.4), so that it ends.
+/// The name at an offset, and the offset behind it. Compression pointers lead backward (RFC 1035, 4.1.4), so the loop
+/// ends.
 fn label_path(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut labels, mut end, mut least) = (Vec::new(), None, at);
     loop {
@@ -185,7 +188,7 @@ mod tests {
         assert!(Settings::parse("search a\n").is_none());
     }
 
-    /// With the question repeated, and names that point to it.
+    /// A response that repeats the question. Names of records point to the name of the question.
     fn answer(flags: [u8; 2], records: &[&[u8]]) -> Vec<u8> {
         let mut bytes = query("a.example", Record::A);
         bytes[2..4].copy_from_slice(&flags);

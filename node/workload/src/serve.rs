@@ -1,7 +1,7 @@
 //! Runs checks over HTTP; clients use the proxy of the API server.
 //!
-//! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The answer is JSON, either
-//! `{"Ok": FINDING}` or `{"Err": TEXT}`. HTTP/1.1 without kept connections is all that the proxy needs.
+//! A request is `GET /?WORD&WORD…`, the words of a [`Check`] with percent-encoding. The response is JSON, either
+//! `{"Ok": FINDING}` or `{"Err": TEXT}`. The proxy needs only HTTP/1.1 without persistent connections.
 
 use crate::{Check, CheckError, Finding, file, run as run_check};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Text that shows that the program received SIGTERM or SIGINT.
+/// Text in the file of [`Check::Serve`] after the program has received SIGTERM or SIGINT.
 pub const FAREWELL: &str = "asked to end";
 const HEAD: u64 = 16 << 10;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -24,18 +24,19 @@ pub fn target(check: &Check) -> String {
     format!("/?{}", words.join("&"))
 }
 
-/// Parses the answer to [`target`]: the finding of the check, or its error.
+/// Parses the response to [`target`]: the finding of the check, or its error.
 pub fn answer<T: DeserializeOwned>(text: &str) -> Result<Result<T, String>, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Serves until SIGTERM or SIGINT, then writes [`FAREWELL`].
+/// Serves requests until SIGTERM or SIGINT, then writes [`FAREWELL`].
 pub(crate) fn run(port: u16, farewell: Option<&Path>) -> Result<(), CheckError> {
     listen(port, exchange)?;
     farewell.map_or(Ok(()), |path| file::write(path, FAREWELL).map(drop))
 }
 
-/// Handles each connection in a thread until SIGTERM or SIGINT, which PID 1 of a container only receives if it blocks them.
+/// Handles each connection in a thread until SIGTERM or SIGINT. PID 1 of a container receives these signals only if it
+/// blocks or handles them.
 pub(crate) fn listen(
     port: u16,
     answer: impl Fn(&TcpStream) -> io::Result<()> + Send + Sync + 'static,
@@ -43,7 +44,7 @@ pub(crate) fn listen(
     let signals = crate::signal::block()?;
     let path = Path::new("requests");
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map_err(CheckError::of("wait for", path))?;
-    // The thread ends with the program.
+    // The thread ends with the process.
     thread::Builder::new()
         .name("requests".into())
         .spawn(move || accept(&listener, answer))
@@ -78,7 +79,7 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
     let mut reader = BufReader::new(stream.take(HEAD));
     let mut line = String::new();
     reader.read_line(&mut line)?;
-    // Reads the whole head: closing a connection with unread data would reset it.
+    // Read the whole header: closing a connection with unread data would reset it.
     let mut header = String::new();
     while reader.read_line(&mut header)? > 2 {
         header.clear();
@@ -91,7 +92,8 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
         Some(check) => ("200 OK", text(&run_check(check).map_err(|error| causes::lines(&error).to_string()))?),
     };
     respond(stream, status, &body)?;
-    // The answer is sent: the API server repeats no request, but its clients repeat those without an answer.
+    // Send the response before the program ends: the API server repeats no request, but its clients repeat those
+    // without a response.
     if check == Some(Check::End) { crate::signal::end() } else { Ok(()) }
 }
 
@@ -107,7 +109,7 @@ fn text(answer: &Result<Finding, String>) -> io::Result<String> {
     Ok(serde_json::to_string(answer)?)
 }
 
-/// `GET /?WORD&WORD HTTP/1.1`.
+/// Parses a request line, `GET /?WORD&WORD HTTP/1.1`.
 fn check(line: &str) -> Option<Check> {
     let mut parts = line.trim_end().split(' ');
     if parts.next()? != "GET" {
@@ -119,7 +121,7 @@ fn check(line: &str) -> Option<Check> {
     Check::parse(&words.iter().map(|word| &**word).collect::<Vec<&str>>())
 }
 
-/// All that RFC 3986 does not call unreserved (2.3).
+/// Characters to encode: all that are not unreserved in RFC 3986, 2.3.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Settings of the kernel, sysctl(8).
+//! Kernel settings, sysctl(8).
 
 use crate::CheckError;
 use crate::finding::{Setting, Settings};
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::{panic, thread};
 
 const ROOT: &str = "/proc/sys";
-/// The network namespace of the node's first process. `/proc/sys/net` shows that of the thread which reads.
+/// Network namespace of the node's PID 1. `/proc/sys/net` shows the namespace of the reading thread.
 const NETWORK: &str = "/proc/1/ns/net";
 const EACH: &str = "*";
 
-/// Reads settings as the node's own processes see them.
+/// Reads settings in the namespaces of the node's processes.
 pub(crate) fn read(keys: &[String]) -> Result<Settings, CheckError> {
     let read = || {
         let network = Path::new(NETWORK);
@@ -21,7 +21,7 @@ pub(crate) fn read(keys: &[String]) -> Result<Settings, CheckError> {
         setns(file, CloneFlags::CLONE_NEWNET).map_err(CheckError::of("enter", network))?;
         below(Path::new(ROOT), keys)
     };
-    // setns(2) moves the calling thread alone: this one ends.
+    // setns(2) moves only the calling thread, so a separate thread reads the settings.
     thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|reason| panic::resume_unwind(reason))
 }
 
@@ -36,7 +36,7 @@ fn below(root: &Path, keys: &[String]) -> Result<Settings, CheckError> {
                     let entry = entry.map_err(CheckError::of("list", &directory))?;
                     let file = path(&entry.path(), after.trim_start_matches('.'));
                     let value = match fs::read_to_string(&file) {
-                        // A pod's link goes with its pod.
+                        // The network interface of a pod is removed with its pod.
                         Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                         found => found.map_err(CheckError::of("read", &file))?,
                     };
@@ -53,7 +53,7 @@ fn value(file: &Path) -> Result<String, CheckError> {
     fs::read_to_string(file).map(|text| text.trim().to_owned()).map_err(CheckError::of("read", file))
 }
 
-/// `.` separates.
+/// Path of a setting. Dots separate the components of a key.
 fn path(root: &Path, key: &str) -> PathBuf {
     key.split('.').fold(root.to_owned(), |path, part| path.join(part))
 }

@@ -1,4 +1,4 @@
-//! Signals of this program and to programs of the node.
+//! Signals to this program and to programs of the node.
 
 use crate::CheckError;
 use crate::finding::Signalled;
@@ -10,10 +10,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Maximum length of names of programs: `TASK_COMM_LEN` without the zero.
+/// Maximum length of a program's name: `TASK_COMM_LEN` without the zero byte.
 const NAME: usize = 15;
 
-/// Blocks SIGINT and SIGTERM for [`wait`], also in later threads.
+/// Blocks SIGINT and SIGTERM for [`wait`], also in threads that are started later.
 pub(crate) fn block() -> Result<SigSet, CheckError> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     signals.thread_block().map_err(CheckError::of("block", Path::new("signals")))?;
@@ -29,7 +29,7 @@ pub(crate) fn end() -> io::Result<()> {
     Ok(kill(Pid::this(), Signal::SIGTERM)?)
 }
 
-/// Sends a signal to every process of that name which PID 1 started; 0 only finds them.
+/// Sends a signal to PID 1 or all processes with this name that PID 1 started. Signal 0 only finds them.
 pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> {
     let proc = Path::new("/proc");
     let signal = match number {
@@ -41,7 +41,7 @@ pub(crate) fn send(program: &str, number: i32) -> Result<Signalled, CheckError> 
     for entry in fs::read_dir(proc).map_err(CheckError::of("list", proc))? {
         let name = entry.map_err(CheckError::of("list", proc))?.file_name();
         let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // The process may end between the two calls.
+        // The process may end between the two system calls.
         let Ok(stat) = fs::read_to_string(proc.join(&name).join("stat")) else { continue };
         if Stat::parse(&stat).is_some_and(|stat| stat.name == name_of_program && (stat.parent == 1 || process == 1)) {
             kill(Pid::from_raw(process), signal).map_err(CheckError::of("signal", Path::new(program)))?;

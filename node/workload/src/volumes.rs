@@ -1,4 +1,4 @@
-//! The node's side of its volumes.
+//! Volumes from the node's perspective.
 
 use crate::CheckError;
 use crate::finding::{Entry, Image, Loop, Mount, Project, Volumes};
@@ -7,13 +7,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// How deep directories are looked into: places of the store, and volumes in them.
+/// Maximum depth of listed directories: directories of the store, and volumes in them.
 const DEPTH: usize = 2;
 
-/// Mounts of the node's first process: those of the node, not of this container.
+/// Mounts of the node's PID 1 instead of those of this container.
 const MOUNTS: &str = "/proc/1/mountinfo";
 const DEVICES: &str = "/sys/block";
-/// The file of a block volume in its directory.
+/// Name of a block volume's image file in the directory of the volume.
 const IMAGE: &str = "image";
 
 pub(crate) fn list(directory: &Path) -> Result<Volumes, CheckError> {
@@ -29,13 +29,13 @@ pub(crate) fn list(directory: &Path) -> Result<Volumes, CheckError> {
     Ok(Volumes { entries, projects, loops: loops()?, mounts: text.lines().filter_map(mount).collect() })
 }
 
-/// By sysfs, which shows the node's devices in every container.
+/// Lists loop devices from sysfs, which shows the node's devices in every container.
 fn loops() -> Result<Vec<Loop>, CheckError> {
     let devices = Path::new(DEVICES);
     let mut found = Vec::new();
     for entry in fs::read_dir(devices).map_err(CheckError::of("list", devices))? {
         let path = entry.map_err(CheckError::of("list", devices))?.path();
-        // Only a loop device that has a file has this attribute.
+        // Only loop devices with a file have this attribute.
         if let Ok(file) = fs::read_to_string(path.join("loop/backing_file")) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             found.push(Loop { name, file: file.trim_end().to_owned() });
@@ -45,11 +45,11 @@ fn loops() -> Result<Vec<Loop>, CheckError> {
     Ok(found)
 }
 
-/// `36 35 98:0 ROOT POINT FLAGS …`, proc_pid_mountinfo(5), if kubelet has a volume there.
+/// Parses a line `36 35 98:0 ROOT POINT FLAGS …` (proc_pid_mountinfo(5)). `None` if it is not a volume of the kubelet.
 fn mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ').skip(3);
     let (root, point, flags) = (fields.next()?, fields.next()?, fields.next()?);
-    // The places of volumes with a filesystem, of block devices for a pod, and of block devices by themselves.
+    // Mount points of file system volumes, of block volumes in a pod, and of block volumes outside pods.
     let ours = ["/volumes/kubernetes.io~csi/", "/volumeDevices/kubernetes.io~csi/", "/plugins/kubernetes.io/csi/"];
     ours.iter().any(|part| point.contains(part)).then(|| Mount {
         root: root.to_owned(),
@@ -63,7 +63,7 @@ fn walk(root: &Path, directory: &Path, depth: usize, entries: &mut Vec<Entry>) -
         let path = entry.map_err(CheckError::of("list", directory))?.path();
         let metadata = match path.symlink_metadata() {
             Ok(metadata) => metadata,
-            // Volumes come and go meanwhile.
+            // A volume may be removed while the directory is read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(CheckError::of("stat", &path)(error)),
         };
@@ -75,7 +75,7 @@ fn walk(root: &Path, directory: &Path, depth: usize, entries: &mut Vec<Entry>) -
                 .map_err(|error| CheckError::of("find the project of", &path)(io::Error::other(error)))?;
             project = found.map(fsquota::ProjectId::get);
             let file = path.join(IMAGE).symlink_metadata().ok().filter(fs::Metadata::is_file);
-            // Blocks of 512 bytes, stat(3type).
+            // stat(3type) counts blocks of 512 bytes.
             image = file.map(|file| Image { size: file.len(), allocated: file.blocks() * 512 });
             if depth > 1 {
                 walk(root, &path, depth - 1, entries)?;

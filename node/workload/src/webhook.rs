@@ -1,6 +1,7 @@
-//! An admission webhook that denies all requests with its name, which shows that the API server reached this pod.
+//! An admission webhook that denies all requests. The message contains the name of the pod, which shows that the API
+//! server reached this pod.
 //!
-//! One request for each connection, HTTP/1.1 in TLS; the answer is an `AdmissionReview` of `admission.k8s.io/v1`.
+//! Each connection has one request, HTTP/1.1 in TLS. The response is an `AdmissionReview` of `admission.k8s.io/v1`.
 
 use crate::CheckError;
 use crate::serve::{listen, respond};
@@ -15,9 +16,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 const HEAD: u64 = 16 << 10;
-/// The largest review, in bytes: the API server takes objects of 3 MiB, and sends the old and the new one.
+/// Maximum size of a review in bytes: the API server accepts objects of 3 MiB, and sends the old and the new one.
 const BODY: u64 = 8 << 20;
-/// In a container, the name of its pod.
+/// File with the host name, which is the name of the pod in a container.
 const NAME: &str = "/etc/hostname";
 
 pub fn refusal(pod: &str) -> String {

@@ -6,8 +6,8 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use std::process::ExitCode;
 
-/// Signals are blocked and received with `sigwait`, so that none is lost between two calls. The kernel discards signals
-/// to PID 1 that it neither blocks nor handles.
+/// Signals of this program, which blocks them and receives them with `sigwait`, so that none is lost between two
+/// calls. The kernel discards signals to PID 1 that it neither blocks nor handles.
 const TAKEN: [Signal; 3] = [Signal::SIGCHLD, Signal::SIGINT, Signal::SIGTERM];
 
 fn main() -> ExitCode {
