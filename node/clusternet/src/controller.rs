@@ -27,12 +27,12 @@ use crate::{Change, Member, Peers, PodNetwork, PublicKey, diff};
 
 const FIELD_MANAGER: &str = "granary-mesh";
 
-/// Events within this time cause one reconciliation.
+/// Maximum number of pending events that one reconciliation handles.
 const AT_ONCE: usize = 1024;
 
 #[derive(Clone)]
 pub struct Settings {
-    /// Client with the node's storage identity: it lists and watches Nodes, and patches the node's own.
+    /// Client with the node's storage identity. The client lists and watches Nodes, and patches the node's own Node.
     pub client: Client,
     /// Name of the own Node, which may not exist yet.
     pub node: String,
@@ -92,14 +92,14 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
     }
 }
 
-/// A store of all Nodes, and a stream with an item per change. Logs failures and retries with back-off; lists again if
-/// it may have missed events.
+/// A store of all Nodes, and a stream with an item per change. The watch logs failures, retries with back-off, and
+/// lists again if it may have missed events.
 fn watch(client: Client) -> (Store<Node>, impl Stream<Item = ()>) {
     let (store, writer) = reflector::store();
     let events = watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff().modify(strip);
     let changes = reflector::reflector(writer, events).filter_map(|event| {
         future::ready(match event {
-            // Only complete lists count.
+            // Wait for the end of a list: the store is complete then.
             Ok(Event::Init | Event::InitApply(_)) => None,
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
             Err(error) => {
@@ -112,7 +112,7 @@ fn watch(client: Client) -> (Store<Node>, impl Stream<Item = ()>) {
     (store, changes)
 }
 
-/// Removes the largest parts of a Node, which are not used here: images and managed fields.
+/// Removes the largest parts of a Node, which the mesh does not use: images and managed fields.
 fn strip(node: &mut Node) {
     node.metadata.managed_fields = None;
     let addresses = node.status.take().and_then(|status| status.addresses);
@@ -122,9 +122,9 @@ fn strip(node: &mut Node) {
 struct Controller {
     settings: Settings,
     key: PublicKey,
-    /// Peers as the last pass left them; the kernel may have updated their endpoints.
+    /// Peers after the last pass. The kernel may have updated their endpoints.
     known: Option<Peers>,
-    /// No other program has changed the peers, as far as known.
+    /// Whether the kernel's state is assumed to be that of the last pass.
     is_sure: bool,
     places: Option<BTreeSet<Place>>,
     /// Plan of the last pass, to log only new warnings.
@@ -161,7 +161,7 @@ impl Controller {
                 Ok(false)
             }
             Some(OwnNode { is_announced: true, .. }) => Ok(true),
-            // Last: other nodes may send to this one as soon as they see the key.
+            // Publish the key last: other nodes may send packets to this node as soon as they read the key.
             Some(OwnNode { is_announced: false, .. }) => self.announce().await,
             None => {
                 debug!("own Node does not exist yet");
@@ -192,9 +192,9 @@ impl Controller {
         let have = if is_read { self.look(known).await? } else { known };
         let changes = Arc::new(diff(&have, &plan.peers));
         // After a boot, the kernel has no peers. Nodes that have this node's key may have sessions from before the
-        // boot, by which their packets would be lost for 15 s (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, messages.h in
-        // drivers/net/wireguard). In other cases, the first packet begins a session: if both nodes began one within
-        // one round trip, both would drop the answer.
+        // boot, which would lose their packets for 15 s (`KEEPALIVE_TIMEOUT` and `REKEY_TIMEOUT`, messages.h in
+        // drivers/net/wireguard). In other cases, the first packet begins a session: if both nodes began one within one
+        // round trip, both would drop the answer.
         let has_lost_sessions = is_read && have.is_empty() && plan.own.as_ref().is_some_and(|own| own.is_announced);
         if !changes.is_empty() {
             let (device, planned) = (Arc::clone(&self.settings.device), Arc::clone(&changes));
@@ -216,7 +216,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Reads the kernel's peers. Keeps endpoints that the kernel updated because a peer moved.
+    /// Reads the kernel's peers. Ignores an endpoint that the kernel has updated because a peer moved.
     async fn look(&self, known: Peers) -> Result<Peers, RunError> {
         let device = Arc::clone(&self.settings.device);
         let seen = spawn_blocking(move || device.look()).await??;
@@ -242,7 +242,7 @@ impl Controller {
         self.last.clone_from(plan);
     }
 
-    /// Writes the key to the own Node. `false` if it was deleted.
+    /// Writes the key to the own Node. Returns `false` if the Node was deleted.
     async fn announce(&self) -> Result<bool, RunError> {
         let nodes = Api::<Node>::all(self.settings.client.clone());
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };

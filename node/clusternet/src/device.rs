@@ -8,8 +8,8 @@ use ipnet::IpNet;
 
 use crate::{Change, Peer, PublicKey, RequestError};
 
-/// Operations on the mesh interface. Methods block on the kernel and are idempotent: a call completes an earlier one
-/// that was interrupted.
+/// Operations on the mesh interface. Methods block on the kernel and are idempotent: a repeated call completes an
+/// interrupted one.
 pub trait Device: Send + Sync + 'static {
     /// Creates and configures the interface except for addresses and peers, and returns the public key that the kernel
     /// derives from the private one. Adopts an existing interface with its peers, and changes only what differs.
@@ -23,13 +23,15 @@ pub trait Device: Send + Sync + 'static {
     /// Applies the changes in this order. On an error, some of them are applied.
     fn change(&self, changes: &[Change]) -> Result<(), DeviceError>;
 
-    /// Begins a session with each of these peers. Does not wait for it: the kernel repeats the handshake for 90 s.
+    /// Begins a session with each of these peers. Does not wait for the session: the kernel repeats the handshake for
+    /// 90 s.
     fn begin_sessions(&self, peers: &[PublicKey]) -> Result<(), DeviceError>;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Address of the node. The host sends from it, because other nodes drop packets from other addresses.
+    /// Address of the node. The host uses it as the source address, because other nodes drop packets from other
+    /// addresses.
     pub address: IpAddr,
     pub network: IpNet,
 }
@@ -43,7 +45,7 @@ pub struct PeerState {
 /// Traffic with a peer. The kernel counts bytes from the creation of the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Time of the last handshake. Peers repeat it every two minutes while they send.
+    /// Time of the last handshake. While peers send, they repeat the handshake every two minutes.
     pub handshake: Option<SystemTime>,
     pub received: u64,
     pub sent: u64,

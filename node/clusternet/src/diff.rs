@@ -11,17 +11,17 @@ pub type Peers = BTreeMap<PublicKey, Peer>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Destination of packets. `None` if the kernel has none; the kernel updates it when the peer sends from another
-    /// address.
+    /// Destination of packets. `None` if the kernel has no endpoint. The kernel updates the endpoint when the peer
+    /// sends from another address.
     pub endpoint: Option<SocketAddr>,
-    /// AllowedIPs: destinations that are routed to the peer, and the only sources that are accepted from it.
+    /// AllowedIPs: destinations that are routed to the peer, and the only source addresses that are accepted from it.
     pub allowed: BTreeSet<IpNet>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     Remove(PublicKey),
-    /// Changes an existing peer. Without effect if it does not exist.
+    /// Changes an existing peer. Has no effect if the peer does not exist.
     Update {
         key: PublicKey,
         endpoint: Option<SocketAddr>,
@@ -70,11 +70,11 @@ impl Change {
 /// The changes that turn `have` into `want`, at most one per peer.
 ///
 /// Removals come first, so that a removed node loses access before other changes. During the changes, a range whose
-/// owner changes belongs to the old owner, to the new owner, or to no peer. This holds if different ranges do not
-/// overlap, neither in the kernel nor in what is wanted: all are parts of one size, unless another program set others;
-/// then only the final state is certain.
+/// owner changes belongs to the old owner, to the new owner, or to no peer. This guarantee requires that different
+/// ranges do not overlap, neither in the kernel nor in `want`. All ranges have one size unless another program has set
+/// others; then only the final state is certain.
 ///
-/// In `want`, ranges must have one owner, and peers must have endpoints.
+/// In `want`, each range must have one owner, and peers must have endpoints.
 pub fn diff(have: &Peers, want: &Peers) -> Vec<Change> {
     let removed = have.keys().filter(|key| !want.contains_key(key)).map(|key| Change::Remove(*key));
     let updated = want.iter().filter_map(|(key, want)| {
@@ -108,7 +108,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Peers as the kernel may have them: a range has one owner, a peer may lack ranges and endpoint.
+    /// Peers as the kernel may have them: a range has one owner, a peer may lack ranges and an endpoint.
     pub(crate) fn any_peers() -> impl Strategy<Value = Peers> {
         let endpoints = proptest::collection::btree_map(1_u8..9, proptest::option::weighted(0.9, 0_u8..4), 0..9);
         let owners = proptest::collection::vec(1_u8..14, 10);
@@ -150,7 +150,7 @@ pub(crate) mod tests {
             prop_assert_eq!(changed, differ);
         }
 
-        /// At any point, no packet goes to a peer that neither had the range nor gets it.
+        /// At any time, a range belongs to its old owner, to its new owner, or to no peer.
         #[test]
         fn a_range_never_belongs_to_a_third_peer(have in any_peers(), want in any_wanted()) {
             let (before, after) = (owners(&have), owners(&want));

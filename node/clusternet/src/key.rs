@@ -23,7 +23,7 @@ pub enum ParseKeyError {
     Zero,
 }
 
-/// The private key cannot be read or created. Contains no part of the key.
+/// The private key cannot be read or created. The error contains no part of the key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     #[error("cannot read the private key of the mesh")]
@@ -37,11 +37,11 @@ pub enum KeyError {
     Write(#[source] dir::Error),
 }
 
-/// Identifies a node to others. The text form is that of wg(8).
+/// Public key that identifies a node to other nodes. The text form is that of wg(8).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey([u8; LENGTH]);
 
-/// The private key of a node. Not cloned or printed; only the kernel and the file get it.
+/// The private key of a node. The key cannot be cloned or printed; only the kernel and the file receive it.
 pub struct PrivateKey([u8; LENGTH]);
 
 impl PublicKey {
@@ -75,8 +75,8 @@ impl fmt::Debug for PublicKey {
 }
 
 impl PrivateKey {
-    /// Reads the key from this directory, or creates one, durably and readable by root only. Never replaces an invalid
-    /// file.
+    /// Reads the key from this directory. If the file is missing, creates a key durably, readable by root only. Never
+    /// replaces an invalid file.
     pub fn ensure(dir: &Dir) -> Result<Ensured<Self>, KeyError> {
         let name = Name::try_from(FILE).expect("a valid file name");
         if let Some(found) = dir.read(&name).map_err(KeyError::Read)? {

@@ -61,6 +61,6 @@ pub use wireguard::{Link, Wireguard};
 
 pub const INTERFACE: &str = "clusternet";
 
-/// Maximum overhead of WireGuard per packet in bytes: 40 for IPv6, 8 for UDP, 32 for its header and tag. With IPv4 it
-/// is 20 less.
+/// Maximum overhead of WireGuard per packet in bytes: 40 for IPv6, 8 for UDP, 32 for its header and tag. IPv4 needs 20
+/// bytes less.
 pub const OVERHEAD: u32 = 80;

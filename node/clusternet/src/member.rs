@@ -29,7 +29,7 @@ impl From<&Node> for Member {
                 .filter(|address| address.type_ == "InternalIP")
                 .map(|address| address.address.clone())
                 .collect(),
-            // The older field equals the first item of the newer one if both exist.
+            // The older field `podCIDR` equals the first item of `podCIDRs` if both exist.
             networks: networks.or_else(|| Some(vec![spec?.pod_cidr.clone()?])).unwrap_or_default(),
         }
     }

@@ -19,7 +19,7 @@ pub enum MemberError {
     NoAddress,
     #[error("InternalIP {0:?} is not an address")]
     Address(String),
-    /// InternalIP that a node cannot have, or in a pod network: packets to it would go through the mesh.
+    /// InternalIP that a node cannot have, or that is in a pod network: packets to it would go through the mesh.
     #[error("InternalIP {0} cannot be the address of a node")]
     UnusableAddress(IpAddr),
     #[error("pod range {0:?} is not a network")]

@@ -25,7 +25,7 @@ const MOST_RANGES: usize = 256;
 
 pub(crate) type Message = GenlMessage<WireguardMessage>;
 
-/// The family number is assigned by the kernel at run time.
+/// Returns a message. The kernel assigns the family number at run time.
 pub(crate) fn message(family: u16, cmd: WireguardCmd, attributes: Vec<WireguardAttribute>) -> Message {
     let mut message = GenlMessage::from_payload(WireguardMessage { cmd, attributes });
     message.set_resolved_family_id(family);
@@ -48,10 +48,10 @@ pub(crate) fn changes(family: u16, interface: &str, changes: &[Change]) -> Vec<M
     messages(family, interface, changes.iter().flat_map(parts))
 }
 
-/// Begins a session with each of these peers. The kernel sends a keepalive, and thus a handshake, when the interval
-/// of keepalives changes from 0 and the link is up (`set_peer`, drivers/net/wireguard/netlink.c). The second part sets
-/// it to 0: otherwise, the kernel would also begin sessions when the link is set up again (`wg_open`, device.c). The
-/// first has the longest interval, 18 hours, in case that only this part arrives.
+/// Begins a session with each of these peers. The kernel sends a keepalive, and thus a handshake, when the interval of
+/// keepalives changes from 0 and the link is up (`set_peer`, drivers/net/wireguard/netlink.c). The second part sets the
+/// interval back to 0: otherwise, the kernel would also begin sessions when the link is set up again (`wg_open`,
+/// device.c). The first part has the longest interval, 18 hours, in case only this part arrives.
 pub(crate) fn sessions(family: u16, interface: &str, peers: &[PublicKey]) -> Vec<Message> {
     let part = |key: PublicKey, interval: u16| {
         WireguardPeer(vec![
@@ -80,7 +80,7 @@ fn messages(family: u16, interface: &str, parts: impl Iterator<Item = WireguardP
     messages.into_iter().map(|peers| message(family, WireguardCmd::SetDevice, with(peers))).collect()
 }
 
-/// One part, or several for a peer with very many ranges.
+/// Parts of a change: one, or several for a peer with very many ranges.
 fn parts(change: &Change) -> Vec<WireguardPeer> {
     let (flags, endpoint, allowed) = match change {
         Change::Remove(_) => (WireguardPeerFlags::RemoveMe, None, None),
@@ -116,7 +116,7 @@ fn allowed_ip(range: IpNet) -> WireguardAllowedIp {
     ])
 }
 
-/// Cost of changes: netlink messages, each acknowledged by one.
+/// Cost of changes in netlink messages. The kernel acknowledges each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub messages: usize,
@@ -171,7 +171,7 @@ impl InterfaceState {
         let PeerState { peer, traffic } = self.peers.entry(key).or_default();
         for attribute in attributes {
             match attribute {
-                // Without flow label and scope of IPv6.
+                // Omit flow label and scope of IPv6.
                 WireguardPeerAttribute::Endpoint(at) => peer.endpoint = Some(SocketAddr::new(at.ip(), at.port())),
                 WireguardPeerAttribute::AllowedIps(ranges) => peer.allowed.extend(ranges.iter().filter_map(range)),
                 WireguardPeerAttribute::LastHandshake(at) => {

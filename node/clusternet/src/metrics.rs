@@ -18,7 +18,7 @@ pub struct Neighbour {
     pub state: PeerState,
 }
 
-/// Metrics of a node's mesh. Clones share them; they outlive a restarted controller.
+/// Metrics of a node's mesh. Clones share the metrics, which outlive a restart of the controller.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     refused: IntGaugeVec,
@@ -28,7 +28,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics; a scrape blocks on the kernel's list of peers. Fails if a metric with one of these names
+    /// Registers the metrics. A scrape blocks on the kernel's list of peers. Fails if a metric with one of these names
     /// exists.
     pub fn register(registry: &Registry, device: Arc<dyn Device>) -> Result<Self, prometheus::Error> {
         let metrics = Self::default();
@@ -80,7 +80,7 @@ impl Metrics {
         }
     }
 
-    /// Reads all peers, in order of their keys. Blocks on the kernel.
+    /// Reads all peers, sorted by key. Blocks on the kernel.
     pub fn neighbours(&self, device: &dyn Device) -> Result<Vec<Neighbour>, DeviceError> {
         let found = device.look()?;
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ impl Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // Every test would find an invalid name or label.
+        // All tests would detect an invalid name or label.
         Self::new().expect("valid names and labels")
     }
 }

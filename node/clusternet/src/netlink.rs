@@ -1,6 +1,6 @@
 //! Synchronous netlink requests, netlink(7).
 //!
-//! The kernel processes a request before `send` returns, so its answer is already queued.
+//! The kernel processes a request before `send` returns, so its response is already queued.
 
 use std::fmt::Debug;
 use std::io;
@@ -13,10 +13,10 @@ use netlink_sys::Socket;
 use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use nix::errno::Errno;
 
-/// Maximum size of an answer in bytes. The kernel splits dumps at 32 KiB, `netlink_dump`.
+/// Maximum size of a response in bytes. The kernel splits dumps at 32 KiB, `netlink_dump`.
 const LONGEST: usize = 64 << 10;
 
-/// Maximum number of reads of a dump that changes meanwhile.
+/// Maximum number of reads of a dump that changes during each read.
 const DUMPS: u32 = 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ impl Netlink {
 
     fn open(protocol: isize) -> Result<Self, RequestError> {
         let socket = Socket::new(protocol)?;
-        // An error does not include the request, which may be larger than the receive buffer.
+        // Omit the request from error responses, because it may be larger than the receive buffer.
         socket.set_cap_ack(true)?;
         Ok(Self { socket, number: 0 })
     }

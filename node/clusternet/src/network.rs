@@ -7,20 +7,20 @@ use ipnet::IpNet;
 /// A pod network in which each node gets a part of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
-    /// Without host bits.
+    /// Network address without host bits.
     pub network: IpNet,
     /// Prefix length of each node's part (`--node-cidr-mask-size` of kube-controller-manager).
     pub node_prefix: u8,
 }
 
 impl PodNetwork {
-    /// Whether the allocator may give this part to a node. Two such parts are equal or disjoint.
+    /// Whether the allocator may assign this range to a node. Two such ranges are equal or disjoint.
     pub fn has_part(&self, part: IpNet) -> bool {
         part.prefix_len() == self.node_prefix && part.trunc() == part && self.network.contains(&part)
     }
 }
 
-/// The first address of a part, which is that of the node.
+/// The first address of a range, which is the address of the node.
 pub(crate) fn first_address(part: IpNet) -> IpAddr {
     match part {
         IpNet::V4(part) => std::net::Ipv4Addr::from_bits(part.network().to_bits() | 1).into(),

@@ -1,7 +1,7 @@
 //! Determines the wanted peers from all Nodes. Pure.
 //!
-//! If two Nodes have the same key or range, it belongs to the one with the earlier creation time, then to the one whose
-//! name sorts first: all nodes of the cluster come to the same result. A Node keeps its key and range while it is
+//! If two Nodes have the same key or range, it belongs to the older Node, and with equal creation times to the one
+//! whose name sorts first, so all nodes of the cluster get the same result. A Node keeps its key and range while it is
 //! unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +15,14 @@ use crate::diff::{Peer, Peers};
 use crate::member_error::MemberError;
 use crate::{Member, PodNetwork, PublicKey};
 
-/// Maximum length of foreign text in messages.
+/// Maximum length of text from Nodes in messages.
 const SHOWN: usize = 64;
 
 /// The node from whose perspective the peers are determined.
 #[derive(Clone, Copy, Debug)]
 pub struct Mesh<'a> {
     pub node: &'a str,
-    /// The own public key, regardless of the own Node's annotation.
+    /// Own public key, regardless of the own Node's annotation.
     pub key: PublicKey,
     pub networks: &'a [PodNetwork],
 }
@@ -30,20 +30,20 @@ pub struct Mesh<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeshPlan {
     pub own: Option<OwnNode>,
-    /// Peers; each has an endpoint and at least one range.
+    /// Peers. Each has an endpoint and at least one range.
     pub peers: Peers,
     pub nodes: BTreeMap<PublicKey, String>,
-    /// Rejected Nodes with the reasons. If only a range is rejected, the Node is still a peer.
+    /// Rejected Nodes with the reasons. A Node with a rejected range may still be a peer.
     pub refused: BTreeSet<(String, MemberError)>,
-    /// Nodes with several addresses, and the first address, which is used.
+    /// Nodes with several addresses, and the first address, which the mesh uses.
     pub several: BTreeSet<(String, IpAddr)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnNode {
-    /// Pod ranges; empty if none is assigned yet.
+    /// Pod ranges. Empty if no range is assigned yet.
     pub ranges: BTreeSet<IpNet>,
-    /// The annotation contains the own key.
+    /// Whether the annotation contains the own key.
     pub is_announced: bool,
 }
 
@@ -55,7 +55,7 @@ pub fn plan(mesh: Mesh<'_>, members: &[Member]) -> MeshPlan {
     planner.plan
 }
 
-/// Sort key: creation time, oldest first, Nodes without one last; then the name.
+/// Sort key: creation time, oldest first, Nodes without a creation time last; then the name.
 fn age(member: &Member) -> (bool, Option<Timestamp>, &str) {
     (member.created.is_none(), member.created, &member.name)
 }
@@ -96,7 +96,7 @@ impl<'m> Planner<'m> {
                 Ok(range) if !self.mesh.networks.iter().any(|network| network.has_part(range)) => {
                     MemberError::Foreign(range)
                 }
-                // Parts have one size, so overlapping ranges are equal.
+                // All ranges have one size, so overlapping ranges are equal.
                 Ok(range) => match *self.ranges.entry(range).or_insert(&member.name) {
                     owner if owner == member.name => {
                         ranges.insert(range);
@@ -140,7 +140,7 @@ impl<'m> Planner<'m> {
     }
 }
 
-/// Whether the address can be that of a node. Link-local addresses cannot be endpoints.
+/// Whether the address can be a node's. Link-local addresses cannot be endpoints.
 fn is_node(mesh: Mesh<'_>, address: IpAddr) -> bool {
     let is_special = match address {
         IpAddr::V4(address) => address.is_broadcast() || address.octets()[0] == 0,
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// The result for node 1.
+    /// The plan of node 1.
     fn seen(others: impl IntoIterator<Item = Member>) -> MeshPlan {
         let members: Vec<_> = [member(1)].into_iter().chain(others).collect();
         plan(Mesh { node: "node-001", key: key(1), networks: &[pods()] }, &members)
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(found.peers, Peers::new());
     }
 
-    /// Also for a Node without a key or an unreachable one, because its pods may exist.
+    /// A Node without a key or an address keeps its range, because its pods may exist.
     #[test]
     fn an_incomplete_node_keeps_its_range() {
         for silent in [Member { key: None, ..member(2) }, Member { addresses: vec![], ..member(2) }] {
@@ -272,7 +272,7 @@ mod tests {
         rejects(&seen([Member { addresses: vec![], ..member(2) }]), &[("node-002", MemberError::NoAddress)]);
     }
 
-    /// Members that may have the keys and ranges of others.
+    /// Nodes that may have the keys and ranges of others.
     fn any_member() -> impl Strategy<Value = Member> {
         let range = prop_oneof![
             8 => (0_u8..6).prop_map(|number| format!("10.244.{number}.0/24")),
@@ -321,7 +321,7 @@ mod tests {
             prop_assert!(!found.nodes.values().any(|node| node == "node-001"));
         }
 
-        /// Lists are sorted by name, watches deliver Nodes in order of their changes.
+        /// The API server sorts lists by name, and watches deliver Nodes in the order of their changes.
         #[test]
         fn the_order_of_the_nodes_is_irrelevant(
             (sorted, shuffled) in any_members().prop_flat_map(|all| (Just(all.clone()), Just(all).prop_shuffle())),
@@ -330,7 +330,7 @@ mod tests {
             prop_assert_eq!(plan(mesh, &sorted), plan(mesh, &shuffled));
         }
 
-        /// If a node has a peer, all other nodes have it with the same range, provided that the annotations are
+        /// If a node has a peer, all other nodes have this peer with the same range, provided that the annotations are
         /// correct.
         #[test]
         fn all_nodes_determine_the_same_peers(members in any_members()) {

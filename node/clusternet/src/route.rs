@@ -36,7 +36,7 @@ impl Netlink {
         }))
     }
 
-    /// Creates the link. `EOPNOTSUPP`: the kernel has no WireGuard. `EEXIST`.
+    /// Creates the link. `EOPNOTSUPP`: the kernel has no WireGuard. `EEXIST`: the link exists.
     pub(crate) fn add_link(&mut self, name: &str) -> Result<(), RequestError> {
         let link = LinkWireguard::new(name).build();
         self.request(RouteNetlinkMessage::NewLink(link), NLM_F_CREATE | NLM_F_EXCL).map(drop)
@@ -60,8 +60,8 @@ impl Netlink {
 
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr) -> Result<(), RequestError> {
         let mut message = address_message(index, address.into());
-        // Without duplicate address detection, because an IPv6 address would be tentative first, and the kernel rejects
-        // routes from it (EINVAL). WireGuard links have no other hosts.
+        // Disable duplicate address detection: an IPv6 address would be tentative first, and the kernel rejects routes
+        // from tentative addresses (EINVAL). WireGuard links have no other hosts.
         message.header.flags = AddressHeaderFlags::Nodad;
         let message = RouteNetlinkMessage::NewAddress(message);
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE).map(drop)
@@ -94,8 +94,7 @@ impl Netlink {
         })
     }
 
-    /// Routes the network through the link with this source address. `flags` determine what to do with an existing
-    /// route.
+    /// Routes the network through the link with this source address. `flags` select the handling of an existing route.
     pub(crate) fn set_route(&mut self, index: u32, place: Place, flags: u16) -> Result<(), RequestError> {
         let builder = RouteMessageBuilder::<IpAddr>::new().output_interface(index).scope(RouteScope::Link);
         let built = builder
@@ -112,9 +111,9 @@ impl Netlink {
 pub(crate) enum Route {
     None,
     Right,
-    /// Through the link, with another or no source address.
+    /// Route through the link, with another or no source address.
     OtherSource,
-    /// Through another link.
+    /// Route through another link.
     Elsewhere,
 }
 

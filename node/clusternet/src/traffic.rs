@@ -37,7 +37,7 @@ impl<L: Fn() -> Result<Vec<Neighbour>, DeviceError> + Send + Sync> Collector for
         self.descs.iter().collect()
     }
 
-    /// On an error, omits the metrics, because old values would look current.
+    /// Omits the metrics of the peers after an error, because old values would look current.
     fn collect(&self) -> Vec<MetricFamily> {
         let gauges = self.gauges.lock().unwrap_or_else(PoisonError::into_inner);
         match (self.look)() {

@@ -24,12 +24,12 @@ const FAMILY: &str = "wireguard";
 pub struct Link {
     pub name: String,
     pub port: u16,
-    /// MTU in bytes: that of the path to other nodes, less [`OVERHEAD`].
+    /// MTU in bytes: the MTU of the path to other nodes minus [`OVERHEAD`].
     pub mtu: u32,
 }
 
 impl Default for Link {
-    /// [`INTERFACE`] at [`MESH_PORT`], over Ethernet.
+    /// Link with the name [`INTERFACE`] and the port [`MESH_PORT`], over Ethernet.
     fn default() -> Self {
         Self { name: INTERFACE.to_owned(), port: MESH_PORT, mtu: 1500 - OVERHEAD }
     }
@@ -40,12 +40,12 @@ impl Default for Link {
 pub struct Wireguard {
     key: PrivateKey,
     link: Link,
-    /// Cached family number, constant while the module is loaded; 0 if unknown.
+    /// Cached family number, constant while the module is loaded. 0 if unknown.
     family: AtomicU16,
 }
 
 impl Wireguard {
-    /// Does not access the kernel.
+    /// Creates the device without accessing the kernel.
     pub const fn new(key: PrivateKey, link: Link) -> Self {
         Self { key, link, family: AtomicU16::new(0) }
     }
@@ -114,7 +114,7 @@ impl Device for Wireguard {
             None => {
                 match route.add_link(name) {
                     Err(error) if error.is(Errno::EOPNOTSUPP) => return Err(DeviceError::Unsupported(error)),
-                    // Another process created it at the same time.
+                    // Another process has created the link at the same time.
                     Err(error) if error.is(Errno::EEXIST) => {}
                     added => self.step("create the link", added)?,
                 }
@@ -159,7 +159,7 @@ impl Device for Wireguard {
         for place in places {
             self.place_route(&mut route, index, *place)?;
         }
-        // Last, because removing an address also removes the routes with this source.
+        // Remove addresses last, because removing an address also removes the routes with this source.
         for address in have.into_iter().filter(|address| !want.contains(address)) {
             self.step("remove an address", route.remove_address(index, address))?;
         }

@@ -14,16 +14,16 @@ pub struct FakeDevice {
 pub struct KernelState {
     pub peers: Peers,
     pub batches: Vec<Vec<Change>>,
-    /// Peers with which sessions were begun, by call.
+    /// Peers of each call of `begin_sessions`.
     pub sessions: Vec<Vec<PublicKey>>,
     pub places: Vec<BTreeSet<Place>>,
     pub looks: usize,
-    /// Key and port are correct.
+    /// Whether key and port are correct.
     pub is_right: bool,
 }
 
 impl FakeDevice {
-    /// An interface of an earlier run.
+    /// A device with the interface of an earlier run.
     pub fn with(key: PublicKey, peers: Peers) -> Self {
         Self { key, state: Mutex::new(KernelState { peers, ..KernelState::default() }) }
     }

@@ -21,7 +21,7 @@ impl Gate {
         self.0.store(false, Ordering::SeqCst);
     }
 
-    /// The client behind the gate. Existing watches continue when it closes.
+    /// The client behind the gate. Existing watches continue when the gate closes.
     pub fn client(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let gate = self.clone();

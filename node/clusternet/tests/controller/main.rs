@@ -80,7 +80,7 @@ async fn peers_have_node_names_once_nodes_are_listed(cluster: Arc<Cluster>) -> R
 
 async fn only_the_key_annotation_is_changed(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mesh = Mesh::start(&cluster, with_own([]), Peers::new()).await?;
-    // Another client writes the same object concurrently.
+    // Another client writes the same object at the same time.
     for number in 0..20 {
         let change = json!({"metadata": {"annotations": {"other": number.to_string()}, "labels": {"other": number.to_string()}}});
         mesh.patch(OWN, change).await?;
@@ -110,7 +110,7 @@ async fn an_overwritten_key_is_published_again(cluster: Arc<Cluster>) -> Result<
 }
 
 async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    // The cluster would assign a range immediately.
+    // Stop the controllers, which would assign a range at once.
     cluster.stop_controllers().await?;
     let mesh = Mesh::start(&cluster, vec![node("two", 2)], Peers::new()).await?;
     mesh.peers(peers([2])).await?;
@@ -118,7 +118,7 @@ async fn a_missing_own_node_is_awaited(cluster: Arc<Cluster>) -> Result<(), Fail
     let mut without = own();
     without["spec"] = json!({});
     create(&mesh.admin, without).await?;
-    // Once this Node is a peer, the own Node was processed.
+    // Once this Node is a peer, the controller has processed the own Node.
     create(&mesh.admin, node("three", 3)).await?;
     let state = mesh.peers(peers([2, 3])).await?;
     assert!(!mesh.is_healthy());
@@ -141,7 +141,7 @@ async fn peers_of_an_earlier_run_are_reconciled(cluster: Arc<Cluster>) -> Result
     mesh.stop().await
 }
 
-/// Its key is in its Node, so the other nodes may have sessions from before the boot.
+/// The Node has the key already, so the other nodes may have sessions from before the boot.
 async fn a_node_that_boots_again_begins_sessions_once(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = vec![node(OWN, 1), node("two", 2), node("three", 3)];
     let mesh = Mesh::start(&cluster, nodes, Peers::new()).await?;
@@ -219,7 +219,7 @@ async fn conflicting_nodes_are_reported_and_the_older_is_a_peer(cluster: Arc<Clu
     assert_eq!(mesh.device.state().peers, peers([2]));
     mesh.counts([r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
     mesh.delete("older").await?;
-    // Another Node with the same key.
+    // The other Node with the same key becomes the peer.
     mesh.peers([(key(2), peer(3))]).await?;
     mesh.counts([
         r#"granary_mesh_refused{reason="key_taken"} 0"#,
@@ -265,7 +265,7 @@ async fn an_invalid_key_does_not_affect_other_nodes(cluster: Arc<Cluster>) -> Re
     mesh.healthy().await?;
     assert_eq!(mesh.device.state().peers, peers([4]));
     mesh.counts([r#"granary_mesh_refused{reason="key"} 1"#, r#"granary_mesh_refused{reason="key_taken"} 1"#]).await?;
-    // It becomes a peer once the conflict is resolved.
+    // The Node becomes a peer once the conflict is resolved.
     mesh.patch("bad", json!({"metadata": {"annotations": {PUBLIC_KEY_ANNOTATION: key(2).to_string()}}})).await?;
     mesh.peers(peers([2, 4])).await?;
     mesh.stop().await

@@ -56,7 +56,7 @@ pub async fn create(admin: &Api<Node>, node: Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A cluster of these nodes, with roles and policies in force.
+/// Creates a cluster of these nodes. Waits until roles and policies are in force.
 pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node>, Failure> {
     let admin = Api::<Node>::all(cluster.admin());
     admin.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
@@ -77,7 +77,7 @@ pub async fn cluster_of(cluster: &Cluster, nodes: Vec<Value>) -> Result<Api<Node
 }
 
 impl Mesh {
-    /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run. Its key is number 1.
+    /// Starts the controller of [`OWN`] in the cluster, with peers of an earlier run and key number 1.
     pub async fn start(cluster: &Cluster, nodes: Vec<Value>, peers: Peers) -> Result<Self, Failure> {
         Self::with_interval(Settings::INTERVAL, cluster, nodes, peers).await
     }

@@ -26,7 +26,7 @@ use crate::node::{LIMIT, index, mesh, range, two};
 #[test]
 fn pods_of_two_nodes_reach_each_other() {
     let (one, two) = mesh();
-    // Without an explicit source, packets have a source address that the other node accepts.
+    // Packets without an explicit source get a source address that the other node accepts.
     assert_eq!(one.reaches(&two, "from one"), one.address());
     assert_eq!(two.reaches(&one, "from two"), two.address());
 
@@ -69,7 +69,7 @@ fn neighbours_are_listed_with_their_traffic() {
     // The two messages of a handshake, drivers/net/wireguard/messages.h.
     assert!(traffic.sent >= 148 && traffic.received >= 92, "{traffic:?}");
 
-    // From here on, only the kernel sends.
+    // From here on, only the kernel sends packets.
     eventually("wg to show the same", || {
         let traffic = one.seen()[&two.key].traffic;
         let seconds = traffic.handshake.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |at| at.as_secs());
@@ -90,14 +90,14 @@ fn an_existing_interface_is_adopted_with_its_peers() {
     one.reaches(&two, "after");
 }
 
-/// The packets of other nodes, which have a session that the node has lost, did not arrive for 15 s.
+/// Regression test: packets of nodes with a session that the rebooted node had lost did not arrive for 15 s.
 #[test]
 fn a_node_that_boots_again_begins_a_session() {
     let (one, mut two) = mesh();
     let key = two.key;
     let handshake = || one.seen()[&key].traffic.handshake;
     one.reaches(&two, "before");
-    // After packets in both directions, the kernel of the other node waits for no answer and begins no session itself.
+    // After packets in both directions, the other kernel waits for no response and begins no session itself.
     two.reaches(&one, "before");
     let before = handshake();
     let number = index(&two);
@@ -123,7 +123,7 @@ fn a_correct_interface_is_not_changed() {
         };
         process::calls(again).into_iter().filter(|call| *call == SYS_sendto).count()
     });
-    // One request for the link, one for the key.
+    // One call reads the link, the other one the key.
     assert_eq!(calls, 2);
 }
 
@@ -181,20 +181,20 @@ fn a_node_with_a_new_key_is_reached_only_by_it() {
 fn a_node_that_was_removed_meanwhile_loses_access() {
     let (mut one, two) = mesh();
     one.reaches(&two, "a member");
-    // A new run has no state of this one.
+    // A restarted node has no state of the earlier run.
     one.restart();
     assert_eq!(one.peers(Peers::new()), [Change::Remove(two.key)]);
     assert_eq!(wg::peers(&one.host, INTERFACE), [""; 0]);
     assert!(one.is_cut_off_from(&two));
 
-    // In the other direction, by the session that the other node still has.
+    // Send packets in the other direction, with the session that the other node still has.
     let (here, there) = (two.socket(two.address()), one.socket(one.address()));
     let to = there.local_addr().unwrap();
     let sent = || two.seen()[&one.key].traffic.sent;
     let before = sent();
     here.send_to(b"removed", to).unwrap();
     eventually("it to be sent", || sent() > before);
-    // The first packet after it is a member again.
+    // The node is a peer again before the next packet.
     one.peers(Peers::from([two.peer("192.0.2.")]));
     one.reaches(&two, "by another session");
     here.send_to(b"a member again", to).unwrap();
@@ -210,7 +210,7 @@ fn nodes_reach_each_other_by_ipv6() {
     two.peers(Peers::from([one.peer("2001:db8::")]));
     assert_eq!(one.reaches(&two, "by IPv6"), one.address());
     assert_eq!(wg::peers(&one.host, INTERFACE), [format!("{} [2001:db8::2]:7838 10.244.2.0/24", two.key)]);
-    // The sockets are equivalent: nothing changes.
+    // Both endpoints are equal for the diff, so nothing changes.
     assert_eq!(one.peers(Peers::from([two.peer("2001:db8::")])), []);
 }
 
@@ -255,19 +255,19 @@ fn a_node_cannot_send_from_addresses_of_another() {
     two.socket(foreign).send_to(b"from a pod of a third", to).unwrap();
     two.socket(two.address()).send_to(b"from its own", to).unwrap();
     let mut bytes = [0; 64];
-    // Packets of a tunnel stay in order: the first is dropped before the second arrives.
+    // Packets of a tunnel stay in order, so the first one is dropped before the second one arrives.
     let (length, from) = there.recv_from(&mut bytes).unwrap();
     assert_eq!((&bytes[..length], from.ip()), (&b"from its own"[..], two.address()));
     there.set_nonblocking(true).unwrap();
     assert!(there.recv_from(&mut bytes).is_err());
 }
 
-/// Without a source, the route would use the address of the cable, from which other nodes drop packets.
+/// A route without a source would use the address of the cable, from which other nodes drop packets.
 #[test]
 fn the_host_sends_to_pods_from_its_mesh_address() {
     let (one, _two) = two();
     assert_eq!(sources(&one.host), [one.address()]);
-    // With another range: the Node was created again.
+    // A Node that was created again has another range.
     one.place([one.range()]);
     one.place([range(7)]);
     assert_eq!(sources(&one.host), [IpAddr::from([10, 244, 7, 1])]);
@@ -322,7 +322,7 @@ fn a_thousand_nodes_need_few_messages() {
     println!("1000 nodes: {expected:?}");
     assert_eq!(sent, expected.messages);
     assert!((2..10).contains(&sent), "{expected:?}");
-    // Less than half of a socket buffer.
+    // The largest message is smaller than half of a socket buffer.
     assert!(expected.largest < 212_992 / 2);
 
     let shown = wg::peers(&one.host, INTERFACE);
@@ -330,7 +330,7 @@ fn a_thousand_nodes_need_few_messages() {
     let mut lines: Vec<String> = all.iter().map(line).collect();
     lines.sort();
     assert_eq!(shown, lines);
-    // The dump has many messages.
+    // The dump consists of many messages.
     let seen: Peers = one.seen().into_iter().map(|(key, seen)| (key, seen.peer)).collect();
     assert_eq!(seen, all);
 
@@ -342,7 +342,7 @@ fn a_thousand_nodes_need_few_messages() {
     assert_eq!(wg::peers(&one.host, INTERFACE).len(), 1000);
 }
 
-/// Number of messages of the changes, counted by a tracer.
+/// Number of netlink messages of the changes, counted by a tracer.
 fn sends(node: &node::Node, changes: &[Change]) -> usize {
     let (device, changes) = (std::sync::Arc::clone(&node.device), changes.to_vec());
     node.host.run(move || {
@@ -373,7 +373,7 @@ fn route_pods(host: &Namespace, interface: u32) {
     });
 }
 
-/// Preferred sources of the routes to the pod network, 0.0.0.0 for none.
+/// Preferred sources of the routes to the pod network; 0.0.0.0 for a route without a source.
 fn sources(host: &Namespace) -> Vec<IpAddr> {
     host.netlink(async |netlink| {
         let question = RouteMessageBuilder::<std::net::Ipv4Addr>::new().build();

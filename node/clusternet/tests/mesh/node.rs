@@ -16,7 +16,7 @@ use rtnetlink::packet_route::address::{AddressHeaderFlags, AddressMessage};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec, LinkVeth};
 use tempfile::TempDir;
 
-/// Time for a handshake in a VM.
+/// Time limit of a handshake in a VM.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Node {
@@ -56,7 +56,7 @@ impl Node {
         self.host.run(move || work(&device))
     }
 
-    /// Like after a restart: reads the key from the disk.
+    /// Simulates a restart: reads the key from the disk.
     pub fn restart(&mut self) {
         (self.device, self.key) = ensure(&self.host, &self.disk);
     }
@@ -74,7 +74,7 @@ impl Node {
         })
     }
 
-    /// Endpoint of this node for others, by IPv4 or IPv6.
+    /// Endpoint of this node for other nodes, by IPv4 or IPv6.
     pub fn peer(&self, by: &str) -> (PublicKey, Peer) {
         let address: IpAddr = format!("{by}{}", self.number).parse().unwrap();
         let endpoint = Some(SocketAddr::new(address, cluster::MESH_PORT));
@@ -87,7 +87,7 @@ impl Node {
         socket
     }
 
-    /// Sends a packet through the mesh; returns its source address.
+    /// Sends a packet through the mesh, and returns its source address.
     pub fn reaches(&self, other: &Self, word: &str) -> IpAddr {
         let there = other.socket(other.address());
         self.socket(IpAddr::from([0; 4])).send_to(word.as_bytes(), there.local_addr().unwrap()).unwrap();
@@ -97,10 +97,10 @@ impl Node {
         from.ip()
     }
 
-    /// Expects that the kernel has no peer for the address, which it reports immediately.
+    /// Whether the kernel has no peer for the address, which `send` reports at once.
     pub fn is_cut_off_from(&self, other: &Self) -> bool {
         let socket = self.socket(IpAddr::from([0; 4]));
-        // ENOKEY, wg_xmit in drivers/net/wireguard/device.c.
+        // `wg_xmit` in drivers/net/wireguard/device.c returns ENOKEY.
         let sent = socket.send_to(b"?", (other.address(), 9));
         matches!(sent, Err(error) if error.raw_os_error() == Some(nix::libc::ENOKEY) || error.kind() == io::ErrorKind::HostUnreachable)
     }
@@ -119,7 +119,7 @@ fn ensure(host: &Namespace, disk: &TempDir) -> (Arc<Wireguard>, PublicKey) {
     })
 }
 
-/// Two nodes at the ends of a cable, 192.0.2.NUMBER and 2001:db8::NUMBER, that are not peers.
+/// Two nodes at the ends of a cable, 192.0.2.NUMBER and 2001:db8::NUMBER. The nodes are not peers.
 pub fn two() -> (Node, Node) {
     let (one, two) = (Namespace::new(), Namespace::new());
     let there = two.descriptor();
@@ -145,7 +145,7 @@ pub fn two() -> (Node, Node) {
     (Node::new(one, 1), Node::new(two, 2))
 }
 
-/// Without duplicate address detection, which takes a second.
+/// Adds an address without duplicate address detection, which takes a second.
 async fn add_address(netlink: &rtnetlink::Handle, mut message: AddressMessage) -> Result<(), rtnetlink::Error> {
     message.header.flags |= AddressHeaderFlags::Nodad;
     let mut request = netlink.address().add(message.header.index, IpAddr::from([0; 4]), 0);

@@ -1,4 +1,4 @@
-//! The kernel's state of an interface by wg(8).
+//! State of an interface in the kernel, read with wg(8).
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use ktest_support::Namespace;
 
 const WG: &str = "/usr/bin/wg";
 
-/// The peers, sorted: key, endpoint, ranges.
+/// Peers, sorted: key, endpoint, ranges.
 pub fn peers(host: &Namespace, interface: &'static str) -> Vec<String> {
     let line = |fields: Vec<String>| {
         let mut ranges: Vec<&str> = fields[3].split(',').collect();
@@ -18,14 +18,14 @@ pub fn peers(host: &Namespace, interface: &'static str) -> Vec<String> {
     peers
 }
 
-/// Per peer: time of the last handshake in seconds, bytes received, bytes sent.
+/// Traffic of each peer: time of the last handshake in seconds, bytes received, bytes sent.
 pub fn traffic(host: &Namespace, interface: &'static str) -> Vec<(String, [u64; 3])> {
     let number = |text: &String| text.parse().expect("a number");
     let peer = |fields: Vec<String>| (fields[0].clone(), [4, 5, 6].map(|field| number(&fields[field])));
     dump(host, interface).into_iter().map(peer).collect()
 }
 
-/// Per peer: interval of keepalives in seconds, or `off`.
+/// Interval of keepalives of each peer in seconds, or `off`.
 pub fn keepalives(host: &Namespace, interface: &'static str) -> Vec<String> {
     dump(host, interface).into_iter().map(|mut fields| fields.swap_remove(7)).collect()
 }
