@@ -1,6 +1,6 @@
-//! Converts the definitions of the snapshot kinds from YAML to JSON. Bazel names the files, of the Go module that has
-//! snapshot-controller's client, in `SNAPSHOT_DEFINITIONS`. Without them, as in `cargo check`, the crate compiles and cannot
-//! create the kinds.
+//! Converts the definitions of the snapshot kinds from YAML to JSON. Bazel passes the paths of the files in
+//! `SNAPSHOT_DEFINITIONS`; the files are in the Go module of snapshot-controller's client. Without them, as in `cargo
+//! check`, the crate compiles but cannot create the kinds.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-changed={source}");
         let text = fs::read_to_string(source).map_err(|error| format!("{source}: {error}"))?;
         let mut definition: Value = serde_saphyr::from_str(&text).map_err(|error| format!("{source}: {error}"))?;
-        // The API server writes it.
+        // Remove the status, which the API server writes.
         if let Some(fields) = definition.as_object_mut() {
             fields.remove("status");
         }

@@ -1,4 +1,4 @@
-//! The rights of the administrators in the configuration of the control plane.
+//! Rights of the administrators in the configuration of the control plane.
 
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::Client;
@@ -12,7 +12,8 @@ use crate::run::{RunError, maintain};
 
 const NAME: &str = cluster::ADMINISTRATORS_GROUP;
 
-/// Maintains the binding that gives these users all rights, and no others, until it is cancelled. Healthy while it is correct.
+/// Maintains the binding that gives all rights to exactly these users, until cancelled. Healthy while the binding is
+/// correct.
 pub async fn administrators(cx: Context, client: Client, users: Vec<String>) -> Result<(), RunError> {
     maintain(cx, client, &[vec![binding(&users)]]).await
 }
@@ -21,7 +22,7 @@ fn binding(users: &[String]) -> Object {
     let mut want = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
-        // Without a revision: an older release removes users, too.
+        // Omit the revision, so that an older release removes users, too.
         "metadata": {"name": NAME},
         "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
     });
@@ -33,7 +34,7 @@ fn binding(users: &[String]) -> Object {
         resource: ApiResource::erase::<ClusterRoleBinding>(&()),
         name: NAME,
         want,
-        // Subjects are mutable, but an apply without them does not remove those of other clients.
+        // Subjects are mutable, but an apply without subjects does not remove those of other clients.
         immutable: &["/roleRef", "/subjects"],
     }
 }

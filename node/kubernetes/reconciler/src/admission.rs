@@ -1,7 +1,7 @@
 //! Admission policies that restrict the identities of a node to objects of this node, which roles cannot express.
 //! Expressions are CEL.
 //!
-//! Most are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
+//! Most policies are for the storage identity. NodeRestriction restricts kubelets; one policy closes its gaps.
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK, SELECTED_NODE, VOLUME_NODE};
 use cluster::snapshot::{self, ID_PREFIX, MANAGED_BY, PROTECTION, group};
@@ -33,20 +33,20 @@ const SNAPSHOTS: &str = "snapshots.local.granary.dev";
 const KUBELETS: &str = "kubelets.local.granary.dev";
 
 pub(crate) const CONTENTS_STATUS: &str = "volumesnapshotcontents/status";
-/// That of the content of a group.
+/// Status of the content of a group snapshot.
 pub(crate) const GROUPS_STATUS: &str = "volumegroupsnapshotcontents/status";
 
-/// The claim has a volume.
+/// Expression: the claim has a volume.
 const BOUND: &str = "oldObject.spec.?volumeName.orValue('') != ''";
 
 const WRITES: &[&str] = &["CREATE", "UPDATE", "DELETE"];
 
-/// The users that a policy restricts, and their node.
+/// Users that a policy restricts, and their node.
 pub(crate) struct Writers {
     /// Whether the policy applies to a request.
     pub(crate) condition: String,
     pub(crate) node: String,
-    /// Precedes the validations of a guard.
+    /// Validation that precedes the validations of a guard.
     pub(crate) first: Option<Validation>,
 }
 
@@ -61,7 +61,7 @@ impl Writers {
 
     /// Users of a group whose names are a prefix and the node's name.
     fn named(prefix: &str, group: &str) -> Self {
-        // Otherwise a user without a node could write objects without a node.
+        // Without this validation, a user without a node could write objects without a node.
         let first = Validation::new("variables.node != ''", format!("users in {group} are named {prefix}NAME"));
         Self {
             condition: format!("'{group}' in request.userInfo.groups"),
@@ -71,7 +71,7 @@ impl Writers {
     }
 }
 
-/// The user name without the prefix; `otherwise` for users without this prefix.
+/// Expression for the user name without the prefix; `otherwise` for users without this prefix.
 pub(crate) fn node_behind(prefix: &str, otherwise: &str) -> String {
     let length = prefix.len();
     format!(
@@ -106,7 +106,7 @@ pub(crate) fn guards() -> Vec<Guard> {
     ]
 }
 
-/// The storage identity and the Node object, where the mesh publishes its key.
+/// Guard of the Node object: the storage identity publishes the key of the mesh there.
 fn node_guard() -> Guard {
     Guard { name: NODES, rule: rule("", &["nodes"], WRITES), validations: nodes() }
 }
@@ -119,7 +119,7 @@ pub(crate) fn reclaimer_guards() -> [Guard; 2] {
     ]
 }
 
-/// Gaps of NodeRestriction. Writes of the status can change annotations and labels too.
+/// Guard that closes gaps of NodeRestriction. Writes of the status can also change annotations and labels.
 fn kubelet_guard() -> Guard {
     let rule = rule("", &["nodes", "nodes/status"], &["CREATE", "UPDATE"]);
     Guard { name: KUBELETS, rule, validations: kubelets() }
@@ -162,7 +162,7 @@ pub(crate) fn explained(message: &str, expressions: impl IntoIterator<Item = Str
     expressions.into_iter().map(|expression| Validation::new(expression, message)).collect()
 }
 
-/// For the old and the new object, as far as they exist.
+/// Applies the expression to the new and the old object, if they exist.
 pub(crate) fn before_and_after(own: impl Fn(&str) -> String) -> [String; 2] {
     ["object", "oldObject"].map(|object| format!("{object} == null || ({})", own(object)))
 }
@@ -171,7 +171,7 @@ pub(crate) fn same(field: &str) -> String {
     format!("object.?{field} == oldObject.?{field}")
 }
 
-/// The metadata that clients may change, without annotations.
+/// Expression: the metadata that clients may change is unchanged, except annotations.
 fn same_metadata() -> String {
     ["metadata.?labels", "metadata.?finalizers", "metadata.?ownerReferences"].map(same).join(" && ")
 }
@@ -180,7 +180,7 @@ pub(crate) fn annotations(object: &str) -> String {
     format!("({object}.metadata.?annotations.orValue({{}}))")
 }
 
-/// The node of a bound claim's volume, or an empty text. An expression does not see the PV:
+/// Expression for the node of a bound claim's volume, or an empty string. The expression cannot read the PV: see
 /// [`cluster::claim::status_writer`].
 fn node_of_volume() -> String {
     let old = annotations("oldObject");
@@ -188,8 +188,8 @@ fn node_of_volume() -> String {
     format!("{old}[?'{VOLUME_NODE}'].orValue({created} ? {old}[?'{SELECTED_NODE}'].orValue('') : '')")
 }
 
-/// A write removes the selected node, which is the writer's, or begins or ends the rollback of a volume on the node, and changes
-/// nothing else.
+/// A write of a node removes the selected node if it is this node, or begins or ends the rollback of a volume on this
+/// node, and changes nothing else.
 fn claims_of_node() -> Vec<Validation> {
     let selected = format!("{}[?'{SELECTED_NODE}'].orValue('') == variables.node", annotations("oldObject"));
     let (old, new) = (annotations("oldObject"), annotations("object"));
@@ -216,7 +216,7 @@ fn claims_of_node() -> Vec<Validation> {
     )
 }
 
-/// A write of the reclaimer changes one annotation of a claim of our driver that is not being deleted:
+/// A write of the reclaimer changes one annotation of a claim of Granary's driver that is not being deleted:
 ///
 /// | claim | annotation | before | after |
 /// |---|---|---|---|
@@ -225,9 +225,9 @@ fn claims_of_node() -> Vec<Validation> {
 /// | without a volume, with a source | [`SELECTED_NODE`] | a node | another node |
 /// | bound and changing, of no node ([`node_of_volume`]) | [`VOLUME_NODE`] | none | a node |
 ///
-/// An expression does not see the PV. Therefore the node of a claim that has one stays: root on the reclaimer's node could
-/// otherwise name its own node for each claim, and write the status of the claim. It still can for a claim whose volume
-/// another node is creating: it moves the claim before it is bound.
+/// An expression cannot read the PV. Therefore the node of a claim that has one stays: root on the reclaimer's node
+/// could otherwise name its own node for each claim, and write the status of the claim. Root can still do this for a
+/// claim whose volume another node is creating, by moving the claim before it is bound.
 fn claims_of_reclaimer() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let nodes = format!("['{SELECTED_NODE}', '{VOLUME_NODE}']");
@@ -268,9 +268,10 @@ fn claims_of_reclaimer() -> Vec<Validation> {
     )
 }
 
-/// As [`crate::bound::changing`]: the bound claim is being expanded, gets another VolumeAttributesClass, or returns to a snapshot.
+/// Expression equal to [`crate::bound::changing`]: the bound claim is being expanded, gets another
+/// VolumeAttributesClass, or returns to a snapshot.
 fn changing() -> String {
-    // `dyn`: the API server's types lack the map of quantities.
+    // Use `dyn`, because the API server's types lack the map of quantities.
     let size = |sizes: &str| format!("quantity(dyn(oldObject).?{sizes}[?'storage'].orValue('0'))");
     let larger = format!("{}.compareTo({}) > 0", size("spec.?resources.?requests"), size("status.?capacity"));
     let begun = "oldObject.?status.?allocatedResourceStatuses.orValue({}).size() > 0";
@@ -281,7 +282,7 @@ fn changing() -> String {
     format!("{larger} || {begun} || {modified} || {rolled_back}")
 }
 
-/// The claim is updated as the expressions require, and the rest of it stays.
+/// The write updates the claim as the expressions require, and changes nothing else.
 fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec<Validation> {
     let updated = "request.operation == 'UPDATE'".to_owned();
     let rest = expressions.into_iter().chain([same("spec"), same_metadata()]);
@@ -289,7 +290,7 @@ fn claim_updates<const N: usize>(message: &str, expressions: [String; N]) -> Vec
     explained(message, [updated].into_iter().chain(rest))
 }
 
-/// The claim is bound to a volume on the node, and grows or gets another class.
+/// The claim is bound to a volume on the node, and is expanded or gets another class.
 fn claim_status() -> Vec<Validation> {
     let node = node_of_volume();
     let others = |claim: &str| {
@@ -330,8 +331,8 @@ fn claim_status() -> Vec<Validation> {
     )
 }
 
-/// The content is served by the node. A write sets the label of a content without a node, or removes the finalizer of a
-/// content that is being deleted. `created` are the contents that a node may create.
+/// The node serves the content. A write sets the label of a content without a node, or removes the finalizer of a
+/// content that is being deleted. The expression `created` allows the contents that a node may create.
 fn contents(protection: &str, created: &str) -> Vec<Validation> {
     let node = |content: &str| format!("{content}.metadata.?labels[?'{MANAGED_BY}'].orValue('')");
     let labels = |content: &str| format!("({content}.metadata.?labels.orValue({{}}))");
@@ -372,7 +373,7 @@ fn contents(protection: &str, created: &str) -> Vec<Validation> {
     )
 }
 
-/// A new content names a snapshot that exists: the former content of a volume after a rollback.
+/// A new content must refer to an existing snapshot: the former content of a volume after a rollback.
 fn kept() -> String {
     let bare = "object.metadata.?annotations.orValue({}).size() == 0 && object.metadata.?finalizers.orValue([]).size() == 0 && \
                 object.metadata.?ownerReferences.orValue([]).size() == 0";
@@ -384,7 +385,7 @@ fn kept() -> String {
     )
 }
 
-/// A new snapshot keeps the former content of a volume after a rollback. It takes none.
+/// A new snapshot must be the former content of a volume after a rollback. Creating it must not take a snapshot.
 fn snapshots() -> Vec<Validation> {
     let kept = format!(
         "request.operation != 'CREATE' || (object.spec.source.?volumeSnapshotContentName.orValue('').startsWith('{ID_PREFIX}') \
@@ -393,7 +394,7 @@ fn snapshots() -> Vec<Validation> {
     explained("a node creates the snapshots that rollbacks keep", ["request.operation == 'CREATE'".to_owned(), kept])
 }
 
-/// The handle is that of a snapshot that the node has taken for the content, or the one that the content names.
+/// The handle is that of a snapshot that the node has taken for the content, or the handle in the content's source.
 fn snapshot_handle() -> String {
     let written = "object.?status.?snapshotHandle.orValue('')";
     format!(
@@ -402,7 +403,7 @@ fn snapshot_handle() -> String {
     )
 }
 
-/// The same for a group. The snapshot controller creates a content for each member in the status.
+/// Handles of a group and its members. The snapshot controller creates a content for each member in the status.
 fn group_handles() -> String {
     let written = "object.?status.?volumeGroupSnapshotHandle.orValue('')";
     let taken = format!("('{}' + object.metadata.uid)", group::HANDLE_PREFIX);
@@ -427,9 +428,9 @@ fn content_status(handles: String) -> Vec<Validation> {
     )
 }
 
-/// The capacity is of the node, has a name that no other node uses, and the Node as its owner.
+/// The capacity is that of the node, has a name that no other node uses, and the Node as its owner.
 fn capacities() -> Vec<Validation> {
-    // Exactly 16 digits of a hash before the node: otherwise the name could be one of another node.
+    // Require exactly 16 digits of a hash before the node: otherwise the name could be one of another node.
     let own = |capacity: &str| {
         format!(
             "request.namespace == '{SYSTEM_NAMESPACE}' && \
@@ -445,7 +446,7 @@ fn capacities() -> Vec<Validation> {
     explained("a node publishes only its own capacity", expressions)
 }
 
-/// Only annotations with the prefix change, and only of the own Node.
+/// Only annotations with the prefix may change, and only on the own Node.
 fn nodes() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when_updated = |expression: String| format!("request.operation != 'UPDATE' || ({expression})");
@@ -463,8 +464,8 @@ fn nodes() -> Vec<Validation> {
     )
 }
 
-/// The cluster assigns the pod network of a Node, and the storage identity writes its annotations. NodeRestriction lets a
-/// kubelet choose a network as long as its Node has none.
+/// The cluster assigns the pod network of a Node, and the storage identity writes its annotations. NodeRestriction lets
+/// a kubelet choose a network as long as its Node has none.
 fn kubelets() -> Vec<Validation> {
     let (old, new) = (annotations("oldObject"), annotations("object"));
     let when = |operation: &str, expression: String| format!("request.operation != '{operation}' || ({expression})");
@@ -524,7 +525,7 @@ fn rule(group: &str, resources: &[&str], operations: &[&str]) -> Value {
     json!({"apiGroups": [group], "apiVersions": ["v1"], "operations": operations, "resources": resources})
 }
 
-/// A cluster may serve only some of them.
+/// Rule for all versions of a group. A cluster may serve only some of them.
 fn all_versions(group: &str, resource: &str, operations: &[&str]) -> Value {
     json!({"apiGroups": [group], "apiVersions": ["*"], "operations": operations, "resources": [resource]})
 }

@@ -1,7 +1,7 @@
-//! The objects of other clusters, where pods are the nodes' storage (crate `standalone`).
+//! Objects for other clusters, where pods are the nodes' storage (crate `standalone`).
 //!
-//! The chart installs them; nothing restores them. Their names differ from those that [`run`](crate::run) maintains, so
-//! that a cluster may have nodes of both kinds.
+//! The chart installs these objects; nothing restores them. Their names differ from those that [`run`](crate::run)
+//! maintains, so that a cluster may have nodes of both kinds.
 
 use cluster::{DRIVER_NAME, snapshot};
 use serde_json::{Value, json};
@@ -9,16 +9,19 @@ use serde_json::{Value, json};
 use crate::admission::{self, Guard, Validation, Writers};
 use crate::objects::{RBAC, READ, csi_driver, may, rules};
 
-/// Extra field of a user: the node of the pod whose token it presents. Kubernetes 1.30 (`ServiceAccountTokenPodNodeInfo`).
+/// Extra field of a user: the node of the pod that the token is bound to. Kubernetes 1.30
+/// (`ServiceAccountTokenPodNodeInfo`).
 pub const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
-/// Extra field of a user: the pod whose token it presents. A token that is bound to a Node has only [`NODE_OF_TOKEN`].
+/// Extra field of a user: the pod that the token is bound to. A token that is bound to a Node has only
+/// [`NODE_OF_TOKEN`].
 const POD_OF_TOKEN: &str = "authentication.kubernetes.io/pod-name";
 
-/// The service accounts of the pods. CEL expressions contain them verbatim: names of objects, or templates of such names.
+/// Service accounts of the pods. CEL expressions contain these names verbatim, so they are names of objects, or
+/// templates of such names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accounts<'a> {
-    /// Of both accounts.
+    /// Namespace of both accounts.
     pub namespace: &'a str,
     /// Account of the DaemonSet.
     pub node: &'a str,
@@ -26,14 +29,14 @@ pub struct Accounts<'a> {
     pub reclaimer: &'a str,
 }
 
-/// All objects but the workloads and storage classes: the policies, then the roles, then the Lease and the driver.
+/// All objects except the workloads and storage classes: the policies, then the roles, then the Lease and the driver.
 pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let Accounts { namespace, node, reclaimer } = accounts;
-    // The reclaimer acts for all nodes: its policies do not compare the node of its pod.
+    // The reclaimer acts for all nodes, so its policies do not compare the node of its pod.
     let of_pods = |account: &str| Writers {
         condition: format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{account}'"),
         node: format!("request.userInfo.?extra[?'{NODE_OF_TOKEN}'][?0].orValue('')"),
-        // Otherwise, a token without a node could write objects that are on no node.
+        // Without this validation, a token without a node could write objects that are on no node.
         first: Some(Validation::new(
             format!("variables.node != '' && request.userInfo.?extra[?'{POD_OF_TOKEN}'][?0].orValue('') != ''"),
             "the token is not bound to a pod, or the API server does not put the node of the pod into tokens",
@@ -43,7 +46,7 @@ pub fn objects(accounts: Accounts<'_>) -> Vec<Value> {
     let mut objects: Vec<Value> =
         admission::guards().iter().flat_map(|guard| guarded("agent", guard, &of_nodes)).collect();
     objects.extend(admission::reclaimer_guards().iter().flat_map(|guard| guarded("reclaimer", guard, &of_reclaimer)));
-    // Pods have no mesh, and need only their own Node.
+    // Pods have no mesh, and read only their own Node.
     objects.extend(granted("granary:agent", &rules(&["get"]), namespace, node));
     let of_reclaimer = [
         may("", "persistentvolumeclaims", &["get", "list", "watch", "patch"]),
@@ -71,7 +74,8 @@ fn granted(role: &str, rules: &[Value], namespace: &str, account: &str) -> [Valu
     grant("Cluster", &json!({"name": role}), rules, namespace, account)
 }
 
-/// The Lease exists from the installation on: RBAC cannot restrict the creation of objects to a name.
+/// The Lease with its role. The chart installs the Lease, because RBAC cannot restrict the creation of objects to a
+/// name.
 fn lease(namespace: &str, account: &str) -> [Value; 3] {
     let metadata = json!({"name": account, "namespace": namespace});
     let mut rule = may("coordination.k8s.io", "leases", &["get", "update"]);
@@ -80,7 +84,7 @@ fn lease(namespace: &str, account: &str) -> [Value; 3] {
     [role, binding, json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})]
 }
 
-/// A role and its binding; `scope` is the first word of their kinds.
+/// A role and its binding. `scope` is the prefix of their kinds.
 fn grant(scope: &str, metadata: &Value, rules: &[Value], namespace: &str, account: &str) -> [Value; 2] {
     let (api, kind) = (format!("{RBAC}/v1"), format!("{scope}Role"));
     [

@@ -40,9 +40,9 @@ struct Decision {
     message: String,
 }
 
-/// Decides on requests for kubelet certificates, storage and DNS identities until it is cancelled, and ignores all others.
-/// Denies serving certificates with addresses of the `reserved` networks ([`programs::Config::not_for_workers`]). Healthy when
-/// it has listed the requests. Waits for an API server that is not reachable.
+/// Decides on requests for kubelet certificates, storage and DNS identities until cancelled, and ignores all others.
+/// Denies serving certificates with addresses of the `reserved` networks ([`programs::Config::not_for_workers`]).
+/// Healthy when it has listed the requests. Waits for an unreachable API server.
 pub async fn approve(cx: Context, client: Client, reserved: Vec<Ipv4Net>) -> Result<(), WatchEnded> {
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
     let controller = Controller::new(requests.clone(), watcher::Config::default());
@@ -63,7 +63,7 @@ async fn decide(request: Arc<CertificateSigningRequest>, approver: Arc<Approver>
         last_update_time: Some(Time(Timestamp::now())),
         last_transition_time: None,
     };
-    // With another resource version, another approver may have decided.
+    // Set the resource version, so that the patch fails if another approver has decided.
     let patch = json!({
         "metadata": {"resourceVersion": request.resource_version()},
         "status": {"conditions": [condition]},

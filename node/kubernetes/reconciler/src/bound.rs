@@ -1,4 +1,4 @@
-//! The node of a bound claim, by the affinity of its PV. Pure.
+//! Determines the node of a bound claim from the affinity of its PV. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use units::Bytes;
 
 use crate::reclaimer::PROVISIONER;
 
-/// The PV of a claim that is being expanded, gets another VolumeAttributesClass, or returns to a snapshot. `None` also for claims
-/// that another provisioner got.
+/// The PV of a claim that is being expanded, gets another VolumeAttributesClass, or returns to a snapshot. `None` for
+/// all other claims, and for claims of another provisioner.
 pub(crate) fn changing(claim: &PersistentVolumeClaim) -> Option<&str> {
     let (spec, status) = (claim.spec.as_ref()?, claim.status.as_ref()?);
     let annotations = claim.annotations();
@@ -59,7 +59,7 @@ pub(crate) fn storage(sizes: Option<&BTreeMap<String, Quantity>>) -> Option<Byte
     }
 }
 
-/// The one host of the term, as the policy on PVs requires it.
+/// The only host of the term, in the form that the policy on PVs requires.
 fn only_host(term: &NodeSelectorTerm) -> Option<&str> {
     let mut hosts = term.match_expressions.iter().flatten().filter_map(|only| match only.values.as_deref() {
         Some([host]) if only.key == TOPOLOGY_KEY && only.operator == "In" => Some(host.as_str()),

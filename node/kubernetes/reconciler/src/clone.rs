@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::Value;
 
-/// The object of the same namespace whose content the new volume begins with, by name.
+/// Source of a new volume, by its name in the claim's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     Claim(&'a str),
@@ -26,8 +26,8 @@ impl fmt::Display for Source<'_> {
     }
 }
 
-/// The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace. It does not check the name: no object has
-/// one that is invalid, and the node reports it.
+/// The source of a claim. The API server copies `dataSourceRef` into `dataSource`, unless it names a namespace. The API
+/// server does not check the name, so names that no object can have are ignored here, and the node reports them.
 pub(crate) fn source(claim: &PersistentVolumeClaim) -> Option<Source<'_>> {
     let source = claim.spec.as_ref()?.data_source.as_ref().filter(|source| is_object_name(&source.name))?;
     match (source.api_group.as_deref().unwrap_or_default(), source.kind.as_str()) {
@@ -44,7 +44,7 @@ pub(crate) fn content_of(snapshot: &DynamicObject) -> Option<&str> {
     name.filter(|name| is_object_name(name))
 }
 
-/// The node that serves a content, if it is of our driver and of this snapshot.
+/// The node that serves a content of Granary's driver for this snapshot.
 pub(crate) fn node_of(content: &DynamicObject, snapshot: &DynamicObject) -> Option<String> {
     let field = |path| content.data.pointer(path).and_then(Value::as_str);
     let is_of = snapshot.uid().is_some() && field("/spec/volumeSnapshotRef/uid") == snapshot.uid().as_deref();

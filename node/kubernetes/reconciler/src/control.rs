@@ -1,4 +1,4 @@
-//! A controller as a service.
+//! Runs a controller as a service.
 
 use std::future::{self, Future};
 use std::hash::Hash;
@@ -15,15 +15,16 @@ use tracing::warn;
 
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Concurrent passes of one controller. Without a limit, all objects are processed at once at the start and after a burst.
+/// Concurrent passes of one controller. Without a limit, the controller would process all objects at once at the start
+/// and after a burst.
 const PARALLEL: u16 = 8;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the watch of {0} ended")]
 pub struct WatchEnded(&'static str);
 
-/// Runs a controller until it is cancelled; running passes are completed. Healthy when it has listed the objects. Waits
-/// for an API server that is not reachable.
+/// Runs a controller until cancelled, and completes running passes. Healthy when it has listed the objects. Waits for
+/// an unreachable API server.
 pub(crate) async fn control<K, C, E, Pass>(
     cx: Context,
     what: &'static str,
@@ -48,7 +49,7 @@ where
     let controller = controller.graceful_shutdown_on(cx.token().cancelled_owned());
     let passes = controller.run(pass, failed, context).for_each(|pass| {
         match pass {
-            // `failed` has logged it.
+            // `failed` has logged this error.
             Ok(_) | Err(Error::ReconcilerFailed(..)) => {}
             Err(error) => {
                 cx.report(false);
@@ -60,7 +61,7 @@ where
     });
     let listed = || {
         cx.healthy();
-        // The first list; the stream has no item for another one.
+        // Report success of the first list. The stream has no item for later lists.
         cx.report(true);
     };
     run_passes(passes, &objects, cx.cancelled(), listed).await;

@@ -1,6 +1,7 @@
 //! Parses certificate signing requests. Pure.
 //!
-//! The signer has another parser. Everything that one of the two could skip is rejected, so that both have the same result.
+//! The signer uses another parser, so this parser rejects everything that one of the two could skip: both get the same
+//! result.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -40,7 +41,7 @@ fn has_usages(spec: &CertificateSigningRequestSpec, sorted: [&str; 2]) -> bool {
 pub(crate) struct Csr(Pem);
 
 impl Csr {
-    /// `None` if the text is not exactly one request.
+    /// Parses a request. `None` if the text is not exactly one request.
     pub(crate) fn read(text: &[u8]) -> Option<Self> {
         let csr = Self(only_block(text)?);
         csr.parsed()?;
@@ -60,7 +61,7 @@ impl Csr {
         names.map(|name| Name::of(name.attr_type(), name.as_str().ok())).collect()
     }
 
-    /// The node, if the subject is its kubelet and nothing else.
+    /// The node, if the subject is the identity of its kubelet and nothing else.
     pub(crate) fn kubelet(&self) -> Option<String> {
         let common = self.subject().into_iter().find_map(|name| match name {
             Name::Common(name) => name.strip_prefix(KUBELET_PREFIX).map(str::to_owned),
@@ -77,7 +78,7 @@ impl Csr {
         parts == wanted.len() && self.subject() == BTreeSet::from(wanted)
     }
 
-    /// The alternative names. `None` if there are others than DNS names and addresses.
+    /// Subject alternative names. `None` if there are names other than DNS names and addresses.
     pub(crate) fn names(&self) -> Option<Vec<ServerName>> {
         let request = self.parsed()?;
         let names = request.requested_extensions().into_iter().flatten().find_map(|extension| match extension {
@@ -87,7 +88,8 @@ impl Csr {
         names.iter().map(ServerName::of).collect()
     }
 
-    /// Checks everything except the subject: no attributes but these names, these usages, the key and the signature.
+    /// Checks everything except the subject: the attributes contain only these names, and usages, key and signature are
+    /// valid.
     pub(crate) fn check(
         &self,
         names: &[ServerName],
@@ -215,7 +217,7 @@ impl ServerName {
         }
     }
 
-    /// As a GeneralName: RFC 5280, 4.2.1.6.
+    /// Encodes a GeneralName: RFC 5280, 4.2.1.6.
     fn der(&self) -> Vec<u8> {
         match self {
             Self::Dns(name) => der(0x82, name.as_bytes()),
@@ -243,7 +245,7 @@ fn attributes(names: &[ServerName]) -> Vec<u8> {
     der(ATTRIBUTES, &der(SEQUENCE, &[EXTENSION_REQUEST, &values].concat()))
 }
 
-/// Tag, length, content: X.690, 8.1.3, and the shortest form of 10.1.
+/// Encodes tag, length and content: X.690, 8.1.3, with the shortest length form of 10.1.
 fn der(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len().to_be_bytes();
     let length: Vec<u8> = length.into_iter().skip_while(|byte| *byte == 0).collect();
@@ -257,7 +259,7 @@ fn der(tag: u8, content: &[u8]) -> Vec<u8> {
     [head.as_slice(), content].concat()
 }
 
-/// The block of a text with exactly one. A parser that skips invalid text finds no other.
+/// The PEM block of a text with exactly one block and no other text that a parser may skip.
 fn only_block(text: &[u8]) -> Option<Pem> {
     let text = std::str::from_utf8(text).ok()?;
     let body = text
@@ -275,7 +277,7 @@ fn only_block(text: &[u8]) -> Option<Pem> {
 pub(crate) enum Name {
     Common(String),
     Organization(String),
-    /// Of another kind or character set.
+    /// Attribute of another type or character set.
     Other,
 }
 

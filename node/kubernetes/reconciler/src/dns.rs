@@ -1,8 +1,8 @@
-//! The Service of the cluster's DNS, by which tools find it.
+//! The Service of the cluster's DNS, by which tools find the DNS.
 //!
-//! Each node answers its own pods at the Service's address without kube-proxy (`programs::dns`). The endpoints say the same
-//! to those who read them: one for each Node, local to it (`internalTrafficPolicy`), with the address that only the node
-//! itself reaches.
+//! Each node answers its own pods at the Service's address without kube-proxy (`programs::dns`). The EndpointSlices
+//! describe this to their readers: each Node has one endpoint, which is local to it (`internalTrafficPolicy`) and has
+//! the address that only the node itself reaches.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::run::FIELD_MANAGER;
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kube-dns";
 
-/// Changes of the Service and the endpoints are not watched.
+/// Interval of passes. The service does not watch changes of the Service and the EndpointSlices.
 const INTERVAL: Duration = Duration::from_mins(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +39,8 @@ struct Objects {
     address: Ipv4Addr,
 }
 
-/// Keeps the Service with this address, and an endpoint for each Node, until it is cancelled. Healthy when it has listed the
-/// Nodes. Waits for an API server that is not reachable.
+/// Maintains the Service with this address, and an endpoint for each Node, until cancelled. Healthy when it has listed
+/// the Nodes. Waits for an unreachable API server.
 pub async fn dns(cx: Context, client: Client, address: Ipv4Addr) -> Result<(), WatchEnded> {
     let controller = Controller::new(Api::<Node>::all(client.clone()), watcher::Config::default());
     let services = Api::namespaced(client.clone(), NAMESPACE);
@@ -54,7 +54,7 @@ async fn pass(node: Arc<Node>, objects: Arc<Objects>) -> Result<Action, ApplyErr
     let params = PatchParams::apply(FIELD_MANAGER).force();
     let wanted = Patch::Apply(service(*address));
     services.patch(NAME, &params, &wanted).await.map_err(failed("the Service"))?;
-    // A Node that is being deleted takes its endpoint with it.
+    // A deleted Node owns its endpoint, so the garbage collector deletes the endpoint.
     if node.metadata.deletion_timestamp.is_none() {
         let (name, wanted) = endpoint(&node, *address);
         endpoints.patch(&name, &params, &Patch::Apply(wanted)).await.map_err(failed("an EndpointSlice"))?;
@@ -76,7 +76,7 @@ fn service(address: Ipv4Addr) -> Value {
         "metadata": {
             "name": NAME,
             "namespace": NAMESPACE,
-            // As upstream's own deployment.
+            // Same labels as in upstream's deployment.
             "labels": {"k8s-app": NAME, "kubernetes.io/name": "CoreDNS"},
         },
         "spec": {"clusterIP": address, "internalTrafficPolicy": "Local", "ports": ports()},
@@ -111,7 +111,7 @@ mod tests {
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 
-    /// The type must have each field, because the API server ignores others silently.
+    /// The types must have all fields, because the API server ignores unknown fields silently.
     #[test]
     fn the_objects_have_only_fields_of_the_api() {
         let wanted = service(ADDRESS);
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(serde_json::to_value(typed).unwrap(), wanted);
     }
 
-    /// Another controller would write the endpoints.
+    /// With a selector, another controller would write the endpoints.
     #[test]
     fn the_service_selects_no_pods() {
         assert_eq!(service(ADDRESS)["spec"].get("selector"), None);

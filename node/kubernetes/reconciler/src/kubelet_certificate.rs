@@ -1,8 +1,9 @@
 //! Decides which kubelets get certificates. Pure.
 //!
-//! A bootstrap token is for one node name. A machine with the token gets a client certificate of this name as long as no
-//! Node has the name; then the token is deleted (tokens.rs). Afterwards the kubelet renews its own certificate and
-//! requests a serving certificate. The approval of kube-controller-manager, which is off, accepts any name from any token.
+//! A bootstrap token is for one node name. A machine with the token gets a client certificate of this name as long as
+//! no Node has the name; then the token is deleted (tokens.rs). Afterwards the kubelet renews its own certificate and
+//! requests a serving certificate. The approval of kube-controller-manager, which accepts any name from any token, is
+//! off.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use crate::csr::{self, Csr, Denial, ServerName};
 pub(crate) const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(crate) const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
-/// Prefix of the user of a bootstrap token; its ID follows.
+/// Prefix of the user name of a bootstrap token. The ID of the token follows.
 const TOKEN_PREFIX: &str = "system:bootstrap:";
 const TOKENS_GROUP: &str = "system:bootstrappers";
 
@@ -39,7 +40,7 @@ pub(crate) struct KubeletRequest<'a> {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// The node of the requester's token.
+    /// Node that the requester's token is for.
     pub(crate) token_is_for: Option<String>,
     pub(crate) registered: bool,
     pub(crate) removed: bool,
@@ -48,7 +49,7 @@ pub(crate) struct Facts {
 }
 
 impl<'a> KubeletRequest<'a> {
-    /// `None` if the request is decided, for another signer, or invalid.
+    /// Parses a kubelet's request. `None` if the request is decided, for another signer, or invalid.
     pub(crate) fn of(request: &'a CertificateSigningRequest) -> Option<Self> {
         let spec = &request.spec;
         if csr::is_decided(request) || ![CLIENT_SIGNER, SERVING_SIGNER].contains(&spec.signer_name.as_str()) {
@@ -105,15 +106,15 @@ fn may_join(id: &str, node: &str, facts: &Facts) -> Result<(), Denial> {
     let id = id.to_owned();
     match &facts.token_is_for {
         Some(bound) if bound != node => Err(Denial::OtherName { id, bound: bound.clone(), requested: node.to_owned() }),
-        // In this case, the token may have been deleted.
+        // The token may have been deleted because the node has registered.
         _ if facts.registered => Err(Denial::NameTaken { node: node.to_owned() }),
         None => Err(Denial::FreeToken { id }),
         Some(_) => Ok(()),
     }
 }
 
-/// A node reports its addresses itself. Therefore only those of other nodes, of the cluster's networks, of the API server, and
-/// addresses that are not of one machine are denied.
+/// Checks a name of a serving certificate. A node reports its own addresses, so only addresses of other nodes, of the
+/// cluster's networks, of the API server, and addresses that do not identify one machine are denied.
 fn may_serve_as(name: &ServerName, node: &str, facts: &Facts, reserved: &[Ipv4Net]) -> Result<(), Denial> {
     let denial = |name: &dyn ToString| Denial::ServerName { node: node.to_owned(), name: name.to_string() };
     match name {

@@ -4,13 +4,13 @@
 //!
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!
-//! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`] deletes
-//! the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims for which no scheduler and no node does, [`dns()`] keeps the
-//! Service of the cluster's DNS, [`snapshots()`] maintains the kinds of snapshots and the role of their controller, and
-//! [`administrators()`] the rights of the users that the configuration lists.
+//! Further services for the whole cluster: [`approve`] decides on certificates of machines and nodes, [`tokens()`]
+//! deletes the bootstrap tokens of registered nodes, [`reclaim`] writes the node of claims if neither a scheduler nor a
+//! node does, [`dns()`] maintains the Service of the cluster's DNS, [`snapshots()`] maintains the kinds of snapshots
+//! and the role of their controller, and [`administrators()`] the rights of the users in the configuration.
 //!
-//! [`agents`] are the objects for other clusters. [`run`], [`administrators()`], [`approve`], [`tokens()`], [`dns()`], [`snapshots()`] and
-//! [`reclaim`] are services of a supervisor on the control plane, with an administrator's identity.
+//! [`agents`] has the objects for other clusters. [`run`], [`administrators()`], [`approve`], [`tokens()`], [`dns()`],
+//! [`snapshots()`] and [`reclaim`] are services of a supervisor on the control plane, with an administrator's identity.
 #![forbid(unsafe_code)]
 
 mod administrators;
@@ -49,5 +49,5 @@ pub use run::{RunError, run};
 pub use snapshots::snapshots;
 pub use tokens::tokens;
 
-/// The reclaimer as the instance that reports an event.
+/// Reporting instance of the reclaimer's events.
 pub(crate) const INSTANCE: &str = "reclaimer";

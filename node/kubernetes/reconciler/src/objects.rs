@@ -1,4 +1,4 @@
-//! The objects that the reconciler maintains, as data.
+//! Objects that the reconciler maintains, as data.
 
 use cluster::snapshot::group;
 use cluster::{API_SERVER_USER, DNS_GROUP, DRIVER_NAME, PROXY_USER, STORAGE_GROUP, snapshot};
@@ -17,9 +17,9 @@ pub const CLASS: &str = "local";
 const ROLE: &str = STORAGE_GROUP;
 pub(crate) const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// All objects, in the order of their creation. Those of a wave are created concurrently.
+/// All objects, in the order of their creation. The objects of a wave are created concurrently.
 pub(crate) fn waves() -> [Vec<Object>; 2] {
-    // Policies before roles.
+    // Create policies before roles.
     let policies = admission::all().into_iter().chain(removed::objects()).collect();
     [
         policies,
@@ -45,7 +45,7 @@ pub(crate) fn csi_driver(metadata: Value) -> Value {
             "attachRequired": false,
             "podInfoOnMount": false,
             "fsGroupPolicy": "File",
-            // A node without a CSIStorageCapacity object counts as full.
+            // The scheduler treats a node without a CSIStorageCapacity object as full.
             "storageCapacity": true,
             "volumeLifecycleModes": ["Persistent"],
         },
@@ -67,7 +67,7 @@ fn class() -> Object {
             "volumeBindingMode": "WaitForFirstConsumer",
             "allowVolumeExpansion": true,
         }),
-        // The last two are mutable, but an apply without them does not remove them.
+        // The last two fields are mutable, but an apply without them does not remove them.
         immutable: &[
             "/provisioner",
             "/parameters",
@@ -126,7 +126,7 @@ fn binding() -> Object {
     granted(ROLE, ROLE, ("Group", STORAGE_GROUP))
 }
 
-/// CoreDNS of a node reads the objects that have names.
+/// Role of a node's CoreDNS, which reads the objects that have DNS names.
 fn resolver() -> Object {
     Object {
         resource: ApiResource::erase::<ClusterRole>(&()),
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::object::{REVISION, REVISION_ANNOTATION};
 
-    /// The type must have each field, because the API server ignores others silently.
+    /// Asserts that the type has all fields, because the API server ignores unknown fields silently.
     fn has_only_fields_of<K: DeserializeOwned + Serialize>(object: Object) {
         let typed: K = serde_json::from_value(object.want.clone()).expect("an object of this type");
         assert_eq!(serde_json::to_value(typed).expect("JSON"), object.want);

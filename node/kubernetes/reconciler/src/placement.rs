@@ -1,7 +1,8 @@
 //! Selects the node of a claim whose class binds immediately. Pure.
 //!
-//! For such a claim, no scheduler selects a node. As the scheduler does, this takes a node that `allowedTopologies` allow
-//! and whose published `maximumVolumeSize` is large enough; of several, the one with the most free space.
+//! No scheduler selects a node for such a claim. Like the scheduler, this module selects a node that
+//! `allowedTopologies` allow and whose published `maximumVolumeSize` is large enough. Of several nodes, it selects the
+//! one with the most free space.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,7 +18,7 @@ use units::Bytes;
 
 const OLD_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// The cluster, as far as it matters.
+/// Objects of the cluster that a selection reads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Published {
     pub(crate) classes: Vec<StorageClass>,
@@ -33,14 +34,14 @@ pub(crate) struct Experience {
     pub(crate) assigned: BTreeMap<String, Bytes>,
 }
 
-/// Why a node cannot get the claim.
+/// Reason why a node cannot get the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Obstacle {
     NotReady,
     Topology,
     Small,
     Rejected,
-    /// It is large enough, unless the published capacity lacks recent assignments.
+    /// The node is large enough, unless the published capacity lacks recent assignments.
     Assigned,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct NoNode {
     class: String,
     size: Bytes,
     nodes: BTreeMap<Obstacle, usize>,
-    /// Of the nodes that are too small.
+    /// Size of the largest volume on the nodes that are too small.
     largest: Bytes,
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn find<'a>(class: &str, published: &'a Published) -> Option<&'a Stor
     published.classes.iter().find(|found| found.name_any() == class)
 }
 
-/// Whether claims of the class need a node that no scheduler selects.
+/// Whether the class is of Granary's driver and binds immediately, so that no scheduler selects the node.
 pub(crate) fn binds_immediately(class: &StorageClass) -> bool {
     let mode = class.volume_binding_mode.as_deref().unwrap_or("Immediate");
     class.provisioner == DRIVER_NAME && mode == "Immediate"
@@ -142,7 +143,8 @@ impl fmt::Display for NoNode {
     }
 }
 
-/// The host whose free space it is. Nodes publish capacities with labels only: without this one, the object is of no node.
+/// Host of a capacity object. Nodes publish capacities only with labels, so an object without this label belongs to no
+/// node.
 fn host(capacity: &CSIStorageCapacity) -> Option<&str> {
     let labels = capacity.node_topology.as_ref()?.match_labels.as_ref()?;
     labels.get(TOPOLOGY_KEY).map(String::as_str)
@@ -160,7 +162,7 @@ fn is_ready(node: &Node) -> bool {
     !is_cordoned && node.metadata.deletion_timestamp.is_none() && ready.any(|condition| condition.status == "True")
 }
 
-/// Pods without tolerations do not run on the node.
+/// Whether pods without tolerations cannot run on the node.
 fn repels_pods(node: &Node) -> bool {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     taints.into_iter().any(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"))
@@ -177,7 +179,7 @@ fn allows(class: &StorageClass, node: &Node) -> bool {
         })
 }
 
-/// An invalid quantity counts as no space.
+/// Bytes of a quantity. An invalid quantity counts as no space.
 fn bytes(size: Option<&Quantity>) -> Bytes {
     size.and_then(|size| quantity::bytes(&size.0).ok()).unwrap_or_default()
 }

@@ -7,11 +7,11 @@ use crate::object::{DEFAULT_CLASS, Object, REVISION, REVISION_ANNOTATION};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Keep,
-    /// A newer release, with this revision, maintains it.
+    /// A newer release, with this revision, maintains the object.
     Leave {
         revision: u32,
     },
-    /// Another client maintains it.
+    /// Another client maintains the object.
     Ignore,
     Create,
     Apply,
@@ -35,8 +35,8 @@ pub(crate) fn plan(object: &Object, found: Option<&Value>) -> Step {
     if holds(&wanted(object, Some(found)), found) { Step::Keep } else { Step::Apply }
 }
 
-/// The fields to apply. Administrators decide which class is the default one: a class of ours keeps what it has. An apply without
-/// an annotation removes it, because the reconciler has created it.
+/// The fields to apply. Administrators choose the default class, so a class that the reconciler created keeps its
+/// annotation. An apply without the annotation removes it, because the reconciler has created it.
 pub(crate) fn wanted(object: &Object, found: Option<&Value>) -> Value {
     let mut want = object.want.clone();
     let ours = found.filter(|found| revision(found).is_some());
@@ -58,7 +58,8 @@ fn revision(found: &Value) -> Option<u32> {
     found["metadata"]["annotations"][REVISION_ANNOTATION].as_str()?.parse().ok()
 }
 
-/// Whether a definition that was found is another client's, or was replaced by a newer one: it has a version that ours lacks.
+/// Whether another client has written the definition, or a newer release has replaced it: the definition has a version
+/// that `want` lacks.
 fn is_foreign(want: &Value, found: &Value) -> bool {
     let versions = |definition: &Value| {
         let versions = definition["spec"]["versions"].as_array().cloned().unwrap_or_default();
@@ -68,7 +69,7 @@ fn is_foreign(want: &Value, found: &Value) -> bool {
     revision(found).is_none() || versions(found).iter().any(|version| !ours.contains(version))
 }
 
-/// Whether all of `want` is in `found`. Lists are compared as a whole: only objects may have defaults of the API server.
+/// Whether `found` contains all of `want`. Lists are compared as a whole: the API server adds defaults only to objects.
 fn holds(want: &Value, found: &Value) -> bool {
     match (want, found) {
         (Value::Object(want), Value::Object(found)) => {
@@ -81,7 +82,7 @@ fn holds(want: &Value, found: &Value) -> bool {
     }
 }
 
-/// The same value; empty values are equal to missing ones.
+/// Whether the values are equal. An empty value equals a missing one.
 fn is_same(want: Option<&Value>, found: Option<&Value>) -> bool {
     let something = |value: &&Value| match value {
         Value::Null => false,

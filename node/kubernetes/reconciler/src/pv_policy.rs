@@ -1,16 +1,16 @@
-//! The PVs that a node may write: those that its provisioner creates (`build` in provisioner/src/pv/object.rs), and the
-//! changes of the provisioner.
+//! Policy on the PVs that a node may write: PVs that its provisioner creates (`build` in provisioner/src/pv/object.rs),
+//! and the changes of the provisioner.
 //!
-//! A PV can refer to Secrets of any namespace. If it also names a claim of a pod on a node, the Node authorizer lets that
-//! node's kubelet read them. Therefore the policy lists the fields of a new PV. Every other field is rejected, also one
-//! that a later Kubernetes release adds.
+//! A PV can refer to Secrets of any namespace. If the PV also names a claim of a pod on a node, the Node authorizer
+//! lets that node's kubelet read the Secrets. Therefore the policy lists the fields of a new PV. All other fields are
+//! rejected, including fields that a later Kubernetes release adds.
 
 use cluster::{DRIVER_NAME, FINALIZER, PROVISIONED_BY, TOPOLOGY_KEY};
 
 use crate::admission::{Validation, annotations, before_and_after, explained, same};
 
-/// The fields of the objects in a new PV. It has all of them except [`OPTIONAL`]: the API server sets `volumeMode` and the
-/// reclaim policy if they are missing.
+/// Fields of the objects in a new PV. All of them are required except [`OPTIONAL`]: the API server sets `volumeMode`
+/// and the reclaim policy if they are missing.
 const FIELDS: [(&str, &[&str]); 5] = [
     ("spec.csi", &["driver", "volumeHandle"]),
     (
@@ -31,18 +31,18 @@ const FIELDS: [(&str, &[&str]); 5] = [
     ("metadata.annotations", &[PROVISIONED_BY]),
 ];
 
-/// A new PV has this field if its claim has it.
+/// Field of a new PV whose claim has this field.
 const OPTIONAL: &str = "volumeAttributesClassName";
 
 /// The API server adds this finalizer to each new PV (admission plugin `StorageObjectInUseProtection`).
 const PROTECTION: &str = "kubernetes.io/pv-protection";
 
-/// How the messages about a new PV begin. A part of CEL strings: without quotes.
+/// Start of the messages about a new PV. The text is part of CEL strings, so it must not contain quotes.
 const CREATES: &str = "a node creates PVs as its provisioner does";
 
-/// The volume is of our driver and on the node alone, before and after. A new PV has the provisioner's shape, and an
-/// update changes only what the provisioner updates. Whether the claim in `claimRef` was placed on the node cannot be
-/// checked: an expression sees the written object only.
+/// Before and after a write, the volume is of Granary's driver and only on the node. A new PV has the provisioner's
+/// shape, and an update changes only the fields that the provisioner updates. The policy cannot check whether the claim
+/// in `claimRef` was placed on the node: an expression reads only the written object.
 pub(crate) fn pvs() -> Vec<Validation> {
     let on_node =
         explained(&format!("a node writes PVs of {DRIVER_NAME} that are on it alone"), before_and_after(on_node));
@@ -60,9 +60,9 @@ fn on_node(pv: &str) -> String {
     )
 }
 
-/// In a new PV, the object at this path has these fields and no others. A message names the others.
+/// In a new PV, the object at this path has these fields and no others. The message lists the other fields.
 fn fields((path, fields): (&str, &[&str])) -> [Validation; 2] {
-    // `dyn`: for the type checker, the object is a message, whose fields cannot be listed. It is a map.
+    // Use `dyn`: for the type checker, the object is a message whose fields cannot be listed. With `dyn`, it is a map.
     let steps: String = path.split('.').map(|step| format!(".?{step}")).collect();
     let found = format!("dyn(object){steps}.orValue({{}})");
     let (needed, allowed) = (
@@ -129,7 +129,8 @@ fn values() -> impl Iterator<Item = Validation> {
     .map(|(what, expression)| Validation::new(when_created(&expression), format!("{CREATES}: {what}")))
 }
 
-/// Only the size, which grows, the class of the claim, the driver's finalizer and the annotation of the provisioner change.
+/// Only the size, which grows, the class of the claim, the driver's finalizer and the annotation of the provisioner may
+/// change.
 fn update() -> Validation {
     let (old, new) = ("dyn(oldObject.spec)", "dyn(object.spec)");
     let spec = format!(
@@ -163,7 +164,7 @@ fn when_created(expression: &str) -> String {
     format!("request.operation != 'CREATE' || ({expression})")
 }
 
-/// A list of texts without quotes.
+/// A CEL list of strings. The texts contain no quotes.
 fn list(texts: &[&str]) -> String {
     format!("['{}']", texts.join("', '"))
 }

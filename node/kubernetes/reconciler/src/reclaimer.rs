@@ -1,8 +1,9 @@
-//! Writes the node of claims, which admission policies forbid the nodes themselves.
+//! Writes the node of claims, because admission policies do not allow nodes to do it.
 //!
 //! A claim whose selected node was deleted returns to the scheduler. No other component does this, and its pods would
-//! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a class
-//! with immediate binding gets a node for its new volume ([`placement`]), and another one if that node does not create it.
+//! wait forever. A claim that was bound to an existing PV gets the node of this PV when it is expanded. A claim of a
+//! class with immediate binding gets a node for its new volume ([`placement`]), and another one if that node does not
+//! create the volume.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,23 +32,23 @@ use crate::placement::{self, NoNode, Published};
 use crate::selections::{Selections, size_of};
 use crate::{INSTANCE, bound, clone};
 
-/// Annotations with the claim's provisioner. Older controllers write the second one.
+/// Annotations with the claim's provisioner. Older controllers write the second annotation.
 pub(crate) const PROVISIONER: [&str; 2] =
     ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 
-/// A watch may miss that a node was deleted: claims are examined again after this.
+/// Interval of examining claims again, because a watch may miss the deletion of a node.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// Selections use published objects for this long.
+/// Maximum age of published objects for a selection.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// A claim that no node can have is tried again after this.
+/// Retry interval of a claim that no node can get.
 const UNTIL_SPACE: Duration = Duration::from_secs(30);
 
-/// As [`UNTIL_SPACE`], if a node may have enough space as soon as it has published its capacity again.
+/// Retry interval if a node may have enough space as soon as it has published its capacity again.
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(10);
 
-/// Label of the capacity objects of our driver.
+/// Label of the capacity objects of Granary's driver.
 const DRIVER_LABEL: &str = "csi.storage.k8s.io/drivername";
 
 #[derive(Debug, thiserror::Error)]
@@ -69,17 +70,17 @@ enum ReclaimError {
 struct Reclaimer {
     client: Client,
     nodes: Api<Node>,
-    /// Nodes that exist, and when they were read. The watch removes those that change.
+    /// Names of existing nodes, and when they were read. The watch removes nodes that change.
     existing: Mutex<BTreeMap<String, Instant>>,
     selections: Mutex<Selections>,
     published: Mutex<Option<(Instant, Arc<Published>)>>,
     events: Recorder,
 }
 
-/// Watches claims and nodes until it is cancelled. Healthy when it has read all claims.
+/// Watches claims and nodes until cancelled. Healthy when it has read all claims. Waits for an unreachable API server.
 ///
 /// # Errors
-/// [`WatchEnded`]. While the API server is unreachable, it waits.
+/// [`WatchEnded`].
 pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let nodes = Api::<Node>::all(client.clone());
     let reporter = Reporter { controller: DRIVER_NAME.to_owned(), instance: Some(INSTANCE.to_owned()) };
@@ -101,8 +102,8 @@ pub async fn reclaim(cx: Context, client: Client) -> Result<(), WatchEnded> {
     control(cx, "claims", controller, reconcile, reclaimer).await
 }
 
-/// Whether our driver has to create a volume for the claim. kube-controller-manager sets the annotation: at once if the
-/// class binds immediately, otherwise when the scheduler has selected a node.
+/// Whether Granary's driver has to create a volume for the claim. kube-controller-manager sets the annotation: at once
+/// if the class binds immediately, otherwise when the scheduler has selected a node.
 fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
     let annotations = claim.annotations();
     let is_of_driver = PROVISIONER.iter().any(|key| annotations.get(*key).is_some_and(|name| name == DRIVER_NAME));
@@ -110,7 +111,7 @@ fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
     is_of_driver && volume.is_empty() && claim.metadata.deletion_timestamp.is_none()
 }
 
-/// The selected node of a claim of our driver without a volume.
+/// The selected node of a claim of Granary's driver without a volume.
 fn waits_for(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.annotations().get(SELECTED_NODE).map(String::as_str).filter(|_| is_waiting(claim))
 }
@@ -143,7 +144,7 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
         }
         return Ok(Action::await_change());
     }
-    // Only nodes that exist: users write the annotation, and the names are stored.
+    // Store only names of existing nodes, because users can write the annotation.
     let left = reclaimer.selections().assigned(&claim, node, Instant::now());
     if !left.is_zero() {
         return Ok(Action::requeue(left.min(INTERVAL)));
@@ -151,8 +152,9 @@ async fn reconcile(claim: Arc<PersistentVolumeClaim>, reclaimer: Arc<Reclaimer>)
     reclaimer.expire(&claim, node).await
 }
 
-/// The class, if its claims need a node. Otherwise the next pass, at which a class that is not current is read again: it
-/// may have been created again with another binding mode, and nothing changes the claim afterwards.
+/// Returns the class if its claims need a node, otherwise the time of the next pass. That pass reads a class again that
+/// is not current: the class may have been created again with another binding mode, and nothing changes the claim
+/// afterwards.
 fn immediate(class: Option<&StorageClass>, is_current: bool) -> Result<&StorageClass, Action> {
     match class {
         Some(class) if placement::binds_immediately(class) => Ok(class),
@@ -181,7 +183,7 @@ impl Reclaimer {
         match self.annotate(claim, VOLUME_NODE, node.into()).await {
             Ok(true) => info!(claim = %Named(claim), volume = pv, node, "claim annotated with the node of its volume"),
             Ok(false) => {}
-            // On other clusters, the policy denies that the node of a claim is replaced.
+            // On other clusters, the policy denies replacing the node of a claim.
             Err(ReclaimError::Claim { source, .. })
                 if writer.is_some() && matches!(&*source, kube::Error::Api(status) if status.is_invalid()) =>
             {
@@ -196,8 +198,9 @@ impl Reclaimer {
         Ok(Action::await_change())
     }
 
-    /// Selects the node of the source, also instead of another one: the clone cannot be created elsewhere, and the scheduler
-    /// takes the node of the claim. `None` if no node is known: the node that is selected otherwise reports why.
+    /// Selects the node of the source, also instead of another node: the clone cannot be created elsewhere, and the
+    /// scheduler uses the node of the claim. `None` if the node of the source is unknown: the node that is selected
+    /// otherwise reports the reason.
     async fn place_clone(
         &self,
         claim: &PersistentVolumeClaim,
@@ -221,7 +224,7 @@ impl Reclaimer {
                 self.report_moved(claim, source, &node, other).await;
             }
         }
-        // No node loses the claim by `UNSERVED`: copying a large volume takes longer.
+        // `UNSERVED` does not apply to clones: copying a large volume takes longer.
         Ok(Some(Action::requeue(INTERVAL)))
     }
 
@@ -237,7 +240,7 @@ impl Reclaimer {
         Ok(found.and_then(|pv| bound::node_of(&pv, &source).map(str::to_owned)))
     }
 
-    /// The node of a snapshot of the same namespace. The cluster may have no CRDs of snapshots.
+    /// The node of a snapshot in the claim's namespace. The cluster may lack the CRDs of snapshots.
     async fn node_of_snapshot(
         &self,
         claim: &PersistentVolumeClaim,
@@ -298,7 +301,7 @@ impl Reclaimer {
         written.map(|_| Action::await_change())
     }
 
-    /// Takes a claim of a class with immediate binding from a node that does not create its volume.
+    /// Removes the selected node of a claim with immediate binding if this node does not create the volume.
     async fn expire(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<Action, ReclaimError> {
         let Some(class) = placement::class_of(claim) else { return Ok(Action::requeue(INTERVAL)) };
         let (_, published) = self.published().await?;
@@ -311,7 +314,8 @@ impl Reclaimer {
         Ok(Action::await_change())
     }
 
-    /// An event on the claim that no node can have, at most every few minutes. An obstacle that may go by itself must last.
+    /// Publishes an event on a claim that no node can get, at most every few minutes. A temporary obstacle is reported
+    /// only if it lasts.
     async fn report(&self, claim: &PersistentVolumeClaim, none: &NoNode) {
         if !self.selections().report(claim, none.is_temporary(), Instant::now()) {
             return;
@@ -320,8 +324,8 @@ impl Reclaimer {
         self.publish(claim, EventType::Warning, "ProvisioningFailed", none.to_string()).await;
     }
 
-    /// An event on a clone that the selected node does not create it, at most every few minutes: the pod may not be
-    /// able to run where the source is.
+    /// Publishes an event on a clone that its selected node does not create, at most every few minutes: the pod may be
+    /// unable to run on the node of the source.
     async fn report_moved(&self, claim: &PersistentVolumeClaim, source: Source<'_>, node: &str, other: &str) {
         if !self.selections().report_moved(claim, Instant::now()) {
             return;
@@ -342,8 +346,8 @@ impl Reclaimer {
         }
     }
 
-    /// Nodes, classes and free space, at most a few seconds old, and when they were read. A list, not a watch: most clusters
-    /// have no class with immediate binding.
+    /// Nodes, classes and free space, at most a few seconds old, and when they were read. The function lists them
+    /// instead of watching, because most clusters have no class with immediate binding.
     async fn published(&self) -> Result<(Instant, Arc<Published>), ReclaimError> {
         let kept = || self.published.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, published)) = &*kept()
@@ -372,7 +376,7 @@ impl Reclaimer {
         self.selections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets or removes an annotation. `false` if another writer was faster: the watch reports its change.
+    /// Sets or removes an annotation. Returns `false` if another writer was faster. The watch reports its change.
     async fn annotate(
         &self,
         claim: &PersistentVolumeClaim,
@@ -391,7 +395,7 @@ impl Reclaimer {
         }
     }
 
-    /// Users write the annotation with the node.
+    /// Whether a Node exists. Users can write the annotation, so the name may be invalid.
     async fn exists(&self, node: &str) -> Result<bool, ReclaimError> {
         if !is_object_name(node) {
             return Ok(false);

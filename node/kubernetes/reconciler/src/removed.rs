@@ -1,4 +1,4 @@
-//! The policy that denies all writes of removed nodes.
+//! Policy that denies all writes of removed nodes.
 //!
 //! Kubernetes cannot revoke certificates, and a kubelet whose Node was deleted creates it again at its next start.
 //! Therefore an administrator writes the name of a removed node into a ConfigMap.
@@ -12,7 +12,8 @@ use crate::admission::node_behind;
 use crate::identity::{KUBELET_PREFIX, KUBELETS_GROUP};
 use crate::object::{Object, metadata};
 
-/// The optional ConfigMap of removed nodes in [`REMOVED_NODES_NAMESPACE`]: each key is a node's name, values have no meaning.
+/// Optional ConfigMap of removed nodes in [`REMOVED_NODES_NAMESPACE`]. Each key is a node's name; values have no
+/// meaning.
 pub const REMOVED_NODES: &str = "granary-removed-nodes";
 
 pub const REMOVED_NODES_NAMESPACE: &str = "kube-system";
@@ -62,7 +63,7 @@ pub(crate) fn objects() -> [Object; 2] {
         "metadata": metadata(POLICY),
         "spec": {
             "policyName": POLICY,
-            // Without removed nodes, there is no ConfigMap.
+            // Without removed nodes, the ConfigMap does not exist.
             "paramRef": {
                 "name": REMOVED_NODES,
                 "namespace": REMOVED_NODES_NAMESPACE,

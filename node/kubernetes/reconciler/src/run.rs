@@ -19,22 +19,22 @@ use crate::plan::{Step, plan, wanted};
 
 pub(crate) const FIELD_MANAGER: &str = "granary";
 
-/// A watch may miss a change.
+/// Interval of passes, because a watch may miss a change.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// Prevents a busy loop if another client keeps changing an object.
+/// Pause after a pass with changes. It prevents a busy loop if another client keeps changing an object.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// All changes within this time have one pass, such as the first lists of all kinds.
+/// Time to collect changes, such as the first lists of all kinds, for one pass.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// For the API server to serve a new kind.
+/// Time limit for the API server to serve a new kind.
 const ESTABLISH_LIMIT: Duration = Duration::from_secs(30);
 
-/// Number of concurrent passes. Each has a connection and a TLS handshake of its own.
+/// Number of concurrent passes. Each pass has its own connection and TLS handshake.
 const PARALLEL: usize = 4;
 
-/// The reconciler has to be started again.
+/// The reconciler failed and must be restarted.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {kind} {name}")]
 pub struct RunError {
@@ -44,7 +44,7 @@ pub struct RunError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Maintains the objects until it is cancelled. Healthy while all of them are correct.
+/// Maintains the objects until cancelled. Healthy while all of them are correct.
 pub async fn run(cx: Context, client: Client) -> Result<(), RunError> {
     maintain(cx, client, &waves()).await
 }
@@ -70,7 +70,7 @@ pub(crate) async fn maintain(cx: Context, client: Client, waves: &[Vec<Object>])
     Ok(())
 }
 
-/// Waits for a change, and for those that follow it soon.
+/// Waits for a change, and for changes that follow soon.
 async fn settled(changes: &mut (impl Stream<Item = ()> + Unpin)) {
     if changes.next().await.is_some() {
         let others = async { while changes.next().await.is_some() {} };
@@ -127,7 +127,7 @@ async fn reconcile(object: &Object, client: &Client) -> Result<bool, RunError> {
             return Ok(false);
         }
         Step::Recreate => {
-            // Only this object: another control-plane node may have created it again.
+            // Delete only this object: another control-plane node may have created it again.
             let preconditions = found.map(|found| Preconditions { uid: found.uid(), resource_version: None });
             let params = DeleteParams { preconditions, ..DeleteParams::default() };
             match api.delete(name, &params).await {
@@ -160,7 +160,7 @@ fn kinds<'a>(objects: impl Iterator<Item = &'a Object>) -> Vec<Kind> {
     kinds
 }
 
-/// An item for each event that needs a pass. The watch continues after failures, with a back-off.
+/// A stream with an item for each event that needs a pass. The watch continues after failures, with a back-off.
 fn changes(Kind { resource, objects }: Kind, client: &Client) -> BoxStream<'static, ()> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let config = match objects.as_slice() {
@@ -183,7 +183,8 @@ fn changes(Kind { resource, objects }: Kind, client: &Client) -> BoxStream<'stat
         .boxed()
 }
 
-/// Without the events of correct objects: the API server and its controllers write the status of policies and definitions.
+/// Whether the event needs a pass. Events of correct objects do not: the API server and its controllers write the
+/// status of policies and definitions.
 fn needs_pass(objects: &[Object], event: &watcher::Event<DynamicObject>) -> bool {
     let named = |found: &DynamicObject| {
         let name = found.metadata.name.as_deref();
@@ -204,7 +205,7 @@ fn is_drift(object: &Object, found: &DynamicObject) -> bool {
             Step::Create | Step::Apply | Step::Recreate => true,
             Step::Keep | Step::Leave { .. } | Step::Ignore => false,
         },
-        // The pass reports it.
+        // The pass reports the error.
         Err(_) => true,
     }
 }
@@ -255,7 +256,7 @@ mod tests {
         (Client::new(service, "default"), reads)
     }
 
-    /// Regression: each object in the first list had a pass of its own, some 1300 requests at a boot.
+    /// Regression test: each object in the first list had its own pass, about 1300 requests at a boot.
     #[tokio::test(start_paused = true)]
     async fn the_first_list_has_one_pass() {
         let (client, reads) = with_all_objects();

@@ -1,5 +1,5 @@
-//! Recent selections of nodes for claims, and how they ended. In memory: after a restart, a node that has rejected a claim
-//! may be selected once more.
+//! Recent selections of nodes for claims, and their results. The state is in memory: after a restart, a node that has
+//! rejected a claim may be selected once more.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -12,27 +12,27 @@ use units::Bytes;
 use crate::bound::storage;
 use crate::placement::Experience;
 
-/// A node that has rejected a claim may have space again after this.
+/// Time after which a node that has rejected a claim may have space again.
 const REJECTED: Duration = Duration::from_mins(1);
 
-/// A node that has not created the claim's volume after this is considered to have rejected the claim.
+/// Time after which a node that has not created the claim's volume counts as rejecting.
 const UNSERVED: Duration = Duration::from_mins(5);
 
-/// Published capacities include a volume after this.
+/// Time after which published capacities include a volume.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// The event about an obstacle that may go by itself is emitted after this.
+/// Time after which a temporary obstacle is reported in an event.
 const TEMPORARY: Duration = Duration::from_mins(1);
 
-/// An event about a claim is repeated after this.
+/// Time after which an event about a claim is repeated.
 const REPORTED: Duration = Duration::from_mins(5);
 
-/// Claims that were not seen for this long are bound or deleted.
+/// Time without a pass after which a claim counts as bound or deleted.
 const FORGOTTEN: Duration = Duration::from_mins(15);
 
 #[derive(Debug, Default)]
 pub(crate) struct Selections {
-    /// By the claim's UID.
+    /// Waiting claims by UID.
     claims: HashMap<String, Waiting>,
     recent: VecDeque<Assigned>,
     forgotten: Option<Instant>,
@@ -43,10 +43,10 @@ struct Waiting {
     size: Bytes,
     selected: Option<Selected>,
     rejected: BTreeMap<String, Instant>,
-    /// Since when no node can have it.
+    /// Time since when no node can get the claim.
     obstructed: Option<Instant>,
     reported: Option<Instant>,
-    /// When the event about another node was emitted.
+    /// Time of the last event about another node.
     moved: Option<Instant>,
     seen: Instant,
 }
@@ -68,7 +68,7 @@ struct Assigned {
 }
 
 impl Selections {
-    /// The claim has a selected node. Returns for how much longer the node may leave it without a volume.
+    /// Records that the claim has a selected node. Returns how much longer the node may take to create the volume.
     pub(crate) fn assigned(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) -> Duration {
         let selected = &mut self.waiting(claim, now).selected;
         let since = selected.as_ref().filter(|earlier| earlier.node == node).map_or(now, |earlier| earlier.since);
@@ -76,8 +76,8 @@ impl Selections {
         (since + UNSERVED).saturating_duration_since(now)
     }
 
-    /// The claim has no selected node. If it had one, that node has rejected the claim. `None` if the claim is older than
-    /// the selection.
+    /// Results of earlier selections for a claim without a selected node. A node that was selected before has rejected
+    /// the claim. `None` if the claim is older than the selection.
     pub(crate) fn experience(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> Option<Experience> {
         let waiting = self.waiting(claim, now);
         if let Some(Selected { before: Some(before), .. }) = &waiting.selected
@@ -104,7 +104,7 @@ impl Selections {
         Some(Experience { rejected, assigned })
     }
 
-    /// The node is about to be written into the claim.
+    /// Records a selection before the node is written to the claim.
     pub(crate) fn select(&mut self, claim: &PersistentVolumeClaim, node: &str, now: Instant) {
         let waiting = self.waiting(claim, now);
         waiting.selected = Some(Selected { node: node.to_owned(), before: claim.resource_version(), since: now });
@@ -114,19 +114,19 @@ impl Selections {
         self.recent.push_back(assigned);
     }
 
-    /// The node may not be in the claim: the write failed.
+    /// Withdraws a selection whose write has failed.
     pub(crate) fn withdraw(&mut self, claim: &PersistentVolumeClaim, now: Instant) {
         self.waiting(claim, now).selected = None;
         self.release(claim);
     }
 
-    /// The claim takes no space of the node.
+    /// Removes the claim from the recent assignments: it uses no space of a node.
     fn release(&mut self, claim: &PersistentVolumeClaim) {
         let uid = claim.uid().unwrap_or_default();
         self.recent.retain(|assigned| assigned.claim != uid);
     }
 
-    /// Whether the owner of the claim, which no node can have, should get the event now.
+    /// Whether to publish the event about a claim that no node can get now.
     pub(crate) fn report(&mut self, claim: &PersistentVolumeClaim, is_temporary: bool, now: Instant) -> bool {
         let waiting = self.waiting(claim, now);
         let since = *waiting.obstructed.get_or_insert(now);
@@ -136,12 +136,12 @@ impl Selections {
         is_due(&mut waiting.reported, now)
     }
 
-    /// Whether the owner of the claim, whose node was replaced, should get the event now.
+    /// Whether to publish the event about a claim whose node was replaced now.
     pub(crate) fn report_moved(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> bool {
         is_due(&mut self.waiting(claim, now).moved, now)
     }
 
-    /// The entry of the claim. A changed request starts again.
+    /// The entry of the claim. A changed request resets the entry.
     fn waiting(&mut self, claim: &PersistentVolumeClaim, now: Instant) -> &mut Waiting {
         if self.forgotten.is_none_or(|at| now >= at + FORGOTTEN) {
             self.claims.retain(|_, waiting| now < waiting.seen + FORGOTTEN);
@@ -166,7 +166,7 @@ impl Selections {
     }
 }
 
-/// Whether an event is emitted now: it was not, or long ago.
+/// Whether an event is due: it was never published, or long ago.
 fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
     let is_due = last.is_none_or(|at| now >= at + REPORTED);
     if is_due {
@@ -208,11 +208,11 @@ mod tests {
     fn a_claim_that_lost_its_node_was_rejected_by_it() {
         let (mut selections, now) = (Selections::default(), Instant::now());
         selections.select(&claim("a", "1", "1Gi"), "one", now);
-        // The watch reports an older version.
+        // The watch still reports an older version.
         assert!(selections.experience(&claim("a", "1", "1Gi"), now).is_none());
         assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now), names(&["one"]));
         assert_eq!(rejected(&mut selections, &claim("b", "3", "1Gi"), now), names(&[]));
-        // Another component selected a node.
+        // Another component has selected a node.
         selections.assigned(&claim("a", "4", "1Gi"), "two", now);
         assert_eq!(rejected(&mut selections, &claim("a", "5", "1Gi"), now), names(&["one", "two"]));
     }
@@ -239,10 +239,10 @@ mod tests {
         assert_eq!(selections.assigned(&selected, "one", later), Duration::from_mins(1));
         assert_eq!(selections.assigned(&selected, "one", now + UNSERVED), Duration::ZERO);
         assert_eq!(selections.assigned(&selected, "one", now + UNSERVED * 2), Duration::ZERO);
-        // Another node, or a node that was selected before the reclaimer started.
+        // The claim gets another node, or a node that was selected before the reclaimer started.
         assert_eq!(selections.assigned(&selected, "two", now + UNSERVED), UNSERVED);
         assert_eq!(selections.assigned(&claim("b", "2", "1Gi"), "one", later), UNSERVED);
-        // The same node again, after the claim was taken from it.
+        // The same node gets the claim again after rejecting it.
         assert_eq!(rejected(&mut selections, &claim("a", "3", "1Gi"), now + UNSERVED), names(&["two"]));
         assert_eq!(selections.assigned(&claim("a", "4", "1Gi"), "two", now + UNSERVED * 2), UNSERVED);
     }
@@ -290,7 +290,8 @@ mod tests {
         assert!(selections.report(&claim, false, now + REPORTED));
     }
 
-    /// A claim that no node could have, and then got the node of its source, had no event about that.
+    /// Regression test: a claim that no node could get, and that then got the node of its source, had no event about
+    /// this node.
     #[test]
     fn events_about_another_node_have_their_own_pauses() {
         let (mut selections, now) = (Selections::default(), Instant::now());
@@ -298,7 +299,7 @@ mod tests {
         assert!(selections.report_moved(&claim, now));
         assert!(!selections.report_moved(&claim, now));
         assert!(selections.report_moved(&claim, now + REPORTED));
-        // No obstacle began with it.
+        // The event about another node started no obstacle.
         assert!(!selections.report(&claim, true, now + REPORTED + TEMPORARY));
         assert!(selections.report(&claim, false, now + REPORTED + TEMPORARY));
     }
@@ -310,7 +311,7 @@ mod tests {
         assert!(!selections.report(&claim, true, now));
         assert!(!selections.report(&claim, true, now + TEMPORARY - Duration::from_millis(1)));
         assert!(selections.report(&claim, true, now + TEMPORARY));
-        // A selected node ends it.
+        // A selected node ends the obstacle.
         selections.select(&claim, "one", now + TEMPORARY);
         assert!(!selections.report(&claim, true, now + TEMPORARY + REPORTED));
     }

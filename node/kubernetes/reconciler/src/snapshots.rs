@@ -1,4 +1,4 @@
-//! The objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
+//! Objects for snapshots, as data: the kinds, the class of the driver, and the role of snapshot-controller.
 
 use cluster::snapshot::{CLASS as KIND, CLASSES, GROUP, group};
 use cluster::{DRIVER_NAME, SNAPSHOT_CONTROLLER_USER};
@@ -14,7 +14,7 @@ use crate::object::{DEFAULT_CLASS, Object, REVISION, REVISION_ANNOTATION, metada
 use crate::objects::{CLASS, READ, granted, may};
 use crate::run::{RunError, maintain};
 
-/// Those of the client of snapshot-controller, converted by `build.rs`.
+/// Definitions from the client of snapshot-controller, converted by `build.rs`.
 const DEFINITIONS: &str = include_str!(concat!(env!("OUT_DIR"), "/definitions.json"));
 
 const KINDS: [&str; 6] = [
@@ -26,8 +26,8 @@ const KINDS: [&str; 6] = [
     "volumesnapshots.snapshot.storage.k8s.io",
 ];
 
-/// Maintains the kinds of snapshots, the default class, and the role of snapshot-controller until it is cancelled. Healthy
-/// while all of them are correct. Definitions of another client, or with newer versions, stay as they are.
+/// Maintains the kinds of snapshots, the default class, and the role of snapshot-controller until cancelled. Healthy
+/// while all of them are correct. Definitions of another client, or with newer versions, stay unchanged.
 pub async fn snapshots(cx: Context, client: Client) -> Result<(), RunError> {
     maintain(cx, client, &waves()).await
 }
@@ -64,13 +64,13 @@ fn role() -> Object {
             "rules": [
                 may("", "nodes", READ),
                 may("", "persistentvolumes", READ),
-                // A finalizer of the source.
+                // snapshot-controller adds a finalizer to the source.
                 may("", "persistentvolumeclaims", &["get", "list", "watch", "update"]),
                 may("", "events", &["create", "update", "patch"]),
                 may(GROUP, CLASSES, READ),
                 may(GROUP, "volumesnapshotcontents", &["get", "list", "watch", "create", "update", "patch", "delete"]),
                 may(GROUP, "volumesnapshotcontents/status", &["patch"]),
-                // Those of a group are created and deleted with it.
+                // Snapshots of a group are created and deleted with the group.
                 may(GROUP, "volumesnapshots", &["get", "list", "watch", "create", "update", "patch", "delete"]),
                 may(GROUP, "volumesnapshots/status", &["update", "patch"]),
                 may(group::GROUP, group::CLASSES, READ),
@@ -84,7 +84,7 @@ fn role() -> Object {
     }
 }
 
-/// The default class of snapshots, or of groups.
+/// The default class of snapshots, or of group snapshots.
 fn class(group: &str, kind: &str, plural: &str) -> Object {
     let mut metadata = metadata(CLASS);
     let domain = group.replace("k8s.io", "kubernetes.io");
@@ -105,7 +105,7 @@ fn class(group: &str, kind: &str, plural: &str) -> Object {
             "driver": DRIVER_NAME,
             "deletionPolicy": "Delete",
         }),
-        // An apply without them does not remove them.
+        // An apply without parameters does not remove existing ones.
         immutable: &["/parameters"],
     }
 }
@@ -124,7 +124,7 @@ mod tests {
         for Object { want, name, .. } in definitions() {
             assert!([GROUP, group::GROUP].iter().any(|group| want["spec"]["group"] == *group), "{name}");
             assert_eq!(want["spec"]["versions"][0]["name"], "v1", "{name}");
-            // Without it, the API server does not serve a group below k8s.io.
+            // Without the annotation, the API server does not serve a group below k8s.io.
             assert!(want["metadata"]["annotations"]["api-approved.kubernetes.io"].is_string(), "{name}");
             assert_eq!(want["metadata"]["annotations"][REVISION_ANNOTATION], REVISION.to_string());
             assert_eq!(want.get("status"), None, "{name}");

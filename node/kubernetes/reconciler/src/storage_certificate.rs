@@ -1,4 +1,4 @@
-//! Decides which nodes get the client identities of their storage and their CoreDNS. Pure.
+//! Decides which nodes get client identities for their storage and their CoreDNS. Pure.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ pub(crate) const SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 
 const USAGES: [&str; 2] = ["client auth", "digital signature"];
 
-/// The users of one purpose: one for each node, all in one group.
+/// Users of one purpose: one user for each node, all in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeUsers {
     pub(crate) group: &'static str,
-    /// The node's name follows.
+    /// Prefix of the user name. The node's name follows.
     pub(crate) prefix: &'static str,
 }
 
@@ -32,8 +32,8 @@ impl NodeUsers {
     }
 }
 
-/// Returns the node that gets the certificate. `None` if the request is decided, or does not contain a name of the
-/// identities.
+/// Returns the node that gets the certificate. `None` if the request is decided, or its subject contains no name of
+/// these users.
 pub(crate) fn judge(request: &CertificateSigningRequest, removed: &BTreeSet<String>) -> Option<Result<String, Denial>> {
     let spec = &request.spec;
     if csr::is_decided(request) || spec.signer_name != SIGNER {
@@ -251,7 +251,7 @@ mod tests {
             })
     }
 
-    /// An independent implementation of the rules. rcgen keeps the last value of each kind.
+    /// An independent implementation of the rules. rcgen keeps the last value of each type.
     fn is_allowed(asked: &TestRequest) -> bool {
         let only = |kind: DnType| asked.subject.iter().rev().find(|(found, _)| *found == kind).map(|(_, value)| *value);
         let own = match asked.user {
@@ -299,7 +299,8 @@ mod tests {
             prop_assert_eq!(judged(&asked.with_text(framed)), None);
         }
 
-        /// Only signed bytes: others, such as the tag of the signature algorithm, do not change the request.
+        /// Only signed bytes are changed: other bytes, such as the tag of the signature algorithm, do not change the
+        /// request.
         #[test]
         fn a_changed_byte_is_never_approved(at in any::<prop::sample::Index>(), flip in 1u8..) {
             let asked = node_one();

@@ -1,7 +1,7 @@
 //! Deletes the bootstrap tokens of nodes that have registered.
 //!
-//! The approver denies requests with a token while a Node has its name. After that Node was deleted, a client that has read
-//! an old token could join with the name.
+//! The approver denies requests with a token while a Node has its name. After that Node was deleted, a client that has
+//! read an old token could join with the name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::control::{WatchEnded, control};
 
-/// A watch may miss that a Node was created.
+/// Interval of passes, because a watch may miss the creation of a Node.
 const INTERVAL: Duration = Duration::from_mins(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +35,8 @@ struct Tokens {
     nodes: Api<Node>,
 }
 
-/// Watches bootstrap tokens and Nodes until it is cancelled. Healthy when it has listed the tokens. Waits for an API server
-/// that is not reachable.
+/// Watches bootstrap tokens and Nodes until cancelled. Healthy when it has listed the tokens. Waits for an unreachable
+/// API server.
 pub async fn tokens(cx: Context, client: Client) -> Result<(), WatchEnded> {
     let secrets = Api::<Secret>::namespaced(client.clone(), BOOTSTRAP_NAMESPACE);
     let nodes = Api::<Node>::all(client);
@@ -65,7 +65,7 @@ async fn pass(token: Arc<Secret>, tokens: Arc<Tokens>) -> Result<Action, PassErr
         return Ok(Action::requeue(INTERVAL));
     }
     let name = token.name_any();
-    // Only this token: the Secret may have been created again for another node.
+    // Delete only this token: the Secret may have been created again for another node.
     let preconditions = Preconditions { uid: token.uid(), resource_version: token.resource_version() };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match tokens.secrets.delete(&name, &params).await {

@@ -1,4 +1,4 @@
-//! The rights of the administrators in the configuration of a control plane.
+//! Rights of the administrators in the configuration of a control plane.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ struct Administrator {
 }
 
 impl Administrator {
-    /// The request asks for the group of masters.
+    /// Creates a key and a request, which also contains the group of masters.
     fn new(name: &str) -> Result<Self, Failure> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -37,7 +37,7 @@ impl Administrator {
         Ok(Self { request: params.serialize_request(&key)?.pem()?.parse()?, key })
     }
 
-    /// With the certificates that a control plane with this request publishes, and the own key.
+    /// A client with the own key and with the certificates that a control plane with this request publishes.
     async fn client(&self, cluster: &Cluster) -> Result<Client, Failure> {
         let mut config = cluster.config().clone();
         config.settings.administrators = vec![self.request.clone()];
@@ -69,7 +69,7 @@ impl Administrator {
 struct Service(Supervisor);
 
 impl Service {
-    /// As on a control plane with these requests in its configuration.
+    /// Starts the service of a control plane with these requests in its configuration.
     async fn start(cluster: &Cluster, administrators: &[&Administrator]) -> Result<Self, Failure> {
         let users: Vec<String> = administrators.iter().map(|one| one.request.user()).collect();
         let client = cluster.admin();
@@ -85,7 +85,7 @@ impl Service {
     }
 }
 
-/// Whether the client may do this. Every authenticated client may ask.
+/// Whether the client has this right. Every authenticated client may ask.
 async fn may(client: &Client, spec: &Value) -> Result<bool, kube::Error> {
     let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
     let review = create(&reviews, json!({"spec": spec})).await?;
@@ -99,7 +99,7 @@ fn everything() -> [Value; 2] {
     ]
 }
 
-/// Waits until the client has all rights: the authorizer reads a cache.
+/// Waits until the client has all rights, because the authorizer reads a cache.
 async fn becomes_administrator(client: &Client) -> Result<(), Failure> {
     for spec in everything() {
         until("all rights", async || Ok((!may(client, &spec).await?).then(|| spec.to_string()))).await?;
@@ -149,7 +149,7 @@ pub(crate) async fn an_administrator_has_all_rights_while_the_request_is_listed(
     assert_eq!(groups, [ADMINISTRATORS_GROUP, "system:authenticated"], "not system:masters");
     service.stop().await?;
 
-    // The certificates are valid for a year.
+    // The certificate is still valid for a year.
     let service = Service::start(&cluster, &[&bob]).await?;
     becomes_powerless(&hers).await?;
     becomes_administrator(&his).await?;
@@ -158,7 +158,7 @@ pub(crate) async fn an_administrator_has_all_rights_while_the_request_is_listed(
     becomes_powerless(&his).await
 }
 
-/// After a theft of the first key, its certificate must not have the rights of the name.
+/// A stolen certificate of the first key must not have the rights of the name.
 pub(crate) async fn a_replaced_key_of_an_administrator_has_no_rights(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let [stolen, new] = [Administrator::new("alice")?, Administrator::new("alice")?];
     let (thief, alice) = (stolen.client(&cluster).await?, new.client(&cluster).await?);

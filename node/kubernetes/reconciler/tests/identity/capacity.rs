@@ -30,7 +30,7 @@ fn capacity(node: &str) -> Value {
     })
 }
 
-/// The garbage collector deletes objects whose owner does not exist.
+/// A capacity object without an owner, because the garbage collector deletes objects whose owner does not exist.
 fn without_owner(node: &str) -> Value {
     let mut capacity = capacity(node);
     capacity["metadata"]["ownerReferences"] = Value::Null;

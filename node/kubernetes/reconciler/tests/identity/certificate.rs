@@ -50,7 +50,7 @@ pub(crate) struct CertificateRequest<'a> {
     signer: &'a str,
 }
 
-/// Of the storage identity of the node `one`.
+/// A valid request for the storage identity of the node `one`.
 pub(crate) const GOOD: CertificateRequest<'_> = CertificateRequest {
     common_name: "granary:node:one",
     organization: "granary:nodes",
@@ -84,7 +84,7 @@ impl CertificateRequest<'_> {
     }
 }
 
-/// Waits for the decision: type, reason and message.
+/// Waits for the decision, and returns type, reason and message.
 pub(crate) async fn decision(cluster: &Cluster, request: &str) -> Result<String, Failure> {
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
     let decision = eventually(PATIENCE, "a decision", async || {
@@ -174,7 +174,7 @@ pub(crate) async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Res
         ..GOOD
     };
     let administrator = administrator.by(node.clone()).await?;
-    // Created and decided later.
+    // This request is created later, and therefore decided later.
     let own = GOOD.by(node).await?;
     assert!(decision(&cluster, &own).await?.starts_with("Approved"));
     let requests = Api::<CertificateSigningRequest>::all(cluster.admin());
@@ -188,7 +188,7 @@ pub(crate) async fn unrelated_requests_are_ignored(cluster: Arc<Cluster>) -> Res
 
 /// With such a certificate, an attacker on a node could impersonate the API server or another node.
 pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
-    // No Node has it.
+    // No Node has the address of the API server.
     let server = cluster.config().api_server.ip().to_string();
     let ask = async |address| {
         let asked = CertificateRequest {
@@ -223,7 +223,7 @@ pub(crate) async fn a_serving_certificate_has_no_foreign_address(cluster: Arc<Cl
     approver.stop().await
 }
 
-/// Without a restart of the API server. The new certificate has one more address.
+/// The API server reloads the certificate without a restart. The new certificate has one more address.
 pub(crate) async fn a_renewed_certificate_is_served_soon(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let ca = std::fs::read_to_string(cluster.config().paths.pki.join("ca.crt"))?;
     let ca = ca_digest(&ca).ok_or("no CA")?;

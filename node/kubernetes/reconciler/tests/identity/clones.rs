@@ -20,7 +20,7 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     create(&nodes, json!({"metadata": {"name": "one"}})).await?;
     bound(&admin, "source").await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
-    // The scheduler has selected another node.
+    // The scheduler has selected a node other than that of the source.
     let claim = |name: &str, source: serde_json::Value| {
         let annotations =
             json!({"volume.kubernetes.io/storage-provisioner": "local.granary.dev", SELECTED_NODE: "two"});
@@ -30,7 +30,7 @@ pub(crate) async fn a_clone_gets_the_node_of_its_source(cluster: Arc<Cluster>) -
     };
     let source = json!({"kind": "PersistentVolumeClaim", "name": "source"});
     claims.create(&PostParams::default(), &claim("clone", source)?).await?;
-    // The node that serves its content.
+    // Node `one` serves the content of the snapshot.
     let api = SnapshotApi::install(&cluster, "default").await?;
     let content = api.create("before", Some("one"), json!({"volumeHandle": "source"}), json!({})).await?.name_any();
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "before"});

@@ -19,7 +19,7 @@ pub(crate) async fn coredns_reads_the_objects_of_names_and_no_others(cluster: Ar
     Nodes::of(&cluster).await?;
     let (dns, all) = (cluster.client(Identity::Dns).await?, ListParams::default());
     let services = Api::<Service>::all(dns.clone());
-    // The authorizer reads a cache.
+    // Retry, because the authorizer reads a cache.
     until("the role of CoreDNS", async || match services.list(&all).await {
         Ok(_) => Ok(None),
         Err(Error::Api(status)) if status.is_forbidden() => Ok(Some(status.message)),

@@ -19,7 +19,7 @@ const DRIVER: &str = "local.granary.dev";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const CLASSES: [&str; 3] = ["at-once", "in-zone-one", "later"];
 
-/// A Node that is ready, with this free space for each class.
+/// Creates a Ready Node with this free space for each class.
 async fn node(admin: &Client, name: &str, capacity: &str, largest: &str) -> Result<(), Failure> {
     let nodes = Api::<Node>::all(admin.clone());
     let labels = json!({"kubernetes.io/hostname": name, ZONE: format!("zone-{name}")});
@@ -35,7 +35,7 @@ async fn node(admin: &Client, name: &str, capacity: &str, largest: &str) -> Resu
         });
         create(&capacities, object).await?;
     }
-    // The API server adds a taint to new Nodes, which kube-controller-manager removes from those that are ready.
+    // The API server adds a taint to new Nodes, which kube-controller-manager removes from Ready Nodes.
     until(&format!("node {name} without taints"), async || {
         let taints = nodes.get(name).await?.spec.and_then(|spec| spec.taints).unwrap_or_default();
         Ok((!taints.is_empty()).then(|| format!("{taints:?}")))
@@ -73,7 +73,7 @@ pub(crate) async fn a_claim_with_immediate_binding_gets_a_node(cluster: Arc<Clus
     node(&admin, "one", "10Gi", "8Gi").await?;
     node(&admin, "two", "20Gi", "16Gi").await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(admin.clone());
-    // Like a claim that its node has returned to the scheduler.
+    // This claim is like one that its node has returned to the scheduler.
     let mut later = claim("later", "later")?;
     later.annotations_mut().insert(PROVISIONER.to_owned(), DRIVER.to_owned());
     claims.create(&PostParams::default(), &later).await?;

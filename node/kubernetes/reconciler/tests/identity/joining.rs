@@ -1,4 +1,4 @@
-//! Joining: a machine becomes a node with a bootstrap token for its name.
+//! Bootstrap tokens: a machine becomes a node with a token for its name.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use crate::certificate::{Approver, decision};
 use crate::{Nodes, until};
 
-/// Long enough for another request.
+/// Time in which a machine would send another request.
 const MOMENT: std::time::Duration = std::time::Duration::from_secs(3);
 
 const STOP: std::time::Duration = std::time::Duration::from_secs(10);
@@ -71,7 +71,7 @@ async fn ask(client: Client, node: &str) -> Result<String, kube::Error> {
     Ok(Api::all(client).create(&PostParams::default(), &request).await?.name_any())
 }
 
-/// The API server's watch of the Secret may be behind.
+/// Requests the certificate, and retries because the API server's watch of the Secret may be behind.
 pub(crate) async fn ask_eventually(cluster: &Cluster, token: &Token, node: &str) -> Result<String, Failure> {
     let client = client(cluster, token).await?;
     accepted("the token to be accepted", async || ask(client.clone(), node).await).await
@@ -125,7 +125,7 @@ pub(crate) async fn a_registered_name_is_denied(cluster: Arc<Cluster>) -> Result
     approver.stop().await
 }
 
-/// Concurrently: the API server caches a token for 10 s.
+/// Both cases run concurrently, because the API server caches a token for 10 s.
 pub(crate) async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let (expired, deleted) = join(a_token_expires(&cluster), a_token_is_deleted(&cluster)).await;
@@ -135,7 +135,7 @@ pub(crate) async fn a_token_ends_when_it_expires_or_is_deleted(cluster: Arc<Clus
 }
 
 async fn a_token_expires(cluster: &Cluster) -> Result<(), Failure> {
-    // Long enough for the API server's watch.
+    // The lifetime is long enough for the API server's watch.
     let expires = token(cluster, "two", OffsetDateTime::now_utc() + Duration::seconds(10)).await?;
     ask_eventually(cluster, &expires, "two").await?;
     rejected(cluster, &expires).await?;
@@ -153,7 +153,7 @@ async fn a_token_is_deleted(cluster: &Cluster) -> Result<(), Failure> {
     rejected(cluster, &revoked).await
 }
 
-/// Without an approver.
+/// No approver runs in this case.
 pub(crate) async fn a_token_deleted_during_a_request_is_named(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     let machine = Machine::of(&cluster, "waiting").await?;
@@ -202,7 +202,7 @@ pub(crate) async fn a_token_gives_no_other_rights(cluster: Arc<Cluster>) -> Resu
     Ok(())
 }
 
-/// A machine with the API server's address and the digest of its CA.
+/// A machine that has the API server's address and the digest of its CA.
 struct Machine {
     config: Config,
     credentials: Arc<Credentials>,
@@ -226,7 +226,7 @@ impl Machine {
         Requested::kubelet(&self.config, &self.credentials, token.into())
     }
 
-    /// Replaces the kubelet's certificate by one for a year that the cluster's CA signed so many days ago.
+    /// Replaces the kubelet's certificate by one that the cluster's CA signed so many days ago, for a year.
     fn age(&self, cluster: &Cluster, days: i64) -> Result<(), Failure> {
         let read = |name| std::fs::read_to_string(cluster.config().paths.pki.join(name));
         let ca = Issuer::from_ca_cert_pem(&read("ca.crt")?, KeyPair::from_pem(&read("ca.key")?)?)?;
@@ -250,7 +250,7 @@ impl Machine {
         }
     }
 
-    /// The user of the last request for a certificate of this machine's kubelet.
+    /// User of the last request for a certificate of this machine's kubelet.
     async fn requested_by(&self, cluster: &Cluster) -> Result<Option<String>, Failure> {
         let requests = Api::<CertificateSigningRequest>::all(cluster.admin()).list(&ListParams::default()).await?;
         let kubelets = requests.items.into_iter().filter(|request| request.name_any().starts_with("granary-kubelet-"));
@@ -303,7 +303,7 @@ pub(crate) async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) 
     machine.age(&cluster, 250)?;
     let certificate = machine.config.paths.pki.join("kubelet.crt");
     let old = std::fs::read_to_string(&certificate)?;
-    // The token is still valid, and not used.
+    // The machine does not use the token, which is still valid.
     let kubelet = machine.kubelet(token);
     let lasting = kubelet.ensure().await?;
     assert_eq!(machine.requested_by(&cluster).await?.as_deref(), Some("system:node:renewed"));
@@ -314,7 +314,7 @@ pub(crate) async fn a_node_renews_itself_without_a_token(cluster: Arc<Cluster>) 
     approver.stop().await
 }
 
-/// The expired certificate is not used for the request.
+/// The machine must not use the expired certificate for the request.
 pub(crate) async fn a_node_with_an_expired_certificate_needs_a_token(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let approver = Approver::start(&cluster).await?;
     let machine = Machine::of(&cluster, "late").await?;
@@ -358,7 +358,7 @@ pub(crate) async fn a_token_is_deleted_when_its_node_has_registered(cluster: Arc
     machine.register().await?;
     deleted(&cluster, &used).await?;
     deleted(&cluster, &spare).await?;
-    // A later token for the name of a Node is deleted too.
+    // A later token for the name of an existing Node is deleted, too.
     let late = token(&cluster, "registering", in_an_hour()).await?;
     deleted(&cluster, &late).await?;
     let secrets = Api::<Secret>::namespaced(cluster.admin(), BOOTSTRAP_NAMESPACE);
@@ -379,12 +379,12 @@ pub(crate) async fn a_node_whose_token_was_deleted_stays_in_the_cluster(cluster:
     deleted(&cluster, &first).await?;
     rejected(&cluster, &first).await?;
 
-    // With the deleted token in its configuration.
+    // The configuration of the machine contains the deleted token.
     machine.age(&cluster, 250)?;
     machine.kubelet(first.clone()).ensure().await?;
     assert_eq!(machine.requested_by(&cluster).await?.as_deref(), Some("system:node:staying"));
 
-    // With an expired certificate.
+    // The certificate of the machine has expired.
     machine.age(&cluster, 400)?;
     match machine.kubelet(first.clone()).ensure().await {
         Err(error @ IdentityError::Token { .. }) => {

@@ -30,15 +30,15 @@ pub(crate) async fn a_kubelet_does_not_choose_the_addresses_of_its_pods(cluster:
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;
     let post = PostParams::default();
-    // They would assign a network at once.
+    // Stop the controllers, which would assign a network at once.
     cluster.stop_controllers().await?;
     let ranges = json!({"spec": {"podCIDR": "10.244.7.0/24", "podCIDRs": ["10.244.7.0/24"]}});
     denied(own.create(&post, &node(ranges.clone())?).await, ADDRESSES);
     own.create(&post, &node(json!({}))?).await?;
-    // NodeRestriction allows a change while the Node has none.
+    // NodeRestriction allows this change while the Node has no network.
     denied(merge(&own, "one", ranges.clone()).await, ADDRESSES);
     merge(&admin, "one", ranges).await?;
-    // Usual writes.
+    // The policy allows usual writes.
     merge(&own, "one", json!({"metadata": {"labels": {"kubernetes.io/arch": "amd64"}}})).await?;
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
     merge_status(&own, "one", status).await?;
@@ -56,7 +56,7 @@ pub(crate) async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>)
     let with_key = node(json!({"metadata": {"name": "one", "annotations": {KEY: "a key"}}}))?;
     denied(own.create(&post, &with_key).await, ANNOTATIONS);
     own.create(&post, &node(json!({}))?).await?;
-    // The reason why the mesh uses the storage identity.
+    // The mesh uses the storage identity, because a kubelet cannot list Nodes.
     forbidden(own.list(&ListParams::default()).await);
     denied(merge(&own, "one", key(json!("a key"))).await, ANNOTATIONS);
     denied(merge_status(&own, "one", key(json!("a key"))).await, ANNOTATIONS);
@@ -78,7 +78,7 @@ pub(crate) async fn a_kubelet_does_not_write_a_public_key(cluster: Arc<Cluster>)
     Ok(())
 }
 
-/// The scheduler would place pods with volumes of the other node on it.
+/// With such a label, the scheduler would place pods with volumes of the other node on this node.
 pub(crate) async fn a_kubelet_does_not_take_another_nodes_name(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let admin = Api::<Node>::all(Nodes::of(&cluster).await?.admin);
     let own = kubelet(&cluster).await?;

@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         joining::a_token_admits_one_node_and_no_other,
         joining::a_registered_name_is_denied,
     ];
-    // The API server caches a token for 10 s. Neither has an approver.
+    // The API server caches a token for 10 s, so these cases run concurrently. Neither has an approver.
     let suite = suite.at_once(suite![
         Suite::new();
         joining::a_token_ends_when_it_expires_or_is_deleted,
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
         certificate::a_renewed_certificate_is_served_soon,
         administrators::an_administrator_has_all_rights_while_the_request_is_listed,
     ];
-    // They wait for that cache, and for intervals of 5 s or 10 s.
+    // These cases wait for the cache of tokens, and for intervals of 5 s or 10 s.
     let suite = suite.at_once(suite![
         Suite::new();
         immediate::a_claim_with_immediate_binding_gets_a_node,
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
     ]);
     let suite = suite![
         suite;
-        // Last: they stop the name server and the API server.
+        // These cases are last, because they stop the name server and the API server.
         names::services_and_their_pods_have_addresses,
         names::services_have_ports,
         names::aliases_lead_to_other_names,
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     suite.run()
 }
 
-/// Two nodes. Roles and policies are in force.
+/// Clients of two nodes and an administrator. Roles and policies are in force.
 #[derive(Clone)]
 struct Nodes {
     own: Client,
@@ -157,8 +157,8 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// The API server watches roles and policies in the order of their creation, and enforces all policies at once, a second
-    /// later. Therefore they are in force when a later one is.
+    /// Waits until all policies are in force. The API server watches roles and policies in the order of their creation,
+    /// and enforces all policies at once, a second later. Therefore all are in force when a later one is.
     async fn wait(&self) -> Result<(), Failure> {
         let everything = PatchParams::apply("test").force();
         for last in last_policy() {

@@ -1,4 +1,4 @@
-//! The names that the node's CoreDNS answers from the objects of the API server, and those that it forwards.
+//! Names that the node's CoreDNS resolves from objects of the API server, and names that it forwards.
 
 use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
@@ -21,33 +21,33 @@ const NAMESPACE: &str = "names";
 const SUFFIX: &str = "names.svc.cluster.local";
 
 const PORT: u16 = 53;
-/// Receives queries and answers none.
+/// Address of a name server that receives queries and answers none.
 const SILENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 54);
 const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 53);
-/// The name server's answer to every question.
+/// Address in all answers of the name server.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
 
-/// Addresses of 16 bytes each: more than a datagram of 512 bytes has.
+/// Number of addresses of 16 bytes each, more than fit in a datagram of 512 bytes.
 const MANY: u8 = 60;
 
 /// CoreDNS with two name servers, and objects with names.
 struct Names {
     server: Ipv4Addr,
     web: String,
-    /// Tasks that answer as name servers.
+    /// Tasks that act as name servers.
     upstream: Mutex<JoinSet<()>>,
     _program: Supervisor,
 }
 
 impl Names {
-    /// Once for all cases.
+    /// Starts CoreDNS once for all cases.
     async fn of(cluster: &Cluster) -> Result<&'static Self, Failure> {
         static NAMES: OnceCell<Names> = OnceCell::const_new();
         NAMES.get_or_try_init(|| Self::start(cluster)).await
     }
 
     async fn start(cluster: &Cluster) -> Result<Self, Failure> {
-        // The role of CoreDNS.
+        // Wait for the role of CoreDNS.
         Nodes::of(cluster).await?;
         let mut upstream = JoinSet::new();
         let silent = UdpSocket::bind((SILENT, PORT)).await?;
@@ -60,7 +60,7 @@ impl Names {
         let web = create_objects(cluster).await?;
         let (program, server) = cluster.start_dns(&[SILENT, NAME_SERVER]).await?;
         let names = Self { server, web, upstream: Mutex::new(upstream), _program: program };
-        // CoreDNS is ready a moment before it listens.
+        // CoreDNS reports ready shortly before it listens.
         eventually(PATIENCE, "an answer", async || match names.ask(&format!("web.{SUFFIX}"), Record::A).await {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Seen::NotYet(error.to_string())),
             answered => answered.map(|_| Seen::Done(())),
@@ -74,7 +74,7 @@ impl Names {
         spawn_blocking(move || resolve::ask(server, &name, record)).await.map_err(io::Error::other)?
     }
 
-    /// Asserts that a name of the namespace has these answers.
+    /// Asserts that CoreDNS returns these answers for a name of the namespace.
     async fn has(&self, name: &str, record: Record, answers: &[&str]) -> Result<(), Failure> {
         let found = self.ask(&format!("{name}.{SUFFIX}"), record).await?;
         assert_eq!((found.code.as_str(), found.truncated), ("NOERROR", false), "{found:?}");
@@ -83,34 +83,34 @@ impl Names {
     }
 }
 
-/// Answers each query with one address, whatever its question.
+/// Answers each query with the same address.
 async fn answer_all(socket: UdpSocket) {
     let mut bytes = [0; 512];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut bytes).await else { return };
         if let Ok(answer) = answer(&bytes[..length]) {
-            // The client asks again.
+            // Ignore errors, because the client repeats the query.
             _ = socket.send_to(&answer, client).await;
         }
     }
 }
 
-/// The question of a query with an address: RFC 1035, 4.1.
+/// A response with the question of the query and an address: RFC 1035, 4.1.
 fn answer(query: &[u8]) -> Result<Vec<u8>, io::Error> {
     const HEADER: usize = 12;
     let invalid = || io::Error::from(ErrorKind::InvalidData);
     let name = query.get(HEADER..).ok_or_else(invalid)?;
-    // The name ends with an empty label; type and class follow.
+    // An empty label ends the name. Type and class follow.
     let end = HEADER + name.iter().position(|byte| *byte == 0).ok_or_else(invalid)? + 5;
     let question = query.get(HEADER..end).ok_or_else(invalid)?;
-    // A response with recursion, one question and one answer.
+    // Header of a response with recursion, one question and one answer.
     let head = [&query[..2], &[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]].concat();
-    // A pointer to the name, type A, class IN, 30 s, 4 bytes.
+    // Record with a pointer to the name, type A, class IN, 30 s, 4 bytes.
     let record = [&[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 30, 0, 4][..], &OUTSIDE.octets()].concat();
     Ok([&head[..], question, &record].concat())
 }
 
-/// Returns the address of the Service `web`.
+/// Creates Services and EndpointSlices. Returns the address of the Service `web`.
 async fn create_objects(cluster: &Cluster) -> Result<String, Failure> {
     let namespaces = Api::<Namespace>::all(cluster.admin());
     create(&namespaces, json!({"metadata": {"name": NAMESPACE}})).await?;
@@ -157,7 +157,7 @@ fn slice(service: &str, endpoints: Vec<Value>) -> Value {
 pub(crate) async fn services_and_their_pods_have_addresses(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let names = Names::of(&cluster).await?;
     names.has("web", Record::A, &[&names.web]).await?;
-    // Not the pod that is not ready.
+    // The answer excludes the pod that is not ready.
     names.has("set", Record::A, &["10.244.0.1", "10.244.0.2"]).await?;
     names.has("set-2.set", Record::A, &["10.244.0.2"]).await
 }
@@ -183,7 +183,7 @@ pub(crate) async fn unknown_names_and_types_are_denied(cluster: Arc<Cluster>) ->
         (format!("set-3.set.{SUFFIX}"), Record::A, "NXDOMAIN"),
         (format!("_ftp._tcp.web.{SUFFIX}"), Record::Srv, "NXDOMAIN"),
         ("web.missing.svc.cluster.local".to_owned(), Record::A, "NXDOMAIN"),
-        // These exist, without a record of the type.
+        // These names exist, but have no record of the type.
         (SUFFIX.to_owned(), Record::A, "NOERROR"),
         (format!("alias.{SUFFIX}"), Record::Srv, "NOERROR"),
     ] {
@@ -202,7 +202,7 @@ pub(crate) async fn a_long_answer_comes_by_tcp(cluster: Arc<Cluster>) -> Result<
 
 pub(crate) async fn a_silent_name_server_is_passed_over(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let names = Names::of(&cluster).await?;
-    // The first query may wait for both servers longer than its client.
+    // The first query may wait for both servers, longer than its client waits.
     let found = eventually(PATIENCE, "an answer of the second name server", async || {
         let found = names.ask("outside.example", Record::A).await?;
         Ok::<_, io::Error>(if found.code == "NOERROR" { Seen::Done(found) } else { Seen::NotYet(format!("{found:?}")) })

@@ -22,7 +22,7 @@ fn node(name: &str) -> Result<Node, serde_json::Error> {
 
 pub(crate) async fn a_node_writes_only_its_own_annotations(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
-    // They would assign a pod network, which is immutable.
+    // Stop the controllers, which would assign a pod network, an immutable field.
     cluster.stop_controllers().await?;
     let admin = Api::<Node>::all(nodes.admin);
     for name in ["one", "two"] {

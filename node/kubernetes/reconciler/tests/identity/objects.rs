@@ -1,4 +1,4 @@
-//! The objects that the reconciler maintains.
+//! Objects that the reconciler maintains.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(crate) async fn missing_objects_are_created(cluster: Arc<Cluster>) -> Result
     assert_eq!(class.volume_binding_mode.as_deref(), Some("WaitForFirstConsumer"));
     assert_eq!(class.annotations()["storageclass.kubernetes.io/is-default-class"], "true");
     assert_eq!(class.annotations()[REVISION_ANNOTATION], REVISION.to_string());
-    // The binding too: the storage identity has its role.
+    // The storage identity has its role, so the binding exists, too.
     let (storage, all) = (Api::<StorageClass>::all(cluster.client(Identity::Storage).await?), ListParams::default());
     accepted("the storage identity's role", async || storage.list(&all).await).await?;
     Ok(())
@@ -60,7 +60,7 @@ pub(crate) async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cl
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }))?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    // The admission plugin reads a cache.
+    // Retry, because the admission plugin reads a cache.
     until("the default class", async || {
         let class = claims.create(&dry, &claim).await?.spec.and_then(|spec| spec.storage_class_name);
         Ok((class.as_deref() != Some(CLASS)).then(|| format!("{class:?}")))
@@ -68,7 +68,7 @@ pub(crate) async fn a_claim_without_a_class_gets_the_nodes_class(cluster: Arc<Cl
     .await
 }
 
-/// Its certificate is not in the group `system:masters`.
+/// The API server's certificate is not in the group `system:masters`.
 pub(crate) async fn the_api_server_has_only_rights_at_kubelets(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Reconciler::start(&cluster).await?.stop().await?;
     let reviews = Api::<SubjectAccessReview>::all(cluster.admin());
@@ -83,7 +83,7 @@ pub(crate) async fn the_api_server_has_only_rights_at_kubelets(cluster: Arc<Clus
         Ok::<_, kube::Error>(status.is_some_and(|status| status.allowed))
     };
     let kubelets = review("nodes", "proxy")?;
-    // The authorizer reads a cache.
+    // Retry, because the authorizer reads a cache.
     until("the role of the API server", async || Ok((!allowed(&kubelets).await?).then(|| "none".to_owned()))).await?;
     for resource in ["secrets", "pods", "configmaps"] {
         assert!(!allowed(&review(resource, "")?).await?, "{resource}");
@@ -100,7 +100,7 @@ pub(crate) async fn requests_of_nodes_have_the_system_priority(cluster: Arc<Clus
     let tenant = cluster.impersonate("jane", &["system:authenticated"]).await?;
     let proxy = cluster.impersonate(PROXY_USER, &["system:authenticated"]).await?;
     let (storage, kubelet) = (cluster.client(Identity::Storage).await?, cluster.client(Identity::Kubelet).await?);
-    // The filter reads a cache.
+    // Retry, because the priority filter reads a cache.
     reached("the FlowSchema of the nodes", async || level(&storage).await, |level| *level == system).await?;
     assert_eq!(level(&proxy).await?, system, "kube-proxy");
     assert_eq!(level(&kubelet).await?, system, "kubelet");
@@ -110,7 +110,7 @@ pub(crate) async fn requests_of_nodes_have_the_system_priority(cluster: Arc<Clus
     Ok(())
 }
 
-/// The UID of the priority level of a request. Probes are exempt.
+/// UID of the priority level of a request. Probes are exempt, so the request lists Services.
 async fn level(client: &Client) -> Result<Option<String>, kube::Error> {
     let request = http::Request::get("/api/v1/namespaces/default/services").body(Body::empty());
     let answer = client.send(request.map_err(kube::Error::HttpError)?).await?;
@@ -294,8 +294,8 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
         envtest::claim(json!({"name": name, "annotations": annotations}), CLASS, json!({}))
     };
     create(&claims, claim("stays", "leaving")).await?;
-    // Users write the annotation. No Node can have the last two names: the client rejects an empty one, and requests the Node
-    // `leaving` with the other one.
+    // Users can write the annotation. No Node can have the last two names: the client rejects an empty name, and would
+    // request the Node `leaving` with the last name.
     let gone = [("goes", "never-was"), ("empty", ""), ("query", "leaving?resourceVersion=0")];
     for (name, node) in gone {
         create(&claims, claim(name, node)).await?;
@@ -307,7 +307,7 @@ pub(crate) async fn a_claim_returns_to_the_scheduler_when_its_node_is_deleted(
     for (name, _) in gone {
         returned(name).await?;
     }
-    // Created first, and therefore checked before.
+    // The claim `stays` was created first, and therefore checked before the others.
     assert_eq!(claims.get("stays").await?.annotations()[SELECTED_NODE], "leaving");
     nodes.delete("leaving", &DeleteParams::default()).await?;
     returned("stays").await?;

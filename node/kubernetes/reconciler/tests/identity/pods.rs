@@ -1,4 +1,4 @@
-//! The pod network that the cluster assigns to a node.
+//! Pod network that the cluster assigns to a node.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ pub(crate) async fn pods_have_addresses_of_the_assigned_network(cluster: Arc<Clu
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::<Node>::all(nodes.admin);
     let scratch = tempfile::tempdir()?;
-    // Without changes in the kernel.
+    // Replace nft, so that the kernel is not changed.
     symlink("/bin/true", scratch.path().join("nft"))?;
     let paths = Paths {
         programs: scratch.path().to_owned(),
@@ -32,7 +32,7 @@ pub(crate) async fn pods_have_addresses_of_the_assigned_network(cluster: Arc<Clu
     let network =
         Supervisor::start("pods", Settings::default(), move |cx| programs::pods::run(cx, own.clone(), config.clone()));
 
-    // Without a Node object.
+    // The Node object does not exist yet.
     assert_eq!(subnet(scratch.path())?, Value::Null);
     create(&admin).await?;
     network.handle().healthy().await?;
@@ -69,7 +69,7 @@ async fn create(admin: &Api<Node>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The subnet in containerd's network configuration; `null` if there is none.
+/// The subnet in containerd's network configuration; `null` without a configuration.
 fn subnet(ephemeral: &Path) -> Result<Value, std::io::Error> {
     match fs::read(ephemeral.join("cni/net.d/10-pods.conflist")) {
         Ok(text) => {

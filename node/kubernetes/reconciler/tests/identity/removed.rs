@@ -22,7 +22,7 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
     let (post, dry) = (PostParams::default(), PostParams { dry_run: true, ..PostParams::default() });
     let admin = Api::<Node>::all(nodes.admin.clone());
     one.create(&post, &node("one")?).await?;
-    // Requested before the removal, and not decided.
+    // The request was created before the removal, and is not decided.
     let of_its_storage = GOOD.by(certificate::kubelet(&cluster, "one").await?).await?;
 
     let removed: ConfigMap = serde_json::from_value(json!({"metadata": {"name": REMOVED_NODES}, "data": {"one": ""}}))?;
@@ -30,7 +30,7 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
     maps.create(&post, &removed).await?;
     admin.delete("one", &DeleteParams::default()).await?;
     let again = node("one")?;
-    // The API server's watch of the ConfigMap may be behind.
+    // Retry, because the API server's watch of the ConfigMap may be behind.
     eventually(PATIENCE, "the denial of the node", async || {
         Ok::<_, Error>(match one.create(&dry, &again).await {
             Err(Error::Api(status)) if status.message.contains(REFUSAL) => Seen::Done(()),
@@ -41,7 +41,7 @@ pub(crate) async fn a_removed_node_stays_removed(cluster: Arc<Cluster>) -> Resul
     denied(one.create(&post, &again).await, REFUSAL);
     let events = Api::default_namespaced(nodes.own.clone());
     denied(events.create(&dry, &storage::event("local.granary.dev", "one")).await, REFUSAL);
-    // Its configuration may have a valid token.
+    // The configuration of the removed node may contain a valid token.
     let approver = Approver::start(&cluster).await?;
     let token = joining::token(&cluster, "one", joining::in_an_hour()).await?;
     let of_its_kubelet = joining::ask_eventually(&cluster, &token, "one").await?;

@@ -87,7 +87,7 @@ pub(crate) async fn a_node_writes_the_size_of_its_own_claims_only(cluster: Arc<C
     remove(&Api::<PersistentVolume>::all(nodes.admin), "grows").await
 }
 
-/// The policy required the annotation of the scheduler, which such a claim does not have.
+/// Regression test: the policy required the scheduler's annotation, which a manually bound claim does not have.
 pub(crate) async fn a_claim_bound_by_hand_is_of_the_node_of_its_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let (volumes, claims) = (Api::all(nodes.admin.clone()), Api::default_namespaced(nodes.admin.clone()));
@@ -95,7 +95,7 @@ pub(crate) async fn a_claim_bound_by_hand_is_of_the_node_of_its_pv(cluster: Arc<
     pv.spec.as_mut().expect("a spec").storage_class_name = Some(CLASS.to_owned());
     volumes.create(&PostParams::default(), &pv).await?;
     let mut rebound = claim("rebound", "rebound".into())?;
-    // A user selects another node than that of the PV.
+    // The user selects a node other than that of the PV.
     rebound.metadata.annotations = Some([(SELECTED_NODE.to_owned(), "two".to_owned())].into());
     rebound.spec.as_mut().expect("a spec").storage_class_name = Some(CLASS.to_owned());
     claims.create(&PostParams::default(), &rebound).await?;
@@ -156,7 +156,7 @@ pub(crate) async fn a_node_changes_nothing_else_in_a_status(cluster: Arc<Cluster
         json!({"status": {"accessModes": ["ReadWriteMany"]}}),
         json!({"status": {"conditions": []}}),
         json!({"status": {"conditions": [painted, {"type": "Unused", "status": "True"}]}}),
-        // The claim requests no class.
+        // These writes are denied, because the claim requests no class.
         json!({"status": {"modifyVolumeStatus": modified("gold")}}),
         json!({"status": {"currentVolumeAttributesClassName": "gold"}}),
         json!({"status": {"currentVolumeAttributesClassName": "gold", "modifyVolumeStatus": modified("gold")}}),
@@ -181,7 +181,7 @@ pub(crate) async fn a_claim_without_a_volume_gets_no_size(cluster: Arc<Cluster>)
     remove(&admin, "unbound").await
 }
 
-/// The empty name must not be equal to the missing node of a manually bound claim or PV.
+/// The empty node name must not match the missing node of a manually bound claim or PV.
 pub(crate) async fn an_identity_without_a_node_writes_nothing(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Nodes::of(&cluster).await?;
     let admin = Api::default_namespaced(nodes.admin);

@@ -1,4 +1,5 @@
-//! The rights of Kubernetes' roles for users of a namespace, beside the roles of the node and the kinds of snapshots.
+//! Rights of Kubernetes' roles for users of a namespace, with the roles of the node and the kinds of snapshots
+//! installed.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use crate::{Nodes, until};
 
-/// Each is bound in a namespace, for a user of its own.
+/// Roles under test. Each is bound in a namespace to its own user.
 const ROLES: [&str; 2] = ["edit", "admin"];
 const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
 
@@ -28,7 +29,7 @@ const ALLOWED: [Resource; 4] =
     [("", "persistentvolumeclaims"), ("", "pods"), ("", "services"), ("apps", "statefulsets")];
 
 const DENIED: [Resource; 36] = [
-    // Handles and sizes of volumes.
+    // Objects with handles and sizes of volumes.
     ("", "persistentvolumes"),
     ("", "persistentvolumes/status"),
     ("", "persistentvolumeclaims/status"),
@@ -38,7 +39,7 @@ const DENIED: [Resource; 36] = [
     (group::GROUP, group::CONTENTS),
     (group::GROUP, "volumegroupsnapshotcontents/status"),
     (group::GROUP, "volumegroupsnapshots/status"),
-    // An administrator gives this right.
+    // Snapshots need a right that an administrator gives.
     (snapshot::GROUP, snapshot::SNAPSHOTS),
     (group::GROUP, group::SNAPSHOTS),
     // Settings of all volumes of a class or a driver.
@@ -62,7 +63,7 @@ const DENIED: [Resource; 36] = [
     ("", "resourcequotas"),
     ("", "limitranges"),
     ("", "services/status"),
-    // Rights.
+    // Objects that define rights and admission.
     (RBAC, "clusterroles"),
     (RBAC, "clusterrolebindings"),
     (ADMISSION, "validatingadmissionpolicies"),
@@ -72,12 +73,12 @@ const DENIED: [Resource; 36] = [
     (CERTIFICATES, "certificatesigningrequests/approval"),
 ];
 
-/// The rights of a role are the same in each namespace, and a review with a namespace also shows those on objects without one.
+/// The rights of a role are the same in each namespace, and a review with a namespace also covers cluster-wide objects.
 pub(crate) async fn the_roles_edit_and_admin_write_claims_and_no_volumes(cluster: Arc<Cluster>) -> Result<(), Failure> {
     Nodes::of(&cluster).await?;
     cluster.reconcile_snapshots().await?;
     let admin = cluster.admin();
-    // A review accepts any name of a resource.
+    // A review accepts any name of a resource, so check that the resources exist.
     until("all resources", async || missing(&admin).await).await?;
     let bindings = Api::<RoleBinding>::default_namespaced(admin.clone());
     let reviews = Api::<SubjectAccessReview>::all(admin.clone());
@@ -88,7 +89,7 @@ pub(crate) async fn the_roles_edit_and_admin_write_claims_and_no_volumes(cluster
             "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user(role)}],
         });
         create(&bindings, binding).await?;
-        // The authorizer reads a cache, and kube-controller-manager collects the rules of the role.
+        // Retry: the authorizer reads a cache, and kube-controller-manager aggregates the rules of the role.
         until("the rights of the role", async || {
             Ok((!is_allowed(&reviews, role, "create", ALLOWED[0]).await?).then(|| format!("{role} has none")))
         })
@@ -110,7 +111,7 @@ fn user(role: &str) -> String {
     format!("user-with-{role}")
 }
 
-/// A resource of the lists that the API server does not serve.
+/// Returns a resource of the lists that the API server does not serve.
 async fn missing(client: &Client) -> Result<Option<String>, kube::Error> {
     for (group, resource) in ALLOWED.into_iter().chain(DENIED) {
         let served = match group {

@@ -55,7 +55,7 @@ pub(crate) async fn a_node_reads_no_secret_by_a_pv_of_its_own(cluster: Arc<Clust
     let secrets = Api::<Secret>::namespaced(certificate::kubelet(&cluster, NODE).await?, NAMESPACE);
     forbidden(secrets.get(TREASURE).await);
 
-    // With the PV, the kubelet could read it.
+    // An administrator can create the PV, which lets the kubelet read the Secret.
     let created = volumes.create(&post, &attack).await?;
     let read = eventually(PATIENCE, "the Secret", async || match secrets.get(TREASURE).await {
         Ok(secret) => Ok(Seen::Done(secret)),

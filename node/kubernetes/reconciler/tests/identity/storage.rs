@@ -1,4 +1,4 @@
-//! PVs, claims that are returned to the scheduler, events.
+//! Writes of the storage identity: PVs, claims that are returned to the scheduler, events.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn of_driver(name: &str, affinity: &Value, driver: &str) -> PersistentVolume {
     serde_json::from_value(volume).expect("a PV")
 }
 
-/// A PV of the provisioner on the node, for a claim with this UID.
+/// A PV that the provisioner creates on the node, for a claim with this UID.
 pub(crate) fn provisioned(uid: &str, node: &str) -> Value {
     json!({
         "metadata": {
@@ -55,7 +55,7 @@ pub(crate) fn provisioned(uid: &str, node: &str) -> Value {
     })
 }
 
-/// With policy `Retain`, and therefore without a finalizer.
+/// A PV with the policy `Retain`, and therefore without the driver's finalizer.
 pub(crate) fn retained(uid: &str, node: &str) -> PersistentVolume {
     let mut volume = provisioned(uid, node);
     volume["metadata"]["finalizers"] = Value::Null;
@@ -93,7 +93,7 @@ pub(crate) async fn a_node_creates_changes_and_deletes_its_own_pv(cluster: Arc<C
     assert_eq!(found.spec.and_then(|spec| spec.capacity).unwrap_or_default()["storage"].0, "2Gi");
     let found = merge(&volumes, "pvc-own", json!({"spec": {"volumeAttributesClassName": "gold"}})).await?;
     assert_eq!(found.spec.and_then(|spec| spec.volume_attributes_class_name).as_deref(), Some("gold"));
-    // As when the policy becomes `Retain`, and `Delete` again.
+    // The provisioner writes this when the policy becomes `Retain`, and `Delete` again.
     let without = json!({"metadata": {"finalizers": [PROTECTION]}});
     merge(&volumes, "pvc-own", without.clone()).await?;
     let with = json!({"metadata": {"finalizers": [PROTECTION, FINALIZER], "annotations": {PROVISIONED_BY: "local.granary.dev"}}});
@@ -158,7 +158,7 @@ pub(crate) async fn a_node_creates_only_pvs_with_the_listed_fields(cluster: Arc<
     Ok(())
 }
 
-/// Like a merge patch, but keeps `null`.
+/// Applies a change like a merge patch, but keeps `null`.
 fn apply(into: &mut Value, change: &Value) {
     match change.as_object() {
         Some(fields) => fields.iter().for_each(|(field, change)| apply(&mut into[field], change)),
@@ -173,7 +173,7 @@ pub(crate) async fn a_node_changes_nothing_else_of_its_pv(cluster: Arc<Cluster>)
     let secret = json!({"namespace": "kube-system", "name": "treasure"});
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "one", "uid": "none"}]);
     for change in [
-        // The API allows adding it.
+        // The API server allows adding this reference.
         json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
         json!({"spec": {"capacity": {"storage": "512Mi"}}}),
         json!({"spec": {"mountOptions": ["sync"]}}),
@@ -255,7 +255,7 @@ pub(crate) async fn a_node_returns_only_its_own_claims(cluster: Arc<Cluster>) ->
     let annotations = returned.metadata.annotations.unwrap_or_default();
     assert_eq!(annotations.get("kept").map(String::as_str), Some("yes"));
     assert!(!annotations.contains_key(SELECTED_NODE));
-    // It has no node now.
+    // The claim has no selected node now.
     denied(merge(&own, "back", back).await, FOREIGN_CLAIM);
     remove(&admin, "back").await
 }
