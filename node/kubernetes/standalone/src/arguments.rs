@@ -1,4 +1,4 @@
-//! The command line. Values are validated when they are parsed.
+//! Command line. Values are validated while they are parsed.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -16,7 +16,7 @@ use units::{Bytes, ParseError};
 pub struct Arguments {
     #[command(subcommand)]
     pub task: Task,
-    /// Least severe level that is logged. Libraries log warnings and errors only.
+    /// Least severe level that is logged. Libraries log only warnings and errors.
     #[arg(long, global = true, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
 }
@@ -27,8 +27,8 @@ pub enum Task {
     #[command(args_override_self = true)]
     Node(Node),
     /// Returns claims to the scheduler if their selected node was deleted, selects the node of claims with immediate
-    /// binding, and names the node of claims that were bound to an existing PV. Of several replicas, the holder of a
-    /// Lease does this.
+    /// binding, and names the node of claims that were bound to an existing PV. Of several replicas, only the holder of
+    /// a Lease acts.
     #[command(args_override_self = true)]
     Reclaimer(Reclaimer),
     /// Checks whether a directory can hold volumes, prepares it as `node` does, and exits.
@@ -54,13 +54,14 @@ pub struct Node {
     /// Whether pods are denied the calls that change the limits of volumes, if the kernel supports it.
     #[arg(long, value_enum, default_value_t = Limits::Enforced)]
     pub limits: Limits,
-    /// The cgroup of all pods, such as kubepods or kubepods.slice. Default: the one above the cgroup of this process.
+    /// The cgroup of all pods, such as kubepods or kubepods.slice. Default: the cgroup of pods above the cgroup of this
+    /// process.
     #[arg(long, value_parser = cgroup)]
     pub pods_cgroup: Option<PathBuf>,
     /// Mount point of the host's /sys.
     #[arg(long, value_parser = directory, default_value = "/sys")]
     pub sys: PathBuf,
-    /// The kubelet's directory with links to the logs of containers. They name the pod of a denied call.
+    /// The kubelet's directory with links to the logs of containers. The links name the pod of a denied call.
     #[arg(long, value_parser = directory, default_value = "/var/log/containers")]
     pub container_logs: PathBuf,
 }
@@ -69,7 +70,7 @@ pub struct Node {
 pub enum Provisioner {
     /// This program.
     Own,
-    /// external-provisioner, by the CSI Controller service, which this program then serves on its socket.
+    /// external-provisioner, through the CSI Controller service, which this program then serves on its socket.
     External,
 }
 
@@ -96,9 +97,9 @@ impl From<LogLevel> for LevelFilter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Limits {
-    /// Pods cannot change them, if the kernel has BPF-LSM.
+    /// Pods cannot change the limits, if the kernel has BPF-LSM.
     Enforced,
-    /// Pods can change them. Programs that were loaded before are removed.
+    /// Pods can change the limits. Removes BPF programs that were loaded before.
     Advisory,
 }
 
@@ -115,7 +116,7 @@ pub struct Reclaimer {
     pub listen: SocketAddr,
 }
 
-/// All IPv4 and IPv6 addresses of the pod, with the port of a node's status.
+/// Default address: all IPv4 and IPv6 addresses of the pod, with the port of a node's status.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), STATUS_PORT);
 
 /// The directory of volumes and the space that they may use.
@@ -137,7 +138,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Reserve on a file system of this size.
+    /// Reserved space on a file system of this size.
     pub fn reserved(&self, size: Bytes) -> Bytes {
         let default = match self.file_system {
             Users::Own => Reserve::Percent(2),
@@ -151,14 +152,14 @@ impl Place {
 pub enum Users {
     /// Volumes only: the directory is the mount point of the file system, so that a missing mount is an error.
     Own,
-    /// Other programs too, such as the system itself. The space that they use is measured.
+    /// Volumes and other programs, such as the system itself. The space that other programs use is measured.
     Shared,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
     Size(Bytes),
-    /// Of the file system, at most 99.
+    /// Percentage of the file system, at most 99.
     Percent(u8),
 }
 
@@ -221,7 +222,7 @@ impl FromStr for NodeName {
     }
 }
 
-/// An absolute path without `..`, other than the root.
+/// Parses an absolute path without `..`, other than the root.
 fn directory(text: &str) -> Result<PathBuf, String> {
     let path: PathBuf = Path::new(text).components().collect();
     let is_plain = path.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
@@ -229,7 +230,7 @@ fn directory(text: &str) -> Result<PathBuf, String> {
     is_valid.then_some(path).ok_or_else(|| "use an absolute path below '/', without '..'".to_owned())
 }
 
-/// A path from the root of the cgroup hierarchy.
+/// Parses a path from the root of the cgroup hierarchy.
 fn cgroup(text: &str) -> Result<PathBuf, String> {
     let is_plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains('\0');
     let is_valid = text.split('/').all(is_plain);

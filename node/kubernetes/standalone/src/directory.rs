@@ -1,4 +1,4 @@
-//! The directory of the volumes. An administrator mounted it, so that it is checked before anything is written.
+//! The directory of the volumes. An administrator mounts it, so the program checks it before writing anything.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -40,7 +40,7 @@ pub enum DirectoryError {
     Other { what: &'static str, path: PathBuf, source: BoxError },
 }
 
-/// A checked directory that no other process uses. Nothing was written to volumes.
+/// A checked directory that no other process uses. No volume was changed.
 #[derive(Debug)]
 pub struct LockedDirectory {
     directory: Dir,
@@ -110,7 +110,7 @@ fn other<E: Into<BoxError>>(what: &'static str, path: &Path) -> impl FnOnce(E) -
 /// Whether the directory is the root of its file system. In a pod, every directory of the node is a mount point.
 fn is_whole(directory: &Dir) -> Result<bool, BoxError> {
     let place = mount::at(directory)?;
-    // If the mount is of a directory, its root is not the root of the file system.
+    // The root of a bind mount of a directory differs from the root of the file system.
     let is_whole = |entry: &mount::Entry| entry.mount == place.mount && entry.root == Path::new("/");
     Ok(place.mounted.is_some() && mount::table()?.iter().any(is_whole))
 }

@@ -9,14 +9,14 @@ use status::{Audience, Page, Service, Source};
 use supervisor::{BoxError, Context};
 use tokio::net::TcpListener;
 
-/// The status of a node beside that of its services.
+/// Status of a node in addition to the status of its services.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeStatus {
     pub(crate) restrictions: Arc<Restrictions>,
     pub(crate) snapshots: SnapshotSupport,
 }
 
-/// Answers all clients until it is cancelled. Healthy at once.
+/// Serves all clients until cancelled. Healthy at once.
 pub(crate) async fn run(
     cx: Context,
     listener: Arc<TcpListener>,
@@ -54,7 +54,7 @@ impl Source for Endpoint {
         limits.into_iter().chain(missing).collect()
     }
 
-    /// A page would show the volumes of all tenants to every pod.
+    /// Returns no page, because it would show the volumes of all tenants to every pod.
     fn page(&self) -> Option<Page> {
         None
     }

@@ -1,4 +1,4 @@
-//! The identity of this pod in the API server. The admission policies compare it.
+//! Identity of this pod in the API server, which the admission policies compare.
 
 use cluster::TOPOLOGY_KEY;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -30,7 +30,8 @@ pub enum IdentityError {
 /// Checks that the pod's token and the node's label match the node.
 ///
 /// # Errors
-/// The policies would reject all writes of this pod, or no claim would be scheduled to this node.
+/// [`IdentityError`]: the policies would reject all writes of this pod, or the scheduler would place no claim on
+/// this node.
 pub async fn check(client: &Client, node: &NodeName) -> Result<(), IdentityError> {
     let reviews = Api::<SelfSubjectReview>::all(client.clone());
     let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await;

@@ -1,4 +1,4 @@
-//! The kubelet's directory, as a pod sees it.
+//! The kubelet's directory in a pod.
 
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,12 @@
 //! Leader election of replicas by a Lease (`coordination.k8s.io/v1`): only the holder acts.
 //!
-//! The holder stops acting when its last successful renewal is older than [`Times::renewal`], counted from before it sent the
-//! request. Another replica takes the Lease over when it has read it unchanged for [`Times::duration`], counted from after the first
-//! answer. The first time is shorter by more than stopping takes, so that two replicas never act at once. Each process compares
-//! times of its own monotonic clock only; `renewTime` is for people.
+//! The holder stops acting when its last successful renewal is older than [`Times::renewal`], counted from before it
+//! sent the request. Another replica takes the Lease over when it has read it unchanged for [`Times::duration`],
+//! counted from after the first response. The first time is shorter by more than stopping takes, so two replicas never
+//! act at once. Each process compares only times of its own monotonic clock; `renewTime` is informational.
 //!
-//! A process that the kernel suspends can resume with a request that it has begun. Requests of the holder must therefore
-//! name the resource version that they are based on.
+//! A process that the kernel suspends can resume in the middle of a request. Requests of the holder must therefore name
+//! the resource version that they are based on.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use supervisor::{BoxError, Context, Handle, Settings};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// Time limit for giving up the Lease at the end.
+/// Time limit for giving up the Lease when the replica stops.
 const RELEASE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -30,12 +30,12 @@ pub enum LeaseError {
     Expired(String),
 }
 
-/// Conventional values of Kubernetes' components.
+/// Times of the election. The defaults are the usual values of Kubernetes' components.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Other replicas wait this long after the last renewal that they read. Whole seconds.
+    /// Time that other replicas wait after the last renewal that they read. Whole seconds.
     pub duration: Duration,
-    /// Without a renewal, the holder stops acting after this.
+    /// Time without a renewal after which the holder stops acting.
     pub renewal: Duration,
     pub retry: Duration,
 }
@@ -46,27 +46,27 @@ impl Default for Times {
     }
 }
 
-/// A replica. The Lease has to exist: the chart installs it, so that the replicas need no right to create one.
+/// A replica. The Lease must exist: the chart installs it, so that the replicas need no right to create one.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub leases: Api<Lease>,
     pub name: String,
-    /// Unique among the replicas, such as the name of the pod.
+    /// Identity that is unique among the replicas, such as the name of the pod.
     pub identity: String,
     pub times: Times,
 }
 
-/// A version of the Lease, and when this process first read it.
+/// A version of the Lease, and the time when this process first read it.
 struct Version {
     resource: Option<String>,
     since: Instant,
 }
 
 impl Candidate {
-    /// Runs `act` while this replica holds the Lease, until it is cancelled. Healthy when it has read the Lease.
+    /// Runs `act` while this replica holds the Lease, until cancelled. Healthy when it has read the Lease.
     ///
     /// # Errors
-    /// [`LeaseError`]: the supervisor stops `act` and starts this service again.
+    /// [`LeaseError`]. The supervisor then stops `act` and restarts this service.
     pub async fn run<F, Fut, E>(&self, cx: &Context, act: F) -> Result<(), LeaseError>
     where
         F: Fn(Context) -> Fut + Clone + Send + Sync + 'static,
@@ -107,14 +107,15 @@ impl Candidate {
                 () = sleep_until((Instant::now() + retry).min(confirmed + renewal)) => {}
             }
         }
-        // Children stop before their parent: this replica no longer acts.
+        // Children stop before their parent, so this replica no longer acts.
         if acting.is_some() && !matches!(timeout(RELEASE, self.release()).await, Ok(Ok(()))) {
             warn!(lease = self.name, "cannot give up the Lease; another replica takes it over when it expires");
         }
         Ok(())
     }
 
-    /// Reads the Lease, and writes it if this replica holds it or may take it over. Returns whether it holds it.
+    /// Reads the Lease, and writes it if this replica holds it or may take it over. Returns whether this replica holds
+    /// the Lease.
     async fn attempt(&self, version: &mut Option<Version>) -> Result<bool, kube::Error> {
         let lease = self.leases.get(&self.name).await?;
         let resource = lease.metadata.resource_version.clone();
@@ -128,7 +129,7 @@ impl Candidate {
         self.write(Lease { spec: Some(spec), ..lease }).await
     }
 
-    /// Lets another replica take the Lease over at once.
+    /// Gives up the Lease, so that another replica can take it over at once.
     async fn release(&self) -> Result<(), kube::Error> {
         let mut lease = self.leases.get(&self.name).await?;
         let spec = lease.spec.get_or_insert_default();
@@ -139,7 +140,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// Returns whether the Lease was unchanged since it was read.
+    /// Writes the Lease. Returns `false` if the Lease has changed since it was read.
     async fn write(&self, lease: Lease) -> Result<bool, kube::Error> {
         match self.leases.replace(&self.name, &PostParams::default(), &lease).await {
             Ok(_) => Ok(true),
@@ -149,7 +150,8 @@ impl Candidate {
     }
 }
 
-/// The Lease with this holder, or `None` if another replica holds it. `unchanged`: for how long this replica has read the same version.
+/// The Lease with this holder, or `None` if another replica holds the Lease. `unchanged` is the time for which this
+/// replica has read the same version.
 fn renewed(
     spec: LeaseSpec,
     identity: &str,
@@ -159,7 +161,7 @@ fn renewed(
 ) -> Option<LeaseSpec> {
     let holder = spec.holder_identity.as_deref().unwrap_or_default();
     let is_holder = holder == identity;
-    // The holder may be of another version, with another duration.
+    // The holder may be a replica of another version, with another duration.
     let of_holder =
         Duration::from_secs(spec.lease_duration_seconds.and_then(|s| s.try_into().ok()).unwrap_or_default());
     if !is_holder && !holder.is_empty() && unchanged < duration.max(of_holder) {
@@ -191,7 +193,7 @@ mod tests {
 
     type Journal = Arc<Mutex<Vec<(Instant, &'static str, bool)>>>;
 
-    /// An API server with one Lease. While it is cut off, requests have no answer.
+    /// A client of an API server with one Lease. While the server is cut off, requests get no response.
     fn client(lease: &Arc<Mutex<Lease>>, is_cut: &Arc<AtomicBool>) -> Client {
         let (lease, is_cut) = (Arc::clone(lease), Arc::clone(is_cut));
         let service = service_fn(move |request: Request<Body>| {
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!((name, is_start), ("two", true));
         assert!(started - since >= Times::default().renewal && started > ended);
 
-        // A replica that stops lets the other one continue at once.
+        // A replica that stops lets the other replica continue at once.
         cut.store(false, Ordering::SeqCst);
         one.handle().healthy().await.unwrap();
         assert_eq!(journal.lock().unwrap().len(), 3, "the former holder waits");
@@ -321,7 +323,7 @@ mod tests {
     #[test]
     fn a_holder_stops_before_its_lease_expires() {
         let Times { duration, renewal, retry } = Times::default();
-        // The supervisor aborts a service one second after its deadline at the latest.
+        // The supervisor aborts a service at most one second after its deadline.
         assert!(renewal + (duration - renewal) / 2 + Duration::from_secs(1) < duration);
         assert!(retry * 3 < renewal);
     }

@@ -6,14 +6,14 @@
 //! | `reclaimer` | Deployment | writes the node of claims where neither the scheduler nor the node does |
 //! | `check` | by hand | whether a directory can hold volumes |
 //!
-//! [`program`] is the table of contents. Differences from a Granary node: the administrator mounts the directory, so that
-//! [`directory`] checks it first; other programs may use the file system, so that their space is measured;
-//! the kubelet runs already, and its directory has to be [shared](kubelet); and the token of the pod names its node
-//! ([`identity`]), which the admission policies of [`reconciler::agents`] compare.
+//! [`program`] is the main module. Differences from a Granary node: the administrator mounts the directory, so
+//! [`directory`] checks it first; other programs may use the file system, so their space is measured; the kubelet runs
+//! already, and its directory has to be [shared](kubelet); the token of the pod names its node ([`identity`]), which
+//! the admission policies of [`reconciler::agents`] compare.
 //!
-//! The chart beside this crate has the pods and the objects that they need. Nothing restores these objects.
+//! The chart beside this crate contains the pods and the objects that they need. Nothing restores these objects.
 //!
-//! Linux 5.14 (`quotactl_fd`), Kubernetes 1.30.
+//! Requires Linux 5.14 (`quotactl_fd`) and Kubernetes 1.30.
 #![forbid(unsafe_code)]
 
 pub mod arguments;

@@ -1,5 +1,5 @@
-//! Enforcement of the limits of volumes on this node's pods: by the programs of crate [`lsm`], if the kernel supports them and the
-//! administrator wants them.
+//! Enforces the limits of volumes on this node's pods with the BPF programs of crate [`lsm`], if the kernel supports
+//! them and the administrator enables them.
 //!
 //! The programs are pinned in the host's bpffs: they stay in force while this pod is replaced, and after it is deleted.
 
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::arguments::Limits;
 
 const PINS: &str = "granary";
-/// The cgroup2 mount of a container in its own cgroup namespace.
+/// The cgroup2 mount of a container that has its own cgroup namespace.
 const OWN_HIERARCHY: &str = "/sys/fs/cgroup";
 const OWN_CGROUP: &str = "/proc/self/cgroup";
 
@@ -29,7 +29,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Interval of attempts to load the programs.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Limits are advisory. No caller distinguishes more than the administrator's choice.
+/// Reason why limits are advisory. Callers distinguish only the administrator's choice.
 #[derive(Debug, thiserror::Error)]
 enum LimitsError {
     #[error("they are not enforced by choice (--limits=advisory)")]
@@ -50,7 +50,7 @@ enum LimitsError {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub limits: Limits,
-    /// The cgroup of all pods. Default: the one above the cgroup of this process.
+    /// The cgroup of all pods. Default: the cgroup of pods above the cgroup of this process.
     pub pods: Option<PathBuf>,
     /// Mount point of the host's `/sys`.
     pub sys: PathBuf,
@@ -66,7 +66,7 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Changes nothing yet.
+    /// Creates an enforcer without changing anything.
     pub fn new(settings: Settings, notices: Notices) -> Self {
         let restrictions = Arc::new(Restrictions::new(&settings.links, notices));
         Self { settings, restrictions }
@@ -76,10 +76,11 @@ impl Enforcer {
         Arc::clone(&self.restrictions)
     }
 
-    /// Loads the programs, or removes those of a former process, as chosen. If that fails, limits are advisory: the reason is
-    /// logged and reported once.
+    /// Loads the BPF programs, or removes those of a former process, according to the settings. If this fails, limits
+    /// are advisory, and the reason is logged and reported once.
     ///
-    /// Before this, programs of a former process deny this one to set up volumes: another cgroup is exempt.
+    /// Before this call, programs of a former process prevent this process from setting up volumes, because they exempt
+    /// another cgroup.
     pub fn apply(&self) {
         let applied = match self.settings.limits {
             Limits::Enforced => self.load(),
@@ -98,7 +99,7 @@ impl Enforcer {
         }
     }
 
-    /// The service: reports denied calls, and retries to load the programs.
+    /// Runs the service, which reports denied calls, and retries loading the programs.
     ///
     /// # Errors
     /// A task panicked.
@@ -115,7 +116,8 @@ impl Enforcer {
         }
     }
 
-    /// A cgroup that was removed and created again has another ID, and the programs would apply to no task.
+    /// Applies the settings again if the cgroup has changed. A cgroup that was removed and created again has another
+    /// ID, and the programs would apply to no task.
     fn verify(&self) {
         let pods = self.cgroups().ok().map(|(_, pods)| pods);
         if self.settings.limits == Limits::Enforced && pods.is_some() && self.restrictions.cgroup() == pods {
@@ -162,7 +164,8 @@ impl Enforcer {
     }
 }
 
-/// In a cgroup namespace of its own, a process reads its cgroup as the root, which the container has mounted.
+/// The cgroup of this process. A process in its own cgroup namespace reads its cgroup as the root, which the container
+/// has mounted.
 fn own(hierarchy: &Path) -> Result<CgroupId, LimitsError> {
     let list = fs::read_to_string(OWN_CGROUP).map_err(failed("read", Path::new(OWN_CGROUP)))?;
     let path = list.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
@@ -203,7 +206,7 @@ mod tests {
                 "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod0a.slice/cri-containerd-0b.scope",
                 Some("kubelet.slice/kubelet-kubepods.slice"),
             ),
-            // A cluster whose nodes are pods of another one.
+            // The nodes of this cluster are pods of another cluster.
             ("kubepods/pod0a/0b/kubelet/kubepods/pod0c/0d", Some("kubepods/pod0a/0b/kubelet/kubepods")),
             ("system.slice/containerd.service", None),
             ("", None),

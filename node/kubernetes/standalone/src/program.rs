@@ -1,4 +1,4 @@
-//! The program, top to bottom.
+//! The program: parses arguments and runs services.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -29,13 +29,13 @@ use crate::lease::{Candidate, Times};
 use crate::limits::{self, Enforcer};
 use crate::{endpoint, kubelet, provisioning};
 
-/// Less than the 30 seconds after which the kubelet kills a pod.
+/// Deadline of a shutdown, less than the 30 seconds after which the kubelet kills a pod.
 const STOP_DEADLINE: Duration = Duration::from_secs(25);
 
-/// Longest delay between connections to an unreachable API server.
+/// Maximum delay between connections to an unreachable API server.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Libraries whose messages below `warn` are noise.
+/// Libraries whose messages below `warn` are omitted.
 const LIBRARIES: [&str; 6] = ["kube", "kube_runtime", "hyper", "h2", "tower", "rustls"];
 
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +45,8 @@ struct ProgramError {
     source: BoxError,
 }
 
-/// Runs the program with these arguments, the first of which is its name. Returns after a signal (`SIGTERM`, `SIGINT`), at the end of
-/// its task, or after an error that it prints.
+/// Runs the program with these arguments, the first of which is its name. Returns after a signal (`SIGTERM`, `SIGINT`),
+/// at the end of its task, or after printing an error.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
@@ -62,7 +62,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // If standard error is closed, the exit code remains.
+            // Ignore errors: if standard error is closed, the exit code remains.
             let _ = writeln!(io::stderr(), "error: {}", causes::lines(&*error));
             ExitCode::FAILURE
         }
@@ -84,7 +84,7 @@ fn serve(arguments: Arguments) -> Result<(), BoxError> {
     log(arguments.log_level.into());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(cannot("start threads"))?;
     let result = runtime.block_on(async {
-        // First: the kernel sends PID 1 of a container only the signals that it handles.
+        // Handle signals first: the kernel sends PID 1 of a container only the signals that it handles.
         let signals = StopSignals::watch().map_err(cannot("handle signals"))?;
         match arguments.task {
             Task::Node(arguments) => node(arguments, signals).await,
@@ -103,15 +103,15 @@ async fn node(arguments: Node, signals: StopSignals) -> Result<(), BoxError> {
     let locked = LockedDirectory::lock(&place)?;
     let (notices, queue) = provisioner::notices();
     if provisioner == Provisioner::External {
-        // Only the own provisioner publishes events. The log has the findings, too.
+        // Only this program's own provisioner publishes events. The findings are also in the log.
         queue.close().await;
     }
     let cgroups = sys.join("fs/cgroup");
     let settings =
         limits::Settings { limits, pods: pods_cgroup, sys, directory: place.directory.clone(), links: container_logs };
     let enforcer = Arc::new(Enforcer::new(settings, notices));
-    // Before the volumes are opened: programs of a former pod do not exempt this one. After the lock: another process that uses
-    // the directory stays exempt.
+    // Apply limits before the volumes are opened, because BPF programs of a former pod do not exempt this pod. Apply
+    // them after the lock, so that another process that uses the directory stays exempt.
     enforcer.apply();
     let directory = locked.open(&place)?;
     let volumes = directory.volumes();
@@ -164,7 +164,8 @@ struct NodeServices {
     registry: Registry,
 }
 
-/// The plugin does not wait for the API server: pods with existing volumes start without it.
+/// Starts the services of a node. The plugin does not wait for the API server, so pods with existing volumes start
+/// without it.
 async fn storage(cx: Context, services: NodeServices) -> Result<(), BoxError> {
     let NodeServices { plugin, provisioning, enforcer, snapshots, listener, registry } = services;
     let shown = NodeStatus { restrictions: enforcer.restrictions(), snapshots };
@@ -217,15 +218,15 @@ where
     }
 }
 
-/// A client with the pod's service account. It reads the token again when the kubelet renews it.
+/// A client with the pod's service account. The client reads the token again when the kubelet renews it.
 fn client() -> Result<Client, ProgramError> {
-    // By the address in the environment: a static program cannot look up names.
+    // Use the address in the environment, because a static program cannot look up names.
     let config =
         kube::Config::incluster_env().map_err(cannot("find the API server; run in a pod with a service account"))?;
     apiclient::client(config).map_err(cannot("create a client of the API server"))
 }
 
-/// Binds all IPv4 addresses instead of all addresses if the kernel does not support IPv6.
+/// Binds the address. If the kernel does not support IPv6, binds all IPv4 addresses instead of all addresses.
 async fn bind(address: SocketAddr) -> Result<Arc<TcpListener>, ProgramError> {
     let mut bound = TcpListener::bind(address).await;
     let is_unsupported = matches!(&bound, Err(error) if error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32));
@@ -258,7 +259,7 @@ impl StopSignals {
     }
 }
 
-/// Logs lines on standard output.
+/// Logs lines to standard output.
 fn log(level: LevelFilter) {
     let libraries = LIBRARIES.map(|library| (library, level.min(LevelFilter::WARN)));
     let filter = Targets::new().with_default(level).with_targets(libraries);

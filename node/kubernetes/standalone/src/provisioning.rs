@@ -1,4 +1,4 @@
-//! The services of a node that need the API server.
+//! Services of a node that need the API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::identity;
 
 #[derive(Clone)]
 pub struct Settings {
-    /// With the pod's token.
+    /// Client with the pod's token.
     pub client: Client,
     pub node: NodeName,
     pub provisioner: Provisioner,
@@ -23,14 +23,14 @@ pub struct Settings {
     pub metrics: Metrics,
     /// Called when the kubelet's record of the CSI driver is lost.
     pub register_again: Arc<dyn Fn() + Send + Sync>,
-    /// Number of detaches of a volume's device that the CSI plugin has revoked.
+    /// Number of times that the CSI plugin has revoked the detach of a volume's device, by volume.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
-    /// Findings of the restrictions of pods, for events of the own provisioner.
+    /// Findings of the restrictions of pods. The own provisioner publishes them as events.
     pub notices: NoticeQueue,
 }
 
-/// Runs the provisioner, unless it is another program, and checks the kubelet's record of the driver, until it is cancelled.
-/// Healthy once the provisioner is, or the capacity objects of an earlier one are deleted.
+/// Checks the kubelet's record of the driver, and runs the provisioner unless it is another program, until cancelled.
+/// Healthy once the provisioner is healthy, or the capacity objects of an earlier provisioner are deleted.
 ///
 /// # Errors
 /// [`identity::IdentityError`], [`provisioner::WithdrawError`], or the failure of a service.
@@ -42,7 +42,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), BoxError> {
     }
     info!(%node, "identity verified");
     if provisioner == Provisioner::External {
-        // Of a former pod with the own provisioner.
+        // Delete the capacity objects of a former pod with the own provisioner.
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             withdrawn = provisioner::withdraw_capacity(&client, node.as_str()) => withdrawn?,

@@ -1,5 +1,5 @@
-//! Writes the generated files of the chart, and the plain manifests: `bazel run //node/kubernetes/standalone:chart`. A test
-//! of this program, and the suite that renders the chart, compare the files.
+//! Writes the generated files of the chart, and the plain manifests: `bazel run //node/kubernetes/standalone:chart`. A
+//! test of this program, and the suite that renders the chart, check that the files are current.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -21,11 +21,11 @@ const NAMESPACE: &str = "kube-system";
 const ACCOUNTS: Accounts<'_> =
     Accounts { namespace: "{{ .Release.Namespace }}", node: "granary-storage", reclaimer: "granary-reclaimer" };
 
-/// The labels of an object before and after the template is written.
+/// Labels of an object before the template of labels replaces them.
 const PLACEHOLDER: &str = "labels: LABELS";
 const LABELS: &str = r#"labels: {{- include "granary.labels" (list . "granary-storage" "access") | nindent 4 }}"#;
 
-/// The group of alerts about metrics that the pods have.
+/// Group of alerts about metrics that the pods have.
 const GROUP: &str = "  - name: granary-storage\n";
 
 fn main() -> ExitCode {
@@ -135,7 +135,7 @@ struct Row {
     meaning: String,
 }
 
-/// The rows of values.yaml, which has one value on each line, after its comment.
+/// Parses the rows of values.yaml, which has one value on each line, after its comment.
 fn rows(values: &str) -> Vec<Row> {
     let (mut rows, mut path, mut comment) = (Vec::new(), Vec::new(), Vec::new());
     for line in values.lines() {
@@ -160,10 +160,10 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             for (number, (key, value)) in ordered(fields).into_iter().enumerate() {
-                // In a list, the first field is on the line of the dash.
+                // The first field of a list item is on the line of the dash.
                 let behind_a_dash = number == 0 && text.ends_with("- ");
                 let space = if behind_a_dash { 0 } else { indent };
-                // Writing to a String does not fail.
+                // Writing to a `String` does not fail.
                 let _ = write!(text, "{:space$}{}:", "", scalar(key));
                 below(text, value, indent);
             }
@@ -177,7 +177,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
         Value::String(string) => {
             let _ = writeln!(text, "{}", scalar(string));
         }
-        // As in JSON, which YAML contains.
+        // Write the value as JSON, which is a subset of YAML.
         other => {
             let _ = writeln!(text, "{other}");
         }
@@ -205,7 +205,7 @@ fn below(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// Fields in the usual order of objects.
+/// Fields in the conventional order of Kubernetes objects.
 fn ordered(fields: &serde_json::Map<String, Value>) -> Vec<(&String, &Value)> {
     const FIRST: [&str; 5] = ["apiVersion", "kind", "metadata", "name", "expression"];
     let mut ordered: Vec<_> = fields.iter().collect();
@@ -216,7 +216,7 @@ fn ordered(fields: &serde_json::Map<String, Value>) -> Vec<(&String, &Value)> {
     ordered
 }
 
-/// Quoted, unless YAML reads the plain text as a string.
+/// Quotes the text, unless YAML reads the plain text as a string.
 fn scalar(text: &str) -> String {
     let letter = text.starts_with(|first: char| first.is_ascii_alphabetic());
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-./_".contains(c));
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(rows.iter().filter(|row| !row.default.is_empty()).count(), leaves + limits - 1);
     }
 
-    /// With `--set` alone, Helm resets all other values: the pods get an image that does not exist.
+    /// With `--set` alone, Helm resets all other values: the pods would get an image that does not exist.
     #[test]
     fn upgrades_in_the_notes_keep_the_other_values() {
         let notes = include_str!("../../chart/templates/NOTES.txt");

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use crate::{Kubelet, account, run};
 
-/// Task of a child process of the test.
+/// Environment variable with the task of a child process of the test.
 const ROLE: &str = "LIMITS_ROLE";
 const PROGRAM: &str = "program";
 const ATTACKER: &str = "attacker";
@@ -28,7 +28,7 @@ const TEST: &str = "limits::pods_stay_restricted_while_the_program_is_replaced";
 const ADDRESS: &str = "127.0.0.1:7839";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The names that kubelet and containerd give to cgroups.
+/// Cgroups with the names that the kubelet and containerd use.
 const PODS: &str = "/sys/fs/cgroup/kubepods";
 const TENANT: &str = "besteffort/pod0b/0b";
 
@@ -60,7 +60,7 @@ fn attack(directory: &Path) {
     assert!(denied > 1, "{denied}");
 }
 
-/// The program's answer to a request, if it listens.
+/// The program's response to a request. `None` if the program does not listen.
 fn get(path: &str) -> Option<String> {
     let request = || -> io::Result<String> {
         let mut stream = TcpStream::connect(ADDRESS)?;
@@ -75,7 +75,7 @@ fn get(path: &str) -> Option<String> {
 struct Agent(Child);
 
 impl Agent {
-    /// Returns when the metric `granary_limits_enforced` has the value.
+    /// Starts the program, and waits until the metric `granary_limits_enforced` has the value.
     fn start(container: &str, arguments: &str, is_enforced: bool) -> Self {
         let mut child = child(PROGRAM, &format!("besteffort/pod0a/{container}"), arguments);
         let line = format!("granary_limits_enforced {}", u8::from(is_enforced));
@@ -125,7 +125,7 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
     let limits = fsquota::Limits::for_size(units::Bytes::GIB);
     let own = || fsquota::assign(File::open(&volume).unwrap(), project, limits).map(drop);
     own().unwrap();
-    // An attack goes on while something happens.
+    // Runs an attack while the closure runs.
     let is_denied_during = |happens: &mut dyn FnMut()| {
         let mut attacker = child(ATTACKER, TENANT, volume.to_str().unwrap());
         eventually("the attack", || {
@@ -147,7 +147,7 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
         first.0.kill().unwrap();
         first.0.wait().unwrap();
     });
-    // The second one is in another cgroup.
+    // The second program is in another cgroup.
     let mut second = None;
     is_denied_during(&mut || second = Some(Agent::start("0c", &words, true)));
     let metrics = get("/metrics").unwrap();
@@ -158,7 +158,7 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
     assert!(!once("besteffort/pod0a/0a"), "the former container is not exempt any more");
     assert!(once("besteffort/pod0a/0c"), "the container of the program is exempt");
     second.unwrap().end();
-    // The kernel counts removed files of the project for a moment.
+    // For a moment, the kernel still counts removed files of the project.
     eventually("the project of the directory", || own().is_ok());
     is_denied_during(&mut || assert!(pins.join("file_ioctl").exists()));
 
@@ -169,7 +169,7 @@ fn pods_stay_restricted_while_the_program_is_replaced() {
     eventually("a change that is allowed", || once(TENANT));
     disabled.end();
 
-    // A kernel without BPF among its LSMs.
+    // Simulate a kernel without BPF among its LSMs.
     let without: PathBuf = env::temp_dir().join("host-sys");
     fs::create_dir_all(without.join("kernel/security")).unwrap();
     fs::write(without.join("kernel/security/lsm"), "capability,yama\n").unwrap();

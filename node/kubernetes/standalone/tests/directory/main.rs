@@ -1,4 +1,4 @@
-//! The program and directories on real file systems. Needs root and scratch disks.
+//! Tests of the program with directories on real file systems. Need root and scratch disks.
 
 mod limits;
 
@@ -84,7 +84,7 @@ fn a_directory_below_a_mount_requires_shared() {
     let below = disk.path().join("granary");
     fs::create_dir(&below).unwrap();
     assert!(matches!(rejected(&below, &[]), DirectoryError::NotOwn { .. }));
-    // As in a pod: a mount, but not the root of the file system.
+    // As in a pod, the directory is a mount, but not the root of the file system.
     mount(Some(&below), &below, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     assert!(matches!(rejected(&below, &[]), DirectoryError::NotOwn { .. }));
     assert!(Directory::open(&place(&below, &["--file-system=shared"])).is_ok());
@@ -96,7 +96,7 @@ fn execute(program: &str, arguments: &[&str]) -> String {
     ktest_support::run(Command::new(program).args(arguments))
 }
 
-/// Formats and mounts a device as docs/operations/other-clusters.md says, and has the program check it.
+/// Formats and mounts a device as docs/operations/other-clusters.md describes, and checks it with the program.
 fn holds_volumes(device: &str) {
     execute("mkfs.xfs", &["-q", "-f", "-K", device]);
     let target = tempfile::tempdir().unwrap();
@@ -167,14 +167,14 @@ fn space_and_projects_of_other_programs_are_not_allocated() {
     volumes.announce(&id).unwrap();
     let volume = volumes.open_volume(&id).unwrap();
     assert!(volume.project() >= Neighbours::FIRST_PROJECT);
-    // Data of a volume uses its own allocation.
+    // Writing data to a volume uses the volume's own reservation.
     let allocated = volumes.space().unwrap();
     fs::write(disk.path().join("volumes/live/pvc-1/data"), vec![1; 100 << 20]).unwrap();
     fsquota::sync(volumes.file_system()).unwrap();
     let written = volumes.space().unwrap();
     assert!(written.reserve.saturating_sub(allocated.reserve) < Bytes::MIB, "{allocated:?} {written:?}");
 
-    // A project of another program is not a stray.
+    // A project of another program does not count as a stray.
     let others = disk.path().join("project");
     fs::create_dir(&others).unwrap();
     let others = File::open(others).unwrap();
@@ -226,10 +226,10 @@ fn account(kubelet: &Kubelet) {
     }
 }
 
-/// Arguments of the child of the last test.
+/// Environment variable with the arguments of the last test's child process.
 const PROGRAM: &str = "PROGRAM";
 
-/// The API server is unreachable: pods with existing volumes must be able to start.
+/// The API server is unreachable. Pods with existing volumes must still start.
 #[test]
 fn a_node_serves_the_kubelet_until_sigterm() {
     if let Ok(words) = env::var(PROGRAM) {

@@ -1,4 +1,4 @@
-//! The rights of the pods' accounts, with tokens like those of the kubelet.
+//! Rights of the pods' accounts, with tokens like those of the kubelet.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const NO_NODE: &str = "the token is not bound to a pod";
 const FOREIGN_CLAIM: &str = "returns a claim to the scheduler";
 const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 const VOLUME_NODE: &str = "local.granary.dev/node";
-/// With it, a bound claim is changing.
+/// Annotation that makes a bound claim count as changing.
 const RESTORE_FROM: &str = "granary.dev/restore-from";
 
 pub struct Pods {
@@ -38,7 +38,7 @@ impl Pods {
     pub async fn start(cluster: &Arc<Cluster>) -> Result<Self, Failure> {
         install(cluster).await?;
         let pods = Self { admin: cluster.admin(), cluster: Arc::clone(cluster) };
-        // The policy that was created last: the API server enforces new policies together.
+        // Wait for the policy that was created last: the API server enforces new policies together.
         let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
         let claim = claims.create(&PostParams::default(), &waiting("policies-")?).await?.name_any();
         let reclaimer = Api::<PersistentVolumeClaim>::default_namespaced(pods.client(RECLAIMER, None).await?);
@@ -55,7 +55,7 @@ impl Pods {
         Ok(pods)
     }
 
-    /// Creates the node with this label `kubernetes.io/hostname`.
+    /// Creates a node with this `kubernetes.io/hostname` label.
     pub async fn node(&self, name: &str, hostname: &str) -> Result<(), Failure> {
         let nodes = Api::<Node>::all(self.admin.clone());
         let labels = json!({"kubernetes.io/hostname": hostname, "kubernetes.io/os": "linux"});
@@ -64,7 +64,7 @@ impl Pods {
         Ok(())
     }
 
-    /// A client with the token of a pod of the account on the node, or with a token without a pod.
+    /// A client with the token of a pod of the account on the node. Without a node, the token is not bound to a pod.
     pub async fn client(&self, account: &str, node: Option<&str>) -> Result<Client, Failure> {
         let bound = match node {
             Some(node) => {
@@ -96,7 +96,7 @@ impl Pods {
         Ok(Client::try_from(config)?)
     }
 
-    /// A claim that is bound to the PV that the provisioner on n1 created for it.
+    /// Creates a claim that is bound to the PV that the provisioner on n1 created for it.
     async fn created(&self, name: &str) -> Result<(), Failure> {
         let annotations = json!({PROVISIONER: "local.granary.dev", SELECTED_NODE: "n1"});
         let uid = self.claim(json!({"name": name, "annotations": annotations}), json!({})).await?;
@@ -104,7 +104,7 @@ impl Pods {
         self.is_bound(name).await
     }
 
-    /// A claim that is bound to a PV on n1 that an administrator created.
+    /// Creates a claim that is bound to a PV on n1 that an administrator created.
     async fn adopted(&self, name: &str) -> Result<(), Failure> {
         self.provide(volume(name, "n1"), name, None).await?;
         self.claim(json!({"name": name}), json!({"volumeName": format!("pvc-{name}")})).await?;
@@ -147,7 +147,7 @@ pub fn waiting(prefix: &str) -> Result<PersistentVolumeClaim, serde_json::Error>
     serde_json::from_value(envtest::claim(metadata, "none", json!({})))
 }
 
-/// As the provisioner on the node creates it, for a claim with this UID.
+/// A PV as the provisioner on the node creates it, for a claim with this UID.
 fn volume(uid: &str, node: &str) -> PersistentVolume {
     let name = format!("pvc-{uid}");
     let only = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [node]});
@@ -231,7 +231,7 @@ pub async fn a_pod_creates_pvs_of_the_provisioners_shape_only(cluster: Arc<Clust
     let change = async |change: Value| volumes.patch("pvc-shape", &PatchParams::default(), &Patch::Merge(change)).await;
     change(json!({"spec": {"capacity": {"storage": "2Gi"}}})).await?;
     for other in [
-        // The API permits to add it to a PV that has none.
+        // The API server allows adding this reference to a PV without one.
         json!({"spec": {"csi": {"controllerExpandSecretRef": secret}}}),
         json!({"spec": {"capacity": {"storage": "1Gi"}}}),
         json!({"spec": {"mountOptions": ["sync"]}}),
@@ -252,7 +252,7 @@ pub async fn a_token_without_a_pod_writes_nothing(cluster: Arc<Cluster>) -> Resu
     }
     let events = Api::<Event>::default_namespaced(unbound.clone());
     denied(events.create(&PostParams::default(), &event("n1")).await, NO_NODE);
-    // A claim without a selected node.
+    // The claim has no selected node.
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(pods.admin.clone());
     let mut claim = waiting("unbound-")?;
     claim.metadata.annotations = None;
@@ -332,7 +332,7 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
         Ok::<_, Failure>(admin.create(&PostParams::default(), &claim).await?.name_any())
     };
     let create = async |provisioner: &str, volume: Option<&str>| with(provisioner, volume, |_| ()).await;
-    // The scheduler has selected a node.
+    // The scheduler has selected a node for the clone.
     let clone = async |provisioner: &str, volume: Option<&str>| {
         let selected = |claim: &mut PersistentVolumeClaim| {
             claim.metadata.annotations.get_or_insert_default().insert(SELECTED_NODE.to_owned(), "n2".to_owned());
@@ -348,12 +348,12 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     denied(annotate(&claims, &unbound, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
     annotate(&claims, &unbound, SELECTED_NODE, "n1").await?;
     denied(annotate(&claims, &unbound, SELECTED_NODE, "n2").await, FOREIGN_CLAIM);
-    // Its PV does not exist: it is not bound.
+    // The PV of the claim does not exist, so the claim is not bound.
     let requested = create("local.granary.dev", Some("some-volume")).await?;
     for annotation in [SELECTED_NODE, VOLUME_NODE] {
         denied(annotate(&claims, &requested, annotation, "n1").await, FOREIGN_CLAIM);
     }
-    // A clone is created where its source is.
+    // A clone is created on the node of its source.
     let cloned = clone("local.granary.dev", None).await?;
     annotate(&claims, &cloned, SELECTED_NODE, "n1").await?;
     let foreign_clone = clone("example.invalid", None).await?;
@@ -372,7 +372,7 @@ pub async fn the_reclaimer_names_a_node_only_where_none_is_named(cluster: Arc<Cl
     Ok(())
 }
 
-/// The node that a bound claim names may write the status of the claim. The policy does not see the PV.
+/// The node that a bound claim names may write the status of the claim. The policy cannot read the PV.
 pub async fn the_reclaimer_moves_no_bound_claim_to_another_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Pods::start(&cluster).await?;
     pods.node("n1", "n1").await?;
@@ -381,7 +381,7 @@ pub async fn the_reclaimer_moves_no_bound_claim_to_another_node(cluster: Arc<Clu
     pods.created("created").await?;
     pods.adopted("adopted").await?;
     for name in ["created", "adopted"] {
-        // A claim that does not change needs no node.
+        // A claim that is not changing needs no node.
         denied(annotate(&claims, name, VOLUME_NODE, "n1").await, FOREIGN_CLAIM);
         annotate(&admin, name, RESTORE_FROM, "before").await?;
     }
@@ -399,9 +399,9 @@ pub async fn the_reclaimer_moves_no_bound_claim_to_another_node(cluster: Arc<Clu
             ("other", json!("yes")),
         ]
     };
-    // Its node is the selected one.
+    // The node of this claim is the selected one.
     denied_for("created", others(SELECTED_NODE)).await;
-    // No node is named. The same write as above is allowed while the claim changes.
+    // This claim names no node. The write that was denied above is allowed while the claim changes.
     annotate(&claims, "adopted", VOLUME_NODE, "n1").await?;
     denied_for("adopted", others(VOLUME_NODE)).await;
     for change in [json!({"metadata": {"finalizers": []}}), json!({"metadata": {"labels": {"mine": "yes"}}})] {

@@ -1,4 +1,4 @@
-//! Leader election of the reclaimer: its replicas with the rights of their account, against a real API server.
+//! Leader election of the reclaimer: replicas with the rights of their account, against a real API server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use tokio::runtime::Runtime;
 use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE, waiting};
 use crate::objects::NAMESPACE;
 
-/// Shorter than the default, with the same order.
+/// Times that are shorter than the defaults, in the same order.
 const TIMES: Times =
     Times { duration: Duration::from_secs(6), renewal: Duration::from_secs(3), retry: Duration::from_millis(300) };
 
-/// The replicas that act now, and the largest number of them at once.
+/// Replicas that act now, and the largest number that acted at once.
 #[derive(Clone, Default)]
 struct Actors(Arc<Mutex<(Vec<&'static str>, usize)>>);
 
@@ -45,7 +45,7 @@ impl Drop for ActingReplica {
     }
 }
 
-/// Threads of a replica. When they are dropped, the replica ends like a killed process, without giving up the Lease.
+/// Threads of a replica. Dropping them ends the replica like a killed process, without giving up the Lease.
 struct Threads(Option<Runtime>);
 
 impl Drop for Threads {
@@ -102,7 +102,7 @@ impl Observer {
         merge(&self.leases, RECLAIMER, patch).await.map(drop)
     }
 
-    /// Waits until the holder of the Lease is the only replica that acts, and returns it.
+    /// Waits until the holder of the Lease is the only acting replica, and returns it.
     async fn acting(&self, expected: &[&'static str]) -> Result<&'static str, Failure> {
         let acting = eventually(PATIENCE, "one acting replica", async || {
             let (holder, acting) = (self.holder().await?, self.actors.now());
@@ -114,7 +114,7 @@ impl Observer {
         Ok(acting.await?)
     }
 
-    /// Waits until a claim of a node that does not exist is returned to the scheduler.
+    /// Waits until a claim of a missing node is returned to the scheduler.
     async fn reclaims(&self) -> Result<(), Failure> {
         let name = self.claims.create(&PostParams::default(), &waiting("reclaimed-")?).await?.name_any();
         until("a claim without a selected node", async || {
@@ -138,7 +138,7 @@ pub async fn one_replica_of_the_reclaimer_acts(cluster: Arc<Cluster>) -> Result<
     let mut replicas = Vec::new();
     for name in ["one", "two"] {
         let replica = Replica::start(name, &client, &observer.actors)?;
-        // It has read the Lease.
+        // Wait until the replica has read the Lease.
         replica.tree.handle().healthy().await?;
         replicas.push(replica);
     }
@@ -151,7 +151,7 @@ pub async fn one_replica_of_the_reclaimer_acts(cluster: Arc<Cluster>) -> Result<
     observer.acting(&[remaining.name]).await?;
     observer.reclaims().await?;
 
-    // A holder whose Lease is taken stops.
+    // A holder that loses its Lease stops.
     observer.set_holder(json!("another")).await?;
     eventually(PATIENCE, "no acting replica", async || {
         let acting = observer.actors.now();

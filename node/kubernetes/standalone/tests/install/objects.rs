@@ -1,4 +1,4 @@
-//! The objects of the chart, as text and in the cluster.
+//! Objects of the chart, as text and in the cluster.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -62,14 +62,14 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().expect("a name")
 }
 
-/// As `kubectl apply --server-side --validate=strict`.
+/// Applies an object like `kubectl apply --server-side --validate=strict`.
 async fn apply(client: &Client, object: &Value, params: &PatchParams) -> Result<(), kube::Error> {
     let params = PatchParams { field_validation: Some(ValidationDirective::Strict), ..params.clone() };
     api(client, object).patch(name(object), &params, &Patch::Apply(object)).await.map(drop)
 }
 
-/// Asserts that the API server rejects a DaemonSet for one field only, for this reason. It reports all errors of an
-/// object at once.
+/// Asserts that the API server rejects a DaemonSet only for this field and reason. The API server reports all errors of
+/// an object at once.
 fn is_forbidden(answer: Result<(), kube::Error>, field: &str, reason: &str) {
     let Err(kube::Error::Api(status)) = answer else { panic!("{answer:?}, not an error for {field}") };
     let causes: Vec<_> = status.details.iter().flat_map(|details| &details.causes).collect();
@@ -78,7 +78,7 @@ fn is_forbidden(answer: Result<(), kube::Error>, field: &str, reason: &str) {
     assert!(cause.message.contains(reason), "{status:?}");
 }
 
-/// Applies the chart with its default values; again without effect.
+/// Applies the chart with its default values. Repeated calls have no effect.
 pub async fn install(cluster: &Cluster) -> Result<(), Failure> {
     let params = PatchParams::apply("test").force();
     for object in rendered(NAMESPACE, &json!({}))? {
@@ -113,7 +113,7 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
         (json!({"node": {"directory": "data"}}), "directory"),
         (json!({"node": {"directory": "/data/../etc"}}), "directory"),
         (json!({"node": {"directory": "/data:1"}}), "directory"),
-        // Mounts in the kubelet's directory propagate to the node.
+        // Mounts in the kubelet's directory would propagate to the node.
         (json!({"node": {"directory": "/var/lib/kubelet/granary"}}), "is in node.kubelet"),
         (json!({"node": {"directory": "/srv//k/", "kubelet": "/srv/k"}}), "is in node.kubelet"),
         (json!({"node": {"fileSystem": "mine"}}), "fileSystem"),
@@ -167,7 +167,7 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
     for directory in ["/var/lib/kubelet-volumes", "/var/lib"] {
         render(NAMESPACE, &json!({"node": {"directory": directory}}))??;
     }
-    // The program accepts what the schema accepts.
+    // The program accepts all values that the schema accepts.
     for reserve in ["0%", "99%", "20Gi", "20 GiB", "4096 B", "9999999999999999999", "9E"] {
         reserve.parse::<Reserve>()?;
         render(NAMESPACE, &json!({"node": {"reserve": reserve}}))??;
@@ -180,7 +180,7 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
     {
         render(NAMESPACE, &json!({"reclaimer": {"updateStrategy": {"rollingUpdate": strategy}}}))??;
     }
-    // external-provisioner removes some of them. The own provisioner would reject all claims of the class.
+    // external-provisioner removes some parameters. The own provisioner would reject all claims of this class.
     let class = json!({"name": "local", "parameters": {"csi.storage.k8s.io/fstype": "xfs", "bytesPerInode": "512"}});
     render(NAMESPACE, &json!({"node": {"provisioner": "external"}, "storageClasses": [class]}))??;
     let error = render(NAMESPACE, &json!({"storageClasses": [class]}))?.expect_err("a parameter for another program");
@@ -190,7 +190,7 @@ pub async fn invalid_values_are_rejected_by_name(_: Arc<Cluster>) -> Result<(), 
 
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// The values that the schema requires, and that are missing in `other` or as in `one`.
+/// The values that the schema requires, and that are missing in `other` or equal in `one` and `other`.
 fn unchanged(schema: &Value, one: &Value, other: &Value) -> Vec<String> {
     let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let each = required.flat_map(|name| {
@@ -206,7 +206,7 @@ fn unchanged(schema: &Value, one: &Value, other: &Value) -> Vec<String> {
     each.collect()
 }
 
-/// Another value for each default.
+/// Values that differ from all defaults.
 fn others() -> Value {
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "disk", "operator": "Exists"}]},
@@ -258,7 +258,7 @@ fn others() -> Value {
     })
 }
 
-/// The fields of prometheus-operator that the chart uses.
+/// Definition of a prometheus-operator kind with the fields that the chart uses.
 fn monitoring(kind: &str, plural: &str) -> Value {
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     let text = json!({"type": "string"});
@@ -318,7 +318,7 @@ pub async fn every_object_is_valid_with_any_values(cluster: Arc<Cluster>) -> Res
             assert!(labels[format!("app.kubernetes.io/{label}")].is_string(), "{label}: {object}");
         }
         if object["kind"] == "DaemonSet" {
-            // The reason for a privileged container.
+            // Bidirectional mounts are the reason for the privileged container.
             let mut unprivileged = object.clone();
             unprivileged["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] = false.into();
             let answer = apply(&admin, &unprivileged, &dry).await;
@@ -422,7 +422,7 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     let untagged = rendered(NAMESPACE, &json!({"image": {"digest": DIGEST}}))?;
     let untagged = find(&untagged, "Deployment").pointer("/spec/template/spec/containers/0/image");
     assert_eq!(untagged, Some(&json!(format!("granary.invalid/storage@{DIGEST}"))));
-    // YAML reads the plain text as a number.
+    // YAML reads this name as a number unless it is quoted.
     for object in rendered("2026", &others())? {
         let namespace = &object["metadata"]["namespace"];
         assert!(namespace.is_null() || namespace == "2026", "{object}");
@@ -433,7 +433,7 @@ pub async fn every_value_reaches_its_field(_: Arc<Cluster>) -> Result<(), Failur
     Ok(())
 }
 
-/// Every pod can reach the port where no NetworkPolicy is in force, and the endpoint serves few connections at once.
+/// Every pod can reach the port if no NetworkPolicy is in force, and the endpoint serves few connections at once.
 pub async fn no_probe_restarts_a_container(_: Arc<Cluster>) -> Result<(), Failure> {
     for objects in [rendered(NAMESPACE, &json!({}))?, rendered("storage", &others())?] {
         for kind in ["DaemonSet", "Deployment"] {

@@ -1,4 +1,4 @@
-//! From a claim to a volume, with a pod's token. The disk is a fake; the test plays the scheduler.
+//! Provisioning of a claim with a pod's token. The disk is a fake, and the test acts as the scheduler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use units::Bytes;
 
 use crate::accounts::{Pods, RECLAIMER, SELECTED_NODE};
 
-/// Of a pod of the DaemonSet on this node.
+/// Settings of a DaemonSet pod on this node.
 async fn settings(
     pods: &Pods,
     node: &str,
@@ -49,7 +49,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns when the node has published its capacity for the class.
+    /// Starts the provisioner, and waits until the node has published its capacity for the class.
     async fn start(cluster: &Arc<Cluster>, name: &str, class: &str) -> Result<Self, Failure> {
         let pods = Pods::start(cluster).await?;
         pods.node(name, name).await?;
@@ -72,7 +72,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until the claim is bound. The name of its PV.
+    /// Waits until the claim is bound, and returns the name of its PV.
     async fn bound(&self, claim: &str) -> Result<String, Failure> {
         let volume = envtest::bound(&self.claims, claim).await?;
         assert_eq!(self.disk.live(), [volume.parse()?]);
@@ -94,7 +94,7 @@ impl Worker {
     }
 }
 
-/// The scheduler would take the node by the free space of the former pod, which nothing updates.
+/// With a stale capacity of the former pod, the scheduler would select the node for space that may be used.
 pub async fn the_capacity_of_the_own_provisioner_ends_with_it(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let worker = Worker::start(&cluster, "switched.example", "local").await?;
     let other = Worker::start(&cluster, "unswitched.example", "local").await?;
