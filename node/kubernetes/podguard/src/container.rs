@@ -1,5 +1,5 @@
-//! The container of a cgroup. The kubelet and the container runtime name cgroups after pod UIDs and container IDs, and
-//! the kubelet links logs by the names of pods and containers.
+//! Identifies the container of a cgroup. The kubelet and the container runtime name cgroups after pod UIDs and
+//! container IDs, and the kubelet links logs by the names of pods and containers.
 
 use std::fs;
 use std::io;
@@ -14,8 +14,8 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Of a path below the pods' cgroup: `…/pod<UID>/<ID>` (cgroup driver `cgroupfs`), or
-    /// `…/…-pod<UID with underscores>.slice/<runtime>-<ID>.scope` (`systemd`). A container may have cgroups below its own.
+    /// Parses a path below the pods' cgroup: `…/pod<UID>/<ID>` (cgroup driver `cgroupfs`), or `…/…-pod<UID with
+    /// underscores>.slice/<runtime>-<ID>.scope` (`systemd`). A container may have cgroups below its own.
     pub(crate) fn of_cgroup(path: &Path) -> Option<Self> {
         let names: Vec<&str> = path
             .components()
@@ -39,8 +39,8 @@ impl Container {
         })
     }
 
-    /// The pod and the name, from the links in the kubelet's directory `/var/log/containers`:
-    /// `<pod>_<namespace>_<container>-<ID>.log`. `None` without such a link: the kubelet removed it, or cut a long name.
+    /// The pod and the name of the container, from the links in the kubelet's directory `/var/log/containers`:
+    /// `<pod>_<namespace>_<container>-<ID>.log`. `None` if the kubelet has removed the link, or truncated a long name.
     pub(crate) fn names(&self, links: &Path) -> io::Result<Option<(Pod, String)>> {
         let suffix = format!("-{}.log", self.id);
         for entry in fs::read_dir(links)? {

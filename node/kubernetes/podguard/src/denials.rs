@@ -10,14 +10,14 @@ use tracing::warn;
 
 use crate::container::Container;
 
-/// Between two reports about one container.
+/// Minimum time between two reports about one container.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Limit of recorded containers. Others are not reported meanwhile.
+/// Maximum number of recorded containers. Further containers are not reported.
 const RECORDED: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Denials {
-    /// The kubelet's links to the logs of containers.
+    /// The kubelet's directory with links to the logs of containers.
     links: PathBuf,
     reported: BTreeMap<Container, Instant>,
 }
@@ -27,8 +27,8 @@ impl Denials {
         Self { links, reported: BTreeMap::new() }
     }
 
-    /// Logs denied calls, and returns the notice that is due. `cgroup` is the directory of the calling task's cgroup, if it
-    /// still exists.
+    /// Logs denied calls, and returns the notice if it is due. `cgroup` is the directory of the calling task's cgroup,
+    /// if the cgroup still exists.
     pub(crate) fn notice(&mut self, denied: &Recent, cgroup: Option<&Path>, now: Instant) -> Option<Notice> {
         let Recent { operation, count, .. } = *denied;
         let container = cgroup.and_then(Container::of_cgroup);
@@ -56,7 +56,7 @@ impl Denials {
         }
     }
 
-    /// Whether nothing was reported about the container in the last minute. It counts as reported from now on.
+    /// Whether a report about the container is due: none in the last minute. Records a report now.
     fn is_due(&mut self, container: &Container, now: Instant) -> bool {
         self.reported.retain(|_, at| now.duration_since(*at) < PAUSE);
         let is_due = !self.reported.contains_key(container) && self.reported.len() < RECORDED;

@@ -1,8 +1,8 @@
-//! The restrictions of a node's pods: the [`lsm::Guard`] in force, the loop devices that pods must not change, and the denied
+//! Restrictions of a node's pods: the [`lsm::Guard`] in force, the loop devices that pods must not change, and denied
 //! calls with their pods.
 //!
-//! PID 1 of a Granary node and the DaemonSet of another cluster share [`Restrictions`]. Both load the programs themselves: PID 1
-//! fails closed, the DaemonSet loads them if the kernel supports them.
+//! PID 1 of a Granary node and the DaemonSet of another cluster share [`Restrictions`]. Each loads the BPF programs
+//! itself: PID 1 fails closed, the DaemonSet loads them if the kernel supports them.
 #![forbid(unsafe_code)]
 
 mod container;

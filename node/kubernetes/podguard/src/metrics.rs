@@ -47,7 +47,7 @@ impl Collector for Metrics {
     fn collect(&self) -> Vec<MetricFamily> {
         let is_enforced = *self.restrictions.enforcement().borrow() == Enforcement::Enforced;
         self.enforced.set(is_enforced.into());
-        // The kernel counts the calls.
+        // The kernel counts the calls, so replace the values.
         self.denied.reset();
         for (operation, count) in self.restrictions.denied() {
             self.denied.with_label_values(&[operation.name()]).inc_by(count);

@@ -1,4 +1,4 @@
-//! [`Restrictions`]: the programs in force, and the state that outlives them.
+//! [`Restrictions`]: the BPF programs in force, and the state that outlives them.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -16,14 +16,14 @@ use crate::denials::Denials;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Enforcement {
-    /// Until the first attempt to load the programs.
+    /// State before the first attempt to load the programs.
     #[default]
     Unknown,
     Enforced,
     Failed(Arc<str>),
 }
 
-/// Outlives a restart of the service that loads the programs.
+/// Restrictions of pods. The state outlives a restart of the service that loads the programs.
 #[derive(Debug)]
 pub struct Restrictions {
     state: Mutex<State>,
@@ -34,15 +34,15 @@ pub struct Restrictions {
 #[derive(Debug)]
 struct State {
     guard: Option<Guard>,
-    /// Loop devices of published volumes, including those that were published before a guard was loaded.
+    /// Loop devices of published volumes, including volumes that were published before a guard was loaded.
     published: BTreeSet<DeviceNumber>,
-    /// Denials that former guards counted.
+    /// Denials that previous guards counted.
     past: [u64; Operation::ALL.len()],
     denials: Denials,
 }
 
 impl Restrictions {
-    /// Without programs. `links` is the kubelet's directory with links to the logs of containers.
+    /// Creates the state without programs. `links` is the kubelet's directory with links to the logs of containers.
     pub fn new(links: impl Into<PathBuf>, notices: Notices) -> Self {
         let denials = Denials::new(links.into());
         let state = State { guard: None, published: BTreeSet::new(), past: [0; Operation::ALL.len()], denials };
@@ -61,15 +61,16 @@ impl Restrictions {
         })
     }
 
-    /// The cgroup that the programs apply to; `None` without programs.
+    /// The cgroup that the programs apply to. `None` without programs.
     pub fn cgroup(&self) -> Option<Cgroup> {
         self.state().guard.as_ref().map(Guard::cgroup)
     }
 
-    /// Replaces the programs after they got the published devices. Programs that are not pinned are detached afterwards.
+    /// Passes the published devices to new programs, and then replaces the previous programs. Previous programs that
+    /// are not pinned are detached afterwards.
     ///
     /// # Errors
-    /// The kernel rejects a device. The former programs stay.
+    /// The kernel rejects a device. The previous programs stay in force.
     pub fn replace(&self, guard: Guard) -> Result<(), lsm::Error> {
         let mut state = self.state();
         for &device in &state.published {
@@ -87,10 +88,10 @@ impl Restrictions {
     /// Denies pods changes of this loop device.
     ///
     /// # Errors
-    /// The kernel rejects the number.
+    /// The kernel rejects the device number.
     pub fn publish(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
         let mut state = self.state();
-        // A guard that is loaded later gets it even if the present one rejects it.
+        // Record the device even if the present guard rejects it, for guards that are loaded later.
         state.published.insert(device);
         match &state.guard {
             Some(guard) => guard.publish(device),
@@ -101,7 +102,7 @@ impl Restrictions {
     /// Reverts [`Restrictions::publish`].
     ///
     /// # Errors
-    /// The kernel does not remove the number.
+    /// The kernel does not remove the device number.
     pub fn withdraw(&self, device: DeviceNumber) -> Result<(), lsm::Error> {
         let mut state = self.state();
         if let Some(guard) = &state.guard {
@@ -119,7 +120,7 @@ impl Restrictions {
         Operation::ALL.map(|operation| (operation, past.next().unwrap_or_default() + present.of(operation)))
     }
 
-    /// Reports the calls that were denied since the last report. `hierarchy` is the root of the cgroups.
+    /// Reports calls that were denied since the last report. `hierarchy` is the root of the cgroup hierarchy.
     pub fn report(&self, hierarchy: &Path) {
         if let Err(error) = self.try_report(hierarchy) {
             warn!(error = &*error, "cannot report denied calls of pods");
@@ -151,7 +152,7 @@ impl Restrictions {
     }
 }
 
-/// Restricts the loop devices that the CSI plugin publishes.
+/// Observer that restricts the loop devices that the CSI plugin publishes.
 #[derive(Debug)]
 pub struct Devices(pub Arc<Restrictions>);
 
