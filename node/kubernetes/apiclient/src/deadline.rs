@@ -1,4 +1,4 @@
-//! The layer that ends requests.
+//! Layer that ends requests at their deadline.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tower::{BoxError, Service};
 use crate::Deadlines;
 use crate::kind::Kind;
 
-/// The API server did not answer in time. Whether it has carried the request out is unknown.
+/// The API server did not respond in time. The API server may have carried the request out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server has not answered {method} {path} within {} s", limit.as_secs_f32())]
 pub struct DeadlineError {
@@ -31,7 +31,7 @@ pub struct DeadlineError {
 pub(crate) struct WithDeadlines<S> {
     inner: S,
     deadlines: Deadlines,
-    /// Counts missed deadlines. Each of them ends all streams.
+    /// Number of missed deadlines. Each missed deadline ends all streams.
     missed: Arc<watch::Sender<u64>>,
 }
 
@@ -64,7 +64,7 @@ where
         let (kind, Deadlines { object, list, idle, kept: _ }) = (Kind::of(&request), self.deadlines);
         let limit = if kind == Kind::List { list } else { object };
         let late = DeadlineError { method: request.method().clone(), path: request.uri().path().to_owned(), limit };
-        // Before the request is sent: a stream that opens during a missed deadline ends, too.
+        // Subscribe before sending the request, so that a stream that opens during a missed deadline ends, too.
         let (missed, ended) = (Arc::clone(&self.missed), self.missed.subscribe());
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -87,8 +87,8 @@ where
     }
 }
 
-/// A body that ends after a time without data, and when a request of the same client misses its deadline. Neither is an
-/// error: the next request shows whether the server answers.
+/// A body that ends after `idle` without data, and when a request of the same client misses its deadline. Neither end
+/// is an error: the next request shows whether the server responds.
 fn stream<B>(body: B, idle: Duration, missed: Arc<watch::Sender<u64>>, mut ended: watch::Receiver<u64>) -> ResponseBody
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -98,7 +98,7 @@ where
         let frame = timeout(idle, body.frame()).await.ok()??;
         Some((frame.map_err(Into::into), body))
     });
-    // The sender stays: a client that is dropped does not end its streams.
+    // The stream keeps the sender, so that dropping the client does not end its streams.
     let end = Box::pin(async move {
         _ = ended.changed().await;
         drop(missed);

@@ -1,4 +1,4 @@
-//! The kinds of requests, which differ in how long their responses take.
+//! Kinds of requests, which differ in the duration of their responses.
 
 use http::{Method, Request, Uri, header};
 
@@ -6,7 +6,7 @@ use http::{Method, Request, Uri, header};
 pub(crate) enum Kind {
     Object,
     List,
-    /// A response without an end: a watch, a log that is followed, a connection that is upgraded.
+    /// A response without an end: a watch, a followed log, or an upgraded connection.
     Stream,
 }
 
@@ -26,8 +26,8 @@ impl Kind {
     }
 }
 
-/// Whether the path is that of a collection: `/api/v1/RESOURCE` or `/apis/GROUP/VERSION/RESOURCE`, the resource perhaps
-/// behind `namespaces/NAME/`.
+/// Whether the path is that of a collection: `/api/v1/RESOURCE` or `/apis/GROUP/VERSION/RESOURCE`, where
+/// `namespaces/NAME/` may precede the resource.
 fn is_collection(uri: &Uri) -> bool {
     let path: Vec<_> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
     let resource = match path.as_slice() {

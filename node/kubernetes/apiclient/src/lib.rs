@@ -1,9 +1,9 @@
-//! A client of the API server whose requests end although the server does not answer.
+//! Client of the API server whose requests end even if the server does not respond.
 //!
 //! If the machine of the API server loses power after it has acknowledged a request, TCP has nothing to retransmit and
 //! reports no error. Therefore each unary request has a deadline, each watch has a limit without data, and idle
-//! connections are probed. A request that misses its deadline ends the client's watches too, since they probably wait for
-//! the same machine: a watch continues from its last resource version by a new connection.
+//! connections are probed. A request that misses its deadline also ends the client's watches, since they probably wait
+//! for the same machine: a watch continues from its last resource version on a new connection.
 
 #![forbid(unsafe_code)]
 
@@ -26,25 +26,26 @@ pub use crate::deadline::DeadlineError;
 use crate::deadline::WithDeadlines;
 pub use crate::passes::run_passes;
 
-/// Whether the object, or its kind, does not exist. The answer about an unknown kind has no reason, and `is_not_found` of kube
-/// compares the reason only.
+/// Whether the object, or its kind, does not exist. The response about an unknown kind has no reason, and
+/// `is_not_found` of kube only compares the reason.
 pub fn is_missing(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// How long the API server may take.
+/// Time limits of the API server's responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// For the complete response to a request about one object.
+    /// Deadline of the complete response to a request about one object.
     pub object: Duration,
-    /// For the complete response to a list of objects.
+    /// Deadline of the complete response to a list of objects.
     pub list: Duration,
-    /// Without any data of a watch: it ends without an error, and its caller opens it again. The API server sends a bookmark
-    /// every minute, but none with the version at which the watch began: the watch of a kind whose objects do not change has no
-    /// data until etcd reports its progress to the API server (`watch-progress-notify-interval` of etcd, 10 minutes by default).
+    /// Limit of a watch without data: the watch ends without an error, and its caller opens it again. The API server
+    /// sends a bookmark every minute, but none with the version at which the watch began: the watch of a kind whose
+    /// objects do not change has no data until etcd reports its progress to the API server
+    /// (`watch-progress-notify-interval` of etcd, 10 minutes by default).
     pub idle: Duration,
-    /// A connection without a request is kept so long for the next one. The API server closes it after 90 s, and a request
-    /// that is sent at that moment fails, without an answer whether it was carried out.
+    /// Time for which an idle connection is kept. The API server closes a connection after 90 s. A request that is sent
+    /// at that moment fails, and the API server may have carried it out.
     pub kept: Duration,
 }
 
@@ -55,7 +56,7 @@ impl Default for Deadlines {
     }
 }
 
-/// A client with the default [`Deadlines`].
+/// Creates a client with the default [`Deadlines`].
 ///
 /// # Errors
 /// The configuration's certificates or credentials are invalid.
@@ -63,10 +64,10 @@ pub fn client(config: Config) -> kube::Result<Client> {
     client_with(config, Deadlines::default())
 }
 
-/// A client with these deadlines. A proxy of the configuration is ignored.
+/// Creates a client with these deadlines, which ignores a proxy of the configuration.
 ///
 /// # Errors
-/// As [`client`].
+/// Same as [`client`].
 pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client> {
     let connector = config.rustls_https_connector_with_connector(connector(config.connect_timeout))?;
     let connections = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
@@ -84,13 +85,13 @@ pub fn client_with(config: Config, deadlines: Deadlines) -> kube::Result<Client>
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-/// The policy for a request that the API server answers with 429, 503 or 504: it is sent again while the pauses take at most
-/// half of its deadline, and then the last answer is the error. The pauses of [`RetryPolicy::server_retry`] add up to minutes: a
-/// request to an overloaded server would miss its deadline in one of them, which hides the answer and ends the client's
-/// watches.
+/// Retry policy of a request that the API server answers with 429, 503 or 504. Retries end when their pauses reach half
+/// of the request's deadline, and the last response is the error. The pauses of [`RetryPolicy::server_retry`] add up to
+/// minutes: a request to an overloaded server would miss its deadline in one of them, which hides the response and ends
+/// the client's watches.
 fn retries(deadline: Duration) -> RetryPolicy {
     let [least, most] = [Duration::from_millis(250), Duration::from_secs(4)];
-    // Each pause is random, up to three times the one that doubles.
+    // Each pause is random, at most three times the base pause, which doubles.
     let pauses = successors(Some(least), |pause| Some(*pause * 2)).map(|pause| (pause * 3).min(most));
     let ends = pauses.scan(Duration::ZERO, |sum, pause| {
         *sum += pause;
@@ -100,7 +101,7 @@ fn retries(deadline: Duration) -> RetryPolicy {
     RetryPolicy::new(least, most, count, true).expect("the least pause is shorter than the longest")
 }
 
-/// Connections whose peer is probed: a dead one ends after about a minute, whether data is on the way or not.
+/// Connects with probes of the peer: a dead connection ends after about a minute, whether data is in flight or not.
 fn connector(connect_timeout: Option<Duration>) -> HttpConnector {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);

@@ -1,13 +1,13 @@
-//! The end of a controller, which its own shutdown does not cover.
+//! Runs the passes of a controller to their end.
 
 use std::future::{self, Future};
 use std::hash::Hash;
 
 use kube::runtime::reflector::{Lookup, Store};
 
-/// Runs the passes of a controller until they end. Calls `listed` when `objects` has its first complete list, with which the passes
-/// begin. Before that, a controller does not end with its queue of objects, or when it is cancelled: then this function returns
-/// when `ended` does.
+/// Runs the passes of a controller until they end. Calls `listed` when `objects` has its first complete list, with
+/// which the passes begin. Before this list, a controller ends neither with its queue of objects nor when it is
+/// cancelled, so the function returns when `ended` does.
 pub async fn run_passes<K>(
     passes: impl Future<Output = ()>,
     objects: &Store<K>,

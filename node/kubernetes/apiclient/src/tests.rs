@@ -1,4 +1,4 @@
-//! The client against a server that does not answer.
+//! Tests of the client with a server that does not respond.
 
 use std::error::Error as _;
 use std::io;
@@ -14,14 +14,14 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Long enough for a response on a busy machine, where one is expected.
+/// Short deadlines that still allow a response on a busy machine.
 const SHORT: Deadlines = Deadlines {
     object: Duration::from_millis(300),
     list: Duration::from_millis(600),
     idle: Duration::from_millis(400),
     kept: LONG,
 };
-/// No deadline of the test is reached by itself.
+/// Deadline that no test reaches.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Reads one request and returns its first line.
@@ -65,7 +65,7 @@ async fn after_a_missing_answer_the_next_request_connects_again() {
     let answering = tokio::spawn(async move {
         let (mut silent, _) = listener.accept().await.expect("a connection");
         request(&mut silent).await.expect("a request");
-        // Half of a response is not a response.
+        // An incomplete response does not meet the deadline.
         silent.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{").await.expect("a write");
         let (mut second, _) = listener.accept().await.expect("another connection");
         request(&mut second).await.expect("a request");
@@ -89,7 +89,7 @@ async fn a_list_has_the_deadline_of_lists() {
     accepting.await.expect("the server").expect("a connection");
 }
 
-/// Opens a watch whose first event arrives, and whose connection is silent after that.
+/// Serves a watch: sends the first event, and nothing after it.
 async fn silent_watch(listener: &TcpListener) -> TcpStream {
     let (mut connection, _) = listener.accept().await.expect("a connection");
     let line = request(&mut connection).await.expect("a request");
@@ -148,7 +148,7 @@ async fn a_connection_is_not_kept_until_the_server_closes_it() {
     assert!(Deadlines::default().kept < Duration::from_secs(90));
 }
 
-/// The clock advances when both sides wait for it.
+/// The paused clock advances when both sides wait for it.
 #[tokio::test(start_paused = true)]
 async fn an_overloaded_server_is_asked_again_and_its_last_answer_is_the_error() {
     let (listener, client) = server(Deadlines::default()).await;
