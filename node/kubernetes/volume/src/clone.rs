@@ -134,7 +134,7 @@ impl Store {
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
         // A kill before it costs extents, until the next thin snapshot of the source.
-        if self.index().has_thin_snapshot(&cloning.source) {
+        if self.index().has_thin_snapshot(&cloning.source, None) {
             fsquota::set_cow_extent_size(from, COW_EXTENT).map_err(ActError::CowExtentSize)?;
         }
         Ok(())
@@ -159,18 +159,29 @@ impl Store {
         Ok(self.quotas.set_limits(record.project, limits)?)
     }
 
-    /// Lowers the limit of a source after a clone or a thin snapshot has ended. A failure is logged: the next start sets all limits
-    /// again. Until then, the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits of a filesystem
-    /// volume.
+    /// Of a source whose clone or snapshot shares nothing any more.
     pub(crate) fn settle_source(&self, source: &VolumeId) {
         let _guard = self.locks.blocking_lock(source);
+        self.lower_limit(source);
+        self.settle_allocations(source, None);
+    }
+
+    /// Lowers the limit of a source, which is locked, after a clone or a thin snapshot has ended. A failure is logged: the next start
+    /// sets all limits again. Until then, the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits
+    /// of a filesystem volume.
+    pub(crate) fn lower_limit(&self, source: &VolumeId) {
         if let Err(error) = self.limit_source(source) {
             let reason: &dyn std::error::Error = &error;
             warn!(volume = %source, error = reason, "limit of a cloned volume stays raised until the next start");
         }
+    }
+
+    /// Sets the size of allocations of a source, which is locked, if it has an image: while a thin snapshot other than `ended` shares
+    /// the image, XFS allocates more at once for writes to it. A failure is logged.
+    pub(crate) fn settle_allocations(&self, source: &VolumeId, ended: Option<&VolumeId>) {
         let (is_block, size) = {
             let index = self.index();
-            let size = if index.has_thin_snapshot(source) { COW_EXTENT } else { Bytes::ZERO };
+            let size = if index.has_thin_snapshot(source, ended) { COW_EXTENT } else { Bytes::ZERO };
             (index.volumes.get(source).is_some_and(Entry::is_block), size)
         };
         // A tenant chooses the names in its files.

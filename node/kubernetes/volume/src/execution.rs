@@ -183,18 +183,25 @@ impl<'a> Execution<'a> {
             Step::RemoveData => self.remove_data()?,
             Step::ClearLimits => self.clear()?,
             Step::RemoveRecord => {
-                if let Some(Known { record, .. }) = &self.known {
-                    // No block is shared: the limits were cleared, which needs a project without blocks.
-                    if let Some(cloning) = &record.cloning {
-                        Anchor::new(&self.store.anchors, id).clear()?;
-                        self.store.release_headroom(cloning)?;
-                    }
+                let record = self.known.as_ref().map(|known| known.record.clone());
+                let cloning = record.as_ref().and_then(|record| record.cloning.as_ref());
+                // No block is shared: the limits were cleared, which needs a project without blocks.
+                if let Some(cloning) = cloning {
+                    Anchor::new(&self.store.anchors, id).clear()?;
+                    self.store.release_headroom(cloning)?;
+                }
+                let _guard = cloning.map(|cloning| self.store.locks.blocking_lock(&cloning.source));
+                // Only this record names the source to a later call. The limit of the source is set by the next start, too.
+                if let Some(cloning) = cloning {
+                    self.store.settle_allocations(&cloning.source, Some(id));
+                }
+                if let Some(record) = &record {
                     files.remove(record.state, id)?;
                 }
                 self.store.index().forget(id);
-                let cloning = self.known.take().and_then(|known| known.record.cloning);
+                self.known = None;
                 if let Some(cloning) = cloning {
-                    self.store.settle_source(&cloning.source);
+                    self.store.lower_limit(&cloning.source);
                 }
             }
         }

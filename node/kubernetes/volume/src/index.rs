@@ -106,8 +106,9 @@ impl Index {
         self.copies(id).find(|(_, entry)| !is_ready(entry)).map(|(copy, _)| copy)
     }
 
-    pub(crate) fn has_thin_snapshot(&self, id: &VolumeId) -> bool {
-        self.copies(id).any(|(_, entry)| entry.is_thin_snapshot())
+    /// Whether the volume has a thin snapshot other than `ended`.
+    pub(crate) fn has_thin_snapshot(&self, id: &VolumeId, ended: Option<&VolumeId>) -> bool {
+        self.copies(id).any(|(copy, entry)| entry.is_thin_snapshot() && ended != Some(copy))
     }
 
     fn copies<'a>(&'a self, id: &VolumeId) -> impl Iterator<Item = (&'a VolumeId, &'a Entry)> {

@@ -1,5 +1,6 @@
 //! Tests that need processes: numbers of system calls, and the state after a process was killed between
 //! any two of them. Needs root and one scratch disk: the tests wait for it, so that none forks while another unmounts.
+#![deny(unsafe_code)]
 
 mod calls;
 mod cloned;
@@ -8,4 +9,9 @@ mod killed;
 #[path = "../node/mod.rs"]
 mod node;
 mod rollback;
+#[path = "../store/sys.rs"]
+#[expect(unsafe_code, reason = "the ioctls of inode attributes have no wrapper in nix")]
+#[allow(dead_code, reason = "the other functions are for the tests of the store")]
+mod sys;
+mod thin;
 mod trees;

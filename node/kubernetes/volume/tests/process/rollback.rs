@@ -23,11 +23,11 @@ const fn from(first: usize) -> Steps {
     Steps { first, stride: 3 }
 }
 
-fn claim() -> Claim {
+pub fn claim() -> Claim {
     Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() }
 }
 
-fn snapshot_of(request: &Request) -> VolumeId {
+pub fn snapshot_of(request: &Request) -> VolumeId {
     id(&format!("snapshot-{}", request.claim.name))
 }
 

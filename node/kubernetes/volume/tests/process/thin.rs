@@ -1,0 +1,175 @@
+//! A process is killed while it takes, restores or removes a thin snapshot.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+
+use dir::Ensured;
+use units::Bytes;
+use volume::{Error, Request, Sharing, SnapshotRequest, State, Store, Taken, VolumeId, VolumeRefusal, Volumes as _};
+
+use crate::cloned::is_settled;
+use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made};
+use crate::node::{copied, id, only_byte, sized, snapshot_request, without_pods};
+use crate::rollback::{claim, snapshot_of};
+use crate::sys::cow_extent_size;
+use crate::trees::FILES;
+
+/// In emulation, all steps of each case take minutes.
+const fn each(stride: usize) -> Steps {
+    Steps { first: 0, stride }
+}
+
+fn source_of(request: &Request) -> VolumeId {
+    id(&request.claim.name)
+}
+
+fn restored_of(request: &Request) -> Request {
+    let name = format!("restored-{}", request.claim.name);
+    Request { source: Some(snapshot_of(request)), ..sized(&name, request.mode, request.size) }
+}
+
+/// The content of a live volume or snapshot.
+fn path(store: &Store, request: &Request, volume: &VolumeId) -> String {
+    let (live, name) = (store.file_system().as_raw_fd(), if request.mode.is_block() { "image" } else { "file" });
+    format!("/proc/self/fd/{live}/{volume}/{name}")
+}
+
+/// All of an image. Of files a quarter of the size, because the limit has no space for a copy of all of it.
+fn write(store: &Store, request: &Request, byte: u8) {
+    let length = request.size.get() as usize / if request.mode.is_block() { 1 } else { 4 };
+    let path = path(store, request, &source_of(request));
+    let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+    file.write_all_at(&vec![byte; length], 0).and_then(|()| file.sync_all()).unwrap();
+}
+
+fn byte(store: &Store, request: &Request, volume: &VolumeId) -> Option<u8> {
+    only_byte(&fs::read(path(store, request, volume)).unwrap())
+}
+
+fn allocation_size(store: &Store, request: &Request, volume: &VolumeId) -> u32 {
+    cow_extent_size(File::open(path(store, request, volume)).unwrap())
+}
+
+fn limit(store: &Store, request: &Request) -> Option<Bytes> {
+    store.open_volume(&source_of(request)).unwrap().quota().unwrap().limits.bytes
+}
+
+fn with_source(store: &Store, request: &Request) {
+    without_pods(store);
+    made(store, request);
+    write(store, request, 1);
+}
+
+fn with_snapshot(store: &Store, request: &Request) {
+    with_source(store, request);
+    taken(store, request);
+    write(store, request, 2);
+}
+
+/// One call makes it ready.
+fn taken(store: &Store, request: &Request) {
+    let want = snapshot_request(claim(), source_of(request));
+    let want = SnapshotRequest { sharing: Sharing::Permanent, ..want };
+    let Taken { snapshots, copying } = store.take_snapshot(&snapshot_of(request), &want).unwrap();
+    assert_eq!((snapshots.state, copying), (State::Announced, None));
+    assert_eq!(store.space().unwrap().reserved, request.reserved());
+}
+
+/// The source has its own limit, and its writes allocate as before the snapshot.
+fn removed(store: &Store, request: &Request) {
+    let snapshot = snapshot_of(request);
+    store.remove_snapshot(&snapshot).unwrap();
+    assert_eq!(store.remove_snapshot(&snapshot).unwrap(), Ensured::Unchanged(()));
+    if request.mode.is_block() {
+        is_settled(store, request, Bytes::ZERO);
+        assert_eq!(allocation_size(store, request, &source_of(request)), 0);
+    } else {
+        assert_eq!(limit(store, request), Some(request.size));
+        assert_eq!(store.space().unwrap().reserved, request.reserved());
+    }
+}
+
+fn finished(store: &Store, request: &Request) {
+    without_pods(store);
+    write(store, request, 2);
+    taken(store, request);
+    let content = || byte(store, request, &snapshot_of(request));
+    let instant = content();
+    // Before or after the kill.
+    assert!(instant.is_some_and(|byte| [1, 2].contains(&byte)), "{instant:?}");
+    write(store, request, 3);
+    assert_eq!(content(), instant);
+    let raised = limit(store, request);
+    removed(store, request);
+    let headroom = if request.mode.is_block() { request.size } else { Bytes::ZERO };
+    assert_eq!(raised, limit(store, request).map(|alone| alone.saturating_add(headroom)));
+    deleted(store, request);
+}
+
+#[test]
+fn a_killed_thin_snapshot_is_finished_by_the_next() {
+    killed_at(each(2), &[THICK, THIN], with_source, taken, finished);
+}
+
+#[test]
+fn a_killed_thin_snapshot_of_files_is_finished_by_the_next() {
+    killed_at(each(3), &[FILES], with_source, taken, finished);
+}
+
+#[test]
+fn a_killed_thin_snapshot_is_removed_if_its_content_is_gone() {
+    killed_at(Steps { first: 1, stride: 5 }, &[THICK, FILES], with_source, taken, |store, request| {
+        without_pods(store);
+        write(store, request, 2);
+        removed(store, request);
+        deleted(store, request);
+    });
+}
+
+/// Regression: the record was removed first, and after a kill nothing reset the size of the allocations of the source.
+#[test]
+fn a_killed_removal_of_a_thin_snapshot_is_finished_by_the_next() {
+    let remove = |store: &Store, request: &Request| {
+        store.remove_snapshot(&snapshot_of(request)).unwrap();
+    };
+    killed_at(each(3), &[THICK, THIN, FILES], with_snapshot, remove, |store, request| {
+        write(store, request, 3);
+        removed(store, request);
+        deleted(store, request);
+    });
+}
+
+fn restored(store: &Store, request: &Request) {
+    copied(store, &restored_of(request));
+}
+
+fn finished_and_removed(store: &Store, request: &Request) {
+    without_pods(store);
+    write(store, request, 3);
+    let (snapshot, want) = (snapshot_of(request), restored_of(request));
+    let restored = id(&want.claim.name);
+    if store.record(&restored).unwrap().is_some_and(|record| record.cloning.is_some()) {
+        let refused = store.remove_snapshot(&snapshot).unwrap_err();
+        assert!(matches!(refused, Error::Refused { source: VolumeRefusal::Restoring(_), .. }), "{refused:?}");
+    }
+    let record = copied(store, &want);
+    assert_eq!([&restored, &snapshot].map(|volume| byte(store, request, volume)), [Some(1); 2]);
+    assert_eq!(store.space().unwrap().reserved, request.reserved().saturating_add(record.reserved()));
+    if request.mode.is_block() {
+        assert_eq!(allocation_size(store, request, &restored), 0);
+    }
+    deleted(store, &want);
+    removed(store, request);
+    deleted(store, request);
+}
+
+#[test]
+fn a_killed_restoration_of_a_thin_snapshot_is_finished_by_the_next() {
+    killed_at(each(3), &[THICK], with_snapshot, restored, finished_and_removed);
+}
+
+#[test]
+fn a_killed_restoration_of_a_thin_snapshot_of_files_is_finished_by_the_next() {
+    killed_at(each(6), &[FILES], with_snapshot, restored, finished_and_removed);
+}
