@@ -1,6 +1,6 @@
 //! Compares what is on the disk with what can be there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use fsquota::{Limits, ProjectId};
@@ -76,9 +76,17 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     if let Some((project, limits)) = facts.limits.iter().find(|(project, _)| !owners.contains_key(*project)) {
         return Err(Violation::Stray { project: *project, limits: *limits });
     }
-    let is_sharing = expected.values().any(|(_, expected)| expected.sharing.is_some());
+    let copies = expected.values().filter_map(|(number, expected)| Some([*number, expected.sharing?.source]));
+    let sharing: BTreeSet<Number> = copies.flatten().collect();
+    // A thin snapshot of a volume that was rolled back shares its blocks with the kept one, which has no source.
+    let is_kept = |body: &Body| body.is_snapshot && body.origin.is_none();
+    let may_share = |name: &String| {
+        expected.get(name).is_some_and(|(number, expected)| {
+            sharing.contains(number) || !sharing.is_empty() && expected.body.as_ref().is_some_and(is_kept)
+        })
+    };
     let shared = |found: &Found| found.directories.iter().any(|(_, directory)| directory.is_shared);
-    if let Some((name, _)) = facts.volumes.iter().find(|(_, found)| !is_sharing && shared(found)) {
+    if let Some((name, _)) = facts.volumes.iter().find(|(name, found)| shared(found) && !may_share(name)) {
         return Err(Violation::Shared { name: name.clone() });
     }
     expected.values().try_for_each(|(number, expected)| of_one_instant(*number, expected, facts))?;
@@ -86,7 +94,7 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     expected.iter().try_for_each(|(name, (number, of_volume))| {
         let copies = expected.iter().filter_map(|(copy, (_, expected))| Some((copy, expected.sharing?)));
         let copies = copies.filter(|(_, origin)| origin.source == *number);
-        // A thin snapshot of a volume that was rolled back shares its blocks with the kept one.
+        // After a rollback, the volume does not share the blocks of a thin snapshot.
         let is_shared = facts.volumes.get(name).is_some_and(shared);
         // The limit is raised before blocks are shared, and lowered when none is.
         let headrooms = copies.fold(vec![Bytes::ZERO], |sums, (copy, Origin { headroom, .. })| {
@@ -358,6 +366,41 @@ mod tests {
         of(&mut left, "pvc-2").directories[0].1.is_shared = false;
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(violation, Violation::Limits { volume: Number(2), .. }), "{violation}");
+    }
+
+    #[test]
+    fn a_volume_that_shares_blocks_beside_a_thin_snapshot_is_noticed() {
+        let (mut left, mut expected) = well();
+        let origin = Origin { source: Number(2), headroom: SIZE };
+        let size = Size::new(Shape::Thick, SIZE);
+        let body = Body { origin: Some(origin), is_snapshot: true, is_thin: true, ..Body::new(Shape::Thick, SIZE) };
+        let limits = body.limits(size);
+        let thin = Expected {
+            body: Some(body),
+            spots: [Some((Register::Records, Some(Place::Live)))].into(),
+            sizes: [size].into(),
+            sharing: Some(origin),
+            wants: Wants::Taken,
+            ..Expected::nothing()
+        };
+        expected.insert(Number(3), thin);
+        left.volumes.extend([found(3, Shape::Thick, project(3))]);
+        left.limits.insert(project(3), limits);
+        let raised = Limits { bytes: limits.bytes.map(|bytes| bytes.saturating_add(SIZE)), ..limits };
+        left.limits.insert(project(2), raised);
+        for name in ["pvc-2", "pvc-3"] {
+            of(&mut left, name).directories[0].1.is_shared = true;
+        }
+        facts(&left, &expected).unwrap();
+        of(&mut left, "pvc-1").directories[0].1.is_shared = true;
+        let violation = facts(&left, &expected).unwrap_err();
+        assert!(matches!(&violation, Violation::Shared { name } if name == "pvc-1"), "{violation}");
+        // The content of its source before a rollback.
+        let kept = expected.get_mut(&Number(1)).and_then(|expected| expected.body.as_mut()).expect("a body");
+        kept.is_snapshot = true;
+        let limits = kept.limits(Size::new(Shape::Filesystem, SIZE));
+        left.limits.insert(project(1), limits);
+        facts(&left, &expected).unwrap();
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum Violation {
     Limits { volume: Number, found: Limits, allowed: Vec<Limits> },
     #[error("the image of {volume} is thick and has {allocated} of {size} allocated")]
     NotThick { volume: Number, allocated: Bytes, size: Bytes },
-    #[error("{name} shares blocks, and no copy is unfinished")]
+    #[error("{name} shares blocks with no unfinished copy and no thin snapshot")]
     Shared { name: String },
     #[error("the ledger reserves {found}, the volumes need {wanted}")]
     Ledger { found: Bytes, wanted: Bytes },
