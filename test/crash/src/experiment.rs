@@ -20,10 +20,11 @@ use crate::random::Random;
 use crate::reconcile::{next_tenants, reconcile};
 use crate::violation::Violation;
 
+/// Those with thin snapshots are beside them.
 pub const OPERATIONS: usize = 36;
 
 /// Points of one history: enough to pass each of its operations.
-pub const POINTS: usize = 40;
+pub const POINTS: usize = 48;
 
 /// The histories of every run of the tests. Together they do everything to every kind of volume.
 pub const SEEDS: [u64; 4] = [6_495, 20_404, 13_946, 19_765];

@@ -8,6 +8,7 @@ use units::Bytes;
 use crate::life::{Body, Life, Lives, after, is_shared, slots};
 use crate::operation::{Action, Case, Number, Operation, Shape};
 use crate::random::Random;
+use crate::thin::with_thin_snapshots;
 
 /// Small volumes: each cut reads them as a whole.
 const SIZES: [u64; 4] = [1, 2, 3, 4];
@@ -16,7 +17,7 @@ const SIZES: [u64; 4] = [1, 2, 3, 4];
 const CROWD: usize = 6;
 
 /// Operations that run at once, so that they share forces of the log.
-const PARALLEL: usize = 3;
+pub(crate) const PARALLEL: usize = 3;
 
 /// Operations in rounds. Those of a round are on different volumes, sources included, and run at once; a round waits for
 /// the one before.
@@ -35,7 +36,7 @@ impl History {
 
     /// Kind and volume of each operation, in the order of their numbers.
     pub fn cases(&self) -> Vec<Case> {
-        let mut shapes = BTreeMap::new();
+        let (mut shapes, mut thin) = (BTreeMap::new(), BTreeSet::new());
         let case = |Operation { volume, action }: Operation| {
             let shape = match action {
                 Action::Provision { shape, .. }
@@ -50,13 +51,23 @@ impl History {
                 shapes.insert(second, shapes[&second_source]);
             }
             shapes.extend(shape.map(|shape| (volume, shape)));
-            (action.name(), shapes[&volume])
+            if let Action::Snapshot { is_thin: true, .. } = action {
+                thin.insert(volume);
+            }
+            let is_thin_removed = action == Action::RemoveSnapshot && thin.contains(&volume);
+            (if is_thin_removed { Action::REMOVE_THIN } else { action.name() }, shapes[&volume])
         };
         self.operations().map(case).collect()
     }
 
-    /// A history of `count` operations.
+    /// A history of `count` operations, and of those with thin snapshots beside them.
     pub fn from_seed(seed: u64, count: usize) -> Self {
+        let (rounds, mut random) = Self::without_thin_snapshots(seed, count);
+        Self { rounds: with_thin_snapshots(rounds, &mut random) }
+    }
+
+    /// The other operations of a seed, in rounds.
+    pub(crate) fn without_thin_snapshots(seed: u64, count: usize) -> (Vec<Vec<Operation>>, Random) {
         let mut random = Random::from_seed(seed);
         let mut lives = Lives::new();
         let (mut rounds, mut left, mut next) = (Vec::new(), count, 0);
@@ -91,7 +102,7 @@ impl History {
                 rounds.push(round);
             }
         }
-        Self { rounds }
+        (rounds, random)
     }
 
     /// The operations with their numbers, which count through all rounds.
@@ -268,7 +279,7 @@ pub(crate) mod tests {
             let history = History::from_seed(seed, count);
             prop_assert!(is_possible(&history));
             prop_assert_eq!(&history, &History::from_seed(seed, count));
-            prop_assert!(history.operations().count() <= count);
+            prop_assert!(history.operations().count() <= 2 * count + Shape::ALL.len());
             let marks: Vec<_> = history.operations().filter_map(|operation| Some(operation.written()?.1)).collect();
             let different = marks.iter().collect::<BTreeSet<_>>().len();
             prop_assert_eq!(different, marks.len(), "each write has content of its own");

@@ -25,6 +25,7 @@ pub mod omission;
 pub mod operation;
 mod reconcile;
 mod sequences;
+mod thin;
 pub mod violation;
 
 pub use ktest_support::random;

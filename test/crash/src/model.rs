@@ -420,7 +420,8 @@ mod tests {
                 let done = expected.reconciled();
                 prop_assert_eq!(&done.reconciled(), &done);
                 prop_assert!(done.spots.len() == 1 && done.sizes.len() <= 1);
-                prop_assert!(done.sharing.is_none() && done.rollback.is_none());
+                let is_thin = done.body.as_ref().is_some_and(|body| body.is_thin);
+                prop_assert!(done.sharing.is_some() == is_thin && done.rollback.is_none());
                 let data = done.body.map(|body| body.written);
                 let kept = matches!(expected.wants, Wants::Claimed | Wants::Bound(_) | Wants::Kept | Wants::Taken);
                 let last = expected.rollback.as_ref().map_or(expected, |rollback| &rollback.exchanged);

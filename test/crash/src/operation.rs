@@ -89,8 +89,11 @@ pub struct Operation {
 pub type Case = (&'static str, Shape);
 
 impl Action {
+    /// [`Action::RemoveSnapshot`] of a thin one.
+    pub(crate) const REMOVE_THIN: &'static str = "remove thin snapshot";
+
     /// By their names.
-    const NAMES: [&'static str; 20] = [
+    const NAMES: [&'static str; 22] = [
         "provision",
         "announce",
         "open",
@@ -106,9 +109,11 @@ impl Action {
         "undo",
         "clone",
         "snapshot",
+        "thin snapshot",
         "restore snapshot",
         "copy",
         "remove snapshot",
+        Self::REMOVE_THIN,
         "snapshot group",
         "rollback",
     ];
@@ -142,7 +147,8 @@ impl Action {
             Self::Discard => "discard",
             Self::Undo => "undo",
             Self::Clone { .. } => "clone",
-            Self::Snapshot { .. } => "snapshot",
+            Self::Snapshot { is_thin: false, .. } => "snapshot",
+            Self::Snapshot { is_thin: true, .. } => "thin snapshot",
             Self::RestoreSnapshot { .. } => "restore snapshot",
             Self::Copy => "copy",
             Self::RemoveSnapshot => "remove snapshot",

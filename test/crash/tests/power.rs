@@ -10,8 +10,8 @@ use crash::omission::{Omission, every_flush};
 use crash::operation::{Shape, every_case};
 use crash::{CONTROL_SEED, Coverage, Experiment, Flushes, POINTS, Plan, SEEDS};
 
-/// Of each history, 120 together: more than a history has cases.
-const POINTS_OF_EACH: usize = 30;
+/// Of each history, 144 together: as many as a history has cases at most.
+const POINTS_OF_EACH: usize = 36;
 
 /// Histories at once, each with three disks: a point waits for the kernel more than it computes.
 const AT_ONCE: usize = 2;
