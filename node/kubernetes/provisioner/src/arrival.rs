@@ -1,4 +1,5 @@
-//! Keeps of watched objects what the provisioner uses. A cluster may have ten thousand claims with 10 KiB each.
+//! Reduces watched objects to the fields that the provisioner uses. A cluster may have ten thousand claims with 10 KiB
+//! each.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -29,7 +30,8 @@ pub(crate) fn only<K>(event: Event<K>, keep: impl Fn(&K) -> bool) -> Option<Even
     }
 }
 
-/// A copy of the objects that are kept, and a stream with an item for each change. The watch continues after failures.
+/// Returns a copy of the objects that `keep` accepts, and a stream with an item for each change. The watch continues
+/// after failures.
 pub(crate) fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -47,7 +49,7 @@ where
         .default_backoff()
         .filter_map(|event| {
             future::ready(match event {
-                // Incomplete lists do not count.
+                // An incomplete list is not a change.
                 Ok(Event::Init | Event::InitApply(_)) => None,
                 Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => Some(()),
                 Err(error) => {
@@ -59,7 +61,8 @@ where
     (store, changes)
 }
 
-/// The provisioner writes patches, never these objects.
+/// Removes unused fields from the copy of a PV. The provisioner updates PVs with patches, so the API server keeps these
+/// fields.
 pub(crate) fn trim_pv(pv: &mut PersistentVolume) {
     trim_metadata(&mut pv.metadata, &[PROVISIONED_BY]);
     if let Some(csi) = pv.spec.as_mut().and_then(|spec| spec.csi.as_mut()) {

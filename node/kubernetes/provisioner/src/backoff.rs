@@ -12,14 +12,14 @@ use crate::Metrics;
 const FIRST: Duration = Duration::from_secs(1);
 pub(crate) const MOST: Duration = Duration::from_mins(5);
 
-/// The pause after failure number `attempt`, from 1: doubled each time, at most 5 minutes, less a random part of up to a
-/// half, so that objects that failed together are not retried together.
+/// Pause after failure number `attempt`, from 1. The pause doubles with each failure up to 5 minutes, less a random
+/// part of up to a half, so that objects that failed together are not retried together.
 pub(crate) fn delay(attempt: u32, random: u64) -> Duration {
     let whole = FIRST.saturating_mul(1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX)).min(MOST);
     jittered(whole, random).max(FIRST)
 }
 
-/// The pause, less a random part of up to a half.
+/// Subtracts a random part of up to a half from a pause.
 pub(crate) fn jittered(whole: Duration, random: u64) -> Duration {
     let share = u32::try_from(random % 501).unwrap_or_default();
     whole - whole / 1000 * share
@@ -72,7 +72,7 @@ impl Attempts {
         self.metrics.failing(failures.len());
     }
 
-    /// Removes objects that were not retried for long, because deleted objects never succeed.
+    /// Removes objects whose last retry was long ago: deleted objects never succeed.
     pub(crate) fn forget(&self) {
         let now = Instant::now();
         let mut failures = self.failures();
@@ -80,7 +80,7 @@ impl Attempts {
         self.metrics.failing(failures.len());
     }
 
-    /// The rest of the object's back-off.
+    /// Remaining back-off of the object.
     pub(crate) fn wait(&self, uid: &str) -> Option<Duration> {
         let left = self.failures().get(uid)?.not_before.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)

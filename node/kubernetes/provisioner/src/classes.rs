@@ -1,4 +1,4 @@
-//! The storage classes of this driver, by a watch.
+//! Copy of the driver's storage classes, which a watch updates.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -28,32 +28,34 @@ use crate::listing::Listings;
 use crate::pv::object;
 use crate::snapshot::object::Content;
 
-/// When to try again while another pass has the volume.
+/// Retry interval while another pass has the volume.
 pub(crate) const OCCUPIED: Duration = Duration::from_secs(1);
 
-/// Between two passes of a clone or a snapshot: other claims get their turn.
+/// Pause between two passes over a clone or a snapshot, in which other claims get their turn.
 const NEXT_PASS: Duration = Duration::from_millis(10);
 
-/// Clones that get their content at once, of all kinds. That takes as long as their sources have files: a tenant must leave the
-/// other passes ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
+/// Maximum number of passes that clone content at once, for clones of all kinds. The duration of such a pass grows with
+/// the number of files of the source. The limit leaves the other passes
+/// ([`Settings::PARALLEL`](crate::Settings::PARALLEL) of each controller) to other tenants.
 const CLONES: usize = 2;
 
-/// Removals of snapshots at once, for the same reason. Of a group, one after the other.
+/// Maximum number of passes that remove snapshots at once, for the same reason. The snapshots of a group are removed
+/// one after the other.
 const REMOVALS: usize = 4;
 
-/// How a pass ended that did not fail.
+/// Result of a pass that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The next pass is when the object changes.
+    /// The next pass starts when the object changes.
     Complete,
-    /// The next pass continues a copy, after this pause.
+    /// The next pass continues a copy after this pause.
     Copying(Duration),
     /// Other passes have the volume or its source.
     Occupied,
 }
 
 impl Outcome {
-    /// When the next pass is, if the object does not change until then.
+    /// Pause until the next pass if the object does not change before.
     pub(crate) const fn next(self) -> Option<Duration> {
         match self {
             Self::Complete => None,
@@ -67,13 +69,13 @@ impl Outcome {
     }
 }
 
-/// The pass may begin. With the sources, if it clones their content.
+/// Permission for a pass to begin. A pass that clones content also has the locks of its sources.
 #[must_use = "other passes have the sources when this is dropped"]
 pub(crate) struct CloneTurn<'a> {
     _content: Option<(SemaphorePermit<'a>, Vec<VolumeGuard>)>,
 }
 
-/// The passes that may take long.
+/// Semaphores of the passes that may take long.
 #[derive(Debug)]
 pub(crate) struct Places {
     clones: Semaphore,
@@ -86,38 +88,39 @@ impl Default for Places {
     }
 }
 
-/// Volumes, snapshots and groups that are copied, by the last pass over each in this process.
+/// Copies of volumes, snapshots and groups, as of the last pass of this process over each.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<HashMap<VolumeId, CopyState>>);
 
 #[derive(Debug)]
 struct CopyState {
-    /// The last pass did not fail.
+    /// The last pass did not fail, so that later passes do not clone the content again.
     is_cloned: bool,
     pauses: SourcePauses,
     last: Instant,
 }
 
 impl Copies {
-    /// A copy is forgotten after this time without a pass: it has ended, its passes fail, or its object is gone, which nothing
-    /// announces. If it goes on, its pauses begin again, and the next pass gets its turn as if it cloned the content: hundreds of
-    /// copies that share the passes of a controller must not need that.
+    /// Time without a pass after which a copy is forgotten. The copy has ended, its passes fail, or its object is gone,
+    /// which no event announces. If such a copy continues, its pauses start from the beginning, and its next pass gets
+    /// its turn as if it cloned the content. The time is long enough for hundreds of copies that share the passes of a
+    /// controller.
     const FORGOTTEN: Duration = Duration::from_hours(1);
 
-    /// Whether no later pass clones the content again. The store may not have undone a copy completely before a pass failed, or
-    /// before an earlier process ended, and takes it again.
+    /// Whether later passes do not clone the content again. The store may not have undone a copy completely before a
+    /// pass failed, or before an earlier process ended, and then clones the content again.
     pub(crate) fn is_cloned(&self, id: &VolumeId) -> bool {
         self.table().get(id).is_some_and(|copy| copy.is_cloned)
     }
 
-    /// Before a pass, which may fail, and before the removal.
+    /// Marks the content as not cloned, because the pass may fail. Call before each pass and before the removal.
     pub(crate) fn begin_pass(&self, id: &VolumeId) {
         if let Some(copy) = self.table().get_mut(id) {
             copy.is_cloned = false;
         }
     }
 
-    /// How a pass ended that did not fail.
+    /// Records a pass that did not fail, and returns its outcome.
     pub(crate) fn outcome(&self, id: &VolumeId, copying: Option<Copying>) -> Outcome {
         let now = Instant::now();
         let mut copies = self.table();
@@ -140,7 +143,7 @@ impl Copies {
     }
 }
 
-/// The provisioner has to be started again.
+/// Error after which the provisioner has to be started again.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("a part of the provisioner ended")]
@@ -157,7 +160,7 @@ pub(crate) struct Provisioner {
     pub(crate) store: Arc<dyn Volumes>,
     pub(crate) pvs: Api<PersistentVolume>,
     pub(crate) contents: Api<Content>,
-    /// The version of groups of snapshots that the cluster serves.
+    /// API version of group snapshots that the cluster serves.
     pub(crate) group_version: Mutex<GroupVersion>,
     pub(crate) classes: Classes,
     pub(crate) created: CreatedPvs,
@@ -202,29 +205,30 @@ impl Provisioner {
         }
     }
 
-    /// The PV as the watch has seen it last.
+    /// The latest copy of the PV from the watch.
     pub(crate) fn watched_pv(&self, pv: &ObjectRef<PersistentVolume>) -> Option<Arc<PersistentVolume>> {
         self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(pv)
     }
 
-    /// The PV of a volume as the watch has seen it last.
+    /// The latest copy of the volume's PV from the watch.
     pub(crate) fn watched_pv_of(&self, id: &VolumeId) -> Option<Arc<PersistentVolume>> {
         let watched = self.watched_pvs.lock().unwrap_or_else(PoisonError::into_inner);
         watched.as_ref()?.find(|pv| object::volume_of(pv, &self.node).as_ref() == Some(id))
     }
 
-    /// Whether the claim names this node, or is bound to a PV of it. PVs are not enough: their watch may be behind, and a
-    /// PV that arrives starts no pass of its claim.
+    /// Whether the claim names this node, or is bound to a PV of it. PVs are not enough: their watch may be behind, and
+    /// a PV that arrives starts no pass of its claim.
     pub(crate) fn is_relevant(&self, claim: &PersistentVolumeClaim) -> bool {
         plan::names_node(claim, &self.node)
             || plan::volume_name(claim).is_some_and(|name| self.watched_pv(&ObjectRef::new(name)).is_some())
     }
 
-    /// For a pass over a clone, a snapshot or a rollback. The pass over a new one clones the content: meanwhile, the store waits
-    /// with all other operations on the sources. Later passes copy blocks for about a second, and change the source at the end.
+    /// Requests the turn of a pass over a clone, a snapshot or a rollback. The pass over a new one clones the content;
+    /// meanwhile, all other operations on the sources wait in the store. Later passes copy blocks for about a second,
+    /// and change the source at the end.
     ///
-    /// `None` if other passes have a source or all places: the pass ends with [`Outcome::Occupied`]. A pass that waited would
-    /// take the place of passes over other volumes.
+    /// Returns `None` if other passes have a source or all places. The pass then ends with [`Outcome::Occupied`],
+    /// because a pass that waited would take the place of passes over other volumes.
     pub(crate) fn clone_turn<'a>(
         &self,
         is_new: bool,
@@ -235,17 +239,17 @@ impl Provisioner {
         Some(CloneTurn { _content: content })
     }
 
-    /// For the removal of snapshots. `None`: [`Outcome::Occupied`].
+    /// Requests a place for the removal of snapshots. Without a place, the pass ends with [`Outcome::Occupied`].
     pub(crate) fn removal_place(&self) -> Option<SemaphorePermit<'_>> {
         self.places.removals.try_acquire().ok()
     }
 
-    /// Claims of the claim's namespace.
+    /// Claims in the namespace of this claim.
     pub(crate) fn claims_beside(&self, claim: &PersistentVolumeClaim) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default())
     }
 
-    /// Runs blocking disk operations in a thread. They run to their end even if the future is dropped.
+    /// Runs blocking disk operations in a thread. The operations run to their end even if the future is dropped.
     pub(crate) async fn on_disk<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Volumes) -> T + Send + 'static,
@@ -280,14 +284,14 @@ mod tests {
         let pause = |name| copies.outcome(&id(name), Some(Copying::Waits)).next().expect("a pause").as_millis();
         assert_eq!([pause("pvc-1"), pause("pvc-1"), pause("pvc-2")], [500, 1000, 500]);
         tokio::time::advance(Copies::FORGOTTEN / 2).await;
-        // A pass that is about to begin changes no pause.
+        // `begin_pass` does not change the pause.
         copies.begin_pass(&id("pvc-1"));
         assert_eq!(pause("pvc-1"), 2000);
         tokio::time::advance(Copies::FORGOTTEN / 2).await;
         assert_eq!([pause("pvc-1"), pause("pvc-2")], [4000, 500]);
     }
 
-    /// The ID of a content that was released while it was copied stayed until the next start.
+    /// Regression: the ID of a content that was released while it was copied stayed in the table until the next start.
     #[tokio::test(start_paused = true)]
     async fn a_copy_is_forgotten_when_it_is_complete_or_had_no_pass_for_long() {
         let copies = Copies::default();

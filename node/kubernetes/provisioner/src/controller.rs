@@ -34,25 +34,25 @@ use crate::{
 
 #[derive(Clone)]
 pub struct Settings {
-    /// With the storage identity of this node.
+    /// Client with the storage identity of this node.
     pub client: Client,
     /// The node's name, in Kubernetes and in the label `kubernetes.io/hostname`.
     pub node: String,
     pub store: Arc<dyn Volumes>,
-    /// Number of concurrent passes over claims, and of those over PVs.
+    /// Maximum number of concurrent passes of each controller.
     pub parallel: NonZeroU16,
-    /// Outlive a provisioner that is started again.
+    /// Metrics, which stay when the provisioner is started again.
     pub metrics: Metrics,
-    /// Number of detaches of a volume's device by other processes that the CSI plugin has revoked.
+    /// Number of detaches per volume by other processes that the CSI plugin has revoked.
     pub revoked: watch::Receiver<BTreeMap<VolumeId, u64>>,
     pub notices: NoticeQueue,
 }
 
 impl Settings {
-    /// Enough passes to share log forces, few enough for threads.
+    /// Default of `parallel`: enough passes to share log forces, few enough for threads.
     pub const PARALLEL: NonZeroU16 = NonZeroU16::new(8).expect("it is not zero");
 
-    /// With unregistered metrics, and without notices.
+    /// Settings with unregistered metrics and without notices.
     pub fn new(client: Client, node: String, store: Arc<dyn Volumes>) -> Self {
         let revoked = watch::Sender::default().subscribe();
         let (_, notices) = notice::notices();
@@ -77,7 +77,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         let (reconcile, failed) = (claim::apply::reconcile_claim, claim::apply::failed);
         let context = Arc::clone(&context);
         async move {
-            // The PVs decide which bound claims are kept.
+            // Wait for the PVs, which decide which bound claims are kept.
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 () = context.index.listed() => {}
@@ -133,7 +133,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
 type PassResult<K, E> = Result<(ObjectRef<K>, Action), controller::Error<E, watcher::Error>>;
 
 pub(crate) struct Watched<K: Resource<DynamicType: Eq + Hash + Clone> + Clone + 'static> {
-    /// Of the copies that the passes get.
+    /// Writer of the copies that the passes read.
     pub(crate) writer: Writer<K>,
     pub(crate) what: &'static str,
     pub(crate) parallel: NonZeroU16,
@@ -156,7 +156,7 @@ where
     Pass: Future<Output = Result<Action, Error>> + Send + 'static,
 {
     let objects = writer.as_reader();
-    // Cancelled with the service too.
+    // The token is also cancelled with the service.
     let ended = cx.token().child_token();
     let last = ended.clone();
     let end = stream::poll_fn(move |_| {
@@ -166,7 +166,7 @@ where
     let changes = events
         .chain(end)
         .inspect(|event| {
-            // Incomplete lists do not count.
+            // An incomplete list does not show that the watch works.
             if matches!(event, Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_))) {
                 cx.report(true);
             }
@@ -224,7 +224,7 @@ mod tests {
         .await
     }
 
-    /// A controller without work was stalled for five minutes after its watch worked again.
+    /// Regression: a controller without work was stalled for five minutes after its watch worked again.
     #[tokio::test(start_paused = true)]
     async fn a_complete_list_ends_the_stall_of_a_failed_watch() {
         let settings = supervisor::Settings::default();
@@ -246,7 +246,7 @@ mod tests {
         tree.stop(Duration::from_mins(1)).await.unwrap();
     }
 
-    /// The service was aborted at its deadline, 10 seconds later.
+    /// Regression: the service was aborted at its stop deadline, 10 seconds later.
     #[tokio::test(start_paused = true)]
     async fn a_controller_stops_before_its_first_list() {
         let settings = supervisor::Settings::default();

@@ -1,7 +1,7 @@
 //! Registers the CSI plugin again when the CSINode object has lost the driver.
 //!
-//! The kubelet writes a driver into the CSINode object only when the driver registers. Without this entry, the scheduler
-//! does not place pods with volumes on the node.
+//! The kubelet writes a driver into the CSINode object only when the driver registers. Without this entry, the
+//! scheduler does not place pods with volumes on the node.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[error("the watch of the node's CSINode object ended")]
 pub struct WatchEnded;
 
-/// Watches the node's object until it is cancelled, and calls `register_again` when the driver's entry is lost, and again
-/// until it is back. Waits for an API server that is not reachable.
+/// Watches the node's CSINode object until it is cancelled. Calls `register_again` when the driver's entry is lost, and
+/// repeats the call until the entry is back. Waits for an API server that is not reachable.
 pub async fn run(cx: Context, client: Client, node: &str, register_again: impl Fn()) -> Result<(), WatchEnded> {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut events = pin!(watcher(Api::<CSINode>::all(client), only).default_backoff());
@@ -40,7 +40,7 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     let register = entry.update(&event);
-                    // The watch says that it begins a list before the API server has answered.
+                    // The watch sends `Init` before the API server has answered.
                     if !matches!(event, Event::Init) {
                         cx.report(!entry.lost);
                     }
@@ -63,7 +63,7 @@ pub async fn run(cx: Context, client: Client, node: &str, register_again: impl F
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The kubelet has registered the driver before.
+    /// The object had the driver's entry before.
     had: bool,
     lost: bool,
     /// The current list of the watch has the entry.
@@ -162,7 +162,8 @@ mod tests {
         assert_eq!(lost_at(&events), Vec::<usize>::new());
     }
 
-    /// The begin of each list counted as progress: a plugin without the right to list was never stalled.
+    /// Regression: the start of each list counted as progress, so that a plugin without the right to list was never
+    /// stalled.
     #[tokio::test(start_paused = true)]
     async fn lists_that_always_fail_are_a_stall() {
         let service = service_fn(|_: Request<Body>| async {

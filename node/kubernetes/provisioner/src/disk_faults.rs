@@ -1,4 +1,5 @@
-//! The metric of the disk's faults, read at each scrape, also if the disk cannot be read otherwise.
+//! Metric of the disk's faults, read at each scrape. It is available even if the rest of the disk's metrics cannot be
+//! read.
 
 use fsquota::FsError;
 use prometheus::core::{Collector, Desc};

@@ -1,6 +1,6 @@
 //! Checks slowly whether all inodes of each volume count to its project. The owner of a file may change its project in
-//! the initial user namespace; the node's BPF-LSM program denies this to pods. A finding means that the program does not
-//! run, or that a file was changed before it did.
+//! the initial user namespace; the node's BPF-LSM program denies this to pods. A finding means that the program does
+//! not run, or that a file was changed before it did.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -14,7 +14,7 @@ use volume::{Drifted, State, VolumeId};
 
 use crate::context::{Provisioner, RunError};
 
-/// Minimum time between two volumes.
+/// Minimum time between the checks of two volumes.
 const PAUSE: Duration = Duration::from_mins(1);
 
 /// The pause after a check is at least this many times as long as the check, to leave the disk to pods.

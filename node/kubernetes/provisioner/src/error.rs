@@ -102,7 +102,7 @@ impl Error {
         }
     }
 
-    /// The reason in metrics. Events of one object with different kinds are not aggregated.
+    /// Reason of the failure in metrics. Events of one object with different kinds are not aggregated.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::NoClass => "NoClass",
@@ -138,7 +138,7 @@ impl Error {
         }
     }
 
-    /// Whether a pass with this result shows that passes work: a failure that lies in its object does.
+    /// Whether a pass with this result counts as progress. A failure that only its object causes is progress too.
     pub(crate) fn is_progress<T>(result: &Result<T, Self>) -> bool {
         match result {
             Err(Self::Api(error)) => error.is_about_object(),
@@ -177,7 +177,7 @@ impl ApiError {
         matches!(&self.source, ApiCause::Status(status) if status.is_not_found())
     }
 
-    /// The API server answers, and its answer is not for all objects.
+    /// Whether the API server works, and its response is about this object only.
     fn is_about_object(&self) -> bool {
         matches!(&self.source, ApiCause::Status(status) if matches!(status.code, 404 | 409 | 422))
     }

@@ -1,5 +1,6 @@
-//! Events that wait for their requests. The work that an event reports does not wait for it. Events of success wait for the
-//! work of other passes: in a burst of claims, the API server limits the speed, and each request delays the PVs behind it.
+//! Queue of events that are sent in the background. The work that an event reports does not wait for the event. Events
+//! of success wait for the work of other passes: in a burst of claims, the API server limits the speed, and each
+//! request delays the PVs behind it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,14 +19,15 @@ use tracing::{debug, warn};
 use crate::Metrics;
 use crate::context::{Provisioner, RunError};
 
-/// More than a burst of claims has.
+/// Maximum number of queued events: more than a burst of claims has.
 const CAPACITY: usize = 1024;
 
-/// If more events wait, the oldest go beside the writes, so that a longer burst does not fill the queue.
+/// Number of waiting events above which the oldest ones are sent during writes, so that a longer burst does not fill
+/// the queue.
 const POSTPONED: usize = CAPACITY / 2;
 
-/// The longest wait of an event for writes. The PVs of 500 claims take a few seconds on two cores; a user who looks at a claim
-/// during a longer burst gets its event after this time.
+/// Longest wait of an event for writes. The PVs of 500 claims take a few seconds on two cores. A user who looks at a
+/// claim during a longer burst gets its event after this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Events of each namespace, without events of success, which the reported work limits: this many at once, then one in each
@@ -37,13 +39,13 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Requests at once, so that a slow one does not delay the others.
 const PARALLEL: usize = 4;
 
-/// For the events of the last passes, when the provisioner ends.
+/// Time to send the events of the last passes when the provisioner ends.
 const LAST: Duration = Duration::from_secs(2);
 
 pub(crate) struct QueuedEvent {
     pub(crate) event: Event,
     pub(crate) regarding: ObjectReference,
-    /// The event waits for writes until then.
+    /// End of the event's wait for writes.
     pub(crate) due: Instant,
 }
 
@@ -61,13 +63,13 @@ pub(crate) struct EventQueue {
 
 #[derive(Default)]
 struct Waiting {
-    /// The oldest first.
+    /// Events in the order of their arrival, the oldest first.
     events: VecDeque<QueuedEvent>,
     /// Number of [`PendingWrite`]s.
     writes: usize,
 }
 
-/// Work that a user waits for, and that writes to the API server.
+/// Guard of work that a user waits for and that writes to the API server.
 #[must_use = "events go when this is dropped"]
 pub(crate) struct PendingWrite<'a>(&'a EventQueue);
 
@@ -110,21 +112,21 @@ impl EventQueue {
         PendingWrite(self)
     }
 
-    /// The next event, unless all wait for writes.
+    /// Removes the next event, unless all events wait for writes.
     pub(crate) fn next(&self) -> Option<QueuedEvent> {
         let mut waiting = self.waiting();
         let position = waiting.ready(Instant::now())?;
         waiting.events.remove(position)
     }
 
-    /// The oldest event, even if it waits for writes.
+    /// Removes the oldest event, even if it waits for writes.
     fn pop(&self) -> Option<QueuedEvent> {
         self.waiting().events.pop_front()
     }
 
-    /// Waits until there may be a next event, if there was none. Cancel-safe.
+    /// Waits until [`next`](Self::next) may return an event. Cancel-safe.
     async fn wait(&self) {
-        // All that wait do so for the same time: the oldest one is due first.
+        // All events that wait have the same longest wait, so that the oldest one is due first.
         let due = self.waiting().events.front().map(|event| event.due);
         tokio::select! {
             () = self.changed.notified() => {}
@@ -138,7 +140,7 @@ impl EventQueue {
 }
 
 impl Waiting {
-    /// The position of the next event.
+    /// Position of the next event.
     fn ready(&self, now: Instant) -> Option<usize> {
         let due = self.events.iter().find(|event| event.due <= now);
         let oldest = self.events.front().filter(|_| self.writes == 0 || self.events.len() > POSTPONED);
@@ -176,7 +178,7 @@ impl QueuedEvent {
     }
 }
 
-/// Sends events until it is cancelled, and then the rest.
+/// Sends events until it is cancelled, and then the remaining ones.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     let events = &provisioner.events;
     let mut sending = FuturesUnordered::new();
@@ -242,7 +244,7 @@ mod tests {
         std::iter::from_fn(|| queue.next()).map(text).collect()
     }
 
-    /// As the service does.
+    /// Waits for the next event as the service does.
     async fn sent(queue: &EventQueue) -> QueuedEvent {
         loop {
             if let Some(event) = queue.next() {

@@ -51,7 +51,7 @@ macro_rules! reasons {
     };
 }
 
-// Names of the external provisioner and resizer, as far as they have such events.
+// The reasons are those of external-provisioner and external-resizer, as far as these have such events.
 reasons! {
     Provisioning: Normal "Provisioning",
     Provisioned: Normal "ProvisioningSucceeded",
@@ -89,7 +89,8 @@ reasons! {
 }
 
 impl Reason {
-    /// For the writes of other passes. An event that announces work does not wait for it, and a failure may need a user.
+    /// Longest wait for the writes of other passes. Only events of success wait: the other ones announce work, or
+    /// report a failure that may need a user.
     const fn longest_wait(self) -> Duration {
         match self {
             Self::Provisioned
@@ -110,7 +111,7 @@ pub(crate) enum RollbackWait {
     Clones,
 }
 
-/// The API server rejects notes above 1 KiB.
+/// Maximum length of a note. The API server rejects notes above 1 KiB.
 const NOTE_LEN: usize = 1000;
 
 pub(crate) struct Events {
@@ -146,7 +147,7 @@ impl Events {
         self.publish(Reason::Provisioned, "Provision", note, claim.object_ref(&()));
     }
 
-    /// Failures of a claim of the same kind are one series, with the text of the first.
+    /// Failures of the same kind of one claim are one series, with the text of the first failure.
     pub(crate) fn provisioning_failed(&self, claim: &PersistentVolumeClaim, error: &Error) {
         self.publish_failure(Reason::ProvisioningFailed, "Provision", error, &[claim.object_ref(&())]);
     }
@@ -231,19 +232,20 @@ impl Events {
         self.publish_named(reason, &format!("{action}To"), class, note, claim);
     }
 
-    /// Each name has series of its own. An action has at most 128 bytes.
+    /// Publishes an event whose action includes the name, so that each name has its own series. An action has at most
+    /// 128 bytes.
     fn publish_named(&self, reason: Reason, action: &str, name: &str, note: String, claim: &PersistentVolumeClaim) {
         let name = &name[..name.floor_char_boundary(80)];
         self.publish(reason, &format!("{action}-{name}"), note, claim.object_ref(&()));
     }
 
-    /// Each size has series of its own.
+    /// Publishes an event whose action includes the size, so that each size has its own series.
     fn publish_size(&self, reason: Reason, action: &str, size: Bytes, note: String, claim: &PersistentVolumeClaim) {
         let action = format!("{action}To{}", quantity::text(size));
         self.publish(reason, &action, note, claim.object_ref(&()));
     }
 
-    /// On the Node, because the claim does not exist.
+    /// The event is on the Node, because the claim does not exist.
     pub(crate) fn orphaned(&self, node: &str, id: &VolumeId, record: &Record) {
         let Record { claim, size, mode, class, .. } = record;
         let note = if mode.is_snapshot() {
@@ -263,10 +265,10 @@ impl Events {
         self.publish_on_node(Reason::Orphaned, "Compare", note, node, id);
     }
 
-    /// On the Node, because the user of the claim may have changed the project.
+    /// The event is on the Node, because the user of the claim may have changed the project.
     pub(crate) fn drifted(&self, node: &str, id: &VolumeId, found: &Drifted) {
         let first = found.first.as_ref().map_or_else(String::new, |(path, drift)| {
-            // `Debug`: a tenant chose the name.
+            // `Debug` escapes the name, which a tenant chose.
             let path = if path.as_os_str().is_empty() { "the root".to_owned() } else { format!("{path:?}") };
             format!(", among them {path}, which {drift}")
         });
@@ -278,7 +280,7 @@ impl Events {
         self.publish_on_node(Reason::Drifted, "CheckProject", note, node, id);
     }
 
-    /// The call failed; the container continues.
+    /// A call of a container was denied. The call failed, and the container continues.
     pub(crate) fn denied(&self, pod: &Pod, container: &str, operation: &str, call: &str) {
         let note = format!(
             "container {container} was denied {call}, which could remove the limits of volumes; remove the call from the \
@@ -313,7 +315,7 @@ impl Events {
         self.publish(Reason::AlmostFull, "CheckUsage", note, claim);
     }
 
-    /// On the Node, because only a program with `CAP_SYS_ADMIN` can change them.
+    /// The event is on the Node, because only a program with `CAP_SYS_ADMIN` can change the limits.
     pub(crate) fn limits_changed(&self, node: &str, id: &VolumeId, found: Limits, record: &Record) {
         let or_none = |limit: Option<String>| limit.unwrap_or_else(|| "none".to_owned());
         let note = format!(
@@ -347,7 +349,7 @@ impl Events {
 
     pub(crate) fn snapshot_taken(&self, content: &Content, node: &str, record: &Record, free: Option<Bytes>) {
         let reserved = record.mode.reserved(record.size);
-        // The headroom of the source, and what a tree has beside its size while it shares blocks.
+        // The headroom of the source, and the space that a tree reserves beside its size while it shares blocks.
         let more = record.reserved().saturating_sub(reserved);
         let more =
             if more == Bytes::ZERO { String::new() } else { format!(", and {more} more until its blocks are copied") };
@@ -363,14 +365,14 @@ impl Events {
         self.publish_to_each(Reason::SnapshotTaken, "TakeSnapshot", &note, &of_snapshot(content));
     }
 
-    /// On the Node: without the kinds, there are no snapshots.
+    /// The event is on the Node: without the kinds, there are no snapshots.
     pub(crate) fn snapshots_unavailable(&self, node: &str) {
         let note = "the cluster does not have the CRDs of snapshot.storage.k8s.io/v1; to use snapshots, install them and the \
                     snapshot controller";
         self.publish(Reason::SnapshotsUnavailable, "FindSnapshots", note.to_owned(), node_reference(node));
     }
 
-    /// On the Node: the snapshot itself is taken.
+    /// The event is on the Node, because the snapshot itself is taken.
     pub(crate) fn snapshots_not_distributed(&self, content: &Content, node: &str) {
         let note = format!(
             "the snapshot controller created content {} without the label {MANAGED_BY}, which node {node} sets now; start the \
@@ -388,7 +390,7 @@ impl Events {
         self.publish_failure(Reason::SnapshotDeleteFailed, "DeleteSnapshot", error, &of_snapshot(content));
     }
 
-    /// States what the snapshots cost.
+    /// The note states how much space the snapshots reserve.
     pub(crate) fn group_taken(
         &self,
         content: &GroupContent,
@@ -416,19 +418,19 @@ impl Events {
         self.publish_failure(Reason::GroupDeleteFailed, "DeleteGroup", error, &of_group(content));
     }
 
-    /// I/O of the volume's pods continues.
+    /// The node revoked the detach, and I/O of the volume's pods continues.
     pub(crate) fn detach_revoked(&self, pv: &PersistentVolume) {
         let note = "a process tried to detach the volume's block device (LOOP_CLR_FD), and the node revoked it; look at \
                     the pods that use the claim";
         self.publish(Reason::DetachRevoked, "Detach", note.to_owned(), pv.object_ref(&()));
     }
 
-    /// Each kind of error has series of its own.
+    /// Publishes an event whose action includes the kind of the error, so that each kind has its own series.
     fn publish_failure(&self, reason: Reason, action: &str, error: &Error, regarding: &[ObjectReference]) {
         self.publish_to_each(reason, &format!("{action}{}", error.kind()), &causes::line(error), regarding);
     }
 
-    /// The owner of a snapshot or a group does not see its content.
+    /// Publishes the event on each object, because the owner of a snapshot or a group does not see its content.
     fn publish_to_each(&self, reason: Reason, action: &str, note: &str, regarding: &[ObjectReference]) {
         for object in regarding {
             self.publish(reason, action, note.to_owned(), object.clone());
@@ -439,7 +441,7 @@ impl Events {
         self.add(reason, action, note, regarding, None);
     }
 
-    /// The administrator of the node gets the event.
+    /// Publishes an event about a volume on the Node, so that the administrator of the node gets it.
     fn publish_on_node(&self, reason: Reason, action: &str, note: String, node: &str, id: &VolumeId) {
         let volume = PersistentVolume {
             metadata: ObjectMeta { name: Some(id.to_string()), ..ObjectMeta::default() },
@@ -466,7 +468,7 @@ impl Events {
         self.queue.add(QueuedEvent { event, regarding, due: Instant::now() + reason.longest_wait() });
     }
 
-    /// A failure is logged: the operation does not depend on its event.
+    /// Sends an event. A failure is only logged: the operation does not depend on its event.
     pub(crate) async fn send(&self, QueuedEvent { event, regarding, .. }: QueuedEvent) {
         if let Err(error) = self.recorder.publish(&event, &regarding).await {
             warn!(reason = event.reason, name = regarding.name, error = causes::of(&error), "event not published");
@@ -492,7 +494,7 @@ fn node_reference(node: &str) -> ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
         name: Some(node.to_owned()),
-        // As the kubelet does: `kubectl describe node` selects events by this UID.
+        // The kubelet uses the same UID: `kubectl describe node` selects events by it.
         uid: Some(node.to_owned()),
         ..ObjectReference::default()
     }
@@ -502,7 +504,8 @@ fn free_space(free: Option<Bytes>) -> String {
     free.map_or_else(String::new, |free| format!("; {free} of the disk are unreserved"))
 }
 
-/// Texts have names of files, which tenants choose: a path can have 32 KiB, more with its escapes.
+/// Shortens a text for a note. Texts contain names of files, which tenants choose: a path can have 32 KiB, more with
+/// its escapes.
 pub(crate) fn shortened(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(NOTE_LEN));
     text

@@ -1,4 +1,4 @@
-//! Reports faults of the disk and of volumes as events. The sources are the kernel's: health flags of XFS, failed
+//! Reports faults of the disk and of volumes as events. The kernel is the only source: health flags of XFS, failed
 //! requests in its log, and the quotas.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +17,11 @@ use crate::context::{Provisioner, RunError};
 
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// Percentage below which a volume is reported again when it is almost full the next time.
+/// Percentage below which a volume has recovered. A recovered volume is reported again when it is almost full the next
+/// time.
 const RECOVERED: u64 = 85;
 
-/// Volumes that one look reports. The next ones report the others.
+/// Maximum number of findings that one check reports. The next checks report the others.
 const MOST: usize = 20;
 
 #[derive(Debug, Default)]
@@ -36,7 +37,8 @@ enum Finding<'a> {
     LimitsChanged { volume: &'a VolumeUsage, limits: Limits },
 }
 
-/// Looks until it is cancelled, at the start and when the PVs are listed, which lead to the claims of full volumes.
+/// Checks for faults until it is cancelled: at the start, once per interval, and when the PVs are listed, because the
+/// PVs name the claims of full volumes.
 pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<(), RunError> {
     cx.healthy();
     tokio::select! {
@@ -112,7 +114,7 @@ impl Provisioner {
 }
 
 impl Reported {
-    /// Faults that are new, or more than at the last look.
+    /// Faults that are new, or whose count grew since the last check.
     fn disk_faults(&mut self, found: &[DiskFault]) -> Vec<DiskFault> {
         let is_new = |fault: &&DiskFault| self.disk.get(fault.kind()).is_none_or(|count| *count < fault.count());
         let new = found.iter().filter(is_new).cloned().collect();
@@ -158,7 +160,7 @@ impl Reported {
     }
 }
 
-/// Only the file system on a block volume has its usage.
+/// Usage of a filesystem volume. The usage of a block volume is in the file system on it.
 fn percent(VolumeUsage { record, used, .. }: &VolumeUsage) -> Option<u64> {
     match record.mode {
         Mode::Filesystem { inodes } => used.percent_of(Limits { bytes: Some(record.size), inodes: Some(inodes) }),

@@ -1,7 +1,7 @@
-//! The PVs of this driver, on all nodes, by volume. Data is removed only if no PV has its volume.
+//! Index of the driver's PVs on all nodes, by volume. Data is removed only if no PV has its volume.
 //!
-//! The index comes from the watch of PVs, which may be behind or broken. Therefore it has the moment up to which it is
-//! complete: each PV that existed then is in the index, or its end has arrived. Two facts move the moment:
+//! The index comes from the watch of PVs, which may be behind or broken. Therefore the index has the moment up to which
+//! it is complete: each PV that existed then is in the index, or its end has arrived. Two facts move the moment:
 //!
 //! - A list has all PVs that existed when it was requested.
 //! - The API server delivers the changes of all PVs in their order. When the removal of a finalizer arrives that this
@@ -29,12 +29,12 @@ pub(crate) struct PvIndex {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The moment; `None` before the first complete list.
+    /// Moment up to which the index is complete; `None` before the first complete list.
     complete: Option<Instant>,
     pvs: ByVolume,
     /// The list that is being received, with the moment before its request.
     list: Option<(Instant, ByVolume)>,
-    /// The watch failed, and has shown no list or change since.
+    /// The watch failed, and has delivered no list or change since.
     is_broken: bool,
     /// PVs whose finalizer this node removed, by UID, with the moment before the request.
     removed: HashMap<String, (VolumeId, Instant)>,
@@ -53,7 +53,8 @@ impl PvIndex {
         Self { node, state: Mutex::default(), changed: watch::Sender::default() }
     }
 
-    /// Must see all items of the watch, in their order, before anything else acts on them.
+    /// Applies an item of the watch. The index must receive all items in their order, before any other component acts
+    /// on them.
     pub(crate) fn update(&self, item: &watcher::Result<Event<PersistentVolume>>) {
         let mut state = self.state();
         match item {
@@ -86,7 +87,7 @@ impl PvIndex {
         self.changed.send_replace(());
     }
 
-    /// This node has removed the PV's finalizer by a request that was sent after `moment`.
+    /// Records that this node removed the PV's finalizer by a request that it sent after `moment`.
     pub(crate) fn removed(&self, uid: String, id: VolumeId, moment: Instant) {
         let mut state = self.state();
         state.removed.insert(uid, (id, moment));
@@ -108,7 +109,7 @@ impl PvIndex {
         Some(other.name.clone())
     }
 
-    /// Waits until no PV has the volume, of all that existed at `moment`.
+    /// Waits until none of the PVs that existed at `moment` has the volume.
     pub(crate) async fn has_none(&self, id: &VolumeId, moment: Instant) {
         self.wait_for(|state| state.complete >= Some(moment) && !state.pvs.contains_key(id)).await;
     }
@@ -120,7 +121,7 @@ impl PvIndex {
     async fn wait_for(&self, is_reached: impl Fn(&State) -> bool) {
         let mut changed = self.changed.subscribe();
         while !is_reached(&self.state()) {
-            // The sender is `self`.
+            // The sender is in `self`, so it is not dropped.
             if changed.changed().await.is_err() {
                 return;
             }
@@ -147,8 +148,8 @@ impl State {
     }
 }
 
-/// The volume whose data the PV keeps on this node. A PV that was deleted without the driver's finalizer keeps none, nor
-/// does one of another node's provisioner: that node could keep the data here otherwise.
+/// Volume whose data the PV keeps on this node. A PV that is being deleted without the driver's finalizer keeps no
+/// data. A PV of another node's provisioner keeps none either; otherwise, that node could keep the data here.
 pub(crate) fn kept_volume(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     object::handle(pv).filter(|_| plan::plan(pv) != PvPlan::Ignore && !object::is_provisioned_elsewhere(pv, node))
 }
@@ -161,7 +162,7 @@ fn set(pvs: &mut ByVolume, pv: &PersistentVolume, node: &str) {
     }
 }
 
-/// The volume of a PV is immutable.
+/// Removes the PV from its volume, which is immutable.
 fn remove(pvs: &mut ByVolume, pv: &PersistentVolume) {
     let Some(id) = object::handle(pv) else { return };
     let uid = pv.uid().unwrap_or_default();
@@ -267,7 +268,7 @@ mod tests {
         index.update(&Ok(Event::Apply(pv("pvc-2", "pvc-2", "granary"))));
         assert!(index.is_current());
         index.update(&Err(watcher::Error::NoResourceVersion));
-        // The server may not have answered yet.
+        // The API server may not have answered yet.
         index.update(&Ok(Event::Init));
         assert!(!index.is_current());
         index.update(&Ok(Event::InitDone));

@@ -35,7 +35,7 @@ impl Snapshot {
 
 pub(crate) struct Inventory<L> {
     read: L,
-    /// One scrape at a time.
+    /// The lock allows one scrape at a time.
     gauges: Mutex<Gauges>,
     descs: Vec<Desc>,
 }

@@ -1,4 +1,5 @@
-//! The PVs in a list of the API server, for the comparison with the disk, and where the watch does not suffice.
+//! List of the PVs in the API server. The sweep compares it with the disk, and other parts use it where the watch does
+//! not suffice.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +22,7 @@ pub(crate) struct Listing {
     /// The API server has no PV at all, also of other nodes and drivers.
     pub(crate) is_empty: bool,
     by_volume: BTreeMap<VolumeId, Vec<ListedPv>>,
-    /// Names of PVs that are of this driver and not of this node alone.
+    /// Names of the driver's PVs that are not on this node alone.
     elsewhere: BTreeMap<VolumeId, String>,
 }
 
@@ -91,7 +92,7 @@ impl Listing {
         self.by_volume.contains_key(id) || self.elsewhere.contains_key(id)
     }
 
-    /// The name of a PV of the volume that is not of this node alone.
+    /// The name of a PV of the volume that is not on this node alone.
     pub(crate) fn elsewhere(&self, id: &VolumeId) -> Option<&str> {
         self.elsewhere.get(id).map(String::as_str)
     }

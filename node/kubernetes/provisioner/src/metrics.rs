@@ -78,7 +78,7 @@ impl Publication {
     }
 }
 
-/// Shared by all clones, and by provisioners that are started again.
+/// Metrics that all clones share. They stay when the provisioner is started again.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     failures: IntCounterVec,
@@ -140,7 +140,7 @@ impl Metrics {
             )?,
             snapshot_support: SnapshotSupport::new()?,
         };
-        // From the start: a series that begins with its first event has no increase for the alert.
+        // Create all series at the start: a series that begins with its first event has no increase for the alert.
         for orphan in Orphan::ALL {
             metrics.orphans.with_label_values(&[orphan.name()]);
         }
@@ -197,7 +197,7 @@ impl Metrics {
 }
 
 impl Default for Metrics {
-    /// Unregistered.
+    /// Unregistered metrics.
     fn default() -> Self {
         Self::new().expect("constant names and labels are well formed")
     }

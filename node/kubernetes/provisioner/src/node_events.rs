@@ -33,8 +33,8 @@ pub(crate) async fn notices(cx: Context, provisioner: Arc<Provisioner>, queue: N
     }
 }
 
-/// Publishes an event for each volume whose number of revoked detaches grew, until it is cancelled. Earlier ones are in
-/// the log and the metric of the CSI plugin.
+/// Publishes an event for each volume whose number of revoked detaches grew, until it is cancelled. Earlier detaches
+/// are only in the log and the metric of the CSI plugin.
 pub(crate) async fn revoked(
     cx: Context,
     provisioner: Arc<Provisioner>,

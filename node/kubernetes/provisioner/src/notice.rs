@@ -1,4 +1,4 @@
-//! Notices: findings of other parts of the node, for events.
+//! Queue of notices: findings of other parts of the node that the provisioner publishes as events.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub enum Notice {
 #[derive(Clone, Debug)]
 pub struct Notices(mpsc::Sender<Notice>);
 
-/// A provisioner that is started again continues with the same queue.
+/// Receiver of notices. A provisioner that is started again continues with the same queue.
 #[derive(Clone, Debug)]
 pub struct NoticeQueue(Arc<Mutex<mpsc::Receiver<Notice>>>);
 
@@ -48,7 +48,8 @@ pub fn notices() -> (Notices, NoticeQueue) {
 }
 
 impl Notices {
-    /// Does not wait: if the queue is full, the notice is logged and dropped. A closed queue drops it silently.
+    /// Adds a notice without waiting. If the queue is full, the notice is logged and dropped. A closed queue drops it
+    /// silently.
     pub fn send(&self, notice: Notice) {
         if let Err(mpsc::error::TrySendError::Full(notice)) = self.0.try_send(notice) {
             warn!(?notice, "queue of events full, notice dropped");
@@ -57,12 +58,13 @@ impl Notices {
 }
 
 impl NoticeQueue {
-    /// `None` when all senders are gone, or the queue is closed. Cancel-safe.
+    /// Waits for the next notice. Returns `None` when all senders are gone, or the queue is closed. Cancel-safe.
     pub async fn next(&self) -> Option<Notice> {
         self.0.lock().await.recv().await
     }
 
-    /// For a program without the own provisioner, which publishes the events: drops the notices, also later ones.
+    /// Drops all notices, also later ones. For a program that does not run this provisioner, which publishes the
+    /// events.
     pub async fn close(&self) {
         let mut queue = self.0.lock().await;
         queue.close();
@@ -74,7 +76,8 @@ impl NoticeQueue {
 mod tests {
     use super::*;
 
-    /// With external-provisioner, the queue was full after 64 notices, and each later one was a warning.
+    /// Regression: with external-provisioner, the queue was full after 64 notices, and each later notice logged a
+    /// warning.
     #[tokio::test]
     async fn a_closed_queue_takes_no_notices() {
         let (notices, queue) = notices();

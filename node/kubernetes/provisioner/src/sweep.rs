@@ -12,12 +12,12 @@
 //! | nothing | PV | lost: reported |
 //! | no record, or an unreadable one | | reported, kept |
 //!
-//! Snapshots are compared with their contents: `snapshot/sweep.rs`. Those of rollbacks are compared with the annotations of claims:
-//! without the request, a copy is removed, and a former content becomes an ordinary snapshot.
+//! Snapshots are compared with their contents: `snapshot/sweep.rs`. Snapshots of rollbacks are compared with the
+//! annotations of claims: without the request, a copy is removed, and a former content becomes an ordinary snapshot.
 //! Volumes of another [`Owner`](volume::Owner) are ignored: claims and PVs do not decide about them.
 //!
-//! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may be
-//! that of another cluster. Then nothing is undone or removed.
+//! If the API server returns no PV at all although the disk has volumes that had one, it may have lost its data, or may
+//! be that of another cluster. Then nothing is undone or removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,11 +41,12 @@ use crate::listing::{ListedPv, Listing};
 use crate::metrics::Orphan;
 use crate::pv::object;
 
-/// Less a random part of up to a half: nodes that started together list all PVs at different times.
+/// Pause between two sweeps, less a random part of up to a half: nodes that started together list all PVs at different
+/// times.
 const INTERVAL: Duration = Duration::from_mins(10);
 
-/// The pause before the next look at volumes that other passes had, less a random part of up to a half. While other passes have
-/// them, a look sends no request.
+/// Pause before the next look at volumes that other passes had, less a random part of up to a half. While other passes
+/// have the volumes, a look sends no request.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Findings that only an administrator can repair.
@@ -76,12 +77,12 @@ impl LeftOut {
     }
 }
 
-/// A volume that has a PV and, in the list of the disk, no live data.
+/// State of a volume that has a PV and, in the list of the disk, no live data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
     /// Another pass has the volume.
     Occupied,
-    /// The disk has it, or has it again, or its PV is not kept.
+    /// The disk has the volume, or has it again, or its PV is not kept.
     Settled,
     Lost,
 }
@@ -124,7 +125,8 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
 }
 
 impl Provisioner {
-    /// Reads the disk first: a later volume has its PV or its claim when the API server is read.
+    /// Compares disk and cluster once. The disk is read first, so that each volume in its list has its PV or its claim
+    /// when the API server is read.
     async fn sweep(&self, reported: &Findings) -> Result<Findings, Error> {
         let (records, retired, strays) =
             self.on_disk(|store| (store.records(), store.retired(), store.strays())).await?;
@@ -173,7 +175,7 @@ impl Provisioner {
                 Missing::Settled => {}
                 Missing::Lost => drop(found.lost.insert(id.clone())),
                 Missing::Occupied => {
-                    // Until then, it is what the last look found.
+                    // Until another look, the result of the last one counts.
                     found.lost.extend(reported.lost.get(id).cloned());
                     found.left_out.missing.insert(id.clone(), pvs.to_vec());
                 }
@@ -259,7 +261,7 @@ impl Provisioner {
         if self.is_waiting(&record.claim).await? {
             return Ok(true);
         }
-        // After the claim: a claim that was bound in between has its PV now.
+        // Read the PV after the claim: a claim that was bound in between has its PV now.
         let pv = self.pvs.get_opt(id.as_str()).await.map_err(api("get a PV"))?;
         let settled = if pv.is_some_and(|pv| object::volume_of(&pv, &self.node).as_ref() == Some(id)) {
             self.on_volume(id, |store, id| store.announce(id)).await?
@@ -279,8 +281,8 @@ impl Provisioner {
         Ok(assigned.is_some_and(|assigned| assigned.claim.uid == claim.uid))
     }
 
-    /// Restores a volume from the trash whose PV is kept, or reports that the disk does not have it. Reads volume and PVs
-    /// again, because they may have been created or deleted since the disk was read.
+    /// Restores a volume from the trash whose PV is kept, or reports that the disk does not have it. Reads volume and
+    /// PVs again, because they may have been created or deleted since the disk was read.
     async fn settle_missing(&self, id: &VolumeId, pvs: &[ListedPv], reported: &Findings) -> Result<Missing, Error> {
         let Some(_guard) = self.locks.try_lock(id) else { return Ok(Missing::Occupied) };
         let live = self.on_volume(id, |store, id| store.live_volume(id)).await?;
@@ -288,8 +290,8 @@ impl Provisioner {
         let mut found = Missing::Settled;
         for listed in pvs.iter().filter(|pv| !pv.is_deleted) {
             let Some(pv) = self.kept_pv(id, &listed.name).await? else { continue };
-            // The policy became Retain during the deletion, or an administrator created another PV for the volume. With
-            // the volume's turn: no deletion is between trash and PV.
+            // The policy became Retain during the deletion, or an administrator created another PV for the volume. This
+            // pass has the volume's lock, so that no deletion is between trash and PV.
             let restored = self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id)));
             match restored.await? {
                 Ok(Ensured::Created(())) => {
@@ -303,7 +305,7 @@ impl Provisioner {
                     }
                     found = Missing::Lost;
                 }
-                // Other volumes are checked nevertheless.
+                // An error does not stop the check of the other volumes.
                 Err(error) => log_unsettled(id, &error),
             }
         }
@@ -319,7 +321,7 @@ fn log_lost(id: &VolumeId, pv: &str, error: &(dyn std::error::Error + 'static)) 
     error!(volume = %id, pv, error, "PV without a volume on the disk");
 }
 
-/// See the module.
+/// Whether the list of PVs is plausible: see the documentation of the module.
 fn is_plausible(listing: &Listing, records: &BTreeMap<VolumeId, Record>) -> bool {
     !listing.is_empty || records.values().all(|record| record.state == State::Staged || !record.owner.is_provisioner())
 }
@@ -362,7 +364,7 @@ mod tests {
         fixture::record(Mode::Filesystem { inodes: Inodes::new(64) }, state)
     }
 
-    /// Of CSI's Controller service.
+    /// Record of a volume of CSI's Controller service.
     fn external() -> Record {
         Record { owner: Owner::Controller { source: None }, ..record(State::Announced) }
     }
@@ -371,7 +373,7 @@ mod tests {
         listing::tests::pv(name, name, NODE)
     }
 
-    /// Of an API server with this PV and nothing else. Counts the lists.
+    /// Client of an API server that has only this PV. `lists` counts the lists of PVs.
     fn api_server(pv: &PersistentVolume, lists: Arc<AtomicU32>) -> Client {
         let pv = serde_json::to_value(pv).expect("a PV");
         let service = service_fn(move |request: Request<Body>| {
@@ -387,7 +389,7 @@ mod tests {
         Client::new(service, "default")
     }
 
-    /// The next look was that of the next comparison.
+    /// Regression: the volume was looked at again only in the next comparison.
     #[tokio::test(start_paused = true)]
     async fn a_volume_that_another_pass_has_is_looked_at_again_soon() {
         let (lost, lists) = (id("pvc-lost"), Arc::<AtomicU32>::default());
@@ -437,7 +439,7 @@ mod tests {
         assert!(!is_plausible(&nothing, &had_one));
         assert!(is_plausible(&Listing::of(&[pv("pvc-other")], NODE), &had_one));
         assert!(is_plausible(&nothing, &[(id("pvc-external"), external())].into()));
-        // The first claim of a new cluster, interrupted.
+        // The first claim of a new cluster was interrupted.
         assert!(is_plausible(&nothing, &[(id("pvc-staged"), record(State::Staged))].into()));
     }
 }

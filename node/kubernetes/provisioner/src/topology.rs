@@ -1,6 +1,7 @@
 //! `allowedTopologies` of a class. Pure.
 //!
-//! The scheduler selects nodes by them, but users can write the annotation with the selected node themselves.
+//! The scheduler selects nodes by these topologies, but users can write the annotation with the selected node
+//! themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Publishes the CSIStorageCapacity objects of this node, at most once a second. Tries again while the API server is not
-//! reachable or the Node object is missing.
+//! Publishes the CSIStorageCapacity objects of this node, at most once a second. Tries again while the API server is
+//! not reachable or the Node object is missing.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -28,10 +28,10 @@ const FIELD_MANAGER: &str = "granary-capacity";
 
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A watch may miss a change, and a disk may grow.
+/// Time between two publications without a change: a watch may miss a change, and a disk may grow.
 const INTERVAL: Duration = Duration::from_mins(5);
 
-/// The kubelet creates the Node object seconds after its start.
+/// Retry interval while the Node object is missing. The kubelet creates the object seconds after its start.
 const UNTIL_NODE: Duration = Duration::from_secs(2);
 
 struct Published {
@@ -40,16 +40,16 @@ struct Published {
     owner: Option<Owner>,
 }
 
-/// The capacity objects of the node are not deleted.
+/// Not all capacity objects of the node were deleted.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct WithdrawError(ApiError);
 
-/// Deletes the capacity objects of the node, before another program publishes its capacity. Nothing would update them, and the
-/// scheduler selects a node if one of its objects has enough space.
+/// Deletes the capacity objects of the node, before another program publishes its capacity. No program would update
+/// these objects, and the scheduler selects a node if one of its objects has enough space.
 ///
 /// # Errors
-/// [`WithdrawError`]: the next call continues.
+/// [`WithdrawError`] if a request fails. The next call deletes the remaining objects.
 pub async fn withdraw_capacity(client: &Client, node: &str) -> Result<(), WithdrawError> {
     let objects = Api::<CSIStorageCapacity>::namespaced(client.clone(), NAMESPACE);
     let of_node = ListParams::default().labels(&plan::selector(node));
@@ -88,7 +88,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             change = changes.next() => {
-                // Also during a back-off: the API server is reachable.
+                // A change shows that the API server is reachable, so it also ends a back-off.
                 change.ok_or(RunError::WatchEnded("capacities"))?;
                 look_at = soonest;
             }
@@ -134,7 +134,7 @@ impl Provisioner {
         let wanted = plan::wanted(classes.iter().map(AsRef::as_ref), &space, &self.node);
         let objects = published.objects.state();
         let steps = plan::diff(&wanted, objects.iter().map(AsRef::as_ref), &self.node);
-        // After the Node was created again, its objects need the new UID.
+        // Read the UID of the Node before each creation of an object: a Node that was created again has another UID.
         if published.owner.is_none() && !steps.is_empty()
             || steps.iter().any(|step| matches!(step, Step::Create { .. }))
         {

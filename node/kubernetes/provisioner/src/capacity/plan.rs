@@ -33,7 +33,7 @@ pub(crate) struct ClassCapacity {
     pub(crate) largest: Bytes,
 }
 
-/// The Node object. Its deletion deletes the capacity objects.
+/// The Node object, which owns the capacity objects: its deletion deletes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) uid: String,
@@ -62,8 +62,8 @@ pub(crate) fn selector(node: &str) -> String {
 
 /// The wanted capacities, by the names of their objects.
 ///
-/// Includes classes that are rejected: otherwise no node would be selected for their claims, and no event would name the
-/// reason.
+/// Includes classes that are rejected: otherwise no node would be selected for their claims, and no event would name
+/// the reason.
 pub(crate) fn wanted<'a>(
     classes: impl IntoIterator<Item = &'a StorageClass>,
     space: &Space,
@@ -79,8 +79,9 @@ pub(crate) fn wanted<'a>(
         .collect()
 }
 
-/// The largest claim of the class that fits in one of the modes, because an object is for both modes. A claim that does not
-/// fit in its mode goes back to the scheduler; with the smaller size, one that fits would wait forever.
+/// Largest claim of the class that fits in one of the modes, because an object is for both modes. The provisioner
+/// returns a claim that does not fit in its mode to the scheduler. If the object had the smaller size, a claim that
+/// fits would wait forever.
 fn largest(class: &StorageClass, space: &Space) -> Bytes {
     let filesystem = match class::parameters(class) {
         Ok(parameters) => space.largest(|size| parameters.mode(VolumeMode::Filesystem, size)),
@@ -104,7 +105,7 @@ pub(crate) fn diff<'a>(
             Some(capacity) if object.storage_class_name == capacity.class => {
                 steps.push(Step::Update { name, capacity });
             }
-            // The class is immutable: the next pass creates the object again.
+            // The class of an object is immutable: the next pass creates the object again.
             Some(_) | None => steps.push(Step::Delete { name, uid: object.uid() }),
         }
     }
@@ -244,7 +245,7 @@ mod tests {
         assert!(name.len() <= 253, "{}", name.len());
         assert!(name.ends_with(&format!(".{longest}.{DRIVER_NAME}")));
         assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'.'), "{name}");
-        // The policy compares this length.
+        // The admission policy compares the length of the name.
         assert_eq!(super::name(NODE, "local").len(), 35 + NODE.len());
     }
 
@@ -334,7 +335,7 @@ mod tests {
         fn steps_lead_to_the_wanted_objects(have in capacities(), want in capacities(), cut in 0usize..6) {
             let have = objects(&have);
             let steps = diff(&want, have.values(), NODE);
-            // Interrupted, and completed by the next pass.
+            // The first pass is interrupted after `cut` steps, and the next pass completes the work.
             let half = steps.iter().take(cut).fold(have.clone(), after);
             let done = diff(&want, half.values(), NODE).iter().fold(half, after);
             prop_assert_eq!(&done, &objects(&want));

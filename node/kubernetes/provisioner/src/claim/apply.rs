@@ -30,13 +30,14 @@ use crate::resize;
 use crate::snapshot::object::{Content, Snapshot};
 use crate::topology::Topologies;
 
-/// If the PV is deleted before the claim is bound, the claim does not change, so that no event starts a pass.
+/// Time until the next pass over a claim that is not bound yet. If the PV is deleted before the claim is bound, the
+/// claim does not change, so that no event starts a pass.
 const UNTIL_BOUND: Duration = Duration::from_secs(30);
 
-/// Work that takes longer is announced by an event.
+/// Time after which the event `Provisioning` announces the work.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// Volumes whose PVs were created or found in the last 30 seconds, to not request them again until they are bound.
+/// Volumes whose PVs were created or found in the last 30 seconds. Passes do not request these PVs again.
 #[derive(Debug, Default)]
 pub(crate) struct CreatedPvs(Mutex<HashMap<VolumeId, Instant>>);
 
@@ -53,7 +54,7 @@ impl CreatedPvs {
     }
 }
 
-/// Creates the claim's volume, or expands it or changes its class if the claim is bound to one of this node.
+/// Creates the volume of a claim that waits for this node, or serves a claim that is bound to a volume of this node.
 pub(crate) async fn reconcile_claim(
     claim: Arc<PersistentVolumeClaim>,
     provisioner: Arc<Provisioner>,
@@ -78,7 +79,8 @@ pub(crate) async fn reconcile_claim(
         return Ok(Outcome::Occupied.action());
     }
     if let Err(error) = &provisioned {
-        // The control plane is about to select the node of the source.
+        // The first failure because the source is on another node gets no event: the control plane is about to select
+        // that node.
         let is_expected = matches!(error, Error::Clone(error) if error.is_elsewhere());
         if !is_expected || provisioner.attempts.is_failing(&key) {
             provisioner.events.provisioning_failed(&claim, error);
@@ -93,7 +95,7 @@ pub(crate) async fn reconcile_claim(
     provisioned.map(|_| Action::requeue(UNTIL_BOUND))
 }
 
-/// Counts the failure. Returns when the next pass is.
+/// Counts the failure, and schedules the next pass.
 pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     let claim_name = plan::full_name(&claim);
     let cause: &dyn std::error::Error = error;
@@ -108,7 +110,8 @@ pub(crate) fn failed(claim: Arc<PersistentVolumeClaim>, error: &Error, provision
     Action::requeue(after)
 }
 
-/// Includes the requested size of a bound claim, so that a changed request is retried at once.
+/// Back-off key of a claim. It includes the requested size of a bound claim, so that a changed request is retried at
+/// once.
 pub(crate) fn backoff_key(claim: &PersistentVolumeClaim) -> String {
     let uid = claim.uid().unwrap_or_default();
     match resize::plan::claim_size(claim) {
@@ -119,13 +122,13 @@ pub(crate) fn backoff_key(claim: &PersistentVolumeClaim) -> String {
 
 impl Provisioner {
     async fn provision(&self, claim: &PersistentVolumeClaim, assigned: &AssignedClaim) -> Result<Outcome, Error> {
-        // Other components change the claim until it is bound.
+        // Other components change the claim until it is bound, and each change starts a pass.
         if self.created.is_recent(&assigned.id) {
             return Ok(Outcome::Complete);
         }
         let class = self.class_of(assigned).await?;
         let Some(mut request) = plan::check(assigned, claim, &class)? else { return Ok(Outcome::Complete) };
-        // A pass that copies is mostly work of the disk.
+        // Events do not wait for a pass that copies, because it is mostly work of the disk.
         let _write = request.source.is_none().then(|| self.events.queue.begin_write());
         if let Some(topologies) = Topologies::of(&class) {
             let labels = self.node_labels().await?;
@@ -139,7 +142,7 @@ impl Provisioner {
             Some(source) => self.add_source(claim, &source, &mut request).await? == Ensured::Created(()),
             None => false,
         };
-        // This pass has the lock of the volume.
+        // This pass already has the lock of its own volume.
         let source = request.volume.source.as_ref().filter(|source| **source != request.id);
         let Some(_turn) = self.clone_turn(is_new, source) else { return Ok(Outcome::Occupied) };
         if is_new && !self.attempts.is_failing(&backoff_key(claim)) {
@@ -161,7 +164,7 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// Finds the volume that the new one is cloned from. `Created` if the clone has not begun.
+    /// Adds the volume that the new one is cloned from to the request. Returns `Created` if the clone has not begun.
     async fn add_source(
         &self,
         claim: &PersistentVolumeClaim,
@@ -169,7 +172,7 @@ impl Provisioner {
         request: &mut ProvisionRequest,
     ) -> Result<Ensured<()>, Error> {
         let begun = self.on_volume(&request.id, |store, id| store.record(id)).await?.map_err(Error::Store)?;
-        // The source may be deleted as soon as its image is cloned.
+        // A user may delete the source as soon as its image is cloned.
         let is_complete = match begun {
             Some(Record { cloning: Some(Cloning { source, .. }), .. }) => {
                 request.volume.source = Some(source);
@@ -182,8 +185,8 @@ impl Provisioner {
             Source::Snapshot(name) => self.source_snapshot(claim, name, request).await?,
         };
         let found = match found {
-            // Nor is it needed when all blocks are copied and the record names it no more. Should the clone be one that was being
-            // undone, the store rejects the volume as its own source.
+            // A clone whose blocks are all copied does not need its source, and the record does not name it any more.
+            // If the clone was being undone, the store rejects the volume as its own source.
             Err(_) if is_complete => request.id.clone(),
             found => found.map_err(|obstacle| {
                 let Claim { namespace, .. } = &request.volume.claim;
@@ -245,13 +248,13 @@ impl Provisioner {
         Ok((found, content))
     }
 
-    /// The watch may be behind: a class that it does not have is read.
+    /// Reads the class from the API server if the watch does not have it yet.
     async fn class_of(&self, assigned: &AssignedClaim) -> Result<Arc<StorageClass>, Error> {
         let class = assigned.class.as_ref().ok_or(Error::NoClass)?;
         if let Some(class) = self.classes.get(class) {
             return Ok(class);
         }
-        // The API server does not check the annotation that may name the class.
+        // An annotation may name the class, which the API server does not validate.
         if !is_object_name(class) {
             return Err(Error::UnknownClass { class: class.clone() });
         }
@@ -264,7 +267,7 @@ impl Provisioner {
         let (wanted, io) = (request.volume.clone(), request.attributes_class.as_ref().map(|_| request.io));
         let provision = move |store: &dyn Volumes, id: &VolumeId| {
             let record = store.provision(id, &wanted)?;
-            // Before a pod can use it.
+            // Set the limits before a pod can use the volume.
             io.map_or(Ok(record), |io| store.limit_io(id, io))
         };
         let record = self.on_volume(&request.id, provision).await?;
@@ -275,7 +278,7 @@ impl Provisioner {
         Ok((record, created))
     }
 
-    /// Labels of the Node object: the scheduler compares the same ones.
+    /// Labels of the Node object. The scheduler compares the same labels with the topologies of a class.
     async fn node_labels(&self) -> Result<BTreeMap<String, String>, ApiError> {
         let nodes = Api::<Node>::all(self.client.clone());
         let node = nodes.get_metadata(&self.node).await.map_err(api("get the labels of the Node"))?;
@@ -301,8 +304,8 @@ impl Provisioner {
         }
     }
 
-    /// Whether the selection may have been by old data: the free space, or the labels of the Node, which the control plane
-    /// reads every few seconds.
+    /// Whether the node may have been selected by stale data: the free space, or the labels of the Node, which the
+    /// control plane reads every few seconds.
     fn may_fit_elsewhere(&self, error: &Error) -> bool {
         match error {
             Error::Full(_) => true,

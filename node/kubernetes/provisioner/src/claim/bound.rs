@@ -1,4 +1,4 @@
-//! A bound claim: its size, its VolumeAttributesClass, and its rollback.
+//! Passes over bound claims: expansion, VolumeAttributesClass and rollback.
 
 use std::time::Duration;
 
@@ -21,13 +21,14 @@ use crate::resize::plan::claim_size;
 use crate::rollback;
 use crate::rollback::apply::roll_back_claim;
 
-/// The watches may be behind.
+/// Pause until the next pass if the watches may be behind.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
-/// The annotation that the control plane sets starts a pass at once.
+/// Retry interval until the control plane annotates the claim with its node. The annotation starts a pass at once.
 const UNTIL_ANNOTATED: Duration = Duration::from_mins(1);
 
-/// Continues the claim's expansion, the change of its class, and its rollback. Ignores claims whose PV is not of this node.
+/// Continues the claim's expansion, the change of its class, and its rollback. Ignores claims whose PV is not of this
+/// node.
 pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: &Provisioner) -> Result<Action, Error> {
     let is_expanding = claim_size(claim).is_some_and(|size| size.is_open());
     let modification = plan::claim_class(claim).map_or(Step::Done, |class| plan::next(&class));
@@ -42,14 +43,14 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
     let Some(id) = object::volume_of(&pv, &provisioner.node).filter(|_| object::is_of(&pv, claim)) else {
         return Ok(Action::await_change());
     };
-    // An admission policy rejects other writes of the status.
+    // An admission policy rejects status writes of any other node than the one in the annotations.
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     if status_writer(uid, Some(name), claim.annotations()) != Some(&*provisioner.node) {
         let claim = full_name(claim);
         info!(%claim, volume = %id, "claim waits until the control plane has annotated it with its node");
         return Ok(Action::requeue(UNTIL_ANNOTATED));
     }
-    // Of its own, so that a class that is not possible delays no expansion.
+    // The change of the class has its own back-off, so that a class that is not possible delays no expansion.
     let key = match &modification {
         Step::Modify { class, .. } => Some(format!("{uid} class {class}")),
         Step::Done | Step::Cancel => None,
@@ -71,7 +72,7 @@ pub(crate) async fn reconcile_bound(claim: &PersistentVolumeClaim, provisioner: 
                 warn!(volume = %id, error = causes::of(&error), attempt, "change of the class failed, will retry");
             }
         }
-        // With the claim as it is then.
+        // The next pass continues with the claim as it is then.
         return Ok(Action::requeue(UNTIL_WATCHED));
     }
     let span = info_span!("rollback", volume = %id, claim = %full_name(claim));

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// A condition that is true. Empty texts are not set.
+/// A condition with status True. Empty texts are left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Condition<'a> {
     pub(crate) type_: &'a str,
@@ -17,8 +17,8 @@ impl<'a> Condition<'a> {
     }
 }
 
-/// The claim's conditions with `set` instead of those of the types `own`. The admission policy requires that all others stay
-/// as they are, in their order.
+/// The claim's conditions with `set` instead of those of the types `own`. The admission policy requires that all others
+/// stay as they are, in their order.
 pub(crate) fn replaced(
     claim: &PersistentVolumeClaim,
     own: &[&str],
@@ -44,7 +44,7 @@ pub(crate) fn replaced(
     all
 }
 
-/// A claim of the tests of status patches.
+/// A claim for the tests of status patches.
 #[cfg(test)]
 pub(crate) mod fixture {
     use serde_json::json;

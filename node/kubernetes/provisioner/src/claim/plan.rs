@@ -1,4 +1,4 @@
-//! Which claims wait for this node, and the volumes that they request. Pure.
+//! Selects the claims that wait for this node, and validates the volumes that they request. Pure.
 
 pub(crate) use cluster::claim::SELECTED_NODE;
 use cluster::claim::{RESTORE_FROM, ROLLBACK, status_writer};
@@ -35,9 +35,9 @@ pub(crate) struct AssignedClaim {
 pub(crate) struct ProvisionRequest {
     pub(crate) id: VolumeId,
     pub(crate) volume: Request,
-    /// The object of the same namespace whose content the volume begins with.
+    /// Claim or snapshot in the same namespace with the initial content of the volume.
     pub(crate) source: Option<Source>,
-    /// `spec.volumeAttributesClassName`, and its limits as soon as they are known.
+    /// `spec.volumeAttributesClassName`. `io` has its limits as soon as the class is read.
     pub(crate) attributes_class: Option<String>,
     pub(crate) io: IoLimits,
     pub(crate) access_modes: Vec<AccessMode>,
@@ -86,7 +86,7 @@ pub(crate) enum Rejection {
     Topology { class: String, found: OtherTopology },
 }
 
-/// `None` if the claim does not wait for this node.
+/// Returns `None` if the claim does not wait for this node.
 pub(crate) fn assigned(claim: &PersistentVolumeClaim, node: &str) -> Option<AssignedClaim> {
     let meta = &claim.metadata;
     if !selected(claim, node) || meta.deletion_timestamp.is_some() || volume_name(claim).is_some() {
@@ -99,7 +99,7 @@ pub(crate) fn assigned(claim: &PersistentVolumeClaim, node: &str) -> Option<Assi
     Some(AssignedClaim { id, claim: claim_ref, class })
 }
 
-/// `None` if the class is of another provisioner, or a volume populator creates the claim's volume.
+/// Returns `None` if the class is of another provisioner, or a volume populator creates the claim's volume.
 pub(crate) fn check(
     assigned: &AssignedClaim,
     claim: &PersistentVolumeClaim,
@@ -187,7 +187,7 @@ fn selected(claim: &PersistentVolumeClaim, node: &str) -> bool {
     provisioner == Some(DRIVER_NAME) && annotation(claim, SELECTED_NODE) == Some(node)
 }
 
-/// Whether this node creates or expands the claim's volume, by the claim alone.
+/// Whether the fields of the claim name this node as the one that creates or expands its volume.
 pub(crate) fn names_node(claim: &PersistentVolumeClaim, node: &str) -> bool {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let writer = claim.metadata.annotations.as_ref().and_then(|all| status_writer(uid, volume_name(claim), all));
@@ -198,7 +198,7 @@ pub(crate) fn annotation<'a>(claim: &'a PersistentVolumeClaim, key: &str) -> Opt
     claim.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Namespace and name.
+/// Namespace and name of the claim, separated by a slash.
 pub(crate) fn full_name(claim: &PersistentVolumeClaim) -> String {
     format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any())
 }
@@ -231,7 +231,8 @@ enum DataSource<'a> {
     Foreign,
 }
 
-/// The API server copies each of both fields into the other one, as far as the other one can have the value.
+/// Reads `dataSourceRef` or else `dataSource`. The API server copies each of these fields into the other one, as far as
+/// the other one supports the value.
 fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource<'_>> {
     let reference = spec.data_source_ref.as_ref().map(|source| {
         (source.api_group.as_deref(), source.kind.as_str(), source.namespace.as_deref(), source.name.as_str())
@@ -249,7 +250,7 @@ fn data_source(spec: &PersistentVolumeClaimSpec) -> Option<DataSource<'_>> {
     })
 }
 
-/// Whether the volume can be created only where another volume or a snapshot is.
+/// Whether the volume can be created only on the node of its source.
 pub(crate) fn is_clone(claim: &PersistentVolumeClaim) -> bool {
     matches!(claim.spec.as_ref().and_then(data_source), Some(DataSource::Ours { .. }))
 }

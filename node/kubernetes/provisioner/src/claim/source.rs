@@ -1,4 +1,4 @@
-//! The claim or snapshot whose content a new volume begins with. Pure.
+//! Checks the claim or snapshot that has the initial content of a new volume. Pure.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use units::Bytes;
@@ -8,12 +8,12 @@ use crate::claim::plan::ProvisionRequest;
 use crate::pv::object;
 use crate::snapshot::object::{Content, Snapshot};
 
-/// A claim cannot be a clone, now or at all. The text is the message of the claim's event.
+/// A clone that is not possible, now or at all. The text is the message of the claim's event.
 #[derive(Debug, thiserror::Error)]
 #[error("claim {claim} cannot be cloned from {source_name}, {obstacle}")]
 pub(crate) struct CloneError {
     pub(crate) claim: String,
-    /// Kind, namespace and name.
+    /// Kind, namespace and name of the source.
     pub(crate) source_name: String,
     pub(crate) obstacle: Obstacle,
 }
@@ -52,7 +52,7 @@ pub(crate) fn volume(
         return Err(Obstacle::Deleted);
     }
     let phase = source.status.as_ref().and_then(|status| status.phase.as_deref());
-    // Another claim may have had the PV, which then has the data of that one.
+    // A PV of another claim has the data of that claim.
     let pv = pv.filter(|pv| phase == Some("Bound") && object::is_of(pv, source)).ok_or(Obstacle::Unbound)?;
     let foreign = || Obstacle::Foreign { pv: pv.metadata.name.clone().unwrap_or_default() };
     object::handle(pv).ok_or_else(foreign)?;
@@ -65,7 +65,7 @@ pub(crate) fn volume(
     let Some(id) = object::volume_of(pv, node) else {
         return Err(object::node_of(pv).map_or_else(foreign, |node| Obstacle::Elsewhere { node: node.to_owned() }));
     };
-    // The store compares the size that the volume has at the instant of the clone.
+    // The store repeats this check with the size of the volume at the instant of the clone.
     match object::capacity(pv) {
         Some(has) if has > request.volume.size => Err(Obstacle::Smaller { has, requested: request.volume.size }),
         Some(_) | None => Ok(id),
@@ -88,7 +88,7 @@ pub(crate) fn snapshot(
         return Err(Obstacle::Foreign { pv: content.metadata.name.clone().unwrap_or_default() });
     }
     let id = content.id().filter(|_| content.is_ready() && source.is_ready()).ok_or(Obstacle::NotReady)?;
-    // The store compares the modes if the content does not have it.
+    // The store compares the modes if the content does not have a mode.
     match (content.spec.source_volume_mode.as_deref(), request.volume.mode.is_block()) {
         (Some("Block"), false) => return Err(Obstacle::Mode),
         (Some("Filesystem"), true) => return Err(Obstacle::Filesystem),
@@ -99,7 +99,7 @@ pub(crate) fn snapshot(
         Some(other) if other != node => return Err(Obstacle::Elsewhere { node: other.to_owned() }),
         Some(_) => {}
     }
-    // The store compares its own size.
+    // The store repeats this check with the size in its record.
     match content.size() {
         Some(has) if has > request.volume.size => Err(Obstacle::Smaller { has, requested: request.volume.size }),
         Some(_) | None => Ok(id),
@@ -107,7 +107,7 @@ pub(crate) fn snapshot(
 }
 
 impl CloneError {
-    /// Whether the control plane selects another node: no reason for an event yet.
+    /// Whether the source is on another node. The control plane selects that node, so the error needs no event yet.
     pub(crate) const fn is_elsewhere(&self) -> bool {
         matches!(self.obstacle, Obstacle::Elsewhere { .. })
     }
@@ -193,7 +193,7 @@ mod tests {
                 "driver": DRIVER_NAME, "source": {"volumeHandle": "pvc-1"}, "sourceVolumeMode": "Block",
                 "volumeSnapshotRef": {"uid": "s"},
             },
-            // Another node could write any handle.
+            // Another node can write any handle into the status.
             "status": {"snapshotHandle": "snapshot-of-another", "readyToUse": true, "restoreSize": 1 << 30},
         });
         let restored = |request: &ProvisionRequest, path: &str, value: Value| {

@@ -16,14 +16,15 @@ use crate::discard::queue::EndOfPv;
 use crate::error::{ApiError, Error};
 use crate::listing::Listing;
 
-/// Volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass waits behind
-/// the others.
+/// Number of volumes that are removed at once. A pass over a volume is bounded, and a volume that needs another pass
+/// waits behind the others.
 const PARALLEL: usize = 4;
 
-/// A PV that was created longer ago than this keeps its data. Removals within this time share a list.
+/// Maximum age of a list that shows that a volume has no PV. A PV that was created longer ago keeps its data, and
+/// removals within this time share a list.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// How long the watch may take to show the end of a PV, before a list is requested.
+/// Time for the watch to show the end of a PV before the pass requests a list.
 const UNTIL_WATCHED: Duration = Duration::from_secs(2);
 
 /// Removes data until it is cancelled.
@@ -47,7 +48,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>) -> Result<()
                         (id, result)
                     });
                 }
-                // Until a running one ends.
+                // The volume waits until a running pass ends.
                 None => {}
             }
         }
@@ -78,11 +79,12 @@ impl Provisioner {
                 None => sleep(OCCUPIED).await,
             }
         };
-        // It may take minutes, so that an administrator can create another PV meanwhile.
+        // The check comes before the list of PVs: it may take minutes, in which an administrator can create another PV.
         if self.discards.begin(id) {
             self.check_projects(id).await?;
         }
-        // An administrator may have created another PV since then. A volume whose PV is being deleted is added again.
+        // An administrator may have created another PV since the deletion. A volume whose PV is being deleted is added
+        // again.
         if let Some(listing) = self.listing_with(id, end).await? {
             return self.keep_listed(id, &listing).await;
         }
@@ -97,7 +99,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// A list in which a PV has the volume, on any node, except those that other nodes provision. `None` if no PV has it.
+    /// Returns a list in which a PV has the volume, or `None` if no PV has it. The list includes all nodes, except for
+    /// PVs that other nodes provision.
     async fn listing_with(&self, id: &VolumeId, end: EndOfPv) -> Result<Option<Arc<Listing>>, ApiError> {
         let now = Instant::now();
         let not_before = |moment| now.checked_sub(FRESH).map_or(moment, |fresh| fresh.max(moment));

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use volume::{Error, IdlePasses, VolumeId};
 
-/// Volumes in the trash without a PV. The sweep fills it again after a restart.
+/// Volumes in the trash without a PV. The sweep fills the queue again after a restart.
 #[derive(Debug, Default)]
 pub(crate) struct DiscardQueue {
     volumes: Mutex<BTreeMap<VolumeId, QueuedVolume>>,
@@ -23,10 +23,10 @@ pub(crate) struct EndOfPv {
 #[derive(Clone, Copy, Debug)]
 struct QueuedVolume {
     end: EndOfPv,
-    /// End of the last pass, or when it was added.
+    /// End of the last pass, or the time when the volume was added.
     queued: Instant,
     is_checked: bool,
-    /// Since the last pause.
+    /// Idle passes since the last pause.
     idle: IdlePasses,
 }
 
@@ -46,7 +46,7 @@ impl DiscardQueue {
         }
     }
 
-    /// After a pass with this error: whether the next one needs no pause.
+    /// Counts a pass that ended with this error. Returns whether the next pass needs no pause.
     pub(crate) fn continues(&self, id: &VolumeId, error: &Error) -> bool {
         self.volumes().get_mut(id).is_some_and(|volume| volume.idle.continues(error))
     }

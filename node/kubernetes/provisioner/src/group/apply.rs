@@ -1,4 +1,4 @@
-//! Takes, shows and removes the snapshots of groups.
+//! Takes the snapshots of groups, writes their state to the contents, and removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
@@ -34,7 +34,7 @@ pub(crate) async fn reconcile_group(
     match &served {
         Ok(Outcome::Occupied) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
-        // The API server does not answer, or the content has changed.
+        // The status does not get an error if the API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
         Err(error) => provisioner.report_group_failure(&content, error).await?,
     }
@@ -46,7 +46,7 @@ impl Provisioner {
         Api::all_with(self.client.clone(), &version)
     }
 
-    /// The version that the watch has found.
+    /// API version that the watch has found.
     fn group_version(&self) -> GroupVersion {
         *self.group_version.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +55,7 @@ impl Provisioner {
         self.groups(self.group_version())
     }
 
-    /// All contents of groups. None in a cluster without the kind.
+    /// Lists all contents of groups. The list is empty in a cluster without the kind.
     pub(crate) async fn all_groups(&self) -> Result<Vec<GroupContent>, Error> {
         for version in GroupVersion::ALL {
             match self.groups(version).list(&ListParams::default()).await {
@@ -79,8 +79,8 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// The nodes of the volumes of the content, and of its snapshots that are on this node. PVs are read only if a volume is
-    /// not on this node.
+    /// Returns the nodes of the content's volumes, and of its snapshots that are on this node. PVs are read only if a
+    /// volume is not on this node.
     async fn places(&self, content: &GroupContent) -> Result<BTreeMap<VolumeId, String>, Error> {
         let source = &content.spec.source;
         let is_needed = match content.metadata.deletion_timestamp {
@@ -100,7 +100,7 @@ impl Provisioner {
             let pvs = self.pvs.list(&ListParams::default()).await.map_err(api("list the PVs"))?;
             for pv in &pvs {
                 let (Some(id), Some(node)) = (object::handle(pv), object::node_of(pv)) else { continue };
-                // A volume that this node has lost is not here.
+                // A PV of this node whose volume is missing on the disk has no place.
                 if wanted.contains(&id) && node != self.node {
                     places.insert(id, node.to_owned());
                 }
@@ -113,7 +113,7 @@ impl Provisioner {
         ids.into_iter().map(|id| self.locks.try_lock(id)).collect()
     }
 
-    /// One pass. The instant is written after the first one, the handles when all snapshots are ready.
+    /// Runs one pass. The status gets the instant after the first pass, and the handles when all snapshots are ready.
     async fn take_group(
         &self,
         content: &GroupContent,
@@ -121,8 +121,8 @@ impl Provisioner {
     ) -> Result<Outcome, Error> {
         let Some(_guards) = self.try_lock_all(members.keys()) else { return Ok(Outcome::Occupied) };
         let is_shown = content.status.as_ref().is_some_and(|status| status.creation_time.is_some());
-        // The store undoes members for which the disk has no space, also after their first pass. Then all are taken
-        // again.
+        // The store undoes members for which the disk has no space, also after their first pass. Then all members are
+        // taken again.
         let ids: Vec<VolumeId> = members.keys().cloned().collect();
         let exists = move |store: &dyn Volumes| ids.iter().all(|id| matches!(store.record(id), Ok(Some(_))));
         let is_new = !is_shown || !self.on_disk(exists).await?;
@@ -162,7 +162,7 @@ impl Provisioner {
         Ok(self.copies.outcome(&id, copying))
     }
 
-    /// A content does not have the parameters of its class.
+    /// Reads the parameters of the class, which the content does not have.
     async fn group_parameters(&self, class: &str) -> Result<SnapshotParameters, Error> {
         let classes = Api::<GroupClass>::all_with(self.client.clone(), &self.group_version());
         match classes.get(class).await {
@@ -190,7 +190,8 @@ impl Provisioner {
         for other in all.iter().filter(|other| other.is_of_driver()) {
             let Some(id) = other.id().filter(|id| ids.contains(id)) else { continue };
             if other.spec.source.snapshot_handle.is_none() && other.group() == handle.as_deref() {
-                // Its finalizer is removed by this node, also when nothing shows any more that it is on this node.
+                // This node has to remove the finalizer of the member's content, also when the disk does not show any
+                // more that the snapshot was on this node.
                 if other.node().is_none() {
                     self.adopt(other).await?;
                 }
@@ -211,7 +212,7 @@ impl Provisioner {
     }
 
     async fn adopt_group(&self, content: &GroupContent) -> Result<(), Error> {
-        // Of several nodes, one succeeds.
+        // Of several nodes that adopt the content, one succeeds.
         let version = content.resource_version();
         let label = json!({"uid": content.uid(), "resourceVersion": version, "labels": {MANAGED_BY: self.node}});
         patch(&self.served_groups(), content, label).await?;
@@ -226,7 +227,7 @@ impl Provisioner {
         patch_status(&self.served_groups(), content, json!(wanted)).await
     }
 
-    /// Shows a failure in the status and in an event.
+    /// Reports a failure in the status and by an event.
     async fn report_group_failure(&self, content: &GroupContent, error: &Error) -> Result<(), Error> {
         if content.metadata.deletion_timestamp.is_some() {
             self.events.group_delete_failed(content, error);

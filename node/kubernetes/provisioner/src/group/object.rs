@@ -1,4 +1,4 @@
-//! The objects of groups of snapshots, as far as the provisioner reads and writes them.
+//! Objects of group snapshots, with the fields that the provisioner reads and writes.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use volume::{DRIVER_NAME, VolumeId};
 
 use crate::snapshot::object::{SnapshotError, resource};
 
-/// A version of the API, with the same fields. A cluster may serve only the earlier one.
+/// API version of groups. Both versions have the same fields, and a cluster may serve only the earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum GroupVersion {
     #[default]
@@ -52,7 +52,7 @@ pub(crate) struct GroupContentSpec {
     pub(crate) volume_group_snapshot_ref: ObjectReference,
 }
 
-/// One of both: the volumes of snapshots to take, or snapshots that exist.
+/// Source of a group: either the volumes of snapshots to take, or snapshots that exist.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct GroupSource {
@@ -70,7 +70,7 @@ pub(crate) struct GroupHandles {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct GroupContentStatus {
-    /// With it, the snapshot controller creates the members.
+    /// Handle of the group. The snapshot controller creates the members when the status has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) volume_group_snapshot_handle: Option<String>,
     pub(crate) creation_time: Option<String>,
@@ -117,7 +117,7 @@ impl GroupContent {
         self.metadata.labels.as_ref()?.get(MANAGED_BY).map(String::as_str)
     }
 
-    /// The handle in the status is not used: another node may have written it.
+    /// Handle of the group. The handle in the status is not used: another node may have written it.
     pub(crate) fn handle(&self) -> Option<String> {
         match &self.spec.source.group_snapshot_handles {
             Some(handles) => Some(handles.volume_group_snapshot_handle.clone()),
@@ -125,7 +125,7 @@ impl GroupContent {
         }
     }
 
-    /// The IDs of its snapshots, as far as they are IDs.
+    /// IDs of the group's snapshots. Handles that are not valid IDs are left out.
     pub(crate) fn members(&self) -> BTreeSet<VolumeId> {
         let source = &self.spec.source;
         match (&source.group_snapshot_handles, self.handle()) {

@@ -1,4 +1,4 @@
-//! Decides what is done for the content of a group. Pure.
+//! Plans the next step for the content of a group. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use volume::{Claim, Owner, Record, SnapshotParameterError, SnapshotParameters, S
 use crate::group::object::{GroupClass, GroupContent, GroupContentStatus, MemberInfo, member};
 use crate::snapshot::plan as snapshot;
 
-/// The deletion policy that ends the snapshots with their content.
+/// Deletion policy that removes the snapshots with their content.
 const DELETE: &str = "Delete";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GroupPlan {
     /// The content is of another node, or complete.
     Ignore,
-    /// Set the label.
+    /// Set the label that names this node.
     Adopt,
     /// Take the snapshots, or copy more of their blocks.
     Take(BTreeMap<VolumeId, SnapshotRequest>),
-    /// Show the state of snapshots that exist.
+    /// Write the state of snapshots that exist to the status.
     Find(BTreeSet<VolumeId>),
     /// Remove the snapshots, then the finalizer.
     Delete(BTreeSet<VolumeId>),
@@ -47,7 +47,7 @@ pub(crate) enum GroupRejection {
     Class { class: String, reason: SnapshotParameterError },
 }
 
-/// `places` has the nodes of the volumes, and of the snapshots of this node, as far as they are known.
+/// `places` has the known nodes of the volumes, and of the snapshots of this node.
 pub(crate) fn plan(
     content: &GroupContent,
     node: &str,
@@ -61,14 +61,14 @@ pub(crate) fn plan(
         _ if !content.is_of_driver() => return Ok(GroupPlan::Ignore),
         Some(other) if other != node => return Ok(GroupPlan::Ignore),
         Some(_) => {}
-        // Without a label it never had snapshots. The snapshots of its handles may be on a node that is down: that node deletes
-        // them later.
+        // A content without a label never had snapshots of its own. The snapshots of its handles may be on a node that
+        // is down: that node deletes them later.
         None if is_deleted(content)
             && !(handles.is_some() && !ids.is_empty() && content.spec.deletion_policy == DELETE) =>
         {
             return Ok(GroupPlan::Adopt);
         }
-        // One node reports claims on several nodes: that of the first.
+        // If the claims are on several nodes, only the node of the first claim reports the error.
         None if ids.iter().find_map(|id| places.get(id)).is_some_and(|first| first == node) => {
             return Ok(GroupPlan::Adopt);
         }
@@ -123,15 +123,16 @@ pub(crate) fn parameters(class: &GroupClass) -> Result<SnapshotParameters, Group
     SnapshotParameters::parse(&parameters).map_err(failed)
 }
 
-/// As the sidecar decides: the content of a group that exists, and the content that no group ever had, stay.
+/// Whether the deletion of the content has to be completed, as the sidecar decides: the group is being deleted too, or
+/// a content with handles was never bound to a group.
 fn is_deleted(content: &GroupContent) -> bool {
     let was_bound = content.spec.volume_group_snapshot_ref.uid.as_ref().is_some_and(|uid| !uid.is_empty());
     let is_unbound = content.spec.source.group_snapshot_handles.is_some() && !was_bound;
     content.metadata.deletion_timestamp.is_some() && (content.annotations().contains_key(BEING_DELETED) || is_unbound)
 }
 
-/// The status of the content. The handle and the members are there when all of them are ready: the snapshot controller copies
-/// the state of each member once.
+/// Status of the content. The handle and the members are set only when all members are ready, because the snapshot
+/// controller copies the state of each member once.
 pub(crate) fn status(content: &GroupContent, records: &BTreeMap<VolumeId, Record>) -> GroupContentStatus {
     let is_ready = records.values().all(|record| record.state == State::Announced);
     let taken = records.values().filter_map(|record| record.mode.taken()).min();
@@ -235,7 +236,7 @@ mod tests {
         let foreign = content(|content| content["spec"]["driver"] = "example.invalid".into());
         assert_eq!(planned(&foreign), Ok(GroupPlan::Ignore));
         assert_eq!(plan(&content(|_| {}), "two", &places(&[("pvc-1", "two")])), Ok(GroupPlan::Ignore));
-        // Otherwise its finalizer would stay for ever.
+        // Any node adopts the content; otherwise, its finalizer would stay forever.
         let unserved = content(|content| {
             deleted(content);
             content["metadata"]["labels"] = json!({});
@@ -243,7 +244,7 @@ mod tests {
         assert_eq!(plan(&unserved, NODE, &places(&[])), Ok(GroupPlan::Adopt));
     }
 
-    /// Another node removed the finalizer, and the snapshots of the node that was down became orphans.
+    /// Regression: another node removed the finalizer, and the snapshots of the node that was down became orphans.
     #[test]
     fn the_node_of_the_snapshots_deletes_a_content_that_names_them() {
         let gone = |policy: &str| {
@@ -257,7 +258,7 @@ mod tests {
         let has = places(&[("group-old-pvc-1", NODE)]);
         assert_eq!(plan(&gone("Delete"), NODE, &places(&[])), Ok(GroupPlan::Ignore));
         assert_eq!(plan(&gone("Delete"), NODE, &has), Ok(GroupPlan::Adopt));
-        // Nothing is removed.
+        // Any node may adopt the content, because policy Retain removes no snapshot.
         assert_eq!(plan(&gone("Retain"), NODE, &places(&[])), Ok(GroupPlan::Adopt));
     }
 

@@ -27,7 +27,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
         let finder = Arc::clone(&finder);
         async move { finder.find_group_version().await }
     };
-    // Other clusters have no groups, and need not have the kind.
+    // A missing kind is not reported, because a cluster without groups does not need it.
     if !served(&cx, "VolumeGroupSnapshotContents", find, || ()).await {
         return Ok(());
     }
@@ -44,7 +44,7 @@ pub(crate) async fn run(cx: Context, provisioner: Arc<Provisioner>, parallel: No
 }
 
 impl Provisioner {
-    /// Notes the version that the cluster serves, or returns that the kind is missing.
+    /// Stores the API version that the cluster serves. Returns an error if the kind is missing.
     async fn find_group_version(&self) -> Result<(), kube::Error> {
         let version = served_version(&self.client).await?;
         *self.group_version.lock().unwrap_or_else(PoisonError::into_inner) = version;
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a cluster that serves one version, or none.
+    /// Client of a cluster that serves one version, or none.
     fn client(served: Option<&'static str>) -> Client {
         let service = service_fn(move |request: Request<Body>| async move {
             let path =

@@ -18,7 +18,7 @@ use crate::modify::plan::{Progress, Step};
 use crate::modify::status::{self, StatusChange};
 
 impl Provisioner {
-    /// Executes the step. A failure is in the claim's status, and reported by an event.
+    /// Executes the step. Reports a failure in the claim's status and by an event.
     pub(crate) async fn modify(
         &self,
         claim: &PersistentVolumeClaim,
@@ -85,7 +85,7 @@ impl Provisioner {
             self.patch_class(&claim, change).await?;
             return Err(error);
         }
-        // First the PV: a claim with the class in its status needs no pass.
+        // Change the PV first: a claim with the class in its status needs no further pass.
         self.set_class(pv, class).await?;
         self.patch_class(&claim, StatusChange::Finished { class }).await?;
         info!(class, %io, "class of the volume changed");
@@ -113,7 +113,7 @@ impl Provisioner {
         patched.map(drop).map_err(api("write the PV's class"))
     }
 
-    /// Fails if the claim was changed since it was read. Returns the changed claim.
+    /// Patches the claim's status, and returns the changed claim. Fails if the claim was changed since it was read.
     async fn patch_class(
         &self,
         claim: &PersistentVolumeClaim,

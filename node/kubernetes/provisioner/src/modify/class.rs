@@ -3,7 +3,7 @@
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use volume::{DRIVER_NAME, IoLimits, IoRejection, VolumeMode};
 
-/// Why a volume cannot have a class. The text follows the name of the class.
+/// Reason why a volume cannot have a class. In a message, the text follows the name of the class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AttributesRejection {
     #[error("it is of driver {driver}; use a class with driverName {DRIVER_NAME}")]

@@ -26,7 +26,7 @@ pub(crate) enum Stage {
     Pending,
     InProgress,
     Infeasible,
-    /// Of a later API. No action.
+    /// Status of a later API version. No action.
     Unknown,
 }
 
@@ -59,7 +59,7 @@ impl Stage {
     }
 }
 
-/// `None` if the claim is not bound.
+/// Returns `None` if the claim is not bound.
 pub(crate) fn claim_class(claim: &PersistentVolumeClaim) -> Option<ClaimClass> {
     let status = claim.status.as_ref().filter(|status| status.phase.as_deref() == Some("Bound"))?;
     let named = |class: Option<&String>| class.filter(|class| !class.is_empty()).cloned();
@@ -80,7 +80,7 @@ pub(crate) fn next(claim: &ClaimClass) -> Step {
         (Stage::Unknown, ..) => return Step::Done,
         (Stage::None, wanted, _) if wanted == current => return Step::Done,
         (_, Some(wanted), _) => wanted,
-        // The disk may have the limits of this class.
+        // Complete the change that has begun: the disk may have the limits of this class.
         (_, None, Some(begun)) => begun,
         (_, None, None) if *is_announced => return Step::Cancel,
         (_, None, None) => return Step::Done,
@@ -130,7 +130,7 @@ mod tests {
                 assert_eq!(next(&begun), modify(other, Progress::New));
             }
         }
-        // The class did not exist.
+        // The class did not exist when the claim requested it.
         assert_eq!(next(&claim(Some("gold"), None, Some(("Pending", None)))), modify("gold", Progress::New));
     }
 

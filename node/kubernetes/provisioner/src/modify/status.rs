@@ -16,12 +16,12 @@ pub(crate) enum StatusChange<'a> {
     Begun {
         class: &'a str,
     },
-    /// Will be retried.
+    /// The change failed and will be retried.
     Failed {
         class: &'a str,
         reason: &'a str,
     },
-    /// Not possible; the user may request another class.
+    /// The change is not possible; the user may request another class.
     Infeasible {
         class: &'a str,
         reason: &'a str,

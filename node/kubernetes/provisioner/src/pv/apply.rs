@@ -19,14 +19,15 @@ use crate::metrics::Object;
 use crate::pv::object;
 use crate::pv::plan::{self, PvPlan};
 
-/// Other writes of a PV that is being deleted, before the back-off.
+/// Maximum number of conflicts with other writes of a PV that is being deleted, before the back-off.
 const CONFLICTS: usize = 3;
 
 enum Ended {
-    /// The API server has confirmed the deletion. This node removed the driver's finalizer by a request that it sent after
-    /// this moment, or there is no such PV.
+    /// The API server has confirmed the deletion. This node removed the driver's finalizer by a request that it sent
+    /// after `before`, or the PV does not exist.
     Deleted { before: Instant },
-    /// There is no such PV, or it has no finalizer of the driver, and nothing confirms that it was to be deleted.
+    /// The PV does not exist or does not have the driver's finalizer, and no response confirms that it was to be
+    /// deleted.
     Gone,
     /// The PV is not to be deleted any more.
     Kept,
@@ -63,7 +64,7 @@ pub(crate) async fn reconcile_pv(pv: Arc<PersistentVolume>, provisioner: Arc<Pro
     Ok(Action::await_change())
 }
 
-/// Counts the failure. Returns when the next pass is.
+/// Counts the failure, and schedules the next pass.
 pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     provisioner.metrics.failed(Object::Volume, error.kind());
     let retry = provisioner.attempts.failed(&pv.uid().unwrap_or_default());
@@ -73,8 +74,8 @@ pub(crate) fn failed(pv: Arc<PersistentVolume>, error: &Error, provisioner: Arc<
 }
 
 impl Provisioner {
-    /// Records that the volume has a PV, if an earlier run did not, and takes it from the trash, if a deletion that failed
-    /// has left it there. With the volume's lock: no deletion is between trash and PV.
+    /// Records that the volume has a PV, if an earlier run did not, and restores the volume from the trash, if a failed
+    /// deletion has left it there. The caller has the volume's lock, so that no deletion is between trash and PV.
     pub(crate) async fn keep(&self, id: &VolumeId) -> Result<(), Error> {
         match self.on_volume(id, |store, id| store.announce(id).and_then(|_| store.restore(id))).await? {
             Ok(Ensured::Created(())) => {
@@ -87,7 +88,7 @@ impl Provisioner {
         }
     }
 
-    /// Reads the PV again. `None` if the volume is not to be kept for it.
+    /// Reads the PV again. Returns `None` if the PV does not keep the volume.
     pub(crate) async fn kept_pv(&self, id: &VolumeId, name: &str) -> Result<Option<PersistentVolume>, ApiError> {
         let found = self.pvs.get_opt(name).await.map_err(api("get a PV"))?;
         Ok(found.filter(|pv| {
@@ -98,7 +99,7 @@ impl Provisioner {
 
     async fn delete(&self, watched: &PersistentVolume, id: &VolumeId) -> Result<(), Error> {
         let _write = self.events.queue.begin_write();
-        // A second PV that an administrator created for the volume.
+        // An administrator may have created a second PV for the volume.
         if let Some(other) = self.other_pv(watched, id).await? {
             return Err(Error::Shared { other, id: id.clone() });
         }
@@ -114,10 +115,11 @@ impl Provisioner {
             "audit: deleting the data of a released PV with policy Delete"
         );
         let retired = self.on_volume(id, |store, id| store.retire(id)).await?.map_err(Error::Store)?;
-        // The watch may be behind: the API server compares the PV's version. Until then, the volume can be restored.
+        // The watch may be behind, so the API server compares the PV's version. Until the PV has ended, the volume can
+        // be restored.
         let before = match self.end_pv(watched, id).await? {
             Ended::Deleted { before } => before,
-            // An earlier pass may have deleted it.
+            // An earlier pass may have deleted the PV.
             Ended::Gone if retired == Ensured::Unchanged(()) => Instant::now(),
             Ended::Gone | Ended::Kept => {
                 self.on_volume(id, |store, id| store.restore(id)).await?.map_err(Error::Store)?;
@@ -130,7 +132,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The name of another PV of the volume, as far as the watch is. The removal of the data checks it exactly.
+    /// Name of another PV of the volume, from a watch that may be behind. The removal of the data repeats the check
+    /// exactly.
     async fn other_pv(&self, pv: &PersistentVolume, id: &VolumeId) -> Result<Option<String>, ApiError> {
         if self.index.is_current() {
             return Ok(self.index.other(id, pv.metadata.uid.as_deref()));
@@ -145,7 +148,7 @@ impl Provisioner {
         let mut pv = watched.clone();
         let (mut conflicts, mut is_confirmed) = (0, false);
         let gone = |is_confirmed| if is_confirmed { Ended::Deleted { before: Instant::now() } } else { Ended::Gone };
-        // A confirmed PV had the finalizer after this moment.
+        // A PV whose deletion is confirmed had the finalizer after this moment.
         let mut before = Instant::now();
         loop {
             let done = match pv.metadata.deletion_timestamp {
@@ -168,7 +171,7 @@ impl Provisioner {
                 Err(error) if error.is_conflict() && conflicts < CONFLICTS => conflicts += 1,
                 Err(error) => {
                     if pv.metadata.deletion_timestamp.is_some() {
-                        // The finalizer may be removed, and then the PV has no other pass.
+                        // The failed request may have removed the finalizer, and then the PV has no other pass.
                         let after = Instant::now();
                         self.discards.add(id.clone(), EndOfPv { before: after, after });
                     }
@@ -187,7 +190,7 @@ impl Provisioner {
         }
     }
 
-    /// `None` if there is no such PV. A PV with a finalizer stays.
+    /// Returns the PV if a finalizer keeps it, or `None` if it does not exist any more.
     async fn delete_pv(&self, pv: &PersistentVolume) -> Result<Option<PersistentVolume>, ApiError> {
         let preconditions = Some(Preconditions { uid: pv.uid(), resource_version: pv.resource_version() });
         let params = DeleteParams { preconditions, ..DeleteParams::default() };
@@ -195,14 +198,14 @@ impl Provisioner {
         Ok(deleted.and_then(|answer| answer.left()))
     }
 
-    /// Of a PV whose deletion is confirmed. Without its version, because Kubernetes removes `pv-protection` at the same
-    /// time. Returns whether the PV exists.
+    /// Removes the driver's finalizer from a PV whose deletion is confirmed. The request does not have the PV's
+    /// version, because Kubernetes removes `pv-protection` at the same time. Returns whether the PV exists.
     async fn remove_finalizer(&self, pv: &PersistentVolume) -> Result<bool, ApiError> {
         let metadata = json!({"uid": pv.uid(), "$deleteFromPrimitiveList/finalizers": [FINALIZER]});
         self.patch_finalizers(pv, &Patch::Strategic(json!({ "metadata": metadata }))).await
     }
 
-    /// Returns whether the PV exists.
+    /// Replaces the finalizers of the PV. Returns whether the PV exists.
     async fn set_finalizers(&self, pv: &PersistentVolume, finalizers: Vec<String>) -> Result<bool, ApiError> {
         let mut metadata = json!({
             "uid": pv.uid(),

@@ -15,8 +15,8 @@ use crate::claim::plan::ProvisionRequest;
 use crate::class::ReclaimPolicy;
 use crate::quantity;
 
-/// The PV of a volume, with its actual size. An admission policy lists all fields (reconciler/src/pv_policy.rs): add new
-/// ones there too.
+/// The PV of a volume, with its actual size. An admission policy lists all fields (reconciler/src/pv_policy.rs): add
+/// new ones there too.
 pub(crate) fn build(request: &ProvisionRequest, record: &Record, node: &str) -> PersistentVolume {
     let finalizers = match request.reclaim {
         ReclaimPolicy::Delete => Some(vec![FINALIZER.to_owned()]),
@@ -56,13 +56,13 @@ pub(crate) fn build(request: &ProvisionRequest, record: &Record, node: &str) -> 
     }
 }
 
-/// The volume of the PV. `None` if it is not of this driver and on this node alone.
+/// Volume of the PV. `None` if the PV is not of this driver, or not on this node alone.
 pub(crate) fn volume_of(pv: &PersistentVolume, node: &str) -> Option<VolumeId> {
     let here = pv.spec.as_ref()?.node_affinity.as_ref().is_some_and(|affinity| names_node(affinity, node));
     handle(pv).filter(|_| here)
 }
 
-/// The one node of the PV, whichever it is.
+/// The only node of the PV, which may be any node.
 pub(crate) fn node_of(pv: &PersistentVolume) -> Option<&str> {
     let affinity = pv.spec.as_ref()?.node_affinity.as_ref()?;
     hostnames(affinity).next().filter(|node| names_node(affinity, node))
@@ -96,8 +96,8 @@ pub(crate) fn is_same(found: &PersistentVolume, wanted: &PersistentVolume, node:
     volume.is_some() && volume == volume_of(wanted, node) && claim_uid(found) == claim_uid(wanted)
 }
 
-/// Whether another node's provisioner may have created the PV, for a volume of its own. The admission policy allows a
-/// node no PV with another name or affinity.
+/// Whether another node's provisioner may have created the PV, for a volume of its own. The admission policy denies a
+/// node all PVs with another name or affinity.
 pub(crate) fn is_provisioned_elsewhere(pv: &PersistentVolume, node: &str) -> bool {
     let affinity = pv.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let is_elsewhere = |affinity: &VolumeNodeAffinity| {

@@ -9,8 +9,8 @@ pub(crate) enum PvPlan {
     /// Keep the data and set these finalizers; with the driver's, also the annotation that names the provisioner.
     SetFinalizers(Vec<String>),
     Delete,
-    /// The PV is being deleted without the driver's finalizer: it has no volume any more, and the data stays. The driver's
-    /// own deletions end in this state too.
+    /// The PV is being deleted without the driver's finalizer: it has no volume any more, and the data stays. The
+    /// driver's own deletions end in this state too.
     Ignore,
 }
 
@@ -27,9 +27,10 @@ pub(crate) fn plan(pv: &PersistentVolume) -> PvPlan {
         // The API server rejects new finalizers of an object that is being deleted.
         (true, false, _) if !deleted => PvPlan::SetFinalizers(with_driver(pv)),
         (true, false, phase) if phase != Some("Bound") => PvPlan::Ignore,
-        // Created by an administrator: without the annotation, the PV controller sets phase Failed when it is released.
+        // An administrator created the PV. Without the annotation, the PV controller sets phase Failed when the PV is
+        // released.
         (true, true, _) if !named && !deleted => PvPlan::SetFinalizers(with_driver(pv)),
-        // `Retain`: the finalizer is not needed.
+        // With policy `Retain`, the finalizer is not needed.
         (false, true, _) => PvPlan::SetFinalizers(without_driver(pv)),
         // pv-protection keeps the PV until it is released.
         (true, true, Some("Bound")) => PvPlan::Keep,
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn a_pv_deleted_without_the_finalizer_keeps_its_data() {
         assert_eq!(plan(&pv("Delete", Some("Released"), &[OTHER], true)), PvPlan::Ignore);
-        // Still bound.
+        // A bound PV is kept even without the driver's finalizer.
         assert_eq!(plan(&pv("Delete", Some("Bound"), &[OTHER], true)), PvPlan::Keep);
     }
 

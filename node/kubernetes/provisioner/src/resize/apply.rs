@@ -20,13 +20,14 @@ use crate::quantity;
 use crate::resize::plan::{self, Stage, Step, VolumeSize};
 use crate::resize::status::{self, StatusChange};
 
-/// More than any expansion needs.
+/// Maximum number of steps in a pass: more than any expansion needs.
 const STEPS: usize = 8;
 
-/// There is no event when the last pod with a block volume ends; then the provisioner completes the expansion.
+/// Interval of passes while the kubelet works. No event announces the end of the last pod with a block volume; then the
+/// provisioner completes the expansion.
 const WHILE_NODE_WORKS: Duration = Duration::from_secs(30);
 
-/// Continues the claim's expansion. Returns when to look again if the claim does not change.
+/// Continues the claim's expansion. Returns the pause until the next pass if the claim does not change.
 pub(crate) async fn resize_claim(
     claim: &PersistentVolumeClaim,
     pv: &PersistentVolume,
@@ -56,11 +57,12 @@ impl Provisioner {
         mut pv: PersistentVolume,
         id: &VolumeId,
     ) -> Result<Option<Duration>, Error> {
-        // After a power cut, the record may lack that the volume has a PV.
+        // After a power cut, the record may not show that the volume has a PV.
         self.on_volume(id, |store, id| store.announce(id)).await?.map_err(Error::Expand)?;
         for _ in 0..STEPS {
             let Some(claim_size) = plan::claim_size(&claim) else { return Ok(None) };
-            // In each step, also after the expansion: pods may attach and detach the device at any time.
+            // Read the volume in each step, also after the expansion: pods may attach and detach the device at any
+            // time.
             let LiveVolume { size, attached } = self.on_volume(id, |store, id| store.live_volume(id)).await??;
             let announced = object::capacity(&pv).unwrap_or_default();
             match plan::next(&claim_size, VolumeSize { size, announced, attached }) {
@@ -89,7 +91,7 @@ impl Provisioner {
         Err(Error::Endless(STEPS))
     }
 
-    /// Expands the volume on the disk. The claim's status gets an error.
+    /// Expands the volume on the disk. Writes an error to the claim's status.
     async fn grow(&self, claim: &PersistentVolumeClaim, id: &VolumeId, has: Bytes, to: Bytes) -> Result<(), Error> {
         let error = match self.on_volume(id, move |store, id| store.expand(id, to)).await? {
             Ok(record) => {
@@ -108,7 +110,7 @@ impl Provisioner {
         Err(error)
     }
 
-    /// Fails if the claim was changed since it was read. Returns the changed claim.
+    /// Patches the claim's status, and returns the changed claim. Fails if the claim was changed since it was read.
     async fn patch_status(
         &self,
         claim: PersistentVolumeClaim,

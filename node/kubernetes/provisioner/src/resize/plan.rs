@@ -1,4 +1,5 @@
-//! Plans a claim's expansion by Kubernetes' resize protocol with recovery (KEP-1790, in every API server since 1.34). Pure.
+//! Plans a claim's expansion by Kubernetes' resize protocol with recovery (KEP-1790, in every API server since 1.34).
+//! Pure.
 //!
 //! The disk has the actual progress, the claim's status the published progress.
 //!
@@ -14,7 +15,7 @@ use volume::BLOCK;
 
 use crate::quantity::{self, QuantityError};
 
-/// Whole blocks that fit into the API's 63 bits.
+/// Largest size in whole blocks that fits into the API's 63 bits.
 const LARGEST: Bytes = Bytes::new(i64::MAX as u64 / BLOCK * BLOCK);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,13 +39,13 @@ pub(crate) enum Stage {
     NodePending,
     NodeInProgress,
     NodeInfeasible,
-    /// Of a later API. No action.
+    /// Status of a later API version. No action.
     Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeSize {
-    /// The volume's limit, or its image's length.
+    /// Limit of a filesystem volume, or length of the image of a block volume.
     pub(crate) size: Bytes,
     /// The PV's `spec.capacity`.
     pub(crate) announced: Bytes,
@@ -52,7 +53,7 @@ pub(crate) struct VolumeSize {
     pub(crate) attached: bool,
 }
 
-/// One change. All are idempotent.
+/// One change of an expansion. All changes are idempotent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Write the target into the claim's status, where quotas count it.
@@ -69,7 +70,7 @@ pub(crate) enum Step {
     AwaitNode {
         size: Bytes,
     },
-    /// The kubelet works.
+    /// Wait until the kubelet has completed its part.
     Wait,
     /// Write the size into the claim's status.
     Finish {
@@ -92,13 +93,13 @@ impl Stage {
     }
 }
 
-/// `None` if the claim is not bound, or has no size.
+/// Returns `None` if the claim is not bound, or has no size.
 pub(crate) fn claim_size(claim: &PersistentVolumeClaim) -> Option<ClaimSize> {
     let status = claim.status.as_ref().filter(|status| status.phase.as_deref() == Some("Bound"))?;
     let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?;
     let requested = match quantity::bytes(&requests.get("storage")?.0) {
         Ok(size) => size.round_up::<BLOCK>().unwrap_or(LARGEST).min(LARGEST),
-        // The store rejects it.
+        // The store rejects this size.
         Err(QuantityError::TooLarge) => LARGEST,
         Err(QuantityError::Syntax | QuantityError::Negative) => return None,
     };
@@ -263,7 +264,7 @@ mod tests {
         claim: ClaimSize,
         volume: VolumeSize,
         free: Bytes,
-        /// Attached before the last growth.
+        /// A pod attached the device before the last growth.
         stale: bool,
     }
 
@@ -275,7 +276,7 @@ mod tests {
         Kubelet,
         KubeletFails,
         Free(u64),
-        /// One step of the provisioner, which may end after any.
+        /// One step of the provisioner. The process may end after any step.
         Step,
     }
 
@@ -382,7 +383,7 @@ mod tests {
                 prop_assert!(world.claim.capacity >= before, "{world:?}");
             }
             world.free = mib(100);
-            // More than once: the kubelet may have to complete its part before the next expansion starts.
+            // Several rounds: the kubelet may have to complete its part before the next expansion starts.
             for _ in 0..4 {
                 let steps = (0..20).take_while(|_| world.step()).count();
                 prop_assert!(steps < 20, "no end: {world:?}");

@@ -8,7 +8,7 @@ use units::Bytes;
 use crate::claim::conditions::{self, Condition};
 use crate::quantity;
 
-/// Conditions of an expansion. Other components own all others.
+/// Conditions of an expansion. Other components own all other conditions.
 const CONDITIONS: [&str; 4] = [RESIZING, PENDING, ERROR, "NodeResizeError"];
 const RESIZING: &str = "Resizing";
 const PENDING: &str = "FileSystemResizePending";
@@ -22,7 +22,7 @@ pub(crate) enum StatusChange<'a> {
     Failed {
         reason: &'a str,
     },
-    /// Not possible now; the user may request less.
+    /// The expansion is not possible now; the user may request less.
     Infeasible {
         reason: &'a str,
     },
@@ -71,7 +71,7 @@ pub(crate) fn patch(claim: &PersistentVolumeClaim, change: &StatusChange<'_>, no
     })
 }
 
-/// The claim's conditions with `set`, and without the other ones of an expansion unless `keeps`.
+/// The claim's conditions with `set`. The other conditions of an expansion are removed, unless `keeps` is true.
 fn conditions(
     claim: &PersistentVolumeClaim,
     set: Option<(&str, &str)>,

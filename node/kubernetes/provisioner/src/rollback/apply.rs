@@ -1,7 +1,7 @@
 //! Gives the volume of a bound claim the content of a snapshot, as [`plan`](super::plan) decides.
 //!
-//! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot, the end of
-//! the request on the claim, the end in the record. A pass may end anywhere.
+//! The order is: the ID of the kept snapshot on the claim, the content on the disk, the objects of the kept snapshot,
+//! the end of the request on the claim, the end in the record. A pass may end after any step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::metrics::Object;
 use crate::rollback::plan::{self, RollbackRejection, Step, VolumeContent};
 use crate::snapshot::object::{Content, Snapshot};
 
-/// How often a volume is looked at that a pod has: nothing announces that it was unpublished.
+/// Retry interval while a pod has the volume. No event announces that a volume was unpublished.
 const IN_USE: Duration = Duration::from_secs(5);
 
-/// Returns when the next pass is.
+/// Runs one pass over the rollback of a claim. Returns the pause until the next pass.
 pub(crate) async fn roll_back_claim(
     claim: &PersistentVolumeClaim,
     id: &VolumeId,
@@ -39,7 +39,7 @@ pub(crate) async fn roll_back_claim(
         Step::RollBack { snapshot, .. } => snapshot.clone(),
         Step::Cancel(kept) => kept.to_string(),
     };
-    // Another snapshot is tried at once.
+    // The back-off key includes the snapshot, so that another snapshot is tried at once.
     let key = format!("{uid} rollback {snapshot}");
     if let Some(left) = provisioner.attempts.wait(&key) {
         return Ok(Some(left));
@@ -67,7 +67,8 @@ pub(crate) async fn roll_back_claim(
             report(RollbackWait::Pods, &error);
             Ok(Some(IN_USE))
         }
-        // A tenant that exceeds the size of the source delays its end.
+        // A clone or snapshot of the volume is being created. A tenant that exceeds the size of its source delays its
+        // end.
         Err(Error::Store(error @ volume::Error::Rollback { source: RollbackError::Shared, .. })) => {
             report(RollbackWait::Clones, &error);
             Ok(Outcome::Occupied.next())
@@ -99,7 +100,7 @@ impl Provisioner {
         };
         let exchanged = begun.as_ref().filter(|record| record.is_exchanged()).and_then(Record::rollback);
         let source = match (exchanged, &snapshot, &kept) {
-            // Neither the snapshot nor the request is needed any more.
+            // After the exchange, neither the snapshot nor the request is needed.
             (Some(rollback), ..) => rollback.source.clone(),
             (None, Some(name), _) => self.rollback_source(claim, id, name).await?,
             (None, None, Some(kept)) => {
@@ -108,7 +109,7 @@ impl Provisioner {
             }
             (None, None, None) => return Ok(Outcome::Complete),
         };
-        // A user may have named another snapshot since the exchange, which is the next request.
+        // A user may have named another snapshot since the exchange. That snapshot is the next request.
         let served = match (exchanged, &snapshot) {
             (Some(rollback), Some(name)) => self.is_served(claim, id, name, rollback).await?.then_some(name.as_str()),
             _ => snapshot.as_deref(),
@@ -146,7 +147,7 @@ impl Provisioner {
 }
 
 impl Provisioner {
-    /// The snapshot with the content.
+    /// Returns the snapshot that the claim names, if its content can be used.
     async fn rollback_source(
         &self,
         claim: &PersistentVolumeClaim,
@@ -160,7 +161,7 @@ impl Provisioner {
         })
     }
 
-    /// Whether the volume has the content of the snapshot that the claim names. The exchanged one may be gone.
+    /// Whether the volume has the content of the snapshot that the claim names. The exchanged snapshot may be gone.
     async fn is_served(
         &self,
         claim: &PersistentVolumeClaim,
@@ -227,8 +228,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The content is exchanged: creates the objects of the kept snapshot, and ends the request for the `served` snapshot. A request
-    /// for another snapshot stays.
+    /// Completes a rollback after the exchange: creates the objects of the kept snapshot, and ends the request for the
+    /// `served` snapshot. A request for another snapshot stays.
     async fn finish(
         &self,
         claim: &PersistentVolumeClaim,
@@ -246,8 +247,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// The objects of the kept snapshot. A content is created only if its VolumeSnapshot can be: the sweep reports a snapshot
-    /// without a content.
+    /// Creates the objects of the kept snapshot. A content is created only if its VolumeSnapshot can be created: the
+    /// sweep reports a snapshot without a content.
     async fn create_objects(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
         let has = VolumeContent::Requested;
         self.verify_snapshot(&record.claim, kept, has).await?;
@@ -255,7 +256,8 @@ impl Provisioner {
         self.create_snapshot(&record.claim, kept, has, &PostParams::default()).await
     }
 
-    /// Every node can read the ID on the claim, and create a content of that name with its own label.
+    /// Creates the content, and verifies a content that exists: every node can read the ID on the claim, and create a
+    /// content of that name with its own label.
     async fn create_content(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
         let what = "create the content of the kept snapshot";
         let contents = Api::<DynamicObject>::all_with(self.client.clone(), &ApiResource::erase::<Content>(&()));
@@ -270,12 +272,14 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Whether the API server would accept the VolumeSnapshot: a quota of the namespace may not allow it.
+    /// Verifies by a dry run that the API server would accept the VolumeSnapshot: a quota of the namespace may not
+    /// allow it.
     async fn verify_snapshot(&self, of: &Claim, kept: &VolumeId, has: VolumeContent) -> Result<(), Error> {
         self.create_snapshot(of, kept, has, &PostParams { dry_run: true, ..PostParams::default() }).await
     }
 
-    /// Users of the namespace can read the ID on the claim, and create a snapshot of that name.
+    /// Creates the VolumeSnapshot, and verifies one that exists: users of the namespace can read the ID on the claim,
+    /// and create a snapshot of that name.
     async fn create_snapshot(
         &self,
         of: &Claim,
@@ -296,7 +300,7 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Fails if the claim was changed since it was read.
+    /// Patches the annotations of the claim. Fails if the claim was changed since it was read.
     async fn annotate(&self, claim: &PersistentVolumeClaim, annotations: Value) -> Result<(), ApiError> {
         let version = claim.resource_version();
         let patch = json!({"metadata": {"uid": claim.uid(), "resourceVersion": version, "annotations": annotations}});
@@ -319,21 +323,23 @@ impl Provisioner {
         Ok(found.iter().filter_map(|claim| Some((claim.uid()?, claim.annotations().get(ROLLBACK)?.clone()))).collect())
     }
 
-    /// Ends rollbacks whose request is gone: a user has removed it together with the note of the node, the claim was deleted, or a
-    /// pass ended before it wrote the end into the record. No pass of a claim would do it.
+    /// Ends rollbacks whose request is gone: a user has removed the request together with the annotation of the node,
+    /// the claim was deleted, or a pass ended before it wrote the end into the record. No pass over a claim would end
+    /// these.
     pub(crate) async fn sweep_rollbacks(&self, rollbacks: &BTreeMap<VolumeId, Record>) -> Result<(), Error> {
-        // Most rollbacks have one, and wait for the pods of their volumes.
+        // Most rollbacks have a request, and wait for the pods of their volumes.
         let mut requests = BTreeSet::new();
         for namespace in rollbacks.values().map(|record| &record.claim.namespace).collect::<BTreeSet<_>>() {
             requests.extend(self.requests(namespace).await?);
         }
         for (kept, record) in rollbacks.iter().filter(|(kept, record)| !requests.contains(&request(kept, record))) {
             let Some(Rollback { volume, .. }) = record.rollback() else { continue };
-            // Passes of the claim have the first, those of the content the second. None of them waits for both.
+            // Passes over the claim have the first lock, those over the content the second one. No pass waits for both
+            // locks.
             let _volume = self.locks.lock(volume).await;
             let _kept = self.locks.lock(kept).await;
             let Some(record) = self.snapshot_record(kept).await? else { continue };
-            // Again: a pass may have run since then.
+            // Check again: a pass may have run since then.
             if record.rollback().is_none() || self.has_request(kept, &record).await? {
                 continue;
             }
@@ -355,15 +361,15 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Creates the objects of the kept snapshot, and ends the rollback in its record. The caller has the locks of the volume and of
-    /// the kept snapshot.
+    /// Creates the objects of the kept snapshot, and ends the rollback in its record. The caller has the locks of the
+    /// volume and of the kept snapshot.
     async fn end_exchanged(&self, kept: &VolumeId, record: &Record) -> Result<(), Error> {
         let Some(Rollback { volume, source, .. }) = record.rollback() else { return Ok(()) };
         let want = RollbackRequest { claim: record.claim.clone(), volume: volume.clone(), source: source.clone() };
         let completed = self.on_volume(kept, move |store, kept| store.roll_back(kept, &want)).await?;
         let record = completed.map_err(Error::Store)?.into_inner();
         match self.create_objects(kept, &record).await {
-            // The namespace is gone, with the claim.
+            // The namespace was deleted, with the claim.
             Err(Error::Api(error)) if error.is_not_found() => {}
             created => created?,
         }
@@ -371,12 +377,13 @@ impl Provisioner {
     }
 }
 
-/// The UID of the claim, and its annotation.
+/// Request of a rollback: the UID of the claim, and the value of its annotation.
 fn request(kept: &VolumeId, record: &Record) -> (String, String) {
     (record.claim.uid.clone(), kept.to_string())
 }
 
-/// Whom a VolumeSnapshot belongs to that keeps the former content of a claim's volume: its own name, and the UID of the claim.
+/// Owner of the VolumeSnapshot that keeps the former content of a claim's volume: the name of the VolumeSnapshot, and
+/// the UID of the claim.
 fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
     Claim {
         uid: claim.uid().unwrap_or_default(),
@@ -385,7 +392,7 @@ fn kept_of(claim: &PersistentVolumeClaim, kept: &VolumeId) -> Claim {
     }
 }
 
-/// An earlier pass may have created it.
+/// Creates an object. Returns `Unchanged` if the object exists: an earlier pass may have created it.
 async fn create(
     api_of: &Api<DynamicObject>,
     object: Value,
@@ -397,7 +404,7 @@ async fn create(
     match api_of.create(params, &object).await {
         Ok(_) => Ok(Ensured::Created(())),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(Ensured::Unchanged(())),
-        // Such as a quota of the namespace: its user can help, and no other request fails.
+        // A quota of the namespace may deny the object: its user can help, and no other request fails.
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             Err(Error::KeptDenied { has, what, message: status.message.clone() })
         }

@@ -1,4 +1,4 @@
-//! Decides what is done for the rollback that a bound claim requests. Pure.
+//! Plans the rollback that a bound claim requests. Pure.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use volume::{Claim, DRIVER_NAME, Record, VolumeId};
 use crate::claim::plan::annotation;
 use crate::snapshot::object::{Content, Snapshot};
 
-/// The API server rejects longer names.
+/// Maximum length of an object's name. The API server rejects longer names.
 const NAME_LEN: usize = 253;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Step {
 #[error("claim {claim} cannot be rolled back to snapshot {snapshot}, {obstacle}")]
 pub(crate) struct RollbackRejection {
     pub(crate) claim: String,
-    /// Its name in the namespace of the claim.
+    /// Name of the snapshot in the namespace of the claim.
     pub(crate) snapshot: String,
     pub(crate) obstacle: Obstacle,
 }
@@ -53,7 +53,7 @@ pub(crate) enum Obstacle {
     OtherClaim,
 }
 
-/// The content that a volume has when a rollback of it fails.
+/// Content of a volume when its rollback fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeContent {
     Former,
@@ -70,7 +70,7 @@ impl fmt::Display for VolumeContent {
 }
 
 pub(crate) fn next(claim: &PersistentVolumeClaim) -> Step {
-    // Another value is that of a user.
+    // A user may have written any other value.
     let kept = annotation(claim, ROLLBACK).and_then(|id| id.parse().ok()).filter(|id| is_kept_of(claim, id));
     match (annotation(claim, RESTORE_FROM), kept) {
         (Some(snapshot), kept) => Step::RollBack { snapshot: snapshot.to_owned(), kept },
@@ -79,7 +79,7 @@ pub(crate) fn next(claim: &PersistentVolumeClaim) -> Step {
     }
 }
 
-/// A new ID for each request: the version of a claim grows.
+/// ID of the kept snapshot. Each request has a new ID, because the version of a claim grows.
 pub(crate) fn kept_id(claim: &PersistentVolumeClaim) -> Option<VolumeId> {
     format!("{}{}", kept_prefix(claim)?, claim.resource_version()?).parse().ok()
 }
@@ -124,7 +124,8 @@ pub(crate) fn source(
         Some(other) if other != node => return Err(Obstacle::Elsewhere(other.to_owned())),
         Some(_) => {}
     }
-    // An administrator has created a content with a handle; that of a rollback names the claim.
+    // A content without a volume handle is of an administrator or of a rollback. The ID of a rollback's snapshot names
+    // the claim.
     let is_of_claim = match &content.spec.source.volume_handle {
         Some(handle) => handle == volume.as_str(),
         None => is_kept_of(claim, &id),
@@ -136,7 +137,7 @@ pub(crate) fn source(
     }
 }
 
-/// The content of the snapshot `kept`, which keeps the former content. An admission policy lists its fields
+/// Content object of the snapshot `kept`, which keeps the former content. An admission policy lists its fields
 /// (reconciler/src/admission.rs).
 pub(crate) fn content(kept: &VolumeId, record: &Record, node: &str) -> Value {
     let Claim { namespace, name, .. } = &record.claim;
@@ -148,7 +149,7 @@ pub(crate) fn content(kept: &VolumeId, record: &Record, node: &str) -> Value {
             "driver": DRIVER_NAME,
             "deletionPolicy": "Delete",
             "source": {"snapshotHandle": kept.as_str()},
-            // A claim that is restored from it has the same.
+            // A claim that is restored from the snapshot has the same mode.
             "sourceVolumeMode": if record.mode.is_block() { "Block" } else { "Filesystem" },
             "volumeSnapshotRef": {
                 "apiVersion": format!("{}/{}", snapshot::GROUP, snapshot::VERSION),
@@ -160,7 +161,7 @@ pub(crate) fn content(kept: &VolumeId, record: &Record, node: &str) -> Value {
     })
 }
 
-/// Whether a content that exists is the one of [`content`].
+/// Whether an existing content is the one of [`content`].
 pub(crate) fn is_content_of(found: &Content, kept: &VolumeId, record: &Record, node: &str) -> bool {
     let of = &found.spec.volume_snapshot_ref;
     found.is_of_driver()
@@ -179,7 +180,7 @@ pub(crate) fn snapshot(kept: &VolumeId, name: &str) -> Value {
     })
 }
 
-/// Whether a VolumeSnapshot that exists is the one of [`snapshot`].
+/// Whether an existing VolumeSnapshot is the one of [`snapshot`].
 pub(crate) fn is_snapshot_of(found: &Value, kept: &VolumeId) -> bool {
     found["spec"]["source"]["volumeSnapshotContentName"] == kept.as_str()
 }

@@ -1,4 +1,4 @@
-//! Takes, shows and removes the snapshots of contents.
+//! Takes snapshots, writes their state to the contents, and removes them.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -33,18 +33,18 @@ pub(crate) async fn reconcile_content(content: Arc<Content>, provisioner: Arc<Pr
     match &served {
         Ok(Outcome::Occupied) => {}
         Ok(_) => provisioner.attempts.succeeded(&key),
-        // The API server does not answer, or the content has changed.
+        // The status does not get an error if the API server does not answer, or the content has changed.
         Err(Error::Api(_)) => {}
         Err(error) => provisioner.report_failure(&content, error).await?,
     }
     served.map(Outcome::action)
 }
 
-/// Counts the failure, also of the content of a group. Returns when the next pass is.
+/// Counts the failure of a pass over the content of a snapshot or a group, and schedules the next pass.
 pub(crate) fn failed<K: Resource>(content: Arc<K>, error: &Error, provisioner: Arc<Provisioner>) -> Action {
     provisioner.metrics.failed(Object::Snapshot, error.kind());
     let (content_name, cause): (_, &dyn std::error::Error) = (content.name_any(), error);
-    // Only another content can help.
+    // A rejected content cannot succeed later; only another content can.
     if matches!(error, Error::SnapshotRejected(_) | Error::GroupRejected(_)) {
         warn!(content = content_name, error = cause, "content rejected");
         return Action::requeue(backoff::MOST);
@@ -54,7 +54,8 @@ pub(crate) fn failed<K: Resource>(content: Arc<K>, error: &Error, provisioner: A
     Action::requeue(retry.after)
 }
 
-/// The deletion does not wait for the back-off of a snapshot that cannot be taken.
+/// Back-off key of a content. The deletion has its own key, so that it does not wait for the back-off of a snapshot
+/// that cannot be taken.
 pub(crate) fn backoff_key<K: Resource>(content: &K) -> String {
     let uid = content.uid().unwrap_or_default();
     if content.meta().deletion_timestamp.is_some() { format!("{uid} deleted") } else { uid }
@@ -90,7 +91,7 @@ where
     Ok(())
 }
 
-/// Shows the failure in the status, if that does not have it.
+/// Writes the failure to the status, unless the status has it.
 pub(crate) async fn show_failure<K>(
     contents: &Api<K>,
     content: &K,
@@ -144,10 +145,11 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// One pass. The handle and the instant are written after the first one.
+    /// Runs one pass. The status gets the handle and the instant after the first pass.
     async fn take(&self, content: &Content, id: &VolumeId, mut want: SnapshotRequest) -> Result<Outcome, Error> {
         let is_shown = content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
-        // The store undoes one for which the disk has no space, also after its first pass. Then it is taken again.
+        // The store undoes a snapshot for which the disk has no space, also after its first pass. Then the snapshot is
+        // taken again.
         let found = self.on_volume(id, |store, id| store.record(id)).await?.map_err(Error::of_claim)?;
         let is_new = !is_shown || found.is_none();
         let may_clone = is_new || !self.copies.is_cloned(id);
@@ -173,7 +175,7 @@ impl Provisioner {
         Ok(self.copies.outcome(id, copying))
     }
 
-    /// A content does not have the parameters of its class.
+    /// Reads the parameters of the class, which the content does not have.
     async fn snapshot_parameters(&self, class: &str) -> Result<SnapshotParameters, Error> {
         let classes = Api::<SnapshotClass>::all(self.client.clone());
         match classes.get(class).await {
@@ -183,7 +185,7 @@ impl Provisioner {
         }
     }
 
-    /// `None` also of an unreadable one, and of a volume.
+    /// Record of a snapshot. `None` also if the record is unreadable, or is that of a volume.
     pub(crate) async fn snapshot_record(&self, id: &VolumeId) -> Result<Option<Record>, Error> {
         let found = match self.on_volume(id, |store, id| store.record(id)).await? {
             Err(volume::Error::Closed { .. }) => None,
@@ -198,7 +200,7 @@ impl Provisioner {
         self.write_state(content, id, &record).await
     }
 
-    /// With the lock of the snapshot.
+    /// Deletes the snapshot. The caller has the lock of the snapshot.
     async fn delete_snapshot(&self, content: &Content, id: &VolumeId) -> Result<Outcome, Error> {
         let Some(_place) = self.removal_place() else { return Ok(Outcome::Occupied) };
         // An administrator may have created a second content for the snapshot.
@@ -220,8 +222,9 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// A pass that ended the request for a rollback on the claim may not have ended it in the record. As long as the claim has
-    /// the request, the snapshot shows that it was served.
+    /// Ends the rollback whose former content the snapshot keeps. A pass that ended the request on the claim may not
+    /// have ended the rollback in the record. As long as the claim has the request, the snapshot shows that it was
+    /// served.
     async fn end_rollback_of(&self, id: &VolumeId) -> Result<(), Error> {
         let Some(record) = self.snapshot_record(id).await?.filter(Record::is_exchanged) else { return Ok(()) };
         if self.has_request(id, &record).await? {
@@ -236,7 +239,8 @@ impl Provisioner {
         Ok(())
     }
 
-    /// For a content of this node: whether the snapshot controller named the node. Reports once that it did not.
+    /// Records whether the snapshot controller named the node of a content of this node. Publishes an event once if the
+    /// controller did not.
     fn note_distribution(&self, content: &Content) {
         if !plan::shows_distribution(content) {
             return;
@@ -273,7 +277,7 @@ impl Provisioner {
         patch_status(&self.contents, content, status).await
     }
 
-    /// Shows a failure in the status and in an event.
+    /// Reports a failure in the status and by an event.
     async fn report_failure(&self, content: &Content, error: &Error) -> Result<(), Error> {
         if content.metadata.deletion_timestamp.is_some() {
             self.events.snapshot_delete_failed(content, error);

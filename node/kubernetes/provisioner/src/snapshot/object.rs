@@ -1,4 +1,4 @@
-//! The objects of snapshots, as far as the provisioner reads them.
+//! Objects of snapshots, with the fields that the provisioner reads.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ pub(crate) struct ContentSpec {
     pub(crate) volume_snapshot_ref: ObjectReference,
 }
 
-/// One of both: the volume of a snapshot to take, or a snapshot that exists.
+/// Source of a snapshot: either the volume of a snapshot to take, or a snapshot that exists.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ContentSource {
@@ -84,7 +84,8 @@ pub(crate) struct SnapshotClass {
     pub(crate) parameters: BTreeMap<String, String>,
 }
 
-/// The kind, its plural, its group, the type of which its version is a function, and its scope.
+/// Implements `Resource` for a kind: its name, its plural, its group, its dynamic type, its version as a function of
+/// that type, and its scope.
 macro_rules! resource {
     ($type:ident: $kind:ident, $plural:ident, $group:ident, $dynamic:ty, $version:expr, $scope:ident) => {
         impl Resource for $type {
@@ -135,7 +136,7 @@ impl Snapshot {
 }
 
 impl Content {
-    /// Whether both objects name each other. Any user can create a content that names a snapshot of another one.
+    /// Whether both objects name each other. Any user can create a content that names a snapshot of another user.
     pub(crate) fn is_of(&self, snapshot: &Snapshot) -> bool {
         let of = &self.spec.volume_snapshot_ref;
         of.uid.is_some() && of.uid == snapshot.metadata.uid && self.metadata.name.as_deref() == snapshot.content()
@@ -160,13 +161,13 @@ impl Content {
         }
     }
 
-    /// Whether the node serves it, or will, with this snapshot. Another node can create contents with its own label and any ID: they
-    /// do not keep this node from removing its snapshot.
+    /// Whether this node serves or will serve the content with this snapshot. Another node can create contents with its
+    /// own label and any ID: such contents do not prevent this node from removing its snapshot.
     pub(crate) fn may_show(&self, id: &VolumeId, node: &str) -> bool {
         self.is_of_driver() && self.node().is_none_or(|served| served == node) && self.id().as_ref() == Some(id)
     }
 
-    /// The handle of the group that the snapshot is taken with.
+    /// Handle of the group that the snapshot belongs to.
     pub(crate) fn group(&self) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(HANDLE).map(String::as_str)
     }
@@ -181,7 +182,7 @@ impl Content {
         self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
     }
 
-    /// The size of the snapshot, which a volume needs at least.
+    /// Size of the snapshot: the minimum size of a volume with its content.
     pub(crate) fn size(&self) -> Option<Bytes> {
         u64::try_from(self.status.as_ref()?.restore_size?).ok().map(Bytes::new)
     }

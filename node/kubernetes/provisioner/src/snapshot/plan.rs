@@ -1,4 +1,4 @@
-//! Decides what is done for a content. Pure.
+//! Plans the next step for the content of a snapshot. Pure.
 
 use std::time::UNIX_EPOCH;
 
@@ -16,7 +16,7 @@ pub(crate) enum SnapshotPlan {
     Adopt,
     /// Take the snapshot, or copy more of its blocks.
     Take(VolumeId, SnapshotRequest),
-    /// Show the state of a snapshot that exists.
+    /// Write the state of a snapshot that exists to the status.
     Find(VolumeId),
     /// Remove the snapshot, then the finalizer.
     Delete(VolumeId),
@@ -83,13 +83,14 @@ pub(crate) fn parameters(class: &SnapshotClass) -> Result<SnapshotParameters, Sn
     SnapshotParameters::parse(&class.parameters).map_err(failed)
 }
 
-/// Whether the content needs the snapshot no more, because its own deletion removes it.
+/// Whether the deletion of the content removes the snapshot, so that the content does not need it any more.
 pub(crate) fn ends_snapshot(content: &Content) -> bool {
     is_deleted(content) && content.spec.deletion_policy == "Delete"
 }
 
-/// Whether the snapshot controller created the content, and names its node if it runs with `--enable-distributed-snapshotting`. It
-/// names none for the member of a group. Administrators create contents of snapshots that exist.
+/// Whether the content shows if the snapshot controller runs with `--enable-distributed-snapshotting`: the controller
+/// created the content, and names its node only with this option. The controller names no node for the member of a
+/// group, and administrators create contents of snapshots that exist.
 pub(crate) fn shows_distribution(content: &Content) -> bool {
     let (source, of) = (&content.spec.source, &content.spec.volume_snapshot_ref);
     let named_after = content.metadata.name.as_deref().and_then(|name| name.strip_prefix(CONTENT_PREFIX));
@@ -99,7 +100,8 @@ pub(crate) fn shows_distribution(content: &Content) -> bool {
         && named_after.is_some_and(|uid| of.uid.as_deref() == Some(uid))
 }
 
-/// As the sidecar decides: the content of a snapshot that exists, and the content that no snapshot ever had, stay.
+/// Whether the deletion of the content has to be completed, as the sidecar decides: the VolumeSnapshot is being deleted
+/// too, or a content with a snapshot handle was never bound to a VolumeSnapshot.
 fn is_deleted(content: &Content) -> bool {
     let meta = &content.metadata;
     let was_bound = content.spec.volume_snapshot_ref.uid.as_ref().is_some_and(|uid| !uid.is_empty());
@@ -183,7 +185,7 @@ mod tests {
         let begun = |ready: bool| content(|content| content["status"] = json!({"readyToUse": ready}));
         assert_eq!(planned(&begun(false)), take);
         assert_eq!(planned(&begun(true)), Ok(SnapshotPlan::Ignore));
-        // The content of a snapshot that exists is not to be deleted.
+        // A deleted content is kept while its VolumeSnapshot is not being deleted.
         let kept = content(|content| content["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
         assert_eq!(planned(&kept), take);
     }
@@ -198,7 +200,7 @@ mod tests {
         };
         assert_eq!(planned(&member(unchanged)), Ok(SnapshotPlan::Ignore));
         let bare = member(|content| content["metadata"]["labels"] = json!({}));
-        // Also after its volume was deleted.
+        // The node of the snapshot adopts the content, also after its volume was deleted.
         let adopted = plan(&bare, NODE, |id| id.as_str() == "group-1-pvc-1");
         assert_eq!(adopted, Ok(SnapshotPlan::Adopt));
         let gone = member(|content| {
@@ -273,7 +275,7 @@ mod tests {
         assert_eq!(gone(existing), Ok(SnapshotPlan::Delete(id("snapshot-kept"))));
         assert_eq!(gone(|content| content["spec"]["deletionPolicy"] = "Retain".into()), Ok(SnapshotPlan::Release));
         assert_eq!(gone(|content| content["metadata"]["finalizers"] = json!([])), Ok(SnapshotPlan::Ignore));
-        // No snapshot was bound to it, and none announces the deletion.
+        // No VolumeSnapshot was bound to the content, and none announces the deletion.
         let unbound = gone(|content| {
             existing(content);
             content["metadata"]["annotations"] = json!({});
@@ -304,7 +306,7 @@ mod tests {
             let text = parameters(&class(invalid)).unwrap_err().to_string();
             assert!(text.contains("VolumeSnapshotClass paused") && text.contains("thin"), "{text}");
         }
-        // The API server leaves the field out.
+        // The API server leaves out empty parameters.
         let bare = serde_json::from_value(json!({"metadata": {"name": "local"}})).expect("a class");
         assert_eq!(parameters(&bare).unwrap(), read(Duration::from_secs(2), Sharing::Temporary));
     }

@@ -36,8 +36,8 @@ impl fmt::Display for SnapshotRequirement {
     }
 }
 
-/// Whether the cluster has the requirements, as far as the node has found. Shared by all clones, and by provisioners that are
-/// started again.
+/// Requirements that the cluster has, as far as the node has found. All clones share this state, which stays when the
+/// provisioner is started again.
 #[derive(Clone, Debug)]
 pub struct SnapshotSupport {
     found: Arc<Mutex<Found>>,
@@ -47,7 +47,7 @@ pub struct SnapshotSupport {
 #[derive(Debug, Default)]
 struct Found {
     are_crds_missing: bool,
-    /// The creation of the newest content without its node.
+    /// Creation time of the newest content without its node.
     unlabelled: Option<Timestamp>,
 }
 
@@ -83,8 +83,8 @@ impl SnapshotSupport {
         self.change(|found| found.are_crds_missing = are_missing);
     }
 
-    /// The snapshot controller created a content at this time without its node. Returns whether it is the first one, or the first
-    /// one after others that had their node.
+    /// Records that the snapshot controller created a content at this time without its node. Returns whether this
+    /// content is the first one, or the first one after others that had their node.
     pub(crate) fn unlabelled(&self, created: Timestamp) -> bool {
         self.change(|found| {
             let is_first = found.unlabelled.is_none();
@@ -93,8 +93,8 @@ impl SnapshotSupport {
         })
     }
 
-    /// The content that the snapshot controller created at this time has its node. The node itself may have set the label of an
-    /// older one.
+    /// Records that a content that the snapshot controller created at this time has its node. An older content does not
+    /// count, because the node itself may have set its label.
     pub(crate) fn labelled(&self, created: Timestamp) {
         self.change(|found| found.unlabelled = found.unlabelled.filter(|newest| created <= *newest));
     }

@@ -1,6 +1,6 @@
 //! Compares the snapshots on the disk with the contents in the cluster, as a part of [`crate::sweep`].
 //!
-//! Contents are those that this node serves, or will: not those with the label of another node.
+//! Only contents that this node serves or will serve count, not those with the label of another node.
 //!
 //! | on the disk | in the cluster | action |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | staged, or in the trash | no content | removed |
 //! | ready | no content | an orphan: reported, kept |
 //!
-//! Snapshots of CSI's Controller service are left to its client.
+//! The sweep ignores snapshots of CSI's Controller service: their client decides about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,8 @@ struct Findings {
 }
 
 impl Provisioner {
-    /// Removes unfinished snapshots, and returns the orphans. The disk was read before.
+    /// Removes unfinished snapshots, and returns the orphans. The caller has read the disk before this call lists the
+    /// contents.
     pub(crate) async fn sweep_snapshots(
         &self,
         snapshots: &BTreeMap<VolumeId, Record>,
@@ -41,7 +42,7 @@ impl Provisioner {
         }
         let listed = match self.contents.list(&ListParams::default()).await {
             Ok(contents) => contents.items,
-            // The CRDs were removed, with all contents: that proves nothing about a snapshot.
+            // The CRDs were removed with all contents, which proves nothing about a snapshot.
             Err(error) if is_missing(&error) => Vec::new(),
             Err(error) => return Err(api("list the contents of snapshots")(error).into()),
         };
@@ -59,8 +60,8 @@ impl Provisioner {
     }
 }
 
-/// If the API server returns no content at all although snapshots are ready, it may have lost its data, or may be that of
-/// another cluster. Then nothing is removed.
+/// If the API server returns no content at all although snapshots are ready, it may have lost its data, or may be that
+/// of another cluster. Then nothing is removed.
 fn findings(
     snapshots: &BTreeMap<VolumeId, Record>,
     retired: &BTreeSet<VolumeId>,
@@ -124,7 +125,7 @@ mod tests {
         let found = findings(&snapshots, &retired, &contents, &[], NODE);
         assert_eq!(found.removable, [id("snapshot-left"), id("snapshot-trash")].into());
         assert_eq!(found.orphans, [id("snapshot-orphan")].into());
-        // A handle of another driver.
+        // A content of another driver does not keep the snapshot.
         let foreign = findings(&snapshots, &retired, &[content("begun", "example.invalid")], &[], NODE);
         assert!(foreign.removable.contains(&id("snapshot-begun")));
     }

@@ -22,20 +22,21 @@ use crate::controller::{Watched, control};
 use crate::snapshot::apply::{failed, reconcile_content};
 use crate::snapshot::object::Content;
 
-/// How often the CRDs are looked for in a new cluster, whose control plane creates them when kube-controller-manager is healthy.
+/// Interval of the search for the CRDs in a new cluster. The control plane creates the CRDs when
+/// kube-controller-manager is healthy.
 const FIRST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often they are looked for when they have been missing for [`NEW_CLUSTER`].
+/// Interval of the search when the CRDs have been missing for [`NEW_CLUSTER`].
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// The control plane waits for kube-controller-manager for at most 5 minutes.
+/// Age up to which a cluster is new. The control plane waits for kube-controller-manager for at most 5 minutes.
 const NEW_CLUSTER: Duration = Duration::from_mins(6);
 
-/// The CRDs are reported as missing after this.
+/// Time after which missing CRDs are reported.
 const REPORTED: Duration = Duration::from_mins(10);
 
-/// Waits until the cluster has the kind. Healthy also without it: volumes do not need it. Calls `report` once if it stays
-/// missing. `false` if it is cancelled.
+/// Waits until the cluster has the kind. The service is healthy without the kind, because volumes do not need it. Calls
+/// `report` once if the kind stays missing. Returns `false` if it is cancelled.
 pub(crate) async fn served<F>(cx: &Context, kind: &'static str, find: impl Fn() -> F, report: impl Fn()) -> bool
 where
     F: Future<Output = Result<(), kube::Error>>,

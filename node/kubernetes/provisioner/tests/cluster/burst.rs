@@ -12,7 +12,8 @@ use crate::node::{Node, until};
 
 const CLAIMS: usize = 100;
 
-/// The last case, and it removes nothing: the PV controller binds one claim after the other, with four requests for each.
+/// The case is the last one and removes nothing, because the PV controller binds one claim after the other, with four
+/// requests for each.
 pub(crate) async fn a_burst_of_claims_is_served(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "burst").await?;
     let small = json!({"resources": {"requests": {"storage": "1Mi"}}});

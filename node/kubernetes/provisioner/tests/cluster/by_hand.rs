@@ -15,7 +15,7 @@ use crate::node::{Node, until};
 use crate::{id_of, record};
 
 const PAGE: &str = include_str!("../../../../../docs/operations/orphans.md");
-/// The page's example of the UID in the event.
+/// UID of the claim in the page's examples.
 const UID: &str = "6f2c1b8e-0000-4000-8000-000000000001";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
@@ -66,12 +66,12 @@ pub async fn an_orphan_is_adopted_by_a_manual_pv(cluster: Arc<Cluster>) -> Resul
         bound.spec.as_ref().and_then(|spec| spec.csi.as_ref()).map(|csi| csi.volume_handle.as_str()),
         Some(id.as_str())
     );
-    // The reclaimer finds the node of its PV, so that it can be expanded.
+    // The reclaimer finds the node of the claim's PV, so that the volume can be expanded.
     let reclaimer = envtest::start("reclaimer", node.admin.clone(), reconciler::reclaim).await?;
     node.enlarge("data", "2Gi").await?;
     node.event("data", "VolumeResizeSuccessful").await?;
     reclaimer.stop(PATIENCE).await?;
-    // And deleted: missing fields of the manifest are added before.
+    // The provisioner adds the fields that the manifest lacks before the deletion.
     node.set_policy(&pv.name_any(), "Delete").await?;
     until("the driver's finalizer and annotation", async || {
         let found = node.pvs().get(&pv.name_any()).await?;
@@ -89,7 +89,7 @@ pub async fn an_orphan_is_adopted_by_a_manual_pv(cluster: Arc<Cluster>) -> Resul
 pub async fn an_orphan_is_erased_by_a_manual_pv(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_orphan(&cluster, "erased", 2).await?;
     let pv: PersistentVolume = read(&manifests(&node, &id, "Erase an orphan")?, "PersistentVolume")?;
-    // The node adds both, but the PV controller may read the PV before.
+    // The node adds both fields, but the PV controller may read the PV before.
     assert_eq!(pv.annotations().get(PROVISIONED_BY).map(String::as_str), Some(DRIVER_NAME));
     assert_eq!(pv.finalizers(), [provisioner::FINALIZER]);
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
@@ -106,7 +106,7 @@ pub async fn a_pv_with_missing_fields_is_ignored(cluster: Arc<Cluster>) -> Resul
         spec.persistent_volume_reclaim_policy = Some("Delete".to_owned());
     }
     let pv = node.pvs().create(&PostParams::default(), &pv).await?;
-    // Another claim is created and deleted after it.
+    // When another claim was created and deleted, the provisioner has processed the PV.
     let other = node.provisioned("other", json!({})).await?;
     node.delete("other", &other).await?;
     let found = node.pvs().get(&pv.name_any()).await?;

@@ -1,4 +1,5 @@
-//! The capacity that a node publishes for the scheduler, and its metrics. The tests play kubelet and the scheduler.
+//! The capacity that a node publishes for the scheduler, and its metrics. The tests act as the kubelet and the
+//! scheduler.
 
 use std::sync::Arc;
 
@@ -70,7 +71,7 @@ fn largest(free: Bytes, bytes_per_inode: u64) -> Bytes {
     space.largest_block().max(space.largest(|size| Mode::Filesystem { inodes: inodes(size) }))
 }
 
-/// Zero if the quantity has another unit.
+/// Size of a quantity in Ki, Mi, Gi or bytes; zero if the quantity has another unit.
 fn bytes(quantity: &str) -> Bytes {
     let unit =
         |(suffix, shift): &(&str, u32)| quantity.strip_suffix(suffix)?.parse::<u64>().ok().map(|size| size << shift);
@@ -108,8 +109,9 @@ pub(crate) async fn capacity_is_published_when_the_node_exists(cluster: Arc<Clus
     assert_eq!(published(&node, &node.class).await?, []);
     let uid = register(&node).await?;
     let object = publishes(&node, &node.class, "100Gi").await?;
-    // A block volume: of the disk's 26214400 blocks of 4 KiB, 640 are for writes and a part of one for two inodes. Of the
-    // other 26213759, one of each 125 is for the map: 26004048 blocks, and 209711 for their map.
+    // The largest volume is a block volume. Of the disk's 26214400 blocks of 4 KiB, 640 are for writes and a part of
+    // one for two inodes. Of the other 26213759, one of each 125 is for the map: 26004048 blocks, and 209711 for their
+    // map.
     assert_eq!(object.maximum_volume_size, Some(Quantity("104016192Ki".into())));
     let whole = serde_json::to_value(&object)?;
     assert_eq!(whole["nodeTopology"], json!({"matchLabels": {"kubernetes.io/hostname": node.name}}));
@@ -124,11 +126,12 @@ pub(crate) async fn capacity_follows_the_classes(cluster: Arc<Cluster>) -> Resul
     let node = Node::start(&cluster, "classes").await?;
     register(&node).await?;
     make_class(&node, "foreign", "example.invalid", json!({})).await?;
-    // One inode per MiB; and a rejected class, whose claims get an event with the reason.
+    // Class `few-files` has one inode per MiB. Class `odd` is rejected, and its claims get an event with the reason.
     make_class(&node, "few-files", "local.granary.dev", json!({"bytesPerInode": "1048576"})).await?;
     make_class(&node, "odd", "local.granary.dev", json!({"colour": "red"})).await?;
     let few = publishes_for(&node, "few-files", "100Gi", 1 << 20).await?;
-    // A filesystem: 512 bytes for each MiB. 102350 MiB and their inodes leave 25 KiB, and 24 KiB of that are whole blocks.
+    // The largest volume is a filesystem, with 512 bytes for each MiB. 102350 MiB and their inodes leave 25 KiB, and 24
+    // KiB of that are whole blocks.
     assert_eq!(few.maximum_volume_size, Some(Quantity("104806424Ki".into())));
     publishes(&node, "odd", "100Gi").await?;
     assert_eq!(published(&node, "foreign").await?, []);
@@ -150,7 +153,7 @@ pub(crate) async fn a_volume_reduces_the_capacity_until_it_is_deleted(cluster: A
     node.make_class(json!({"allowVolumeExpansion": true})).await?;
     publishes(&node, &node.class, "100Gi").await?;
     let pv = node.provisioned("data", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
-    // 8 GiB, and 2 GiB for the files.
+    // The volume has 8 GiB, and 2 GiB for its files.
     publishes(&node, &node.class, "90Gi").await?;
     node.enlarge("data", "16Gi").await?;
     publishes(&node, &node.class, "80Gi").await?;
@@ -174,9 +177,9 @@ pub(crate) async fn a_burst_of_claims_is_published_once_a_second(cluster: Arc<Cl
     for number in 0..CLAIMS {
         node.bound(&format!("data-{number}")).await?;
     }
-    // 1000 MiB each, with their files.
+    // Each volume needs 1000 MiB with its files.
     publishes(&node, &node.class, "78400Mi").await?;
-    // Two classes: this one, and the default class.
+    // The node publishes two classes: this one, and the default class.
     let (written, seconds) = (metric(&node, WRITTEN)?.unwrap_or_default() - before, begun.elapsed().as_secs_f64());
     assert!(written <= 2.0 * (seconds + 2.0), "{written} in {seconds} s");
     node.end().await
@@ -189,7 +192,7 @@ pub(crate) async fn stale_objects_are_deleted_and_unmanaged_ones_kept(cluster: A
     let stale = publishes(&node, "gone-class", "100Gi").await?;
     node.halt().await?;
     delete_class(&node, "gone-class").await?;
-    // Another node's, and one that an administrator created, of the same class.
+    // Objects of the same class: one of another node, and one that an administrator created.
     let mut kept = Vec::new();
     for (name, topology) in
         [(stale.name_any().replacen(&node.name, "other", 1), "other"), ("by-hand".to_owned(), node.name.as_str())]

@@ -21,7 +21,7 @@ pub async fn a_claim_gets_a_volume_with_its_fields(cluster: Arc<Cluster>) -> Res
     assert_eq!(pv.name_any(), format!("pvc-{uid}"));
     assert_eq!(pv.annotations()["pv.kubernetes.io/provisioned-by"], "local.granary.dev");
     let spec = pv.spec.unwrap_or_default();
-    // Whole blocks of 4 KiB.
+    // The size is rounded up to whole blocks of 4 KiB.
     assert_eq!(spec.capacity.unwrap_or_default()["storage"].0, "1464844Ki");
     assert_eq!(spec.access_modes.unwrap_or_default(), ["ReadWriteOnce"]);
     assert_eq!(spec.csi.map(|csi| csi.volume_handle), Some(format!("pvc-{uid}")));
@@ -41,7 +41,7 @@ pub async fn a_claim_of_another_node_is_ignored(cluster: Arc<Cluster>) -> Result
     node.claim("elsewhere", json!({})).await?;
     node.schedule("elsewhere", "another").await?;
     node.claim("nowhere", json!({})).await?;
-    // The watch has seen both before this claim.
+    // The watch has delivered both claims before this one.
     let pv = node.provisioned("here", json!({})).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
     node.end().await
@@ -86,7 +86,7 @@ pub async fn a_claim_with_a_foreign_data_source_is_left_to_its_populator(cluster
     let node = Node::start(&cluster, "populated").await?;
     let source = json!({"apiGroup": "example.com", "kind": "Backup", "name": "monday"});
     node.claim_here("populated", json!({"dataSourceRef": source})).await?;
-    // The watch has seen it before this claim.
+    // The watch has delivered the populated claim before this one.
     let pv = node.provisioned("empty", json!({})).await?;
     node.event("empty", "ProvisioningSucceeded").await?;
     let mut events = node.events("populated").await?;

@@ -85,7 +85,8 @@ pub async fn a_source_may_be_deleted_before_the_clone_has_its_pv(cluster: Arc<Cl
     node.end().await
 }
 
-/// Regression: clones of a volume with many files, and all that waited for their source, took the passes over all claims.
+/// Regression: clones of a volume with many files, and all that waited for their source, took the passes over all
+/// claims.
 pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
     const SOURCES: u16 = 3;
     let node = Node::start(&cluster, "slow-clones").await?;
@@ -93,7 +94,7 @@ pub async fn claims_are_served_while_clones_take_long(cluster: Arc<Cluster>) -> 
         node.volume(&format!("data-{number}"), json!({"volumeMode": "Block"})).await?;
     }
     node.volumes.hold(true);
-    // More than are served at once.
+    // More clones than passes at once.
     let clones: Vec<String> = (0..Settings::PARALLEL.get() + SOURCES).map(|number| format!("copy-{number}")).collect();
     for (number, clone) in (0..).zip(&clones) {
         node.claim_here(clone, clone_of(&format!("data-{}", number % SOURCES))).await?;

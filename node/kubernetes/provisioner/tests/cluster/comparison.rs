@@ -48,7 +48,7 @@ pub async fn an_announced_volume_without_a_pv_is_reported_and_kept(cluster: Arc<
     node.run().await?;
     let note = node.orphan_event(&id).await?;
     assert!(note.contains("1 GiB") && note.contains("orphan/gone"), "{note}");
-    // Another claim is created and deleted after it.
+    // Neither the passes over another claim nor a restart remove the orphan.
     let other = node.provisioned("other", json!({})).await?;
     node.delete("other", &other).await?;
     node.halt().await?;
@@ -76,14 +76,14 @@ pub async fn a_pv_without_a_volume_is_reported(cluster: Arc<Cluster>) -> Result<
     node.halt().await?;
     node.volumes.lose(&id);
     node.run().await?;
-    // A pass over the PV at this moment delays it by seconds.
+    // A pass over the PV at this moment delays the event by seconds.
     node.event_with(&pv.name_any(), "VolumeLost", &["does not exist on this node"]).await?;
     // The PV can be deleted nevertheless.
     node.delete("data", &pv).await?;
     node.end().await
 }
 
-/// Their client has no claim and may have no PV, and decides alone about their end.
+/// Volumes of the Controller service have no claim and may have no PV. Only their client decides about their end.
 pub async fn volumes_of_the_controller_service_are_kept(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "external", Bytes::new(100 << 30)).await?;
     // Without any PV, nothing is removed at all.
@@ -138,7 +138,7 @@ pub async fn an_empty_list_of_the_api_server_deletes_nothing(cluster: Arc<Cluste
     node.end().await
 }
 
-/// As if a pod had changed the project of a file.
+/// The fake disk reports a file as if a pod had changed its project.
 pub async fn a_file_that_counts_to_another_project_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::stopped(&cluster, "drifted", Bytes::new(100 << 30)).await?;
     let id = id_of("0d3a7d6e-0000-4000-8000-000000000003")?;

@@ -32,7 +32,7 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
     .await?;
     node.claims().delete("data", &DeleteParams::default()).await?;
     node.phase(&pv.name_any(), "Released").await?;
-    // Another claim is created and deleted: the first PV was processed before.
+    // When another claim was created and deleted, the provisioner has processed the first PV.
     let other = node.provisioned("other", json!({})).await?;
     node.delete("other", &other).await?;
     let id: VolumeId = pv.name_any().parse()?;
@@ -42,8 +42,8 @@ pub async fn retain_keeps_pv_and_data(cluster: Arc<Cluster>) -> Result<(), Failu
     node.end().await
 }
 
-/// As if a deletion ended between the trash and the PV, and could not read the PV again. The running provisioner compares
-/// disk and cluster only minutes later.
+/// The volume is in the trash as if a deletion had ended between the trash and the PV, and could not read the PV again.
+/// The running provisioner compares disk and cluster only minutes later.
 pub async fn retain_restores_the_data_without_a_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start(&cluster, "retain-trash").await?;
     let id = node.volume("data", json!({})).await?;
@@ -125,7 +125,7 @@ pub async fn a_volume_that_cannot_be_removed_delays_no_other(cluster: Arc<Cluste
     node.end().await
 }
 
-/// As if the claim's finalizer was removed, or its pod force-deleted.
+/// The claim ends while its volume is published, as if its finalizer was removed, or its pod force-deleted.
 pub async fn a_published_volume_is_kept_until_it_is_unpublished(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let node = Node::start_apart(&cluster, "published").await?;
     let pv = node.provisioned("data", json!({})).await?;

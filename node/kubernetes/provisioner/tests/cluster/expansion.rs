@@ -56,7 +56,7 @@ async fn has(node: &Node, id: &VolumeId, text: &str, size: Bytes) -> Result<(), 
 
 pub async fn a_filesystem_grows_without_the_kubelet(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, id) = with_claim(&cluster, "grow", "Filesystem").await?;
-    // Rounded up to whole blocks.
+    // The request is rounded up to whole blocks.
     node.enlarge("data", "2147483647").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     assert!(node.event("data", "Resizing").await?.contains("from 1 GiB to 2 GiB"));
@@ -117,7 +117,7 @@ pub async fn a_request_that_is_too_large_can_be_lowered(cluster: Arc<Cluster>) -
     assert_eq!(conditions(&claim), ["Resizing", "ControllerResizeError"]);
     node.event_with("data", "VolumeResizeFailed", &["keeps 1 GiB", "free"]).await?;
     assert_eq!(node.volumes.record(&id).map(|record| record.size), Some(Bytes::GIB), "nothing changed");
-    // Without waiting for the back-off of the first request.
+    // A smaller request does not wait for the back-off of the first one.
     node.enlarge("data", "2Gi").await?;
     has(&node, &id, "2Gi", GIB2).await?;
     node.enlarge("data", "9223372036854775807").await?;

@@ -1,5 +1,5 @@
-//! The API server fails while a claim is created, another one grows, and a third one is deleted. After the fault, all three
-//! come to their end within a minute, and the provisioner was not restarted.
+//! The API server fails while a claim is created, another one grows, and a third one is deleted. After the fault, all
+//! three requests are completed within a minute, without a restart of the provisioner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,23 @@ use tokio::time::timeout;
 
 use crate::node::{Node, until};
 
-/// Much shorter than those of a node, so that the test does not wait for them. A missed one ends silent watches, too.
+/// Deadlines that are much shorter than those of a node, so that the test does not wait for them. A missed deadline
+/// also ends silent watches.
 const DEADLINES: Deadlines = Deadlines {
     object: Duration::from_secs(4),
     list: Duration::from_secs(5),
     idle: Duration::from_secs(75),
     kept: Duration::from_secs(45),
 };
-/// Three passes or watches without an answer take longer, and the third one fails within this after the second: it makes a
-/// stall. The first pauses of a watch that failed are 0.8 s to 1.6 s, and 1.6 s to 3.2 s.
+/// Deadline of a round. Three passes or watches without an answer take longer, and the third one fails within this time
+/// after the second one, which is a stall. The first pauses of a watch that failed are 0.8 s to 1.6 s, and 1.6 s to 3.2
+/// s.
 const ROUND: Duration = Duration::from_secs(9);
-/// How long a stall of passes without further attempts lasts, beside `ROUND`.
+/// Duration of a stall of passes without further attempts, in addition to `ROUND`.
 const RETRY: Duration = Duration::from_secs(10);
-/// From the end of the fault on.
+/// Deadline of the recovery, from the end of the fault on.
 const RECOVERY: Duration = Duration::from_secs(60);
-/// Requests and responses that a fault hits, at least.
+/// Minimum number of requests and responses that a fault hits.
 const HITS: u64 = 5;
 
 pub async fn recovers_from_swallowed_responses(cluster: Arc<Cluster>) -> Result<(), Failure> {

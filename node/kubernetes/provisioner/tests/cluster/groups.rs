@@ -49,7 +49,8 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     node.volumes.set_passes(u32::MAX);
     let content = api.create_group("both", None, source(&ids), json!({})).await?;
     let (name, handle, members) = (content.name_any(), handle_of(&content), members_of(&content, &ids)?);
-    // The controller would create members that are not ready, and their state for ever.
+    // With a handle in the status, the snapshot controller would create members that are not ready, and never update
+    // their state.
     let begun = api.group_status(&name, |status| status["creationTime"].is_string()).await?;
     assert!(begun["volumeGroupSnapshotHandle"].is_null() && begun["volumeSnapshotInfoList"].is_null(), "{begun}");
     assert_eq!(api.group_contents.get(&name).await?.labels().get(MANAGED_BY), Some(&node.name));
@@ -71,7 +72,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
         node.event_with(object, "GroupSnapshotTaken", &["2 snapshots at one instant", "reserve"]).await?;
     }
 
-    // A member is a snapshot, and its content takes no other one.
+    // A member is a snapshot, and its content takes no other snapshot.
     let live = node.volumes.live().len();
     let member = api.create_member("member", &handle, ids[0].as_str()).await?.name_any();
     until("the node of the member", async || {
@@ -93,7 +94,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
     assert!(members.iter().all(|member| node.volumes.record(member).is_none()), "before the content");
     api.gone("member", &member).await?;
 
-    // Thin ones are ready without a copy.
+    // Thin snapshots are ready without a copy.
     node.volumes.set_passes(u32::MAX);
     api.create_group_class("thin", json!({"thin": "true"})).await?;
     let of_class = json!({"volumeGroupSnapshotClassName": "thin"});
@@ -106,7 +107,7 @@ pub async fn a_group_is_taken_at_one_instant_and_deleted(cluster: Arc<Cluster>) 
 
 pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, ids) = with_claims(&cluster, "ungrouped").await?;
-    // The volume of another node.
+    // The volume of this PV is on another node.
     let elsewhere = json!([{"key": TOPOLOGY_KEY, "operator": "In", "values": ["zz"]}]);
     let foreign = json!({
         "metadata": {"name": "pvc-foreign"},
@@ -136,7 +137,7 @@ pub async fn a_group_that_cannot_be_taken_is_reported(cluster: Arc<Cluster>) -> 
         assert_eq!(status["readyToUse"], false);
         for object in [name, &content.name_any()] {
             node.event_with(object, "GroupSnapshotCreationFailed", &[words]).await?;
-            // The status starts another pass, which found no event yet and sent a second one.
+            // Regression: the status starts another pass, which found no event yet and sent a second one.
             let events = node.events(object).await?;
             assert_eq!(events.len(), 1, "one event: {events:?}");
         }
@@ -157,7 +158,8 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     let begun = api.create_group("begun", None, source(&ids), class).await?;
     api.group_status(&begun.name_any(), |status| status["creationTime"].is_string()).await?;
     node.halt().await?;
-    // Regression: the members that the former process had not undone completely were taken again within the default pause.
+    // Regression: the members that the former process had not undone completely were taken again within the default
+    // pause.
     let before = node.volumes.pauses().len();
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
@@ -173,7 +175,7 @@ pub async fn members_without_a_group_are_removed_or_reported(cluster: Arc<Cluste
     let are_ready =
         || members.iter().all(|id| node.volumes.record(id).is_some_and(|record| record.state == State::Announced));
     assert!(are_ready());
-    // The policy keeps the data, which another content shows, and removes.
+    // The policy keeps the data. Another content shows the snapshots, and removes them.
     api.group_gone("kept", &kept.name_any()).await?;
     assert!(are_ready());
     node.volumes.set_passes(0);

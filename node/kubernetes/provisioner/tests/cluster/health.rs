@@ -14,7 +14,7 @@ use crate::node::Node;
 pub async fn faults_of_disk_and_volumes_are_reported(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut node = Node::start(&cluster, "health").await?;
     let id = node.volume("precious", json!({})).await?;
-    // The first look follows the start.
+    // The provisioner checks for faults at its start.
     node.halt().await?;
     node.volumes.set_used(&id, Usage { bytes: Bytes::new(950 << 20), inodes: Inodes::new(3) });
     node.volumes.set_changed(&id, Limits::default());

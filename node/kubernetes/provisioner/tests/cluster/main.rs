@@ -1,5 +1,5 @@
-//! The provisioner with a real API server and the PV controller, which binds claims. The disk is a fake. The tests act as
-//! the kubelet, and as the scheduler except in `scheduling`.
+//! The provisioner with a real API server and the PV controller, which binds claims. The disk is a fake. The tests act
+//! as the kubelet, and as the scheduler except in `scheduling`.
 
 mod burst;
 mod by_hand;
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         deletion::retain_keeps_pv_and_data,
         deletion::retain_restores_the_data_without_a_sweep,
     ];
-    // Each with a node of its own. They wait for pauses of a second or more.
+    // These cases run at the same time, each with its own node, because they wait for pauses of a second or more.
     let suite = suite.at_once(suite![
         Suite::new();
         deletion::a_pv_deleted_before_its_claim_leaks_no_data,
@@ -120,7 +120,7 @@ fn main() -> ExitCode {
         comparison::the_provisioner_survives_an_unreachable_api_server,
         health::faults_of_disk_and_volumes_are_reported,
     ];
-    // As above, for up to half a minute.
+    // These cases also run at the same time, because they wait for up to half a minute.
     let suite = suite.at_once(suite![
         Suite::new();
         requests::slow_work_is_announced_by_an_event,
@@ -150,7 +150,7 @@ fn main() -> ExitCode {
         scheduling::a_claim_for_one_pod_makes_a_second_pod_wait,
         scheduling::topology_is_checked_when_a_user_selects_the_node,
     ];
-    // These do not delete their claims and PVs.
+    // The following cases do not delete their claims and PVs.
     suite![kills::cases(suite); burst::a_burst_of_claims_is_served].run()
 }
 

@@ -109,7 +109,7 @@ pub async fn a_class_that_is_not_possible_changes_nothing(cluster: Arc<Cluster>)
         Ok((size != Some(2 << 30)).then(|| format!("{size:?}")))
     })
     .await?;
-    // A node that cannot limit I/O.
+    // The node cannot limit I/O.
     node.volumes.set_unthrottled(true);
     node.request_class(Some("infeasible-good")).await?;
     let unsupported = |status: &PersistentVolumeClaimStatus| {

@@ -33,7 +33,7 @@ pub async fn reconcile(cluster: &Cluster) -> Result<(), Failure> {
     RECONCILED.get_or_try_init(reconciled).await.copied()
 }
 
-/// The API server enforces a policy some time after its creation.
+/// Waits until the API server enforces the policies, some time after their creation.
 async fn policies_are_in_force(cluster: &Cluster) -> Result<(), Failure> {
     let volumes = Api::<PersistentVolume>::all(cluster.client(Identity::Storage).await?);
     let foreign: PersistentVolume = serde_json::from_value(json!({
@@ -65,7 +65,7 @@ pub struct Node {
     pub notices: Notices,
     queue: NoticeQueue,
     metrics: Metrics,
-    /// How the provisioner reaches the API server.
+    /// Client of the provisioner.
     pub storage: Client,
     running: Option<Supervisor>,
 }
@@ -218,7 +218,8 @@ impl Node {
         Ok(claim)
     }
 
-    /// Creates a pod with this one volume, which any node may run. The namespace's service account may come late.
+    /// Creates a pod with this volume, which any node may run. Repeats the request until the namespace has its service
+    /// account.
     pub async fn pod(&self, name: &str, volume: &Value) -> Result<Api<Pod>, Failure> {
         let mut volume = volume.clone();
         volume["name"] = "v".into();
@@ -264,17 +265,18 @@ impl Node {
         self.note(name, Some(reason), words).await.map(drop)
     }
 
-    /// Waits for an event of this reason about the object; its note.
+    /// Waits for an event of this reason about the object, and returns its note.
     pub async fn event(&self, name: &str, reason: &str) -> Result<String, Failure> {
         self.note(name, Some(reason), &[]).await
     }
 
-    /// Waits for the event about an orphan on the Node; its note.
+    /// Waits for the event about an orphan on the Node, and returns its note.
     pub async fn orphan_event(&self, id: &VolumeId) -> Result<String, Failure> {
         self.note(&self.name, Some("OrphanedVolume"), &[id.as_str()]).await
     }
 
-    /// Waits for an event about the object, of this reason if one is named, whose note has all the words; its note.
+    /// Waits for an event about the object, of this reason if one is named, whose note has all the words. Returns the
+    /// note.
     pub async fn note(&self, name: &str, reason: Option<&str>, words: &[&str]) -> Result<String, Failure> {
         // A class that was replaced a moment before may not exist yet in the cache of the API server.
         let what = format!("event {reason:?} about {name} with {words:?}");
@@ -307,7 +309,7 @@ impl Node {
         .await
     }
 
-    /// Waits until there are more than `before` pauses; the next one.
+    /// Waits until there are more than `before` pauses, and returns the next one.
     pub async fn pause_after(&self, before: usize) -> Result<Option<Duration>, Failure> {
         until("another pause", async || Ok((self.volumes.pauses().len() == before).then(|| before.to_string())))
             .await?;

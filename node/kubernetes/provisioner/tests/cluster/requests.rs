@@ -20,7 +20,7 @@ use crate::node::Node;
 
 const DISK: Bytes = Bytes::new(100 << 30);
 
-/// Of an event of success, while a PV is created or deleted.
+/// Longest wait of an event of success, while a PV is created or deleted.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The requests of one node, without watches and those for its capacity.
@@ -69,7 +69,7 @@ fn held(client: Client, hold: Arc<Hold>) -> Client {
             if request.method() != Method::GET && kind(&request) == hold.request {
                 hold.reached.notify_one();
                 hold.go.notified().await;
-                // Later ones pass.
+                // Later requests pass.
                 hold.go.notify_one();
             }
             client.send(request).await
@@ -87,13 +87,14 @@ pub async fn a_deletion_lists_no_pvs(cluster: Arc<Cluster>) -> Result<(), Failur
     for name in ["one", "two", "three"] {
         let pv = node.provisioned(name, json!({})).await?;
         node.settled(&pv.name_any().parse()?).await?;
-        // The last request of a provision.
+        // The event is the last request of a provision.
         node.event(name, "ProvisioningSucceeded").await?;
         requests.take();
         node.delete(name, &pv).await?;
         sent.push(requests.take());
     }
-    // The median: another write of the PV costs two more. Kubernetes removes `pv-protection` at the same time.
+    // Compare the median: another write of the PV costs two more requests, and Kubernetes removes `pv-protection` at
+    // the same time.
     sent.sort_by_key(Vec::len);
     assert_eq!(sent[1], ["DELETE persistentvolumes", "PATCH persistentvolumes"], "{sent:?}");
     node.end().await
@@ -112,7 +113,7 @@ pub async fn a_claim_costs_two_requests(cluster: Arc<Cluster>) -> Result<(), Fai
         node.event(name, "ProvisioningSucceeded").await?;
         sent.push(requests.take());
     }
-    // The median: the first one may read its class.
+    // Compare the median: the first claim may read its class.
     sent.sort_by_key(Vec::len);
     assert_eq!(sent[1], ["POST persistentvolumes", "POST events"], "{sent:?}");
     node.end().await
@@ -203,10 +204,10 @@ pub async fn a_pv_created_before_the_end_of_the_former_keeps_the_data(cluster: A
     node.second_pv(&pv, json!({"name": "in-between"})).await?;
     hold.go.notify_one();
     gone(&node.pvs(), id.as_str()).await?;
-    // Another volume is removed after it.
+    // When another volume was removed, the provisioner has also processed the trash entry of the first one.
     let other = node.provisioned("other", json!({})).await?;
     node.delete("other", &other).await?;
-    // The volume of the second PV, without a comparison.
+    // The volume of the second PV is live without a comparison of disk and cluster.
     node.live(&id).await?;
     node.pvs().delete("in-between", &DeleteParams::default()).await?;
     node.end().await

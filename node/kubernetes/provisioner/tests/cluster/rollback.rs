@@ -98,7 +98,7 @@ impl Fixture {
     async fn kept(&self, snapshot: &str) -> Result<DynamicObject, Failure> {
         let found = self.api.snapshots.get(snapshot).await?;
         let name = found.data["spec"]["source"]["volumeSnapshotContentName"].as_str().unwrap_or_default().to_owned();
-        // As the controller: both name each other, and the content has the finalizer.
+        // Bind both objects as the controller does: they name each other, and the content has the finalizer.
         let bound =
             json!({"metadata": {"finalizers": [PROTECTION]}, "spec": {"volumeSnapshotRef": {"uid": found.uid()}}});
         let content = merge(&self.api.contents, &name, bound).await?;
@@ -153,7 +153,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
     let record = node.volumes.record(&kept).ok_or("a record")?;
     assert_eq!((record.project, record.state, record.rollback()), (former, State::Announced, None));
 
-    // Undone: the snapshot of the rollback is one of the claim.
+    // Undo the rollback: the kept snapshot is one of the claim's snapshots.
     fixture.annotate(json!({RESTORE_FROM: name})).await?;
     fixture.ended().await?;
     until("the former content", async || {
@@ -161,7 +161,7 @@ async fn returns_and_back(fixture: Fixture) -> Result<(), Failure> {
         Ok((source.as_ref() != Some(&kept)).then(|| format!("{source:?}")))
     })
     .await?;
-    // Confirmed.
+    // Confirm the rollback by the deletion of the kept snapshot.
     api.gone(&name, &content.name_any()).await?;
     assert_eq!(node.volumes.record(&kept), None);
     fixture.end().await
@@ -179,7 +179,7 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
         "{note}"
     );
     assert_eq!(node.volumes.source(volume), None);
-    // Canceled.
+    // Cancel the rollback.
     fixture.annotate(json!({RESTORE_FROM: null})).await?;
     fixture.ended().await?;
     until("the end of the copy", async || {
@@ -187,7 +187,7 @@ pub async fn a_rollback_waits_until_no_pod_has_the_volume(cluster: Arc<Cluster>)
         Ok((records.len() != 2).then(|| format!("{records:?}")))
     })
     .await?;
-    // Requested again, and served.
+    // Request the rollback again, and let it complete.
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
     until("the annotation of the node", async || {
         Ok(fixture.annotation(ROLLBACK).await?.is_none().then(|| "none".to_owned()))
@@ -205,7 +205,7 @@ pub async fn a_rollback_waits_for_the_end_of_a_clone_with_an_event(cluster: Arc<
     let record = node.volumes.record(volume).ok_or("a record")?;
     let clone: VolumeId = "pvc-clone".parse()?;
     let cloning = Some(Cloning::new(volume.clone(), record.size));
-    // Of a client that has ended.
+    // The clone is of a client that has ended.
     let owner = Owner::Controller { source: Some(volume.clone()) };
     node.volumes.put(&clone, Record { owner, cloning, state: State::Staged, ..record });
     fixture.annotate(json!({RESTORE_FROM: "before"})).await?;
@@ -252,7 +252,7 @@ pub async fn what_cannot_be_rolled_back_is_reported_and_changes_nothing(cluster:
     fixture.end().await
 }
 
-/// The namespace may have no other VolumeSnapshot, as by a quota of its administrator.
+/// Creates a quota, as an administrator does, which allows no other VolumeSnapshot in the namespace.
 async fn forbid_snapshots(fixture: &Fixture) -> Result<Api<ResourceQuota>, Failure> {
     const COUNT: &str = "count/volumesnapshots.snapshot.storage.k8s.io";
     let Fixture { node, api, .. } = fixture;
@@ -285,8 +285,8 @@ pub async fn a_quota_denies_a_rollback_before_it_begins(cluster: Arc<Cluster>) -
     fixture.end().await
 }
 
-/// The owner of a claim uses the quota up while the content is copied, removes the request after the exchange, and begins again.
-/// Regression: the former content never had a VolumeSnapshot, and each round kept one more.
+/// The owner of a claim uses the quota up while the content is copied, removes the request after the exchange, and
+/// begins again. Regression: the former content never had a VolumeSnapshot, and each round kept one more.
 pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-bypass").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
@@ -345,7 +345,7 @@ pub async fn an_id_that_a_user_writes_does_not_bypass_a_quota(cluster: Arc<Clust
 pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-name").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
-    // The ID on the claim has the number.
+    // The ID on the claim has the number of the name.
     let name = format!("data-before-rollback-{}", kept.as_str().rsplit('-').next().unwrap_or_default());
     let other = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
@@ -397,11 +397,11 @@ pub async fn a_kept_snapshot_that_a_user_annotates_stays(cluster: Arc<Cluster>) 
     let records = || [volume, &kept].map(|id| node.volumes.record(id));
     let before = records();
     assert!(before.iter().all(Option::is_some), "{before:?}");
-    // As a rollback to cancel, which would remove its copy.
+    // The annotation is like that of a rollback to cancel, which would remove its copy.
     fixture.annotate(json!({ROLLBACK: kept.as_str()})).await?;
     fixture.ended().await?;
     assert_eq!(records(), before);
-    // As one that has begun, which would be exchanged.
+    // The annotations are like those of a rollback that has begun, which would be exchanged.
     fixture.annotate(json!({RESTORE_FROM: "before", ROLLBACK: kept.as_str()})).await?;
     node.event_with("data", "RollbackFailed", &["claim rollback-annotated/data-before-rollback-"]).await?;
     fixture.annotate(json!({RESTORE_FROM: null, ROLLBACK: null})).await?;
@@ -415,7 +415,7 @@ pub async fn an_interrupted_rollback_is_served_once(cluster: Arc<Cluster>) -> Re
     let mut fixture = Fixture::new(&cluster, "rollback-cut").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
     fixture.exchange(&kept, claim)?;
-    // The snapshot may be deleted meanwhile.
+    // A second exchange would change the project.
     let project = fixture.node.volumes.record(&fixture.volume).map(|record| record.project);
     fixture.node.run().await?;
     fixture.ended().await?;
@@ -448,7 +448,7 @@ pub async fn a_request_for_another_snapshot_is_served_afterwards(cluster: Arc<Cl
 pub async fn a_rollback_without_a_request_is_ended_by_the_sweep(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-left").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
-    // The request exists.
+    // The copy stays while the request exists.
     fixture.node.run().await?;
     assert!(fixture.node.volumes.record(&kept).is_some());
     fixture.node.halt().await?;
@@ -519,7 +519,7 @@ pub async fn a_node_annotates_only_claims_on_it(cluster: Arc<Cluster>) -> Result
         denied(created, "contents of local.granary.dev");
     }
     for (part, field, value) in [
-        // It would take a snapshot.
+        // A content with this source would take a snapshot.
         ("spec", "source", json!({"volumeHandle": fixture.volume.as_str()})),
         ("spec", "source", json!({"snapshotHandle": "snapshot-other"})),
         ("spec", "driver", "example.invalid".into()),

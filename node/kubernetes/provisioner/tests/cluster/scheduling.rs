@@ -66,13 +66,13 @@ pub(crate) async fn a_pod_waits_for_its_nodes_capacity(cluster: Arc<Cluster>) ->
     let mut node = schedulable(&cluster, "scheduled").await?;
     let scheduler = cluster.start_scheduler().await?;
     let large = json!({"resources": {"requests": {"storage": "101Gi"}}});
-    // More than a filesystem may have of the 90 GiB that the first claim leaves: a fifth is for its inodes.
+    // A filesystem of this size does not fit in the 90 GiB that the first claim leaves: a fifth is for its inodes.
     let disk = json!({"volumeMode": "Block", "resources": {"requests": {"storage": "85Gi"}}});
     node.claim("fits", json!({"resources": {"requests": {"storage": "8Gi"}}})).await?;
     node.claim("large", large).await?;
     node.claim("disk", disk).await?;
     let pods = make_pod(&node, "fits").await?;
-    // Without an object, the node counts as full.
+    // Without a capacity object, the scheduler treats the node as full.
     unschedulable(&pods, "fits", NO_SPACE).await?;
     node.run().await?;
     let pv = node.bound("fits").await?;
@@ -133,7 +133,7 @@ pub(crate) async fn one_of_two_claims_that_do_not_fit_together_is_served(cluster
     scheduled(&pods, first).await?;
     assert_eq!(node.volumes.live(), [pv.name_any().parse()?]);
 
-    // It waits only for free space.
+    // The second claim waits only for free space.
     end_pod(&pods, first).await?;
     claims.delete(first, &DeleteParams::default()).await?;
     node.gone(&pv).await?;
@@ -183,7 +183,7 @@ pub(crate) async fn topology_is_checked_when_a_user_selects_the_node(cluster: Ar
     assert_eq!(node.volumes.record(&id), None);
     assert_eq!(node.pvs().get_opt(id.as_str()).await?, None);
 
-    // The control plane selects again.
+    // With immediate binding, the control plane selects again.
     let mut immediate = allow(["b", "c"]);
     immediate["volumeBindingMode"] = "Immediate".into();
     node.make_class(immediate).await?;

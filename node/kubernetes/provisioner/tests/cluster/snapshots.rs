@@ -63,7 +63,7 @@ pub async fn a_snapshot_is_taken_restored_and_deleted(cluster: Arc<Cluster>) -> 
     api.gone("before", &name).await?;
     assert_eq!(node.volumes.record(&id), None, "the snapshot is removed before its content");
 
-    // A thin one is ready without a copy.
+    // A thin snapshot is ready without a copy.
     node.volumes.set_passes(u32::MAX);
     api.create_class("thin", json!({"thin": "true"})).await?;
     let of_class = json!({"volumeSnapshotClassName": "thin"});
@@ -101,7 +101,7 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     api.gone("before", &name).await?;
     removed(&node, &id).await?;
 
-    // Regression: one that the store had undone after its instant was taken again within the default pause.
+    // Regression: a snapshot that the store had undone after its instant was taken again within the default pause.
     node.volumes.set_passes(u32::MAX);
     let more = json!({"sourceVolumeMode": "Filesystem", "volumeSnapshotClassName": "short"});
     let content = api.create("undone", Some(&node.name), json!({"volumeHandle": source.as_str()}), more).await?;
@@ -110,14 +110,15 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
     node.halt().await?;
     let before = node.volumes.pauses().len();
     node.volumes.lose(&id);
-    // The owner of the snapshot writes its annotations. The class alone has the pause.
+    // The owner of the snapshot writes its annotations. Only the class sets the pause.
     let longer = json!({"metadata": {"annotations": {"maxPause": "1m", "granary.dev/maxPause": "1m"}}});
     merge(&api.snapshots, "undone", longer.clone()).await?;
     merge(&api.contents, &name, longer).await?;
     node.run().await?;
     assert_eq!(node.pause_after(before).await?, Some(Duration::from_millis(750)));
 
-    // Regression: so was one that the former process had not undone completely.
+    // Regression: a snapshot that the former process had not undone completely was taken again within the default
+    // pause.
     node.halt().await?;
     let before = node.volumes.pauses().len();
     node.run().await?;
@@ -131,7 +132,8 @@ pub async fn a_snapshot_of_files_is_taken_within_its_pause_and_restored_as_files
 pub async fn copies_pause_while_they_wait_for_their_sources(cluster: Arc<Cluster>) -> Result<(), Failure> {
     /// About a hundred passes of a copy that does not pause.
     const OBSERVED: Duration = Duration::from_secs(1);
-    /// The pauses are 500 ms, 1 s and so on. Changes of the objects start passes, too.
+    /// Number of passes that a copy with pauses stays below. The pauses are 500 ms, 1 s and so on. Changes of the
+    /// objects start passes, too.
     const FEW: u32 = 10;
     let (node, api, source) = with_data(&cluster, "waiting").await?;
     let data: VolumeId = source["volumeHandle"].as_str().unwrap_or_default().parse()?;
@@ -178,14 +180,15 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     let first = api.ready("first", &content.name_any()).await?;
     api.gone("first", &content.name_any()).await?;
     assert_eq!(node.volumes.record(&id).map(|record| record.state), Some(State::Announced));
-    // Without the label: the node of the snapshot sets it.
+    // The content has no label: the node of the snapshot sets it.
     let handle = json!({"snapshotHandle": id.as_str()});
     let content = api.create("again", None, handle.clone(), json!({})).await?;
     let second = api.ready("again", &content.name_any()).await?;
     assert_eq!(second, first, "the instant and the size stay");
     let found = api.contents.get(&content.name_any()).await?;
     assert_eq!(found.labels().get(MANAGED_BY), Some(&node.name));
-    // Nor has a content of a volume the label if the snapshot controller runs without its option. The first one is reported.
+    // A content of a volume has no label either if the snapshot controller runs without its option. The first such
+    // content is reported.
     let bare = api.create("bare", None, source.clone(), json!({})).await?.name_any();
     api.ready("bare", &bare).await?;
     node.event_with(&node.name, "SnapshotsNotDistributed", &[&bare, "--enable-distributed-snapshotting"]).await?;
@@ -201,8 +204,8 @@ pub async fn a_retained_snapshot_is_shown_by_a_content_made_by_hand(cluster: Arc
     api.gone("other", &other.name_any()).await?;
     removed(&node, &id).await?;
 
-    // Regression: of two contents that were deleted, as with their namespace, each protected the snapshot, and none
-    // ended.
+    // Regression: of two contents that were deleted, as with their namespace, each protected the snapshot, and neither
+    // was removed.
     let one = api.create("one", Some(&node.name), source, json!({})).await?;
     api.ready("one", &one.name_any()).await?;
     let id = snapshot_of(&one)?;
@@ -263,7 +266,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
             api.gone(name, &content.name_any()).await?;
         }
     }
-    // An error can have the path of a file, 32 KiB that a tenant chose.
+    // An error can contain the path of a file: 32 KiB that a tenant chose.
     let content = api.create("long", Some(&node.name), json!({"volumeHandle": "x".repeat(5000)}), json!({})).await?;
     let shortened = |status: &Value| status["error"]["message"].as_str().is_some_and(|text| text.len() <= 1000);
     api.status(&content.name_any(), shortened).await?;
@@ -278,7 +281,7 @@ pub async fn what_cannot_be_taken_is_reported_in_status_and_events(cluster: Arc<
 pub async fn snapshots_are_taken_while_removals_take_long(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (node, api, source) = with_data(&cluster, "slow-removal").await?;
     let mut contents = Vec::new();
-    // More than are served at once.
+    // More snapshots than passes at once.
     for number in 0..=Settings::PARALLEL.get() {
         let name = format!("former-{number}");
         let content = api.create(&name, Some(&node.name), source.clone(), json!({})).await?;
@@ -314,7 +317,7 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     node.halt().await?;
     api.force("orphan", &orphan.name_any()).await?;
     api.force("begun", &begun.name_any()).await?;
-    // Regression: root on a worker could keep it, by a content of its own.
+    // Regression: root on a worker could keep the snapshot, by a content of its own.
     let handle = json!({"snapshotHandle": snapshot_of(&begun)?.as_str()});
     let foreign = api.create("foreign", Some("another"), handle, json!({})).await?;
     node.run().await?;
@@ -329,14 +332,15 @@ pub async fn snapshots_without_a_content_are_removed_or_reported(cluster: Arc<Cl
     node.end().await
 }
 
-/// A tenant with all rights on claims and snapshots of its namespace, also on their statuses, names those of another one.
+/// A tenant with all rights on claims and snapshots of its namespace, also on their statuses, names those of another
+/// namespace.
 pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (mut node, api, source) = with_data(&cluster, "lender").await?;
     let content = api.create("before", Some(&node.name), source, json!({})).await?.name_any();
     api.ready("before", &content).await?;
     create(&Api::<Namespace>::all(node.admin.clone()), json!({"metadata": {"name": "thief"}})).await?;
     node.namespace = "thief".to_owned();
-    // It names the content of the owner, which names the snapshot of the owner.
+    // The snapshot names the content of the owner, which names the snapshot of the owner.
     let thief = SnapshotApi::of(node.admin.clone(), "thief");
     let stolen = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": "stolen"},
@@ -381,7 +385,7 @@ pub async fn no_claim_gets_the_content_of_another_namespace(cluster: Arc<Cluster
     node.end().await
 }
 
-/// By the policy of contents.
+/// Asserts that the policy of contents denied the request.
 pub fn denied(answer: Result<(), kube::Error>) {
     assert!(
         matches!(&answer, Err(kube::Error::Api(status)) if status.message.contains("a node ")
@@ -420,7 +424,7 @@ pub async fn a_node_writes_only_contents_that_it_serves(cluster: Arc<Cluster>) -
     denied(write(mine, json!({"finalizers": []})).await);
     denied(write(mine, json!({"finalizers": [PROTECTION, "example.invalid/other"]})).await);
     denied(merge(&own.contents, mine, json!({"spec": {"deletionPolicy": "Retain"}})).await.map(drop));
-    // Its role has no such rights.
+    // The role of the node has no such rights.
     for content in &names {
         forbidden(own.contents.delete(content, &DeleteParams::default()).await.map(drop));
     }

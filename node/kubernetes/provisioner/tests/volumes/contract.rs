@@ -42,7 +42,7 @@ enum Call {
     LiveVolume,
     TakeSnapshot(&'static str),
     RemoveSnapshot,
-    /// Of this volume to this snapshot.
+    /// Rollback of this volume to this snapshot.
     RollBack(&'static str, &'static str),
     EndRollback,
 }
@@ -52,7 +52,7 @@ fn request(mode: Mode, size: Bytes) -> Request {
     Request { claim, owner: Owner::Provisioner, class: "local".into(), mode, size, source: None }
 }
 
-/// Without the project ID and the instant of a snapshot, which differ.
+/// Text of a record without the project ID and the instant of a snapshot, which differ.
 fn shown(record: &Record) -> String {
     let Record { claim, owner: _, class, mode, size, project: _, cloning: _, io, state } = record;
     if mode.is_snapshot() {
@@ -80,7 +80,7 @@ impl Call {
             Self::Discard => format!("{:?}", volumes.discard(id)),
             Self::Undo => format!("{:?}", volumes.undo(id)),
             Self::LiveVolume => match volumes.live_volume(id) {
-                // Without the errno of the store.
+                // The text leaves out the errno of the store.
                 Err(LiveVolumeError::Open(error)) => error.to_string(),
                 other => format!("{other:?}"),
             },
@@ -130,7 +130,7 @@ impl Both {
         Self { node, fake }
     }
 
-    /// Returns the result of both.
+    /// Calls both, and returns their common result.
     fn call(&self, id: &VolumeId, call: &Call, when: &str) -> String {
         let [real, fake] = [&self.node.store as &dyn Volumes, &self.fake].map(|volumes| {
             let answer = call.of(volumes, id);

@@ -9,8 +9,8 @@ use tower::service_fn;
 
 use super::fuse::Fuse;
 
-/// A client with boundaries before each write is sent and after its response. Must be called in the runtime of the process,
-/// because the client starts a task.
+/// A client with boundaries before each write is sent and after its response. Must be called in the runtime of the
+/// process, because the client starts a task.
 pub fn fused(client: Client, fuse: Arc<Fuse>) -> Client {
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: Request<Body>| {

@@ -14,7 +14,7 @@ use volume::{
 
 use super::fuse::Fuse;
 
-/// The volumes of one process. Those below stay when the process is killed.
+/// The volumes of one process. `below` stays when the process is killed.
 pub struct Fused<V> {
     below: Arc<V>,
     fuse: Arc<Fuse>,
@@ -25,7 +25,7 @@ impl<V: Volumes> Fused<V> {
         Self { below, fuse }
     }
 
-    /// Reads have no boundaries, because they change nothing.
+    /// Applies a change between two boundaries. Reads have no boundaries, because they change nothing.
     fn change<T>(&self, what: &str, change: impl FnOnce(&V) -> T) -> T {
         self.fuse.pass_blocking(&format!("before {what} on the disk"));
         let done = change(&self.below);

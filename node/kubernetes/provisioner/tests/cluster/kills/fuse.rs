@@ -10,8 +10,8 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kill {
     Never,
-    /// At the n-th boundary of this name, from 1. The order of all boundaries differs between runs, because tasks are
-    /// concurrent.
+    /// Kill at the n-th boundary of this name, from 1. The order of all boundaries differs between runs, because tasks
+    /// are concurrent.
     At(String, usize),
 }
 
@@ -23,8 +23,8 @@ impl Kill {
 
 pub type Passed = BTreeMap<String, usize>;
 
-/// Counts the boundaries of one process, which are before and after each durable change. When it has burnt, no task or
-/// thread passes any more, so that the process has no further effects.
+/// Counts the boundaries of one process, which are before and after each durable change. When the fuse has burnt, no
+/// task or thread passes any more, so that the process has no further effects.
 pub struct Fuse {
     state: Mutex<State>,
     burnt: watch::Sender<Option<String>>,
@@ -70,7 +70,7 @@ impl Fuse {
             state = self.buried.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        // Without a message: no caller joins this thread.
+        // The panic has no message, because no caller joins this thread.
         panic::resume_unwind(Box::new("killed"));
     }
 
@@ -78,7 +78,7 @@ impl Fuse {
         let mut burnt = self.burnt.subscribe();
         match burnt.wait_for(Option::is_some).await.map(|boundary| boundary.clone()) {
             Ok(Some(boundary)) => boundary,
-            // The sender is `self`.
+            // The sender is in `self`, so it is not dropped.
             Ok(None) | Err(_) => future::pending().await,
         }
     }

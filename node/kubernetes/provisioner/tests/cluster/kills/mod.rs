@@ -1,5 +1,5 @@
-//! Kills the provisioner before and after each change of the disk and each write to the API server. Another one starts, and
-//! the final state is the same as without the kill.
+//! Kills the provisioner before and after each change of the disk and each write to the API server. Another provisioner
+//! starts, and the final state is the same as without the kill.
 //!
 //! The API server is real. The disk is a fake that keeps its records; `//test/crash` cuts the power of a real one.
 
@@ -145,7 +145,7 @@ async fn ended(
     for (reason, count) in user.event_counts().await? {
         *events.entry(reason).or_default() += count;
     }
-    // At most one of each process.
+    // Each process publishes at most one event of a reason.
     match events.into_iter().find(|(_, count)| *count > 2) {
         Some((reason, count)) => Err(at(&boundary, format!("{count} events {reason}").into())),
         None => Ok(killed),

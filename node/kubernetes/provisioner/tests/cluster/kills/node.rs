@@ -46,7 +46,7 @@ struct Process {
     fuse: Arc<Fuse>,
 }
 
-/// Creates and deletes one claim, and selects this node as the scheduler does. Reads the disk too.
+/// User who creates and deletes one claim, selects this node as the scheduler does, and reads the disk.
 #[derive(Clone)]
 pub struct User {
     admin: Client,
@@ -187,7 +187,7 @@ impl User {
         until(what, async || look(self).await).await
     }
 
-    /// `None` if the claim is bound to the only volume, with this size.
+    /// Returns `None` if the claim is bound to the only volume, with this size.
     pub async fn is_not_bound(&self, size: &str, bytes: Bytes) -> Result<Option<String>, kube::Error> {
         let claim = self.claims().get(&self.claim).await?;
         let status = claim.status.unwrap_or_default();

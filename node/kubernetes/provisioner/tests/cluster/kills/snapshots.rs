@@ -1,4 +1,4 @@
-//! Kills within the passes over a VolumeSnapshotContent. The story plays the snapshot controller.
+//! Kills within the passes over a VolumeSnapshotContent. The stories act as the snapshot controller.
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use envtest::{Failure, merge};
@@ -38,14 +38,14 @@ pub const ROLL_BACK: [&str; 6] = [
 
 const ONE: (Place, State, Bytes) = (Place::Live, State::Announced, Bytes::GIB);
 
-/// Creates a content without a node, which adopts it. Returns the name.
+/// Creates a content without the label of a node, so that the node adopts it. Returns its name.
 async fn content_of(user: &User) -> Result<String, Failure> {
     let pv = user.pv().await?.ok_or("the claim has no PV")?;
     let source = json!({"volumeHandle": pv.name_any()});
     Ok(user.snapshots().create(&user.claim, None, source, json!({})).await?.name_any())
 }
 
-/// `None` if the content shows a snapshot that is ready, and the disk has it and its source.
+/// Returns `None` if the content shows a snapshot that is ready, and the disk has it and its source.
 async fn is_not_ready(user: &User, content: &str) -> Result<Option<String>, kube::Error> {
     let status = user.snapshots().contents.get(content).await?.data["status"].clone();
     let volumes = user.on_disk();
@@ -59,7 +59,7 @@ async fn has_left(user: &User, content: &str) -> Result<Option<String>, kube::Er
     Ok(is_left.then(|| format!("{:?}, {volumes:?}", found.map(|found| found.metadata))))
 }
 
-/// Two passes copy the blocks.
+/// Takes a snapshot. Two passes copy its blocks.
 pub async fn take(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     let user = with_volume_of(node, "Block").await?;
     user.volumes.set_passes(1);
@@ -84,7 +84,7 @@ pub async fn remove(node: &mut Node, kill: Kill) -> Result<Option<String>, Failu
     ended(node, killed, wrong).await
 }
 
-/// Two passes copy the blocks of the one member. Then the group is deleted.
+/// Takes and deletes a group with one member. Two passes copy its blocks.
 pub async fn group(node: &mut Node, kill: Kill) -> Result<Option<String>, Failure> {
     let user = with_volume_of(node, "Block").await?;
     user.volumes.set_passes(1);
@@ -113,7 +113,7 @@ pub async fn group(node: &mut Node, kill: Kill) -> Result<Option<String>, Failur
     ended(node, killed, is_left).await
 }
 
-/// `None` if the claim has no request, and one snapshot keeps the former content.
+/// Returns `None` if the claim has no request, and one snapshot keeps the former content.
 async fn is_not_rolled_back(user: &User) -> Result<Option<String>, kube::Error> {
     let claim = user.claims().get(&user.claim).await?;
     let request = [RESTORE_FROM, ROLLBACK].map(|key| claim.annotations().get(key).cloned());
