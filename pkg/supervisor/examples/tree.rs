@@ -1,5 +1,5 @@
-//! A small daemon: a page with the status of the tree, and a worker whose first attempts fail. Runs until Ctrl-C, or
-//! for as many seconds as its argument says.
+//! A small daemon with a status page and a worker whose first attempts fail. The daemon runs until Ctrl-C, or for the
+//! number of seconds in its argument.
 //!
 //! ```text
 //! $ cargo run --example tree -- 5
@@ -15,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-/// Ends for good before the rest starts.
+/// Work that is done once, before the other services start.
 async fn prepare(cx: Context) -> Result<(), Infallible> {
     cx.done();
     Ok(())
@@ -25,7 +25,7 @@ async fn prepare(cx: Context) -> Result<(), Infallible> {
 #[error("the queue is empty")]
 struct Empty;
 
-/// Starts again after 0.1 s, then after 0.2 s, then it works.
+/// Fails in its first two attempts. The supervisor starts the next ones after 0.1 s to 0.2 s and 0.2 s to 0.4 s.
 async fn worker(cx: Context) -> Result<(), Empty> {
     if cx.attempt() < 3 {
         return Err(Empty);
@@ -35,7 +35,7 @@ async fn worker(cx: Context) -> Result<(), Empty> {
     Ok(())
 }
 
-/// Says where it listens, and shows the tree.
+/// Prints its address, and sends the status of the tree to each client.
 async fn page(cx: Context) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("status page: nc {}", listener.local_addr()?);

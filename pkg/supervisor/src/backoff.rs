@@ -1,17 +1,17 @@
-//! How long a failed service waits.
+//! Exponential back-off with jitter.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Waiting times between the attempts of a service: they double from failure to failure, and jitter
-/// keeps services that failed together from coming back together.
+/// Waiting times between the attempts of a service. Each failure in a row doubles the time. Jitter spreads the restarts
+/// of services that failed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The shortest wait.
     pub first: Duration,
     /// The longest wait.
     pub most: Duration,
-    /// A service that was healthy for so long starts again with the shortest wait.
+    /// Health of at least this duration resets the count of failures.
     pub settled: Duration,
 }
 
@@ -22,8 +22,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The wait after the `failures`th failure in a row (from 1), for a `jitter` from anywhere in `u32`.
-    /// Between the shortest and the longest wait, and at least half of what it could be.
+    /// Waiting time after failure number `failures` in a row, from 1. The upper bound doubles with each failure up to
+    /// the longest wait. `jitter`, any `u32`, selects a time between half of the bound (at least the shortest wait) and
+    /// the bound.
     pub(crate) fn wait(&self, failures: u32, jitter: u32) -> Duration {
         let doubled = 2_u32.checked_pow(failures.max(1)).unwrap_or(u32::MAX);
         let upper = self.first.saturating_mul(doubled).min(self.most);
@@ -31,7 +32,8 @@ impl Backoff {
         lower + (upper - lower).mul_f64(f64::from(jitter) / f64::from(u32::MAX))
     }
 
-    /// The failures in a row, after one more that came after `healthy` (if it was) of good work.
+    /// Number of failures in a row, including a new one. `healthy` is how long the service was healthy before it
+    /// failed.
     pub(crate) fn count(&self, failures: u32, healthy: Option<Duration>) -> u32 {
         match healthy {
             Some(time) if time >= self.settled => 1,
@@ -40,7 +42,7 @@ impl Backoff {
     }
 }
 
-/// Jitter from the standard library's seeds of hash maps: good enough to spread restarts.
+/// Jitter from the standard library's random seeds of hash maps, which are good enough to spread restarts.
 pub(crate) fn jitter() -> u32 {
     (RandomState::new().hash_one(()) >> 32) as u32
 }

@@ -1,4 +1,4 @@
-//! The two ends of a service: what it is given, and what its parent keeps.
+//! Handles of a service: [`Context`] for the service itself, and [`Handle`] for its parent.
 
 use std::sync::Arc;
 
@@ -17,29 +17,29 @@ pub struct Context {
 }
 
 impl Context {
-    /// Says: I do my work now.
+    /// Reports that the service does its work.
     pub fn healthy(&self) {
         self.node.healthy(self.attempt);
     }
 
-    /// Says: when I return `Ok(())`, I ended for good. The service is healthy, is not started again,
-    /// and its children go on.
+    /// Reports that the service is healthy and that a return of `Ok(())` completes it. The supervisor does not start a
+    /// completed service again, and its children continue to run.
     pub fn done(&self) {
         self.node.will_be_done(self.attempt);
         self.node.healthy(self.attempt);
     }
 
-    /// One round of work, such as a pass over an object. `has_progress` judges its result. The service is stalled, see
-    /// [`Status::stalled`], if
+    /// Runs one round of work, such as a pass over an object. `has_progress` returns whether the result of the round is
+    /// progress. The service is stalled, see [`Status::stalled`], if
     ///
-    /// - a round takes longer than [`Settings::round_deadline`]: the time between rounds, when it waits for work, is not
-    ///   counted;
-    /// - several rounds failed, over a time longer than this deadline, and none made progress meanwhile. This ends with a
-    ///   round that makes progress, or when none was tried again for the deadline and the longest wait of
+    /// - a round takes longer than [`Settings::round_deadline`]. The time between rounds, when the service waits for
+    ///   work, does not count;
+    /// - several rounds failed over a time longer than this deadline, and no round made progress meanwhile. The stall
+    ///   ends when a round makes progress, or when no round fails for the deadline plus the longest wait of
     ///   [`Settings::backoff`]: then the service has no work.
     ///
-    /// Rounds may overlap. One that has progress without having waited for anything does not count: it found no work.
-    /// Dropped before its end, it counts neither as progress nor as a failure.
+    /// Rounds may overlap. A round with progress that never waited does not count, because it found no work. A round
+    /// that is dropped before its end counts neither as progress nor as a failure.
     pub fn round<T, F, P>(&self, work: F, has_progress: P) -> impl Future<Output = T> + use<T, F, P>
     where
         F: Future<Output = T>,
@@ -49,9 +49,10 @@ impl Context {
         async move { progress.round(attempt, &settings, work, has_progress).await }
     }
 
-    /// A [`round`](Self::round) that is not a future, at its end: the result of an effort that others complete, such as a watch that
-    /// a library opens again. They try again within [`Settings::round_deadline`]: without a failure for this time, the effort has
-    /// succeeded. A success ends the failures that were reported, not those of rounds.
+    /// Reports the result of work that another component runs, such as a watch that a library opens again. The report
+    /// counts as a [`round`](Self::round) that begins and ends now. The component has to retry within
+    /// [`Settings::round_deadline`]: if no failure is reported for this time, the work has succeeded. A success clears
+    /// the reported failures, not those of rounds.
     pub fn report(&self, has_progress: bool) {
         self.node.progress().report(self.attempt, self.node.settings(), has_progress);
     }
@@ -66,27 +67,27 @@ impl Context {
         self.token.is_cancelled()
     }
 
-    /// Cancelled when this attempt has to end.
+    /// Token that is cancelled when this attempt has to end.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// The names from the root to this service: `node.etcd`.
+    /// Names from the root to this service, such as `node.etcd`.
     pub fn path(&self) -> &str {
         self.node.path()
     }
 
-    /// The whole tree, not only what is below this service: for a service that shows a status page.
+    /// Status of the whole tree, for example for a status page.
     pub fn tree(&self) -> Status {
         self.node.tree_status()
     }
 
-    /// Starts a child with the settings of this service. Does not wait. Two children may have the same name.
+    /// Starts a child with the settings of this service, and returns at once. Two children may have the same name.
     pub fn start<F, Fut, E>(&self, name: impl Into<String>, service: F) -> Handle
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -96,7 +97,7 @@ impl Context {
         self.start_with(name, self.node.settings().clone(), service)
     }
 
-    /// Starts a child with settings of its own. Does not wait.
+    /// Starts a child with settings of its own, and returns at once.
     pub fn start_with<F, Fut, E>(&self, name: impl Into<String>, settings: Settings, service: F) -> Handle
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -107,7 +108,7 @@ impl Context {
     }
 }
 
-/// A service that was started. Dropping it changes nothing.
+/// Handle of a started service. Dropping it does not stop the service.
 #[derive(Clone)]
 pub struct Handle {
     pub(crate) node: Arc<Node>,
@@ -130,18 +131,18 @@ impl Handle {
         }
     }
 
-    /// Where the service is in its life.
+    /// Current state of the service.
     pub fn state(&self) -> State {
         self.node.state()
     }
 
-    /// The service and everything below it.
+    /// Status of the service and its descendants.
     pub fn status(&self) -> Status {
         self.node.status()
     }
 
-    /// Stops the service for good, its children before it, and waits until nothing of it runs. While its
-    /// parent goes on, it leaves the parent's [`Status`].
+    /// Stops the children and then the service for good, and waits until all their tasks have ended. If the parent
+    /// continues to run, its [`Status`] no longer lists the service.
     pub async fn stop(&self) {
         self.node.stop().await;
     }
@@ -151,6 +152,6 @@ impl Handle {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("service {service} was stopped")]
 pub struct Ended {
-    /// Its path: `node.etcd`.
+    /// Path of the service, such as `node.etcd`.
     pub service: String,
 }

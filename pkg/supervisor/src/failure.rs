@@ -1,4 +1,4 @@
-//! Why an attempt ended.
+//! Causes of failed attempts.
 
 use std::any::Any;
 use std::error::Error;
@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 /// Any error of a service.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why an attempt counts as failed.
+/// Cause of a failed attempt.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -28,7 +28,6 @@ impl Failure {
         }
     }
 
-    /// The message of a panic.
     fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let said = payload
             .downcast_ref::<&str>()

@@ -1,20 +1,20 @@
 //! A tree of services that are restarted when they fail.
 //!
-//! A service is an async function that gets a [`Context`]. It says [`Context::healthy`] once it does
-//! its work, starts children with [`Context::start`], and ends when [`Context::cancelled`] does. Its
-//! parent awaits it: nothing outlives the [`Supervisor`].
+//! A service is an async function that receives a [`Context`]. The service calls [`Context::healthy`] once it does its
+//! work, starts children with [`Context::start`], and returns when [`Context::cancelled`] completes. Each parent awaits
+//! its children, so no service outlives the [`Supervisor`].
 //!
-//! - `Err`, a panic, and an `Ok(())` without [`Context::done`] are failures: the children are stopped, and
-//!   the service runs again after a [`Backoff`]. `Ok(())` after [`Context::done`] is an end for good.
-//! - A stop goes against the order of the starts, children before their parent, each with a deadline.
+//! - `Err`, a panic, and an `Ok(())` without [`Context::done`] are failures: the supervisor stops the children, and
+//!   starts the service again after a [`Backoff`]. `Ok(())` after [`Context::done`] completes the service for good.
+//! - Services stop in the reverse order of their starts, children before their parent, each with a deadline.
 //! - A service that does its work in rounds ([`Context::round`]) is stalled if it makes no progress within
-//!   [`Settings::round_deadline`]. Its [`Status`] says so; nothing restarts it.
+//!   [`Settings::round_deadline`]. Its [`Status`] reports the stall; the supervisor does not restart it.
 //!
-//! Times are those of tokio's clock, `CLOCK_MONOTONIC` on Linux. It does not advance while the machine is suspended, and
-//! does not follow changes of the wall clock: neither lengthens a round or a wait.
+//! Times are those of tokio's clock, `CLOCK_MONOTONIC` on Linux. Neither a suspended machine nor a change of the wall
+//! clock lengthens a round or a wait, because the clock stops during a suspend and is independent of the wall clock.
 //!
-//! Not supported: lookup by name, messages between services, threads. A service
-//! that never yields to the runtime cannot be stopped, only left behind.
+//! Not supported: lookup by name, messages between services, threads. The supervisor cannot stop a service that never
+//! yields to the runtime, and leaves it behind.
 //!
 //! ```
 //! use std::convert::Infallible;

@@ -25,8 +25,8 @@ enum End {
     Failed(Failure),
 }
 
-/// A service. The task that supervises it is one of its parent's, so that every task has exactly one
-/// owner and the tree no cycle: a node never points to its parent.
+/// A service. Its parent owns the task that supervises it, so every task has exactly one owner. A node never points to
+/// its parent, so the tree has no reference cycle.
 pub(crate) struct Node {
     path: String,
     name: String,
@@ -41,14 +41,14 @@ pub(crate) struct Node {
     progress: Arc<Progress>,
 }
 
-/// State for a status.
+/// State of the service, as [`Status`] reports it.
 #[derive(Clone, Debug)]
 struct Record {
     state: State,
     attempts: u32,
     since: Instant,
     last_error: Option<String>,
-    /// The present attempt's `Ok(())` is meant.
+    /// The current attempt called [`Context::done`], so its `Ok(())` is not a failure.
     done: bool,
 }
 
@@ -104,16 +104,16 @@ impl Node {
         }
     }
 
-    /// The status of the root. The root is there as long as anything of the tree runs.
+    /// Status of the root, which exists as long as any task of the tree runs.
     pub(crate) fn tree_status(&self) -> Status {
         let root = self.tree.root.get().and_then(Weak::upgrade);
         root.map_or_else(|| self.status(), |root| root.status())
     }
 
-    /// Waits for a state, and returns it.
+    /// Waits for a state that `wanted` accepts, and returns it.
     pub(crate) async fn wait(&self, wanted: impl Fn(State) -> bool) -> State {
         let mut records = self.record.subscribe();
-        // The sender is `self`: the channel cannot close before this ends.
+        // `self` owns the sender, so the channel cannot close during the wait.
         records.wait_for(|record| wanted(record.state)).await.map_or(State::Stopped, |record| record.state)
     }
 
@@ -122,7 +122,7 @@ impl Node {
         self.wait(|state| state == State::Stopped).await;
     }
 
-    /// The whole tree waits no more for what it asked to stop.
+    /// Ends the wait for stopping services in the whole tree, and aborts them.
     pub(crate) fn abort(&self) {
         self.tree.abort.cancel();
     }
@@ -140,7 +140,7 @@ impl Node {
         });
     }
 
-    /// Adds a child to `attempt`. If that attempt is over, or about to be, the child never runs.
+    /// Adds a child to `attempt`. If that attempt has ended or is ending, the child never runs.
     pub(crate) fn adopt(&self, attempt: u32, name: String, settings: Settings, service: Service) -> Arc<Self> {
         let path = format!("{}.{name}", self.path);
         let child = Arc::new(Self::new(path, name, settings, Arc::clone(&self.tree), service));
@@ -149,8 +149,8 @@ impl Node {
         child
     }
 
-    /// Runs the service, again and again, until it is stopped or its failure is the parent's. Dropped at
-    /// any point, also before it began, it leaves nothing behind.
+    /// Returns a future that runs the service, with restarts, until it is stopped. Dropping the future at any time,
+    /// also before its first poll, aborts all tasks of the service.
     pub(crate) fn life(self: Arc<Self>) -> Life {
         let ended = Ended(Arc::clone(&self));
         Box::pin(async move {
@@ -190,11 +190,11 @@ impl Node {
         attempt
     }
 
-    /// One attempt. When it returns, neither its body nor a child of it runs any more. `None`: it was
-    /// stopped. Otherwise why it failed, and for how long it had been healthy.
+    /// Runs one attempt. After the return, neither the body nor a child runs. Returns the failure and how long the
+    /// attempt was healthy; `None` if the service was stopped.
     async fn run(self: &Arc<Self>, attempt: u32) -> Option<(Failure, Option<Duration>)> {
         let token = CancellationToken::new();
-        let _cancelled = token.clone().drop_guard(); // however this ends, and also for what kept the context
+        let _cancelled = token.clone().drop_guard(); // on every return, also for clones of the context
         let cx = Context { node: Arc::clone(self), attempt, token: token.clone() };
         let span = info_span!("service", service = %self.path, attempt);
         let body = self.service.attempt(cx).instrument(span);
@@ -203,7 +203,7 @@ impl Node {
         let mut end = self.end().await;
         if matches!(end, End::Done) {
             self.happens(Event::Done, |_| true);
-            end = self.end().await; // the body is gone: a stop
+            end = self.end().await; // the body has ended: only a stop is left
         }
         let failed = match end {
             End::Stopped | End::Done => {
@@ -221,7 +221,7 @@ impl Node {
         failed
     }
 
-    /// Waits for what ends the attempt.
+    /// Waits for the event that ends the attempt.
     async fn end(&self) -> End {
         loop {
             let exit = tokio::select! {
@@ -239,7 +239,7 @@ impl Node {
         }
     }
 
-    /// Stops the children, the last first. They stay in the status, for people to see.
+    /// Stops the children in reverse order. The status continues to list them.
     async fn stop_children(&self) {
         self.tasks.close();
         for child in self.tasks.children().iter().rev() {
@@ -247,7 +247,8 @@ impl Node {
         }
     }
 
-    /// Waits for the end of a body that was cancelled, and of its stopped children's tasks.
+    /// Waits until the cancelled body and the tasks of its stopped children have ended. Aborts the body after the stop
+    /// deadline.
     async fn join(&self, body: &AbortHandle) {
         let in_time = tokio::select! {
             biased;
@@ -279,7 +280,7 @@ impl Node {
         }
     }
 
-    /// Returns for how long the attempt was healthy.
+    /// Records the failure, and returns how long the attempt was healthy.
     fn fail(&self, failure: &Failure) -> Option<Duration> {
         let mut healthy_for = None;
         self.happens(Event::Failed, |record| {
@@ -293,7 +294,8 @@ impl Node {
         healthy_for
     }
 
-    /// Applies `event`, if `valid` (which may note what comes with it), and says whether something changed.
+    /// Applies `event` if `valid` returns `true`, and returns whether the state changed. `valid` may also update the
+    /// record.
     fn happens(&self, event: Event, valid: impl FnOnce(&mut Record) -> bool) -> bool {
         let showing = self.showing.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = self.record.send_if_modified(|record| {
@@ -322,19 +324,20 @@ impl Node {
             attempts: record.attempts,
             error: record.last_error.as_deref(),
         };
-        // Services shall not suffer from who watches them.
+        // A panic of the observer must not end the service.
         if catch_unwind(AssertUnwindSafe(|| (self.tree.observer)(&change))).is_err() {
             error!(service = %self.path, state = %record.state, "the observer panicked");
         }
     }
 }
 
-/// The end of a service's task, also of an aborted one: what it owned goes, what waits for it wakes.
+/// Guard of a service's task. When the task ends or is aborted, the guard aborts the tasks of the service and wakes the
+/// waiters.
 struct Ended(Arc<Node>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // In this value, because a handle may keep the node alive.
+        // The node has no `Drop` of its own, because a handle may keep it alive.
         self.0.tasks.abort();
         self.0.happens(Event::Ended, |_| true);
     }

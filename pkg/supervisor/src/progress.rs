@@ -1,4 +1,4 @@
-//! Rounds of work, and whether a service makes progress in them.
+//! Rounds of work, and detection of services without progress.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::Settings;
 
-/// The rounds of a service's present attempt.
+/// Rounds of the current attempt of a service.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(Mutex<Rounds>);
 
@@ -19,10 +19,10 @@ struct Rounds {
     /// The attempt that may begin rounds.
     attempt: u32,
     next: u64,
-    /// Begins of the rounds that run. Numbers ascend: the first is the oldest.
+    /// Start times of the running rounds by number. Numbers ascend, so the first round is the oldest.
     running: BTreeMap<u64, Instant>,
-    /// The failed rounds since the last one that made progress, by the longest time until the next failure of the same
-    /// effort. Without a failure for this time, the effort has succeeded, or has no work any more.
+    /// Failed rounds since the last progress. The key is the longest time until the next failure of the same work:
+    /// without a failure for this time, the work has succeeded or is gone.
     failed: BTreeMap<Duration, Failed>,
 }
 
@@ -40,7 +40,7 @@ impl Progress {
         *rounds = Rounds { attempt, next: rounds.next, ..Rounds::default() };
     }
 
-    /// Runs one round of `attempt`. Dropped before its end, it leaves nothing behind.
+    /// Runs one round of `attempt`. A round that is dropped before its end does not count.
     pub(crate) async fn round<T>(
         self: Arc<Self>,
         attempt: u32,
@@ -65,8 +65,8 @@ impl Progress {
         done
     }
 
-    /// A round that begins and ends now. The reporter tries again within the deadline: a failure after a longer time shows that
-    /// the effort succeeded meanwhile, without a report.
+    /// Records a round that begins and ends now. The reporter retries within the deadline, so a failure after a longer
+    /// time shows that the work succeeded meanwhile, without a report.
     pub(crate) fn report(self: Arc<Self>, attempt: u32, settings: &Settings, has_progress: bool) {
         let round = Round::begin(self, attempt);
         if has_progress { round.reported(settings.round_deadline) } else { round.failed(settings.round_deadline) }
@@ -88,7 +88,7 @@ impl Progress {
 }
 
 impl Settings {
-    /// A service with work retries a failed round within this time, so one that does not is idle.
+    /// Time within which a service with work retries a failed round. A service that does not retry by then is idle.
     fn quiet(&self) -> Duration {
         self.round_deadline.saturating_add(self.backoff.most)
     }
@@ -119,7 +119,7 @@ impl Round {
         }
     }
 
-    /// An effort that others complete succeeded. The failed rounds of the service stay.
+    /// Clears the reported failures. The failed rounds of the service stay.
     fn reported(self, pause: Duration) {
         let mut rounds = self.progress.lock();
         if rounds.running.contains_key(&self.number) {
@@ -127,7 +127,7 @@ impl Round {
         }
     }
 
-    /// `pause` is the longest time until the next failure of the same effort.
+    /// `pause` is the longest time until the next failure of the same work.
     fn failed(self, pause: Duration) {
         let (mut rounds, end) = (self.progress.lock(), Instant::now());
         let Some(&begin) = rounds.running.get(&self.number) else { return };

@@ -1,4 +1,4 @@
-//! The type behind every service function.
+//! Service functions with erased types.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::{BoxError, Context};
 /// One attempt of a service.
 pub(crate) type Attempt = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-/// A service function, whatever its types were.
+/// A service function of any type.
 #[derive(Clone)]
 pub(crate) struct Service(Arc<dyn Fn(Context) -> Attempt + Send + Sync>);
 
@@ -25,7 +25,8 @@ impl Service {
         }))
     }
 
-    /// The function itself runs inside the future too: its panic is the attempt's.
+    /// Starts an attempt. The call of the function is inside the future too, so that its panic is a failure of the
+    /// attempt.
     pub(crate) fn attempt(&self, cx: Context) -> Attempt {
         let run = Arc::clone(&self.0);
         Box::pin(async move { run(cx).await })

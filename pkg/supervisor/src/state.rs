@@ -2,43 +2,43 @@
 
 use std::fmt;
 
-/// Where a service is in its life.
+/// State of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 pub enum State {
-    /// It runs, and has not said that it is healthy.
+    /// The service runs and has not reported that it is healthy.
     Starting,
-    /// It does its work.
+    /// The service does its work.
     Healthy,
-    /// It ended for good, with success. Its children go on.
+    /// The service completed for good, with success. Its children continue to run.
     Done,
-    /// It failed, and waits for its next attempt.
+    /// The service failed and waits for its next attempt.
     Failed,
-    /// It was asked to stop.
+    /// A stop was requested.
     Stopping,
-    /// It ended, and will not run again.
+    /// The service ended and will not run again.
     Stopped,
 }
 
-/// A transition of a service.
+/// An event that can change the state of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// An attempt begins.
     Begun,
-    /// The service says that it does its work.
+    /// The service reported that it does its work.
     Healthy,
-    /// The service ended with success, as it had said it would.
+    /// The service returned `Ok(())` after it called `done`.
     Done,
     /// The service failed.
     Failed,
     /// A stop was requested.
     Stop,
-    /// Nothing of it runs any more, and nothing will.
+    /// All tasks of the service have ended, and no attempt follows.
     Ended,
 }
 
 impl State {
-    /// The state after `event`. An event that makes no sense here changes nothing.
+    /// The state after `event`. An event that is not possible in this state changes nothing.
     pub(crate) fn after(self, event: Event) -> Self {
         match (self, event) {
             (_, Event::Ended) | (Self::Stopped, _) => Self::Stopped,
@@ -51,7 +51,7 @@ impl State {
         }
     }
 
-    /// The word for logs, pages and metric labels.
+    /// Name for logs, status pages and metric labels.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",

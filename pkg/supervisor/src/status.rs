@@ -13,30 +13,30 @@ use crate::State;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
-    /// The names from the root to the service: `node.etcd`.
+    /// Names from the root to the service, such as `node.etcd`.
     pub path: String,
-    /// The name that its parent gave it.
+    /// Name that the parent gave to the service.
     pub name: String,
-    /// Where it is in its life.
+    /// Current state.
     pub state: State,
-    /// How often it was started, this time included.
+    /// Number of starts, including the current one.
     pub attempts: u32,
-    /// Since when it is in this state. Serialized as `seconds`, the time until now.
+    /// Time at which the service entered the state. Serialized as `seconds`, the time until now.
     #[cfg_attr(feature = "serde", serde(rename = "seconds", serialize_with = "seconds"))]
     pub since: Instant,
-    /// Why it failed last, with causes. A later success does not clear it.
+    /// Last failure with its causes. A later success does not clear it.
     pub last_error: Option<String>,
-    /// For how long it has made no progress, if that is longer than it may be, see [`Context::round`](crate::Context::round).
+    /// How long the service has made no progress, if it is stalled, see [`Context::round`](crate::Context::round).
     /// Serialized as `stalled_seconds`.
     #[cfg_attr(feature = "serde", serde(rename = "stalled_seconds", serialize_with = "maybe_seconds"))]
     pub stalled: Option<Duration>,
-    /// The children of its present attempt.
+    /// Children of the current attempt, in the order of their start.
     pub children: Vec<Status>,
 }
 
 impl Status {
-    /// This service and everything below it, parents before their children, each with its depth: 0 for
-    /// this one.
+    /// Iterates over this service and its descendants, parents before their children, each with its depth: 0 for this
+    /// service.
     pub fn walk(&self) -> impl Iterator<Item = (usize, &Status)> {
         let mut left = vec![(0, self)];
         std::iter::from_fn(move || {
@@ -46,7 +46,7 @@ impl Status {
         })
     }
 
-    /// Paths of the services that still have something running, children before their parents.
+    /// Adds the paths of the services that have a running attempt, children before their parents.
     pub(crate) fn running(&self, found: &mut Vec<String>) {
         for child in &self.children {
             child.running(found);
@@ -58,8 +58,8 @@ impl Status {
     }
 }
 
-/// One line a service, indented by its depth: name, state, the seconds in that state, how often it was
-/// started if more than once, for how long it is stalled, and why it failed last. Line feeds in an error become spaces.
+/// One line per service, indented by its depth: name, state, seconds in that state, number of starts if more than one,
+/// duration of a stall, and last failure. Line feeds in an error become spaces.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (depth, service) in self.walk() {

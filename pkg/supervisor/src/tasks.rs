@@ -12,7 +12,7 @@ use crate::node::Node;
 use crate::service::Attempt;
 use crate::{BoxError, State};
 
-/// How a task ended.
+/// Result of a task.
 pub(crate) enum Exit {
     /// The body of the attempt.
     Body(Result<(), BoxError>),
@@ -20,7 +20,7 @@ pub(crate) enum Exit {
     Child,
 }
 
-/// The whole life of a child.
+/// Future that supervises a child until it is stopped.
 pub(crate) type Life = Pin<Box<dyn Future<Output = Exit> + Send>>;
 
 /// Tasks of the current attempt of a service. Only the service's own task awaits them, and aborts them at its end.
@@ -33,15 +33,15 @@ struct Inner {
     children: Vec<Arc<Node>>,
     /// The attempt that may add children.
     open: Option<u32>,
-    /// Wakes the service's task, if it waits while nothing runs.
+    /// Waker of the service's task, if it waits while no task runs.
     idle: Option<Waker>,
 }
 
 impl Tasks {
-    /// Begins an attempt with its body.
+    /// Begins an attempt by starting its body. Aborts the tasks that an earlier attempt left.
     pub(crate) fn open(&self, attempt: u32, body: Attempt, runtime: &Handle) -> AbortHandle {
         let mut next = Inner { open: Some(attempt), ..Inner::default() };
-        let mut inner = self.lock(); // the body may add its first child before this ends: it waits
+        let mut inner = self.lock(); // the body waits for this lock before it adds its first child
         let body = next.set.spawn_on(async { Exit::Body(body.await) }, runtime);
         let before = std::mem::replace(&mut *inner, next);
         drop(inner);
@@ -49,7 +49,7 @@ impl Tasks {
         body
     }
 
-    /// Adds a child, unless `attempt` is over or about to be. Says whether it did.
+    /// Adds a child, unless `attempt` has ended or is ending. Returns whether the child was added.
     pub(crate) fn adopt(&self, attempt: u32, child: &Arc<Node>, life: Life, runtime: &Handle) -> bool {
         let mut inner = self.lock();
         if inner.open != Some(attempt) {
@@ -89,17 +89,17 @@ impl Tasks {
         self.lock().children.clone()
     }
 
-    /// Lets go of children that were stopped for good while their parent goes on.
+    /// Removes children that were stopped for good while their parent continues to run.
     pub(crate) fn forget_stopped(&self) {
         self.lock().children.retain(|child| child.state() != State::Stopped);
     }
 
-    /// No more children from now on.
+    /// Rejects further children.
     pub(crate) fn close(&self) {
         self.lock().open = None;
     }
 
-    /// Aborts what runs. The children stay, for people to see.
+    /// Aborts all tasks. The status continues to list the children.
     pub(crate) fn abort(&self) {
         let mut inner = self.lock();
         inner.open = None;

@@ -1,4 +1,4 @@
-//! The tree as its users see it, with tokio's clock paused: time passes only while everything waits.
+//! Tests of the public interface with tokio's clock paused: time passes only while all tasks wait.
 
 mod progress;
 mod trees;
@@ -41,7 +41,7 @@ async fn steady(cx: Context) -> Result<(), Infallible> {
     Ok(())
 }
 
-/// Works, and logs its start and its end.
+/// A service that logs its start and its end.
 fn logged(log: &Log, name: &'static str) -> impl Fn(Context) -> crate::service::Attempt + Send + Sync + 'static {
     let log = log.clone();
     move |cx| {
@@ -56,7 +56,7 @@ fn logged(log: &Log, name: &'static str) -> impl Fn(Context) -> crate::service::
     }
 }
 
-/// A tree whose root does nothing but hold what `start` starts.
+/// A tree whose root only starts the services of `start`.
 fn tree<T: Send + 'static>(start: impl Fn(&Context) -> T + Send + Sync + 'static) -> Supervisor {
     Supervisor::start("node", Settings::default(), move |cx| {
         start(&cx);
@@ -64,7 +64,7 @@ fn tree<T: Send + 'static>(start: impl Fn(&Context) -> T + Send + Sync + 'static
     })
 }
 
-/// Waits until the tree looks like `wanted`, and returns how.
+/// Waits until `wanted` accepts the status of the tree, and returns the status.
 async fn eventually(tree: &Supervisor, wanted: impl Fn(&Status) -> bool) -> Status {
     let end = Instant::now() + LONG;
     loop {
@@ -280,7 +280,7 @@ async fn a_context_of_an_earlier_attempt_starts_and_says_nothing() {
     assert!(status.children[0].children.is_empty());
 }
 
-/// Dropped when its task is.
+/// Decrements the counter when the task that owns it is dropped.
 struct Alive(Arc<AtomicU32>);
 
 impl Drop for Alive {

@@ -14,14 +14,16 @@ use crate::service::Service;
 use crate::tasks::Exit;
 use crate::{Backoff, BoxError, Context, Handle, State, Status};
 
-/// How a service and, unless they have their own, its children are treated.
+/// Settings of a service, and of its children without settings of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long it waits after a failure.
+    /// Waiting times after failures.
     pub backoff: Backoff,
-    /// How long it may take to end after it was cancelled, its children not counted. Then it is aborted.
+    /// Longest time from the cancellation of the service to its end, without the time that its children need. The
+    /// supervisor then aborts the service.
     pub stop_deadline: Duration,
-    /// How long it may make no progress, see [`Context::round`]. Longer than the timeouts of everything that a round waits for.
+    /// Longest time without progress, see [`Context::round`]. Longer than all timeouts of the calls that a round waits
+    /// for.
     pub round_deadline: Duration,
 }
 
@@ -35,40 +37,40 @@ impl Default for Settings {
     }
 }
 
-/// A service changed its state.
+/// A change of a service's state.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
-    /// The names from the root to the service: `node.etcd`.
+    /// Names from the root to the service, such as `node.etcd`.
     pub path: &'a str,
-    /// The service's own name.
+    /// Name of the service.
     pub name: &'a str,
-    /// Its state.
+    /// New state.
     pub state: State,
-    /// How often it was started.
+    /// Number of starts.
     pub attempts: u32,
-    /// Why it failed last.
+    /// Last failure with its causes.
     pub error: Option<&'a str>,
 }
 
-/// An aborted task ends at its next `.await`. One that has none is left behind after this.
+/// Longest wait for an aborted task, which ends at its next `.await`. A task without one is left behind.
 pub(crate) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Shared by the services of one tree.
+/// Data that the services of a tree share.
 pub(crate) struct Tree {
-    /// Set once, before anything runs. Weak, since the root has this.
+    /// Root of the tree, set before any service runs. The reference is weak, because the root owns this structure.
     pub(crate) root: OnceLock<Weak<Node>>,
-    /// Sees every change, in order for each service.
+    /// Receives every change, in order for each service.
     pub(crate) observer: Box<dyn Fn(&Change<'_>) + Send + Sync>,
-    /// Where everything runs: a service may start children from a thread that is not the runtime's.
+    /// Runtime of all services. A service may start children from a thread that is not one of the runtime.
     pub(crate) runtime: runtime::Handle,
-    /// No more waiting for services that were asked to stop.
+    /// Ends the wait for stopping services.
     pub(crate) abort: CancellationToken,
-    /// Anything of `u32`, for [`Backoff::wait`].
+    /// Returns any `u32`, the jitter of [`Backoff::wait`].
     pub(crate) jitter: Box<dyn Fn() -> u32 + Send + Sync>,
 }
 
-/// The tree. Dropped without [`Supervisor::stop`], it aborts every service, in no order and without
-/// waiting: each ends at its next `.await`.
+/// A tree of services. Dropping it without [`Supervisor::stop`] aborts all services, in no order and without waiting:
+/// each service ends at its next `.await`.
 pub struct Supervisor {
     root: Handle,
     _task: JoinSet<Exit>,
@@ -112,18 +114,19 @@ impl Supervisor {
         Self { root: Handle { node }, _task: task }
     }
 
-    /// The root service.
+    /// Handle of the root service.
     pub fn handle(&self) -> Handle {
         self.root.clone()
     }
 
-    /// The whole tree.
+    /// Status of the whole tree.
     pub fn status(&self) -> Status {
         self.root.status()
     }
 
-    /// Stops every service, the last started first. The rest is aborted after `deadline`, in the same order, and has ended when this
-    /// returns, except for a service that blocks its thread (see the crate's documentation).
+    /// Stops all services in the reverse order of their starts. After `deadline`, the remaining services are aborted in
+    /// the same order. All services have ended when the function returns, except for a service that blocks its thread
+    /// (see the crate's documentation).
     ///
     /// # Errors
     /// [`Overdue`] names the services that were aborted after `deadline`.
@@ -134,7 +137,7 @@ impl Supervisor {
         let mut services = Vec::new();
         self.status().running(&mut services);
         self.root.node.abort();
-        // Longer only where a thread is blocked: then the rest is dropped with `self`, in no order.
+        // The wait fails only if a thread is blocked. Then `self` drops the remaining services in no order.
         let _ = timeout(ABORT_DEADLINE, self.root.stop()).await;
         if services.is_empty() { Ok(()) } else { Err(Overdue { services }) } // empty: all waited for a restart
     }
@@ -144,6 +147,6 @@ impl Supervisor {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not stopped in time: {}", services.join(", "))]
 pub struct Overdue {
-    /// Their paths, children before parents.
+    /// Paths of the services, children before parents.
     pub services: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! When a service is stalled. The deadline is 60 s, the longest back-off 300 s.
+//! Stalled services. The deadline is 60 s, the longest back-off 300 s.
 
 use std::future::ready;
 
@@ -7,7 +7,7 @@ use crate::Backoff;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A service whose context the test uses.
+/// A service, and the context through which the test reports its rounds.
 async fn service() -> (Supervisor, Context) {
     let (sender, mut contexts) = tokio::sync::mpsc::channel::<Context>(1);
     let backoff = Backoff { most: 300 * SECOND, ..Backoff::default() };
@@ -69,7 +69,7 @@ async fn failures_over_the_deadline_are_a_stall_until_a_success() {
         assert_eq!(stalled(&tree), expected);
         sleep(29 * SECOND).await;
     }
-    // Found no work.
+    // A round that never waited found no work, and does not end the stall.
     let _ = cx.round(ready(Ok::<(), Broken>(())), Result::is_ok).await;
     assert!(stalled(&tree).is_some());
     round(&cx, 1, Ok(())).await;
@@ -81,7 +81,7 @@ async fn failures_over_the_deadline_are_a_stall_until_a_success() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_round_of_a_quiet_service_is_not_a_stall() {
     let (tree, cx) = service().await;
-    // Slow, failed, and not tried again.
+    // The round is slow, fails, and is not retried.
     round(&cx, 59, Err(BROKEN)).await;
     for _ in 0..100 {
         assert_eq!(stalled(&tree), None);
@@ -96,7 +96,7 @@ async fn a_failed_round_of_a_quiet_service_is_not_a_stall() {
 async fn a_stall_ends_when_nothing_is_tried_any_more() {
     let (tree, cx) = service().await;
     round(&cx, 40, Err(BROKEN)).await;
-    // The longest back-off does not interrupt it.
+    // The longest back-off does not interrupt a series of failures.
     sleep(300 * SECOND).await;
     round(&cx, 40, Err(BROKEN)).await;
     sleep(360 * SECOND).await;
@@ -141,7 +141,7 @@ async fn reports_further_apart_than_the_deadline_are_not_one_stall() {
     assert_eq!(stalled(&tree), None);
 }
 
-/// Of two reports that were apart, the failed round made one stall.
+/// Regression: a failed round joined reports that were further apart than the deadline into one stall.
 #[tokio::test(start_paused = true)]
 async fn a_failed_round_does_not_join_reports_that_are_apart() {
     let (tree, cx) = service().await;

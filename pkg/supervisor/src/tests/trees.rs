@@ -1,4 +1,4 @@
-//! Random trees whose services do anything: what must hold for all of them, at every moment.
+//! Invariants of random trees of services with arbitrary behavior.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -17,7 +17,7 @@ use crate::service::Service;
 use crate::tree::{ABORT_DEADLINE, Tree};
 use crate::{Backoff, BoxError, Context, Settings, State, Status, Supervisor};
 
-/// A tree, what its services do, and what is done to it. Times are in units.
+/// A test case: a tree, the behavior of its services, and the stops from outside. Times are in units.
 #[derive(Clone, Debug)]
 struct Story {
     root: Plan,
@@ -26,7 +26,7 @@ struct Story {
     settled: u32,
     stop_deadline: u32,
     jitter: u32,
-    /// After so long, the service of this place in the status (as of then) is stopped.
+    /// Time before each stop, and the index of the stopped service in the status at that time.
     stops: Vec<(u32, prop::sample::Index)>,
     life: u32,
     end: Finish,
@@ -34,7 +34,7 @@ struct Story {
 
 #[derive(Clone, Copy, Debug)]
 enum Finish {
-    /// With more time than all deadlines together.
+    /// Stop with more time than all deadlines together.
     Stop,
     StopWithin(u32),
     Drop,
@@ -47,7 +47,7 @@ struct Plan {
     children: Vec<Plan>,
 }
 
-/// One attempt: children, health and end follow each other.
+/// Behavior of one attempt: start of the children, health and end, each after the previous step.
 #[derive(Clone, Copy)]
 struct Act {
     children_after: u32,
@@ -123,7 +123,7 @@ fn story() -> impl Strategy<Value = Story> {
     })
 }
 
-/// A plan as a service. `parent` is the body that starts it, `order` its place among that body's children.
+/// Builds the service of a plan. `parent` is the body that starts it, `order` its position among that body's children.
 fn service(plan: Plan, world: World, parent: Option<Body>, order: usize, unit: Duration) -> Service {
     Service::new(move |cx: Context| {
         let number = (cx.attempt() as usize).min(plan.acts.len()) - 1;
@@ -190,7 +190,7 @@ fn service(plan: Plan, world: World, parent: Option<Body>, order: usize, unit: D
     })
 }
 
-/// Statuses that were seen, and what must hold for each.
+/// Checks the invariants of each status.
 struct Watch<'a> {
     tree: &'a Supervisor,
     world: &'a World,
@@ -314,7 +314,7 @@ fn no_service_outlives_its_parent_and_none_restarts_too_often() {
     run(512, Duration::from_secs(1), paused);
 }
 
-/// The same with real threads and short real times: what interleaving can break.
+/// Real threads and short real times: finds errors that depend on interleaving.
 #[test]
 fn the_same_holds_when_services_run_in_parallel() {
     let threads = || runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{Backoff, Change, Handle, State};
 
-/// Shared by all services of a tree.
+/// Observations that all services of a tree share.
 #[derive(Clone)]
 pub(super) struct World(Arc<Mutex<Seen>>);
 
@@ -18,7 +18,7 @@ struct Seen {
     next: u64,
     lives: HashMap<String, Life>,
     handles: HashMap<String, Handle>,
-    /// Stopped by itself, while its neighbours went on.
+    /// Paths of services that the test stopped while their siblings continued to run.
     stopped: HashSet<String>,
     dropped: bool,
     wrong: Vec<String>,
@@ -41,13 +41,13 @@ struct Life {
     failures: u32,
 }
 
-/// Parent of children.
+/// A running body, as the parent of its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Body {
     id: u64,
 }
 
-/// Kept by a body while it runs.
+/// Guard that a body holds while it runs.
 pub(super) struct Guard {
     world: World,
     body: Body,
@@ -59,12 +59,12 @@ impl Guard {
         &self.body
     }
 
-    /// It was asked to stop.
+    /// Checks the order of ends when the body receives a stop.
     pub(super) fn asked(&self) {
         self.world.lock().is_last(&self.path, self.body.id);
     }
 
-    /// It ends without a stop: its children run on for a moment.
+    /// Removes a body that ends without a stop. Its children run until the supervisor stops them.
     pub(super) fn ends_itself(&self) {
         self.world.lock().bodies.retain(|body| body.id != self.body.id);
     }
@@ -114,7 +114,7 @@ impl World {
         self.lock().handles.insert(handle.status().path, handle);
     }
 
-    /// The handle of a service that will be stopped by itself.
+    /// Handle of a service that the test stops while its siblings continue to run.
     pub(super) fn stops(&self, path: &str) -> Option<Handle> {
         let mut seen = self.lock();
         let handle = seen.handles.get(path).cloned();
@@ -124,7 +124,7 @@ impl World {
         handle
     }
 
-    /// From now on there is no order.
+    /// Records that the tree is dropped. From then on, services end in any order.
     pub(super) fn is_dropped(&self) {
         self.lock().dropped = true;
     }
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// The first of what was wrong, starts that came too early among it.
+    /// The first violations, including starts that came too early.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut seen = self.lock();
         let lives = std::mem::take(&mut seen.lives);
@@ -160,7 +160,7 @@ impl Seen {
         let Change { path, state, attempts, .. } = *change;
         let now = Instant::now();
         let before = self.lives.get(path).map(|life| (life.state, life.attempts));
-        // A service of a new attempt of its parent begins from nothing.
+        // In a new attempt of the parent, the first attempt of a service is number 1.
         let legal = match (before, state) {
             (None | Some((State::Stopped, _)), State::Starting) => attempts == 1,
             (None | Some((State::Stopped, _)), State::Stopped) => attempts == 0,
@@ -213,7 +213,7 @@ impl Seen {
         life.since = now;
     }
 
-    /// Neither the service nor anything below it has a body now.
+    /// Checks that neither the service nor a descendant has a running body.
     fn nothing_runs(&mut self, path: &str, event: &str) {
         let below = format!("{path}.");
         let wrong = self
@@ -224,7 +224,8 @@ impl Seen {
         self.wrong.extend(wrong.collect::<Vec<_>>());
     }
 
-    /// A service that ends has no children any more, and none that was started after it.
+    /// Checks that an ending service has no running children, and that all siblings that were started after it have
+    /// ended.
     fn is_last(&mut self, path: &str, id: u64) {
         let Some(this) = self.bodies.iter().find(|body| body.id == id) else { return };
         let (below, alone) = (format!("{path}."), self.stopped.contains(path));
@@ -240,7 +241,7 @@ impl Seen {
         self.wrong.extend(wrong.collect::<Vec<_>>());
     }
 
-    /// In no window of time more starts than the back-off allows.
+    /// Checks that no window of time has more starts than the back-off allows.
     fn counts_starts(&mut self, path: &str, starts: &[Instant]) {
         let least = least_times(&self.backoff, starts.len());
         for (first, start) in starts.iter().enumerate() {
@@ -255,12 +256,12 @@ impl Seen {
     }
 }
 
-/// The shortest time from a start to the `n`th after it, for each `n` below `count`: waits double as long as
-/// no attempt is healthy until it is settled, and such an attempt takes that time itself.
+/// Shortest time from a start to the `n`th start after it, for each `n` below `count`. Waits double until an attempt is
+/// healthy for [`Backoff::settled`], which takes that time itself.
 pub(super) fn least_times(backoff: &Backoff, count: usize) -> Vec<Duration> {
     const LONGEST_WAIT: usize = 40; // failures after which no wait grows any more
     let waits: Vec<Duration> = (1..).map(|failures| backoff.wait(failures, 0)).take(LONGEST_WAIT).collect();
-    // The best time so far that ends with so many failures (from 0 for one) in a row.
+    // Shortest time so far by the number of failures in a row at its end; index 0 is one failure.
     let mut best: Vec<Option<Duration>> = vec![None; LONGEST_WAIT];
     let mut least = vec![Duration::ZERO];
     for start in 1..count {
