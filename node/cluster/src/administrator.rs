@@ -55,15 +55,15 @@ impl AdministratorRequest {
         &self.name
     }
 
-    /// The user name of the certificate. It has a part of the key's digest: the same name with another key is another user,
-    /// which does not have the rights of the first one.
+    /// User name of the certificate. The name contains a part of the key's digest: the same name with another key is
+    /// another user, which does not have the rights of the first one.
     pub fn user(&self) -> String {
         let digest = Sha256::digest(&self.public_key);
         let part = digest.iter().take(8).fold(0_u64, |part, byte| part << 8 | u64::from(*byte));
         format!("{ADMINISTRATOR_USER_PREFIX}{}:{part:016x}", self.name)
     }
 
-    /// As a SubjectPublicKeyInfo, DER.
+    /// Public key as a SubjectPublicKeyInfo, DER.
     pub fn public_key(&self) -> &[u8] {
         &self.public_key
     }
@@ -78,7 +78,7 @@ impl FromStr for AdministratorRequest {
             return Err(AdministratorError::PrivateKey);
         }
         let [block] = &*blocks else { return Err(AdministratorError::Pem) };
-        // Older programs write the second one.
+        // Older programs write the second label.
         if !["CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"].contains(&block.tag()) {
             return Err(AdministratorError::Pem);
         }
@@ -95,7 +95,7 @@ impl FromStr for AdministratorRequest {
     }
 }
 
-/// The only common name, if it is a label.
+/// The common name, if there is exactly one and it is a DNS label.
 fn common_name<'a>(subject: &'a X509Name<'_>) -> Option<&'a str> {
     let mut names = subject.iter_common_name();
     let (Some(name), None) = (names.next(), names.next()) else { return None };

@@ -4,7 +4,7 @@ use std::fmt;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Card {
-    /// The first one that the kernel shows.
+    /// The first card that the kernel lists.
     #[default]
     First,
     Interface(Box<str>),
@@ -45,7 +45,7 @@ impl Card {
         if is_word(text, b"_-", 55) { Ok(Self::Driver(text.into())) } else { Err(CardError::Driver(text.to_owned())) }
     }
 
-    /// Whether this is the card with the interface `name`, this Ethernet address and this driver.
+    /// Whether the setting selects the card with the interface `name`, this Ethernet address and this driver.
     pub fn matches(&self, name: &str, mac: Option<[u8; 6]>, driver: Option<&str>) -> bool {
         match self {
             Self::First => true,
@@ -61,7 +61,7 @@ fn is_word(text: &str, others: &[u8], most: usize) -> bool {
     (1..=most).contains(&text.len()) && text.bytes().all(known)
 }
 
-/// An Ethernet address as the kernel shows it.
+/// Formats an Ethernet address as the kernel does.
 pub fn shown(octets: [u8; 6]) -> String {
     octets.map(|octet| format!("{octet:02x}")).join(":")
 }

@@ -1,4 +1,4 @@
-//! Annotations of claims with a node.
+//! Annotations of claims, and names of objects in claims.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,25 @@ pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// The node of a bound claim's volume. The reconciler sets it for claims that were bound to an existing PV.
 pub const VOLUME_NODE: &str = "local.granary.dev/node";
 
-/// Of a bound claim: the VolumeSnapshot of its namespace to whose content the volume returns. The node removes it afterwards.
+/// Annotation of a bound claim with the VolumeSnapshot of its namespace to which the node rolls the volume back. The
+/// node removes the annotation afterwards.
 pub const RESTORE_FROM: &str = "granary.dev/restore-from";
 
-/// Of a bound claim: the ID of the snapshot that keeps the content from before the rollback. The node sets it when it begins, so
-/// that it serves no request twice, and removes it with [`RESTORE_FROM`].
+/// Annotation of a bound claim with the ID of the snapshot that keeps the content from before the rollback. The node
+/// sets it when the rollback begins, so that it serves no request twice, and removes it with [`RESTORE_FROM`].
 pub const ROLLBACK: &str = "granary.dev/rollback";
 
-/// The node that an admission policy allows to write the status of a bound claim. The policy sees no PV: without
-/// [`VOLUME_NODE`], it is the selected node of a claim whose PV was created for it, with its UID in the name.
+/// The node that an admission policy allows to write the status of a bound claim. The policy cannot read PVs: without
+/// [`VOLUME_NODE`], the selected node may write if the PV was created for the claim and has the UID of the claim in its
+/// name.
 pub fn status_writer<'a>(uid: &str, pv: Option<&str>, annotations: &'a BTreeMap<String, String>) -> Option<&'a str> {
     let is_created = pv.and_then(|pv| pv.strip_prefix("pvc-")) == Some(uid);
     let selected = annotations.get(SELECTED_NODE).filter(|_| is_created);
     annotations.get(VOLUME_NODE).or(selected).map(String::as_str)
 }
 
-/// Whether an object can have this name. Users write names of other objects into claims and their annotations, and the client
-/// copies a name into the path of its request: the API server checks neither.
+/// Whether an object can have the name `text`. Users write names of objects into claims and their annotations, which
+/// the API server does not verify, and the client copies a name into the path of its request.
 pub fn is_object_name(text: &str) -> bool {
     let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     match text.as_bytes() {

@@ -5,7 +5,8 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDomain(Box<str>);
 
-/// A DNS name has at most 253 characters. Those of pods have up to three labels in front of the domain.
+/// Maximum length of the domain in characters. A DNS name has at most 253 characters, and the names of pods have up to
+/// three labels in front of the domain.
 const LONGEST: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +42,7 @@ impl FromStr for ClusterDomain {
     }
 }
 
-/// Whether it is a DNS label (RFC 1123) in lower case.
+/// Whether `text` is a DNS label (RFC 1123) in lower case.
 pub fn is_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=63).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')

@@ -1,4 +1,4 @@
-//! Kubernetes' quantities as bytes. Pure.
+//! Conversion between quantities of Kubernetes and bytes.
 
 use units::Bytes;
 
@@ -32,7 +32,7 @@ const SUFFIXES: [(&str, u32, i32); 16] = [
     ("E", 0, 18),
 ];
 
-/// Fractions of a byte are rounded up.
+/// Parses a quantity. Fractions of a byte are rounded up.
 pub fn bytes(text: &str) -> Result<Bytes, QuantityError> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let number_len = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
@@ -65,7 +65,7 @@ pub fn bytes(text: &str) -> Result<Bytes, QuantityError> {
     i64::try_from(exact).ok().and_then(|exact| u64::try_from(exact).ok()).map(Bytes::new).ok_or(QuantityError::TooLarge)
 }
 
-/// The canonical form of Kubernetes, such as `1536Mi`.
+/// Formats a size in the canonical form of Kubernetes, such as `1536Mi`.
 pub fn text(size: Bytes) -> String {
     let binary = SUFFIXES.iter().filter(|(_, _, ten)| *ten == 0).rev();
     let (suffix, two) = binary

@@ -8,11 +8,11 @@ use x509_parser::prelude::FromDer as _;
 
 use crate::domain::is_label;
 
-/// How a node pulls images. [`Default`] accepts the public CAs of the image, and has no other endpoints than the names of
-/// images.
+/// Settings for image pulls. [`Default`] accepts the public CAs of the system image, and has no endpoints other than
+/// the registries in the names of images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Images {
-    /// For every registry, in addition to the public ones.
+    /// CAs of all registries, in addition to the public CAs.
     pub cas: Vec<Certificates>,
     pub registries: Vec<Registry>,
 }
@@ -20,9 +20,9 @@ pub struct Images {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registry {
     pub name: RegistryName,
-    /// Other servers that have its images, the preferred one first. The registry itself is last.
+    /// Other servers with the images of the registry, the preferred one first. The node tries the registry itself last.
     pub mirrors: Vec<Server>,
-    /// Where the registry is, if that is not its name.
+    /// Endpoint of the registry, if it differs from the name.
     pub server: Option<Endpoint>,
     pub cas: Option<Certificates>,
     pub verification: Verification,
@@ -41,11 +41,12 @@ pub struct Server {
 pub enum Verification {
     #[default]
     Required,
-    /// Neither the certificate nor that there is TLS: any machine in between can replace the images.
+    /// The node requires neither a valid certificate nor TLS: any machine on the path can replace the images.
     Disabled,
 }
 
-/// The host of a registry as the names of images have it, with a port if it is not 443: a safe name of a directory.
+/// Host of a registry as in the names of images, with a port if it is not 443. The text is safe as the name of a
+/// directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RegistryName(String);
 
@@ -80,7 +81,7 @@ pub enum RegistryError {
     Credentials,
 }
 
-/// Whether it is `HOST[:PORT]` with a DNS name or an IPv4 address.
+/// Whether `text` is `HOST[:PORT]` with a DNS name or an IPv4 address.
 fn is_host(text: &str) -> bool {
     let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|number| number != 0 && number.to_string() == port);
@@ -153,7 +154,7 @@ impl FromStr for Certificates {
 }
 
 impl Certificates {
-    /// As PEM.
+    /// The certificates in PEM.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -239,7 +240,7 @@ mod tests {
         }
     }
 
-    /// The node started, and containerd rejected the CA at each pull.
+    /// Regression: the node started, and containerd rejected the CA at each pull.
     #[test]
     fn damaged_certificates_are_rejected() {
         let good = certificate();

@@ -91,7 +91,7 @@ impl fmt::Display for PodSecurity {
     }
 }
 
-/// How the API server writes Secrets to etcd. It reads both forms.
+/// Form in which the API server writes Secrets to etcd. The API server reads both forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SecretStorage {
     #[default]

@@ -18,10 +18,11 @@ pub const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-b
 /// Finalizer of a content. The snapshot controller adds it, and the node removes it.
 pub const PROTECTION: &str = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection";
 
-/// The name of a content that the snapshot controller creates for a snapshot starts with it; the UID of the snapshot follows.
+/// Prefix of the name of a content that the snapshot controller creates for a snapshot; the UID of the snapshot
+/// follows.
 pub const CONTENT_PREFIX: &str = "snapcontent-";
 
-/// The ID of the snapshot that a node takes for a content starts with it; the UID of the content follows.
+/// Prefix of the ID of a snapshot that a node takes for a content; the UID of the content follows.
 pub const ID_PREFIX: &str = "snapshot-";
 
 /// Names of the API of snapshots of several volumes at one instant.
@@ -43,7 +44,7 @@ pub mod group {
     /// Annotation of the VolumeSnapshotContent of a member, with the handle of its group. The snapshot controller sets it.
     pub const HANDLE: &str = "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle";
 
-    /// The handle of a group starts with it; the UID of its content follows. The ID of a member is this handle, `-`, and the
+    /// Prefix of the handle of a group; the UID of its content follows. The ID of a member is this handle, `-`, and the
     /// handle of its volume.
     pub const HANDLE_PREFIX: &str = "group-";
 }

@@ -14,7 +14,7 @@ pub struct Token {
     secret: String,
 }
 
-/// The text is not a [`Token`]. The error does not contain it, because it may be most of one.
+/// The text is not a [`Token`]. The error does not contain the text, because it may be a part of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a bootstrap token, which is 6 and 16 of the characters a-z and 0-9 with a dot between them")]
 pub struct TokenError;

@@ -13,7 +13,8 @@ const RSA_2048: &str = include_str!("rsa-2048.csr");
 const P521: &str = include_str!("p521.csr");
 const RSA_1024: &str = include_str!("rsa-1024.csr");
 
-/// The key of [`P256`]. The subject has O=system:masters, and the extensions ask for a CA that may serve, with etcd's name for clients.
+/// Request with the key of [`P256`]. The subject has O=system:masters, and the extensions request a CA certificate for
+/// servers and clients, with etcd's name for clients.
 const GREEDY: &str = include_str!("greedy.csr");
 
 fn parse(text: &str) -> Result<AdministratorRequest, AdministratorError> {
@@ -44,7 +45,7 @@ fn a_request_is_reduced_to_its_name_and_key() {
     }
 }
 
-/// Otherwise the certificate of a key that was replaced would keep the rights of the name.
+/// The certificate of a replaced key must not keep the rights of the name.
 #[test]
 fn another_key_is_another_user() {
     let [one, other] = [P256, P384].map(|text| parse(text).unwrap());
@@ -102,7 +103,7 @@ fn the_name_is_one_label() {
     assert_eq!(parse(&request(&[(DnType::OrganizationName, "alice")])), Err(AdministratorError::Name));
 }
 
-/// A request of another key would give its owner, who is not the administrator, a certificate.
+/// A certificate for the key of another person would give that person the rights of the administrator.
 #[test]
 fn a_request_that_its_key_did_not_sign_is_rejected() {
     let mut block = pem::parse(P256).unwrap().into_contents();
