@@ -56,7 +56,8 @@ fn files(directory: &Path) -> BTreeSet<(String, Vec<u8>)> {
     entries(directory).into_iter().map(|name| (name.clone(), read(&name))).collect()
 }
 
-/// Whether the kernel could execute the file: all in directories of programs, elsewhere by format, except libraries and modules.
+/// Whether the kernel could execute the file: every file in a directory of programs, and elsewhere each ELF file or
+/// script that is not a library, a module or a link.
 fn is_program(path: &str, file: &Path) -> bool {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     if matches!(directory, "usr/bin" | "usr/libexec/cni") {
@@ -100,7 +101,7 @@ fn programs_are_found_in_all_directories() {
     assert_eq!(programs(root.path()), wanted.into());
 }
 
-/// The package `time/tzdata`, an archive with this name in it. Nothing else mentions this zone.
+/// The Go package `time/tzdata` embeds an archive of time zones, which is the only text with the name of this zone.
 #[test]
 fn kubernetes_has_the_time_zones_that_the_image_has_no_files_of() {
     let system = System::built();

@@ -34,7 +34,8 @@ fn every_rust_program_is_of_the_pinned_compiler_alone() {
     let parts = Parts::built();
     let pinned = parts.rust();
     for (path, program) in parts.described() {
-        // `VERSION (COMMIT DATE)`. The standard library has the same, so that a second one is another compiler's.
+        // `VERSION (COMMIT DATE)`. The standard library contains the same text, so a second text is from another
+        // compiler.
         let compilers: Vec<&str> = program.rustc().into_iter().collect();
         match (&program.go, &*compilers) {
             (Some(_), []) => {}
