@@ -9,21 +9,22 @@ use crate::program::Program;
 /// The accelerator of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accelerator {
-    /// The CPU itself.
+    /// KVM: the CPU of the host executes the guest.
     Kvm,
-    /// QEMU's translator.
+    /// TCG: QEMU translates the instructions of the guest.
     Tcg,
 }
 
-/// AVX is slow in emulation; Nehalem is the newest model without it. QEMU executes the added instructions faster than those
-/// that a guest uses without them: AES, CLMUL and SHA (TLS, dm-verity) are one compiled function for each step, an FS base
-/// is not an MSR (each switch between threads), and the registers of an x2APIC are not in memory.
+/// CPU model of emulated guests. AVX is slow in emulation; Nehalem is the newest model without it. The added
+/// instructions are faster than the ones that a guest uses without them: each step of AES, CLMUL and SHA (TLS,
+/// dm-verity) is one compiled function, a switch between threads sets the FS base without an MSR, and the registers of
+/// an x2APIC are not in memory.
 pub(crate) const EMULATED: &str = "Nehalem,+aes,+pclmulqdq,+sha-ni,+fsgsbase,+x2apic";
 
 impl Accelerator {
-    /// [`Self::Kvm`] if a guest runs in it, else [`Self::Tcg`]. An open `/dev/kvm` is not sufficient: nested or
-    /// software KVM may accept every call and never execute 64-bit code. Takes below 0.2 s, or 5 s if the guest hangs.
-    /// The guest is a file in the directory `scratch` meanwhile.
+    /// Returns [`Self::Kvm`] if KVM runs a test guest, else [`Self::Tcg`]. An open `/dev/kvm` is not sufficient: nested
+    /// or software KVM may accept every call and never execute 64-bit code. The probe takes less than 0.2 s, or 5 s if
+    /// the guest hangs. During the probe, the directory `scratch` contains the guest as a file.
     pub fn probe(program: &Program, scratch: &Path) -> Self {
         match probe::try_kvm(program, scratch) {
             Ok(()) => Self::Kvm,

@@ -1,4 +1,4 @@
-//! From a configuration to QEMU's arguments. Pure.
+//! Conversion of a configuration to the arguments of QEMU.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,25 +15,25 @@ use crate::network::{Forward, Link, Network};
 /// An invalid configuration of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// QEMU reads the names of disks as JSON.
+    /// A file name is not UTF-8. QEMU reads the file names of disks as JSON.
     #[error("the file name {} is not UTF-8, which QEMU requires", .0.display())]
     NotUtf8(PathBuf),
-    /// Serial numbers identify disks.
+    /// Two disks have the same serial number, which identifies a disk.
     #[error("two disks have the serial number {0}")]
     SameSerial(Serial),
-    /// Names identify ports.
+    /// Two ports have the same name, which identifies a port.
     #[error("two ports have the name {0}")]
     SamePort(PortName),
 }
 
-/// How the guest begins.
+/// Start of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// It boots.
+    /// The guest boots.
     Boot,
-    /// It boots, with what a guest needs that is to be saved.
+    /// The guest boots with the device that a saved guest needs.
     Savable,
-    /// A saved guest is loaded before it runs.
+    /// QEMU loads a saved guest before it runs.
     Saved,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn arguments(
         all.add("-device", device);
     }
     for number in 0..config.spare_ports {
-        // Chassis and slot number a port; 0 is the root complex's own.
+        // Chassis and slot identify a port; 0 is the root complex.
         let slot = number + 1;
         all.add("-device", format!("pcie-root-port,id={},chassis={slot},slot={slot}", spare_port(number)));
     }
@@ -227,7 +227,7 @@ fn add_network(all: &mut Arguments, network: &Network, wire: Option<RawFd>) -> R
         (Link::Wire, None) => hub("network", None),
     };
     all.add("-netdev", link.to_string());
-    // Without a ROM: nothing boots from the network, and firmware starts faster.
+    // An empty `romfile`: nothing boots from the network, and firmware starts faster.
     let mut device = json!({"driver": network.card.driver(), "netdev": "network", "romfile": ""});
     if let Some(mac) = network.mac {
         device["mac"] = json!(mac.to_string());
@@ -240,7 +240,7 @@ fn add_network(all: &mut Arguments, network: &Network, wire: Option<RawFd>) -> R
     Ok(())
 }
 
-/// A QEMU without a VM: user networking for the other end of the wire.
+/// Arguments of a QEMU without a VM, which provides user networking at the other end of the wire.
 pub(crate) fn gateway(forwards: &[Forward], qmp: RawFd, wire: RawFd) -> Vec<OsString> {
     let mut all = Arguments(Vec::new());
     all.0.extend(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "none"].map(OsString::from));
@@ -248,7 +248,7 @@ pub(crate) fn gateway(forwards: &[Forward], qmp: RawFd, wire: RawFd) -> Vec<OsSt
     all.add("-mon", "chardev=qmp,mode=control");
     all.add("-netdev", user("outside", forwards).to_string());
     all.add("-netdev", frames("wire", wire).to_string());
-    // Two ends of a hub, because only a device and a back end are connected directly.
+    // A hub connects the two back ends, because QEMU connects only a device and a back end directly.
     all.add("-netdev", hub("first", Some("outside")).to_string());
     all.add("-netdev", hub("second", Some("wire")).to_string());
     all.0
@@ -260,7 +260,7 @@ fn user(id: &str, forwards: &[Forward]) -> Value {
     json!({"type": "user", "id": id, "hostfwd": forwards})
 }
 
-/// A frame is a datagram.
+/// A back end that carries each frame in a datagram.
 fn frames(id: &str, descriptor: RawFd) -> Value {
     json!({"type": "dgram", "id": id, "local": {"type": "fd", "str": descriptor.to_string()}})
 }

@@ -19,7 +19,7 @@ pub struct Config {
     pub cpus: NonZeroU8,
     /// The boot source.
     pub boot: Boot,
-    /// The guest sees them in this order, as vda, vdb and so on.
+    /// Disks in the order in which the guest sees them: vda, vdb and so on.
     pub disks: Vec<Disk>,
     /// No network device if absent.
     pub network: Option<Network>,
@@ -27,7 +27,7 @@ pub struct Config {
     pub ports: Vec<Port>,
     /// The serial console, ttyS0.
     pub console: Sink,
-    /// Files that the guest finds by name in fw_cfg, with what they hold; read when QEMU starts. Linux shows them in
+    /// Files that the guest finds by name in fw_cfg. QEMU reads them when it starts. Linux shows them in
     /// /sys/firmware/qemu_fw_cfg/by_name/NAME/raw.
     pub firmware_files: Vec<FirmwareFile>,
     /// Values of further `-device` arguments.
@@ -57,20 +57,20 @@ impl Config {
 /// The boot source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
-    /// A Linux kernel, without a look at the disks.
+    /// A Linux kernel, which QEMU loads without firmware or a boot disk.
     Kernel {
         /// The compressed kernel.
         kernel: PathBuf,
-        /// Its first root.
+        /// The initial RAM file system.
         initrd: Option<PathBuf>,
-        /// Its command line.
+        /// The command line of the kernel.
         command_line: String,
     },
     /// UEFI firmware, which boots from the first disk.
     Firmware {
         /// The firmware, such as OVMF_CODE_4M.fd.
         code: PathBuf,
-        /// Its variables: a fresh copy for each VM, which the guest writes to.
+        /// The variables of the firmware, which the guest writes to: a new copy for each VM.
         variables: PathBuf,
         /// SMBIOS strings for the guest's software: SMBIOS 3.6, section 7.12, "OEM Strings".
         oem_strings: Vec<String>,
@@ -80,30 +80,29 @@ pub enum Boot {
 /// A virtio-serial port: a byte stream between guest and host, faster than a serial line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The guest finds it by this name, in /sys/class/virtio-ports/*/name.
+    /// Name of the port in the guest, in /sys/class/virtio-ports/*/name.
     pub name: PortName,
-    /// Its other end.
+    /// Destination at the host.
     pub sink: Sink,
 }
 
 /// A file in fw_cfg.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirmwareFile {
-    /// Its name in the guest, such as `opt/org.example/file`: names that are not QEMU's own begin with `opt/`.
+    /// Name in the guest, such as `opt/org.example/file`. Names that QEMU does not reserve begin with `opt/`.
     pub name: &'static str,
-    /// The file of the host with its content. Secrets are not on QEMU's command line.
+    /// Path of the content at the host. The content is not on QEMU's command line, so it may be secret.
     pub content: PathBuf,
 }
 
-/// Where the guest's output goes.
+/// Destination of output of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sink {
-    /// To a stream that the [`Vm`](crate::Vm) hands out once; works in both directions. The guest waits
-    /// for the reader.
+    /// A stream in both directions that the [`Vm`](crate::Vm) returns once. The guest waits for the reader.
     Stream,
-    /// To a new file.
+    /// A new file.
     File(PathBuf),
-    /// Nowhere.
+    /// The output is discarded.
     Discard,
 }
 
@@ -120,7 +119,7 @@ pub struct NameError {
 }
 
 impl PortName {
-    /// The text itself.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -22,7 +22,7 @@ impl Serial {
     /// Length of a serial number in the virtio-blk device, `VIRTIO_BLK_ID_BYTES`.
     const LIMIT: usize = 20;
 
-    /// The text itself.
+    /// The serial number as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -49,15 +49,15 @@ impl FromStr for Serial {
 /// A disk with the content of a raw file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Its name in the guest and in [`Vm::block_stats`](crate::Vm::block_stats).
+    /// Serial number, which identifies the disk in the guest and in [`Vm::block_stats`](crate::Vm::block_stats).
     pub serial: Serial,
     /// The file; its length is the disk's size.
     pub path: PathBuf,
     /// The device that the guest sees.
     pub model: DiskModel,
-    /// May the guest write?
+    /// Whether the guest may write.
     pub access: Access,
-    /// Where writes go.
+    /// Durability of writes.
     pub cache: Cache,
     /// Layer between the guest and the file.
     pub wrap: Wrap,
@@ -85,7 +85,8 @@ pub enum DiskModel {
     Virtio,
     /// NVMe, one controller for each disk.
     Nvme,
-    /// SATA, on the machine's AHCI controller with six ports. It cannot be read-only, nor attached while the guest runs.
+    /// SATA, on the machine's AHCI controller with six ports. The disk cannot be read-only, and cannot be attached
+    /// while the guest runs.
     Ahci,
 }
 
@@ -99,48 +100,49 @@ impl DiskModel {
     }
 }
 
-/// May the guest write?
+/// Whether the guest may write to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Yes. The file is locked against other VMs.
+    /// The guest may write. QEMU locks the file against other VMs.
     ReadWrite,
-    /// No. Several VMs may use the file.
+    /// The guest may not write. Several VMs may use the file.
     ReadOnly,
 }
 
-/// Where the guest's writes go.
+/// Durability of the writes of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// To the host's page cache; a flush of the guest is an `fdatasync`.
+    /// Writes go to the host's page cache; a flush of the guest is an `fdatasync`.
     WriteBack,
-    /// To the host's page cache; flushes do nothing. All is there after the end of QEMU, not of the host.
+    /// Writes go to the host's page cache; flushes do nothing. The writes survive the end of QEMU, but not a crash of
+    /// the host.
     Unsafe,
 }
 
 /// Layer between the guest and the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrap {
-    /// Nothing.
+    /// No layer.
     None,
     /// Some requests fail (blkdebug).
     Errors(Vec<IoError>),
-    /// Writes go to this qcow2 file, made by [`overlay`](crate::overlay); the disk's file is not changed and may be used
-    /// by several VMs.
+    /// Writes go to this qcow2 file, created by [`overlay`](crate::overlay). The file of the disk is not changed, and
+    /// several VMs may use it.
     Overlay(PathBuf),
     /// Each write and flush is also recorded in this file, in the format of dm-log-writes (blklogwrites).
     WriteLog(PathBuf),
 }
 
-/// Requests that fail.
+/// A rule by which requests fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoError {
-    /// Which kind.
+    /// Kind of request.
     pub operation: Operation,
     /// Error of the request; the guest only sees that it failed.
     pub errno: Errno,
-    /// Only requests that touch this sector of 512 bytes; any if absent.
+    /// Sector of 512 bytes. Only requests that touch it fail; all requests of the kind if absent.
     pub sector: Option<u64>,
-    /// How often.
+    /// Number of failures.
     pub times: Times,
 }
 
@@ -157,12 +159,12 @@ pub enum Operation {
     Discard,
 }
 
-/// How often something happens.
+/// Number of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Times {
-    /// The first time only.
+    /// Only the first matching request fails.
     Once,
-    /// Always.
+    /// All matching requests fail.
     Always,
 }
 

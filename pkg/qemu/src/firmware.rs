@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Code and variables as distributions install EDK II's OVMF: Debian, Fedora, Arch Linux, NixOS and
-/// builds of QEMU itself have one of these. Neither enforces Secure Boot.
+/// Code and variables as distributions install EDK II's OVMF: Debian, Fedora, Arch Linux, NixOS and builds of QEMU
+/// itself have one of these. None of them enforces Secure Boot.
 const PLACES: [(&str, &str); 5] = [
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
@@ -17,11 +17,11 @@ const PLACES: [(&str, &str); 5] = [
 pub struct Firmware {
     /// The firmware.
     pub code: PathBuf,
-    /// Its variables as they are in a new machine: to be copied for each VM.
+    /// The variables of a new machine. Copy the file for each VM.
     pub variables: PathBuf,
 }
 
-/// There is no firmware.
+/// No firmware was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "there is no UEFI firmware for QEMU in {}; install OVMF (Debian: apt install ovmf), or run through ./bazelw, which brings it",

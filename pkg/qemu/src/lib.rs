@@ -1,4 +1,4 @@
-//! A virtual machine as a type: QEMU found, configured, started, watched and ended.
+//! Virtual machines in QEMU: finds QEMU, configures, starts and controls a VM, and ends it.
 //!
 //! ```no_run
 //! use qemu::{Accelerator, Boot, Config, Disk, Program, Sink, Vm};
@@ -21,10 +21,9 @@
 //! # }
 //! ```
 //!
-//! The machine is always `q35` with virtio devices and nothing that the configuration does not name,
-//! except a virtio random number generator. A VM never outlives the [`Vm`] that stands for it, nor the
-//! process that started it. QMP, ports, wires and a streamed console are socket pairs, so nothing is left
-//! behind in the file system and no path can be too long. VMs reach each other in a [`Segment`].
+//! The machine is always `q35`, with the devices of the configuration and a virtio random number generator. A VM never
+//! outlives its [`Vm`], nor the process that started it. QMP, ports, wires and a streamed console are socket pairs, so
+//! no file is left behind and no path can be too long. VMs reach each other in a [`Segment`].
 //!
 //! A guest can be saved ([`Vm::start_savable`], [`Vm::save`]) and restored any number of times ([`Vm::restore`]): a
 //! restored guest runs after a second or less, from the point at which it was saved. Disks can be attached to a

@@ -1,4 +1,4 @@
-//! The guest's way to the network, and the host's way into the guest.
+//! Network of the guest, and ports of the host that lead into the guest.
 
 use std::fmt;
 use std::io;
@@ -10,12 +10,12 @@ use std::path::PathBuf;
 pub struct Network {
     /// The device that the guest sees.
     pub card: Card,
-    /// Its address; QEMU's choice, the same for every VM, if absent.
+    /// Ethernet address. If absent, QEMU selects one, which is the same for every VM.
     pub mac: Option<Mac>,
-    /// Its connection.
+    /// Connection of the device.
     pub link: Link,
-    /// A file for every frame that passes, as pcap has it (pcap-savefile(5)). It is replaced, and can be read while it
-    /// grows.
+    /// File to which QEMU writes each frame in the format of pcap (pcap-savefile(5)). QEMU replaces an existing file.
+    /// Other programs can read the file while it grows.
     pub capture: Option<PathBuf>,
 }
 
@@ -47,13 +47,13 @@ impl Card {
 /// Connection of a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// User networking for this guest alone: it is 10.0.2.15, its gateway 10.0.2.2, its name server 10.0.2.3.
+    /// User networking for this guest alone. The guest is 10.0.2.15, the gateway 10.0.2.2 and the name server 10.0.2.3.
     User {
         /// Ports of the host that lead into the guest.
         forwards: Vec<Forward>,
     },
-    /// A socket that the [`Vm`](crate::Vm) hands out once, with one Ethernet frame in a datagram: for a
-    /// [`Segment`](crate::Segment).
+    /// A socket that the [`Vm`](crate::Vm) returns once, for a [`Segment`](crate::Segment). Each datagram is an
+    /// Ethernet frame.
     Wire,
 }
 
@@ -71,7 +71,7 @@ pub struct Forward {
 pub struct Mac([u8; 6]);
 
 impl Mac {
-    /// That of the machine with this index. QEMU's user networking has 52:55 at the beginning of its own.
+    /// The address of the machine with this index. The addresses of QEMU's user networking begin with 52:55.
     pub const fn of(index: u8) -> Self {
         Self([0x52, 0x54, 0, 0, 0, index])
     }
@@ -108,7 +108,7 @@ mod tests {
     fn each_machine_has_its_own_locally_administered_address() {
         assert_eq!(Mac::of(10).to_string(), "52:54:00:00:00:0a");
         assert_ne!(Mac::of(0), Mac::of(1));
-        // Locally administered, for one machine.
+        // The address is locally administered and of one machine, not of a group.
         assert_eq!(Mac::of(255).octets()[0] & 0b11, 0b10);
     }
 }

@@ -1,4 +1,4 @@
-//! Does KVM execute a guest here?
+//! Probe whether KVM executes a guest on this host.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,24 +18,24 @@ const LIMIT: Duration = Duration::from_secs(5);
 const ANSWER: u8 = 0x15;
 const STATUS: i32 = ((ANSWER as i32) << 1) | 1;
 
-/// Why KVM is of no use here.
+/// Reason why KVM is not used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KvmError {
     #[error("cannot open /dev/kvm")]
     Open(#[source] io::Error),
     #[error("cannot start a probe of KVM")]
     Start(#[source] io::Error),
-    /// QEMU gave up, for instance since the CPU's features are too few.
+    /// QEMU exited, for example because the CPU lacks features.
     #[error("QEMU does not run a guest in KVM ({0})")]
     Refused(Exit),
-    /// QEMU runs but the guest does not get on.
+    /// QEMU runs, but the guest does not finish.
     #[error("a guest in KVM does not reach 64-bit mode within {} s", LIMIT.as_secs())]
     Hung,
 }
 
 pub(crate) fn try_kvm(program: &Program, scratch: &Path) -> Result<(), KvmError> {
     File::options().read(true).write(true).open("/dev/kvm").map_err(KvmError::Open)?;
-    // `enforce`: QEMU gives up at once if KVM offers less than emulation would.
+    // `enforce`: QEMU exits at once if KVM offers fewer features than emulation would.
     run(program, &["-accel", "kvm", "-cpu", "Nehalem,enforce"], scratch)
 }
 
@@ -65,8 +65,9 @@ fn written(scratch: &Path) -> io::Result<NamedTempFile> {
     Ok(file)
 }
 
-/// The guest: from the reset vector to 64-bit mode with paging, which software KVM may lack, then one byte to the debug
-/// port. QEMU maps the ROM to 0xf0000 and to the end of the first 4 GiB, where the CPU starts.
+/// ROM with the guest, which goes from the reset vector to 64-bit mode with paging, which software KVM may lack, and
+/// then writes one byte to the debug port. QEMU maps the ROM to 0xf0000 and to the end of the first 4 GiB, where the
+/// CPU starts.
 fn rom() -> Vec<u8> {
     #[rustfmt::skip]
     const REAL_MODE: &[&[u8]] = &[
@@ -154,7 +155,6 @@ mod tests {
         assert!(matches!(&error, KvmError::Refused(exit) if exit.stderr.contains("abacus")), "{error:?}");
     }
 
-    /// A connection that ends in the middle of a message.
     #[test]
     fn the_guest_is_kept_in_the_callers_directory() {
         let scratch = tempfile::tempdir().unwrap();

@@ -17,12 +17,12 @@ use crate::sys;
 
 const STDERR_LIMIT: usize = 16 << 10;
 
-/// How a QEMU process ended.
+/// End of a QEMU process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Success if the guest powered off, if it asked for a reset, or after `quit`.
+    /// Success if the guest powered off or requested a reset, or after `quit`.
     pub status: ExitStatus,
-    /// The end of what QEMU said, at most 16 KiB.
+    /// The end of QEMU's standard error, at most 16 KiB.
     pub stderr: String,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// Killed and reaped on drop.
+/// A QEMU process, which is killed and reaped on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: Pid,
@@ -44,7 +44,7 @@ pub(crate) struct Process {
     watcher: Option<JoinHandle<()>>,
 }
 
-/// The process is reaped with the lock held: while `exit` is `None`, its PID is its own.
+/// End of a process. The process is reaped while `exit` is locked, so its PID is valid while `exit` is `None`.
 #[derive(Debug, Default)]
 struct End {
     exit: Mutex<Option<Exit>>,
@@ -58,8 +58,8 @@ impl End {
 }
 
 impl Process {
-    /// Starts the command in a process group of its own: Ctrl-C on a terminal is for the parent. The child dies with
-    /// the thread that started it, so a thread of its own starts it and waits.
+    /// Starts the command in a process group of its own, so that Ctrl-C on a terminal interrupts only the parent. The
+    /// child dies with the thread that started it, so a separate thread starts it and waits.
     pub(crate) fn spawn(mut command: Command, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         sys::tie(&mut command, descriptors);
@@ -100,7 +100,7 @@ impl Process {
         exit.clone()
     }
 
-    /// Waits without limit.
+    /// Waits for the exit without a time limit.
     pub(crate) fn join(&self) -> Exit {
         let mut exit = self.end.lock();
         loop {
@@ -113,7 +113,7 @@ impl Process {
 
     pub(crate) fn kill(&self) {
         if self.end.lock().is_none() {
-            // Fails only if the process is dead but not yet reaped: that is what was wanted.
+            // An error means that the process is already dead.
             let _ = kill(self.pid, Signal::SIGKILL);
         }
     }
@@ -123,7 +123,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
         if let Some(watcher) = self.watcher.take() {
-            // A panic of the watcher was printed by it.
+            // The watcher has printed its own panic.
             let _ = watcher.join();
         }
     }
@@ -139,7 +139,7 @@ fn watch(mut child: Child, end: &End) {
     end.reached.notify_all();
 }
 
-/// Reads to the end, which comes when the process does.
+/// Returns the end of the stream, which the process closes at its end.
 fn last_of(mut stream: impl Read) -> String {
     let mut last = Vec::new();
     let mut piece = [0; 4096];
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(process.wait(Duration::from_millis(200)), None);
     }
 
-    /// A terminal interrupts the group of the parent.
+    /// Ctrl-C on a terminal interrupts the process group of the parent.
     #[test]
     fn the_process_leads_a_group_of_its_own() {
         let process = sh("exec sleep 1000");
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Someone else reaps it.
+    /// Whether the process runs. Another process reaps it, so a zombie counts as ended.
     fn lives(pid: u32) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

@@ -1,4 +1,4 @@
-//! The QEMU of this machine.
+//! The QEMU program of this host.
 
 use std::env;
 use std::fmt;
@@ -14,14 +14,15 @@ const NAME: &str = "qemu-system-x86_64";
 pub struct Version {
     /// The first number.
     pub major: u32,
-    /// The second.
+    /// The second number.
     pub minor: u32,
-    /// The third.
+    /// The third number.
     pub micro: u32,
 }
 
 impl Version {
-    /// 7.2 emulates `cmpxchg16b` wrongly: Linux 6.12 ends in a double fault after seconds.
+    /// Oldest version that is supported. QEMU 7.2 emulates `cmpxchg16b` wrongly: Linux 6.12 ends in a double fault
+    /// after seconds.
     pub const OLDEST: Self = Self { major: 8, minor: 0, micro: 0 };
 }
 
@@ -31,7 +32,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// No version stands in the text.
+/// The text contains no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no version of QEMU in {text:?}")]
 pub struct VersionError {
@@ -42,7 +43,7 @@ pub struct VersionError {
 impl FromStr for Version {
     type Err = VersionError;
 
-    /// Reads what `--version` prints: `QEMU emulator version 8.2.1 (Debian …)`.
+    /// Parses the output of `--version`, such as `QEMU emulator version 8.2.1 (Debian …)`.
     fn from_str(text: &str) -> Result<Self, VersionError> {
         let wrong = || VersionError { text: text.lines().next().unwrap_or_default().to_owned() };
         let (_, rest) = text.split_once("version ").ok_or_else(wrong)?;
@@ -56,31 +57,31 @@ impl FromStr for Version {
     }
 }
 
-/// A QEMU that is new enough.
+/// A QEMU program of a supported version.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
     version: Version,
 }
 
-/// Why there is no QEMU to use.
+/// Reason why no QEMU can be used.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum FindError {
-    /// Nowhere in `PATH`.
+    /// No QEMU in the searched directories.
     #[error(
         "there is no {NAME} in PATH; install QEMU {} or newer (Debian: apt install qemu-system-x86), or run through \
          ./bazelw, which brings one",
         Version::OLDEST
     )]
     Missing,
-    /// It is there but does not start.
+    /// QEMU does not start.
     #[error("cannot run {path}")]
     Run { path: PathBuf, source: io::Error },
-    /// Its version is not readable.
+    /// The version of QEMU is not readable.
     #[error("cannot read the version of {path}")]
     Version { path: PathBuf, source: VersionError },
-    /// See [`Version::OLDEST`].
+    /// QEMU is older than [`Version::OLDEST`].
     #[error(
         "{path} is version {version}: QEMU 7.2 crashes Linux 6.12 in emulation; install {} or newer, \
          or run through ./bazelw, which brings one",
@@ -110,12 +111,12 @@ impl Program {
         }
     }
 
-    /// Where it is.
+    /// Path of the program.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its version.
+    /// Version of the program.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -154,7 +155,7 @@ mod tests {
         assert!(eight >= Version::OLDEST);
     }
 
-    /// How long another test may take to start a program.
+    /// Time in which another test has to start a program.
     const LIMIT: Duration = Duration::from_secs(60);
 
     /// A directory with a program of this name that prints the text.
@@ -166,8 +167,8 @@ mod tests {
         directory
     }
 
-    /// Looks in these directories, in this order. Another test that starts a program between the writing and the closing of
-    /// a file has it open for writing, until that program is executed: then it cannot be run (`ETXTBSY`).
+    /// Searches these directories in order. If another test starts a program while a file is open for writing, that
+    /// program inherits the descriptor until its exec, and the file cannot be executed (`ETXTBSY`).
     fn find(directories: &[&TempDir]) -> Result<Program, FindError> {
         let end = Instant::now() + LIMIT;
         loop {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A busy host may take long to start QEMU; a QEMU that runs answers in milliseconds.
+/// Deadline of one answer. A running QEMU answers in milliseconds, but a busy host may take long to start QEMU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Why a command was not carried out.
+/// Reason why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum QmpError {
@@ -26,7 +26,7 @@ pub enum QmpError {
     /// QEMU rejected the command.
     #[error("QEMU rejected {command}: {reason}")]
     Refused { command: String, reason: String },
-    /// QEMU answers something else.
+    /// The answer of QEMU is not a valid message.
     #[error("invalid answer of QEMU to {command}")]
     Answer { command: String, source: serde_json::Error },
 }
@@ -62,7 +62,7 @@ struct Refusal {
 #[derive(Debug)]
 pub(crate) struct Qmp {
     stream: BufReader<UnixStream>,
-    /// Of a message: a time limit may end a call in the middle of it.
+    /// Received part of a message. A time limit may end a call in the middle of a message.
     received: Vec<u8>,
     last_id: u64,
 }
@@ -87,7 +87,7 @@ impl Qmp {
                 Message::Error { error, id } if id.is_none() || id == Some(self.last_id) => {
                     return Err(QmpError::Refused { command: command.to_owned(), reason: error.desc });
                 }
-                // Also late answers to a command that was given up.
+                // Late answers to a command that timed out are skipped too.
                 Message::Greeting { .. } | Message::Event { .. } | Message::Return { .. } | Message::Error { .. } => {}
             }
         }
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// Plays QEMU: says the first text at once, each other one after a command, then hangs up.
+    /// Simulates QEMU: sends the first text at once and each other text after a command, then closes the connection.
     fn fake_qemu(says: &'static [&'static str]) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

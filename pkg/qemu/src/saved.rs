@@ -1,6 +1,6 @@
-//! A saved guest: its memory, the state of its devices, and the machine that both fit. The memory is copied into the
-//! new QEMU: in a private mapping of a file, which has small pages only, an emulated node took 40 % more CPU time to
-//! boot.
+//! Saved guests: the memory, the state of the devices, and the machine that both need. A restore copies the memory into
+//! the new QEMU. With a private mapping of a file, which has small pages only, an emulated node took 40 % more CPU time
+//! to boot.
 
 use std::fs;
 use std::io;
@@ -18,17 +18,18 @@ use crate::vm::{StartError, Vm};
 const STATE: &str = "state";
 const MACHINE: &str = "machine.json";
 
-/// Memory that the guest has used is written to the page cache or read from it: below 2 GiB for a node.
+/// Deadline of a save or a load. QEMU writes the memory that the guest has used to the page cache, or reads it from
+/// there: below 2 GiB for a node.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes per second. QEMU's own limit is that of a network.
+/// Bytes per second. QEMU's default limit is that of a network.
 const BANDWIDTH: u64 = 1 << 40;
 const STEP: Duration = Duration::from_millis(2);
 
 /// The directory of a saved guest. Any number of VMs can be restored from it, also at the same time.
 ///
 /// The caller keeps the content that the disks had, for example below an [`overlay`](crate::overlay()), and chooses a
-/// directory whose name depends on the disks, the kernel and the host's CPU. QEMU, machine and devices are compared by
-/// [`Vm::restore`].
+/// directory whose name depends on the disks, the kernel and the host's CPU. [`Vm::restore`] compares QEMU, machine and
+/// devices.
 ///
 /// A restored guest's clock continues from the time of the save. Its kernel gets a new generation ID (vmgenid) and
 /// reseeds its random number generator; machine ID, keys and connections are the same in all VMs of one state.
@@ -38,14 +39,14 @@ pub struct Saved {
     machine: Machine,
 }
 
-/// The machine that the state fits.
+/// Description of the machine of a saved guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     qemu: String,
     arguments: Vec<(String, String)>,
 }
 
-/// Why there is no saved guest.
+/// Reason why a guest was not saved.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum SaveError {
@@ -63,17 +64,17 @@ pub enum SaveError {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// Why no VM was restored.
+/// Reason why no VM was restored.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum RestoreError {
     /// There is no complete saved guest in the directory.
     #[error("cannot read the saved guest in {}; delete the directory", dir.display())]
     Read { dir: PathBuf, source: io::Error },
-    /// Another QEMU saved it.
+    /// Another version of QEMU saved the guest.
     #[error("the guest in {} was saved by QEMU {saved}, not by QEMU {current}; delete the directory", dir.display())]
     Program { dir: PathBuf, saved: String, current: String },
-    /// It was saved on another machine.
+    /// The guest was saved on another machine.
     #[error("the guest in {} was saved with {saved}, not with {current}; delete the directory", dir.display())]
     Machine {
         dir: PathBuf,
@@ -110,7 +111,7 @@ impl Saved {
         &self.dir
     }
 
-    /// Compares what QEMU compares badly or not at all.
+    /// Compares the values that QEMU compares incompletely or not at all.
     pub(crate) fn check(&self, current: &Machine) -> Result<(), RestoreError> {
         if self.machine.qemu != current.qemu {
             let (saved, current) = (self.machine.qemu.clone(), current.qemu.clone());
@@ -127,14 +128,14 @@ impl Saved {
         }
     }
 
-    /// Loads the state into a VM that waits for it. The guest is paused then.
+    /// Loads the state into a VM that waits for it. The guest is paused afterwards.
     pub(crate) fn load(&self, vm: &Vm) -> Result<(), RestoreError> {
         vm.execute("migrate-incoming", json!({"uri": uri(&self.dir)})).map_err(RestoreError::Load)?;
         let ended = transferred(vm, "query-status", |status| !matches!(status, "inmigrate" | "prelaunch"));
         match ended {
             Ok(status) if status == "paused" => Ok(()),
             Ok(status) => Err(RestoreError::Failed(format!("the VM is {status}"))),
-            // It prints the reason and ends.
+            // QEMU prints the reason and exits.
             Err(QmpError::Closed) => {
                 let exit = vm.wait(Duration::from_secs(5));
                 Err(RestoreError::Failed(
@@ -154,7 +155,7 @@ impl Machine {
 
 /// Stops the guest and writes its state.
 pub(crate) fn save(vm: &Vm, dir: &Path, machine: Machine) -> Result<Saved, SaveError> {
-    // Requests to disks complete before this returns.
+    // `stop` returns after all requests to disks are complete.
     vm.execute("stop", json!({}))?;
     vm.execute("migrate-set-parameters", json!({"max-bandwidth": BANDWIDTH}))?;
     vm.execute("migrate", json!({"uri": uri(dir)}))?;
@@ -171,12 +172,12 @@ pub(crate) fn save(vm: &Vm, dir: &Path, machine: Machine) -> Result<Saved, SaveE
     Ok(Saved { dir: dir.to_owned(), machine })
 }
 
-/// docs/devel/migration/main.rst of QEMU.
+/// URI of the state, docs/devel/migration/main.rst of QEMU.
 fn uri(dir: &Path) -> String {
     format!("file:{}", dir.join(STATE).display())
 }
 
-/// Waits until the status that a command returns is an end.
+/// Repeats the command until `is_end` accepts the status that it returns.
 fn transferred(vm: &Vm, command: &str, is_end: impl Fn(&str) -> bool) -> Result<String, QmpError> {
     let start = Instant::now();
     loop {

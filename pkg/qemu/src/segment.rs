@@ -16,9 +16,10 @@ use crate::program::Program;
 use crate::qmp::Qmp;
 use crate::vm::{self, StartError};
 
-/// The longest frame that QEMU passes on, and more, to detect longer ones.
+/// Size of the buffer in bytes. The longest frame that QEMU forwards is shorter.
 const FRAME: usize = 68 << 10;
-/// How long a machine may leave what it is sent; a frame that it does not take by then is lost, as on any wire.
+/// Time for which a frame waits for its receiver. A frame that the receiver does not read in this time is lost, as on
+/// any wire.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// An Ethernet segment for VMs with [`Link::Wire`](crate::Link::Wire), with user networking for all of them: network
@@ -26,26 +27,26 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// with its [`Mac`].
 ///
 /// A frame for one VM reaches that VM only: with a hub, QEMU's user networking would answer every IP packet in the name
-/// of its receiver. Dropping it ends user networking; VMs reach each other as long as their [`Plug`]s last.
+/// of its receiver. Dropping the segment ends user networking; VMs reach each other as long as their [`Plug`]s exist.
 #[derive(Debug)]
 pub struct Segment {
     switch: Arc<Switch>,
     /// User networking: a QEMU that has no machine.
     gateway: Process,
-    /// Its end is the gateway's, too.
+    /// Control connection of the gateway, open as long as the gateway runs.
     _control: Qmp,
     _plug: Plug,
 }
 
-/// A VM's connection to a [`Segment`], which ends with it.
+/// Connection of a VM to a [`Segment`]. Dropping the plug ends the connection.
 #[derive(Debug)]
 pub struct Plug {
     cable: Cable,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The connection of a VM to a [`Segment`], which can be cut as beyond a switch: the machine's link stays up, but
-/// frames from and to it are lost.
+/// Handle to interrupt the connection of a VM to a [`Segment`], as beyond a switch: the link of the machine stays up,
+/// but frames from and to it are lost.
 #[derive(Clone, Debug)]
 pub struct Cable {
     switch: Arc<Switch>,
@@ -93,7 +94,7 @@ impl Segment {
         Plug::new(&self.switch, End::Vm(mac), wire)
     }
 
-    /// How user networking ended, if it did.
+    /// Exit of user networking, if it has ended.
     pub fn exit(&self) -> Option<Exit> {
         self.gateway.exit()
     }
@@ -116,12 +117,12 @@ impl Plug {
 }
 
 impl Cable {
-    /// Connects the machine again. Nothing, if its [`Plug`] is gone.
+    /// Connects the machine again. No effect if its [`Plug`] was dropped.
     pub fn put_in(&self) {
         self.switch.connect(self.end, &self.wire, true);
     }
 
-    /// Cuts the machine off. Nothing, if its [`Plug`] is gone.
+    /// Disconnects the machine. No effect if its [`Plug`] was dropped.
     pub fn pull(&self) {
         self.switch.connect(self.end, &self.wire, false);
     }
@@ -130,17 +131,17 @@ impl Cable {
 impl Drop for Plug {
     fn drop(&mut self) {
         self.cable.switch.remove(self.cable.end, &self.cable.wire);
-        // Ends the thread. Fails only if the socket is shut down already.
+        // The shutdown ends the thread. An error means that the socket is shut down already.
         _ = self.cable.wire.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was printed by it.
+            // The thread has printed its own panic.
             _ = thread.join();
         }
     }
 }
 
 impl Switch {
-    /// Passes on what comes from one end, until its wire is shut down.
+    /// Forwards the frames from one end until its wire is shut down.
     fn pass_all(&self, from: End, wire: &UnixDatagram) {
         let mut buffer = vec![0; FRAME];
         loop {
@@ -156,7 +157,7 @@ impl Switch {
     fn pass(&self, from: End, frame: &[u8]) {
         let to = self.takers(from, frame);
         for wire in to {
-            // Lost, if the machine does not take it or has ended.
+            // The frame is lost if the machine does not read it in time or has ended.
             _ = wire.send(frame);
         }
     }
@@ -180,7 +181,7 @@ impl Switch {
         self.wires.write().unwrap_or_else(PoisonError::into_inner).insert(end, wire);
     }
 
-    /// Unless another wire has come in its place.
+    /// Connects or disconnects a wire, unless another wire has replaced it.
     fn connect(&self, end: End, wire: &Arc<UnixDatagram>, connected: bool) {
         let mut wires = self.wires.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = wires.get_mut(&end).filter(|found| Arc::ptr_eq(&found.socket, wire)) {
@@ -188,7 +189,7 @@ impl Switch {
         }
     }
 
-    /// Unless another wire has come in its place.
+    /// Removes a wire, unless another wire has replaced it.
     fn remove(&self, end: End, wire: &Arc<UnixDatagram>) {
         let mut wires = self.wires.write().unwrap_or_else(PoisonError::into_inner);
         if wires.get(&end).is_some_and(|found| Arc::ptr_eq(&found.socket, wire)) {
@@ -206,7 +207,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
     const GATEWAY: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
 
-    /// A machine, played by a test.
+    /// A machine that a test simulates.
     struct Machine {
         wire: UnixDatagram,
         plug: Plug,
@@ -243,7 +244,7 @@ mod tests {
         first.send(Mac::of(1).octets(), "for the second");
         assert_eq!(second.receive(), "for the second");
         first.send(GATEWAY, "out");
-        // Not what was sent before.
+        // The gateway did not receive the first frame.
         assert_eq!(gateway.receive(), "out");
         gateway.send(Mac::of(0).octets(), "in");
         assert_eq!(first.receive(), "in");
@@ -291,7 +292,7 @@ mod tests {
         let (switch, [gateway, _hangs, second]) = three();
         let gone = Machine::new(&switch, End::Vm(Mac::of(2)));
         gone.wire.shutdown(std::net::Shutdown::Both).unwrap();
-        // More than the queue of a reader: net.unix.max_dgram_qlen, 10 by default.
+        // More frames than the queue of a reader has space for: net.unix.max_dgram_qlen, 10 by default.
         for count in 0..12 {
             second.send([0xff; 6], "");
             second.send(GATEWAY, &count.to_string());

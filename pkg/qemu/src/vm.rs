@@ -24,7 +24,7 @@ use crate::program::Program;
 use crate::qmp::{Qmp, QmpError};
 use crate::saved::{self, Machine, RestoreError, SaveError, Saved};
 
-/// Once the control connection is closed, QEMU is about to end.
+/// Time in which QEMU ends after it closed the control connection.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A running VM. Dropping it kills the guest and waits for its end.
@@ -34,11 +34,11 @@ pub struct Vm {
     qmp: Mutex<Qmp>,
     streams: Mutex<HostStreams>,
     attached: Mutex<Attached>,
-    /// Where it can be saved, and what the state will fit.
+    /// Directory for the saved guest, and description of the machine. `None` if the guest cannot be saved.
     saves: Option<(PathBuf, Machine)>,
 }
 
-/// Disks that the guest has.
+/// Disks of the guest, and ports for more.
 #[derive(Debug)]
 struct Attached {
     serials: Vec<Serial>,
@@ -52,19 +52,19 @@ struct HostStreams {
     wire: Option<UnixDatagram>,
 }
 
-/// Why there is no VM.
+/// Reason why a VM did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is wrong in itself.
+    /// The configuration is invalid.
     #[error("invalid configuration of a VM")]
     Config(#[from] ConfigError),
-    /// No socket pairs, or no thread.
+    /// A socket pair or a thread cannot be created.
     #[error("cannot prepare the connections to QEMU")]
     Prepare(#[source] io::Error),
     /// The program does not start.
     #[error("cannot start QEMU")]
     Spawn(#[source] io::Error),
-    /// QEMU gave up: a file is missing, in use or too short, or a port of the host is taken.
+    /// QEMU exited: a file is missing, in use or too short, or a port of the host is in use.
     #[error("QEMU did not start the VM ({0})")]
     Ended(Exit),
     /// QEMU runs but cannot be controlled.
@@ -72,7 +72,7 @@ pub enum StartError {
     Control(#[source] QmpError),
 }
 
-/// Why a disk was not attached.
+/// Reason why a disk was not attached.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum AttachError {
@@ -82,7 +82,7 @@ pub enum AttachError {
     /// No port is free, see [`Config::spare_ports`].
     #[error("no spare port is left for disk {0}; start the VM with more spare ports")]
     NoPort(Serial),
-    /// QEMU rejects it.
+    /// QEMU rejected the disk.
     #[error("cannot attach disk {serial}")]
     Control { serial: Serial, source: QmpError },
 }
@@ -103,12 +103,12 @@ pub struct BlockStats {
 }
 
 impl Vm {
-    /// Starts the VM. The guest runs when this returns. On errors nothing runs and nothing is left.
+    /// Starts the VM. The guest runs when the function returns. After an error, no process is left.
     pub fn start(program: &Program, accelerator: Accelerator, config: &Config) -> Result<Self, StartError> {
         Self::launch(program, accelerator, config, Origin::Boot, |_| Ok(()))
     }
 
-    /// Starts a VM that can be saved in the directory `dir`, which exists and holds no saved guest.
+    /// Starts a VM that can be saved in the directory `dir`, which exists and contains no saved guest.
     pub fn start_savable(
         program: &Program,
         accelerator: Accelerator,
@@ -153,7 +153,7 @@ impl Vm {
         self.execute("cont", json!({})).map(drop)
     }
 
-    /// `check` sees the arguments that a saved state depends on, before anything starts.
+    /// `check` receives the arguments that a saved guest depends on, before QEMU starts.
     fn launch<E: From<StartError>>(
         program: &Program,
         accelerator: Accelerator,
@@ -180,7 +180,7 @@ impl Vm {
         })
     }
 
-    /// Attaches a disk to a spare port. A paused guest finds it when it runs, a running one after some time.
+    /// Attaches a disk to a spare port. A paused guest finds the disk when it runs, a running guest after some time.
     pub fn attach(&self, disk: &Disk) -> Result<(), AttachError> {
         let serial = &disk.serial;
         let config = |source| AttachError::Config { serial: serial.clone(), source };
@@ -199,19 +199,19 @@ impl Vm {
         Ok(())
     }
 
-    /// The host's end of a port with [`Sink::Stream`], once.
+    /// Returns the host's end of a port with [`Sink::Stream`], once.
     pub fn take_port(&self, name: &str) -> Option<UnixStream> {
         let mut streams = self.streams();
         let name = streams.ports.keys().find(|port| port.as_str() == name)?.clone();
         streams.ports.remove(&name)
     }
 
-    /// The host's end of the console with [`Sink::Stream`], once.
+    /// Returns the host's end of the console with [`Sink::Stream`], once.
     pub fn take_console(&self) -> Option<UnixStream> {
         self.streams().console.take()
     }
 
-    /// The host's end of a network with [`Link::Wire`], once: an Ethernet frame in a datagram.
+    /// Returns the host's end of a network with [`Link::Wire`], once. Each datagram is an Ethernet frame.
     pub fn take_wire(&self) -> Option<UnixDatagram> {
         self.streams().wire.take()
     }
@@ -221,7 +221,8 @@ impl Vm {
         self.execute("system_powerdown", json!({})).map(drop)
     }
 
-    /// Ends QEMU at once: the guest is cut off, its completed writes are in the files. Succeeds if the VM has ended.
+    /// Ends QEMU at once, without a shutdown of the guest. Completed writes are in the files. Succeeds if the VM has
+    /// ended.
     pub fn quit(&self) -> Result<(), QmpError> {
         match self.execute("quit", json!({})) {
             Ok(_) | Err(QmpError::Closed) => Ok(()),
@@ -229,7 +230,7 @@ impl Vm {
         }
     }
 
-    /// Kills QEMU: the guest is cut off, and requests that QEMU has not passed on are lost.
+    /// Kills QEMU, without a shutdown of the guest. Requests that QEMU has not forwarded are lost.
     pub fn kill(&self) {
         self.process.kill();
     }
@@ -246,19 +247,19 @@ impl Vm {
         self.qmp.lock().unwrap_or_else(PoisonError::into_inner).execute(command, &arguments)
     }
 
-    /// Waits for the end, `None` if the VM still runs when `limit` is over.
+    /// Waits for the end of the VM. `None` if the VM still runs after `limit`.
     pub fn wait(&self, limit: Duration) -> Option<Exit> {
         self.process.wait(limit)
     }
 
-    /// How it ended, if it did.
+    /// Exit of the VM, if it has ended.
     pub fn exit(&self) -> Option<Exit> {
         self.process.exit()
     }
 
-    /// Presses the power button, waits up to `limit`, then kills what is left.
+    /// Presses the power button, waits up to `limit`, then kills the VM if it still runs.
     pub fn shut_down(&self, limit: Duration) -> Exit {
-        // If QEMU takes no command any more, the limit ends it too.
+        // A QEMU that does not accept the command is killed after a short wait.
         let pressed = self.powerdown();
         let patience = if pressed.is_ok() { limit } else { LAST_WORDS.min(limit) };
         self.process.wait(patience).unwrap_or_else(|| {
@@ -276,7 +277,7 @@ impl Vm {
     }
 }
 
-/// Starts a QEMU and takes control of it.
+/// Starts QEMU and opens its control connection.
 pub(crate) fn open(command: Command, theirs: Vec<OwnedFd>, qmp: UnixStream) -> Result<(Process, Qmp), StartError> {
     let process = Process::spawn(command, theirs).map_err(StartError::Spawn)?;
     match Qmp::open(qmp) {

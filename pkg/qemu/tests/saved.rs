@@ -1,4 +1,4 @@
-//! Guests that are saved and restored: Linux that waits for a root for ever.
+//! Guests that are saved and restored: a Linux kernel that waits for its root forever.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,9 +15,9 @@ use tempfile::TempDir;
 use units::Bytes;
 
 const LONG: Duration = Duration::from_secs(60);
-/// The kernel has found its devices.
+/// Text on the console when the kernel has found its devices.
 const WAITS: &str = "Waiting for root device";
-/// The kernel has found a virtio disk: its vendor and device.
+/// Text on the console when the kernel finds a virtio disk: vendor and device.
 const FOUND: &str = "[1af4:1042]";
 
 /// One saved guest for all tests, with a disk of 1 MiB.

@@ -1,4 +1,4 @@
-//! VMs that really run: Linux without a root, which panics after its start.
+//! VMs that run a Linux kernel. Without a root, the kernel panics after its start.
 
 use std::env;
 use std::fs::File;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Where a test keeps its files, and the QEMU that it runs.
+/// Files of a test, and the QEMU that it runs.
 struct Host {
     dir: TempDir,
     program: Program,
@@ -41,7 +41,7 @@ impl Host {
     }
 }
 
-/// A kernel that waits for its root for ever.
+/// A kernel that waits for its root forever.
 fn waiting() -> Config {
     kernel("rootwait root=/dev/vdz")
 }
@@ -173,7 +173,7 @@ fn what_a_vm_sends_is_captured() {
     let sent = [7; 60];
     wire.send(&sent).unwrap();
     let start = std::time::Instant::now();
-    // pcap-savefile(5): 24 bytes, then each frame behind 16 of its own.
+    // pcap-savefile(5): a header of 24 bytes, then each frame after its header of 16 bytes.
     while std::fs::metadata(&capture).unwrap().len() < 24 + 16 + 60 {
         assert!(start.elapsed() < LONG, "nothing is captured");
         thread::yield_now();
