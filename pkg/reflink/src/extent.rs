@@ -7,8 +7,8 @@ use units::Bytes;
 
 use crate::sys;
 
-/// No file is longer (`MAX_LFS_FILESIZE`). The last block of the longest one ends behind it, and the kernel rejects ranges that
-/// begin or end there (`EFBIG`).
+/// Maximum length of a file (`MAX_LFS_FILESIZE`). The last block of a file of this length ends beyond it, and the
+/// kernel rejects ranges that begin or end there (`EFBIG`).
 const LONGEST: Bytes = Bytes::new(i64::MAX.cast_unsigned());
 
 /// A range of a file with blocks. A range between two extents is a hole.
@@ -16,24 +16,24 @@ const LONGEST: Bytes = Bytes::new(i64::MAX.cast_unsigned());
 pub struct Extent {
     /// Offset in the file.
     pub start: Bytes,
-    /// Never 0.
+    /// Length, never 0.
     pub length: Bytes,
     /// Whether another file, or another range of this one, has the same blocks.
     pub shared: bool,
 }
 
 impl Extent {
-    /// The offset behind it.
+    /// Offset of the first byte after the extent.
     pub const fn end(self) -> Bytes {
         self.start.saturating_add(self.length)
     }
 }
 
 /// The first extents of the file that end behind `from`, at most 64 and in their order; the first one may begin before
-/// `from`. An empty result: no more extents. Dirty pages are written first.
+/// `from`. The result is empty after the last extent. The kernel writes dirty pages first.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the file system does not support it. `EIO`: a dirty page cannot be written.
+/// `EOPNOTSUPP`: the file system does not support the call. `EIO`: a dirty page cannot be written.
 ///
 /// `FS_IOC_FIEMAP`, Documentation/filesystems/fiemap.rst, Linux 2.6.28; `FIEMAP_EXTENT_SHARED`, Linux 2.6.33.
 pub fn extents(file: impl AsFd, from: Bytes) -> Result<Vec<Extent>, Errno> {

@@ -45,7 +45,7 @@ pub fn clone_file(from: impl AsFd, to: impl AsFd) -> Result<(), Errno> {
 ///
 /// ioctl_ficlonerange(2), Linux 4.5.
 pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, at: Bytes) -> Result<(), Errno> {
-    // For the kernel, it is the rest of the file.
+    // The kernel reads a length of 0 as the rest of the file.
     if length == Bytes::ZERO {
         return Err(Errno::EINVAL);
     }
@@ -59,14 +59,14 @@ pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, 
 /// `file` has space.
 ///
 /// # Errors
-/// `ENOSPC` or `EDQUOT`: a part of the range may be unshared. `EINTR`: call it again. `EOPNOTSUPP`: the file system has no
-/// reflinks. `EINVAL`: the length is 0 or the range exceeds `i64`.
+/// `ENOSPC` or `EDQUOT`: a part of the range may be unshared. `EINTR`: repeat the call. `EOPNOTSUPP`: the file system
+/// has no reflinks. `EINVAL`: the length is 0 or the range exceeds `i64`.
 ///
 /// fallocate(2), `FALLOC_FL_UNSHARE_RANGE`, Linux 4.8.
 pub fn unshare(file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), Errno> {
     let [start, length] = [start, length].map(|number| i64::try_from(number.get()));
     let (Ok(start), Ok(length)) = (start, length) else { return Err(Errno::EINVAL) };
-    // Without it, a range that ends behind the file would extend the file.
+    // Without `KEEP_SIZE`, a range that ends behind the file would extend the file.
     let flags = FallocateFlags::FALLOC_FL_UNSHARE_RANGE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(file, flags, start, length)
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::errno::Errno;
 
-/// Extents of one call.
+/// Maximum number of extents that one call returns.
 const BATCH: u32 = 64;
 
 /// `FIEMAP_FLAG_SYNC`: write dirty pages first, which get their blocks only then.
@@ -49,7 +49,7 @@ pub(crate) struct Map {
     reserved: u32,
     extents: [KernelExtent; BATCH as usize],
 }
-/// Of the structure without its array, which is in the request number.
+/// Size of the structure without its array, as encoded in the request number.
 const HEADER: usize = 32;
 const _: () = assert!(size_of::<Map>() == HEADER + BATCH as usize * size_of::<KernelExtent>());
 

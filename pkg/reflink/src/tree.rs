@@ -29,7 +29,7 @@ pub use self::shared::for_each_shared;
 /// Levels of directories that a tree may have below its top.
 pub const MAX_DEPTH: usize = 128;
 
-/// More threads would wait for each other in the journal of the file system.
+/// Maximum number of threads. More threads would wait for each other in the journal of the file system.
 const MAX_THREADS: usize = 8;
 
 /// A clone of a directory tree that is brought closer to its source by passes.
@@ -64,8 +64,8 @@ const MAX_THREADS: usize = 8;
 /// files and directories are opened; device nodes that replace a file between two calls are opened too unless the
 /// source is mounted with `nodev`, which callers should do. Nothing but the target is written, which no other process
 /// may change. Memory and descriptors are bounded: 2 descriptors for each of at most 128 levels and of 8 threads, and
-/// records of 450,000 inodes; in larger trees, the other files are cloned again by each pass. Several clones at once have
-/// less each ([`TreeClone::one_of`]). A tree with more levels is an error.
+/// records of 450,000 inodes; in larger trees, the other files are cloned again by each pass. Clones that exist at once
+/// have fewer records each ([`TreeClone::one_of`]). A tree with more levels is an error.
 ///
 /// # Failures
 /// After an error, or a kill, the target has an incomplete tree and a directory `.reflink-…` at its top: remove both.
@@ -85,7 +85,7 @@ impl TreeClone {
     /// Begins a clone of the directory `from` in the empty directory `to` of the same file system. Clones nothing yet.
     ///
     /// # Errors
-    /// [`TreeError::Entry`]: one is not a directory, or the target is full. [`TreeError::NotEmpty`].
+    /// [`TreeError::Entry`]: `from` or `to` is not a directory, or the target is full. [`TreeError::NotEmpty`].
     pub fn begin(from: impl AsFd, to: impl AsFd) -> Result<Self, TreeError> {
         let reopened = |task, dir| open_below(dir, c".").map_err(TreeError::at_top(task));
         let from = reopened(Task::Read, from.as_fd())?;
@@ -95,14 +95,16 @@ impl TreeClone {
         Ok(Self { from, to, scratch, records: Records::default(), threads })
     }
 
-    /// For clones that exist at once: together, they have records of 900,000 inodes. Call it before the first pass.
+    /// Divides the records among clones that exist at once, which together have records of 900,000 inodes. Call it
+    /// before the first pass.
     #[must_use]
     pub fn one_of(self, clones: usize) -> Self {
         Self { records: Records::of_one(clones), ..self }
     }
 
-    /// Clones all that differs, while other processes may change the source. Names that appear, disappear or change
-    /// during the call, and those that cannot be read, are left for a later pass. Several passes may follow each other.
+    /// Clones all entries that differ, while other processes may change the source. Names that appear, disappear or
+    /// change during the call, and those that cannot be read, are left for a later pass. Several passes may follow each
+    /// other.
     ///
     /// # Errors
     /// [`TreeError`], about the target alone. [`TreeError::Late`]: `until` has passed; another call continues.
@@ -110,8 +112,8 @@ impl TreeClone {
         self.pass(Source::Changing, until)
     }
 
-    /// Writes what earlier passes changed, and all other dirty pages of the file system, to the disk: then the last
-    /// pass waits for less.
+    /// Writes the changes of earlier passes, and all other dirty pages of the file system, to the disk, so that the
+    /// last pass waits for fewer writes.
     ///
     /// # Errors
     /// `EIO` and `ENOSPC`.
@@ -121,11 +123,12 @@ impl TreeClone {
         syncfs(&self.to).map_err(TreeError::at_top(Task::Write))
     }
 
-    /// Clones all that differs, and removes from the target what the source does not have. No process may change the
-    /// source meanwhile. Then both trees are equal. Not durable until [`TreeClone::sync`].
+    /// Clones all entries that differ, and removes entries from the target that the source does not have. No process
+    /// may change the source meanwhile. Afterwards both trees are equal. The clone is not durable until
+    /// [`CompleteTree::finish`].
     ///
     /// # Errors
-    /// [`TreeError`]. [`TreeError::Late`]: `until` has passed, which is verified before each entry.
+    /// [`TreeError`]. [`TreeError::Late`]: `until` has passed. The pass checks the time before each entry.
     pub fn complete(self, until: Option<Instant>) -> Result<CompleteTree, TreeError> {
         let counts = self.pass(Source::Still, until)?;
         Ok(CompleteTree { clone: self, counts })
@@ -146,13 +149,14 @@ pub struct CompleteTree {
 }
 
 impl CompleteTree {
-    /// Of the last pass.
+    /// Counts of the last pass.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Removes the directory, which takes time in proportion to the entries that earlier passes created and the source
-    /// no longer has, and to its files with several names. Then writes everything to the disk.
+    /// Removes the directory with removed files and links, then writes everything to the disk. The removal takes time
+    /// in proportion to the entries that earlier passes created and the source no longer has, and to the files with
+    /// several names.
     ///
     /// # Errors
     /// [`TreeError::Entry`]: `EIO`.
@@ -160,7 +164,7 @@ impl CompleteTree {
         let TreeClone { to, scratch, .. } = &self.clone;
         let top = fstat(to).map_err(TreeError::at_top(Task::Write))?;
         scratch.remove(to)?;
-        // The removal has changed its times.
+        // The removal has changed the times of the top directory.
         set_times(to.as_fd(), &top).map_err(TreeError::at_top(Task::Write))?;
         self.clone.sync()
     }

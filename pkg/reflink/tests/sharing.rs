@@ -16,7 +16,7 @@ fn file(path: &Path) -> File {
     File::options().read(true).write(true).create_new(true).open(path).unwrap()
 }
 
-/// All extents.
+/// All extents of a file, read in batches.
 fn map(file: &File) -> Vec<Extent> {
     let mut all: Vec<Extent> = Vec::new();
     loop {
@@ -55,7 +55,7 @@ fn a_cloned_range_keeps_blocks_shared_that_a_clone_gives_up() {
     let disk = XfsDisk::with_project_quota();
     let [source, clone, kept] = ["source", "clone", "kept"].map(|name| file(&disk.path().join(name)));
     source.write_all_at(&vec![1; 3 * MIB as usize], 0).unwrap();
-    // Its last block has a part of the file only.
+    // The file ends within its last block.
     source.write_all_at(&[1; 100], 3 * MIB).unwrap();
     clone_file(&source, &clone).unwrap();
     clone_range(&clone, Bytes::MIB, Bytes::new(2 * MIB + 100), &kept, Bytes::new(4 * MIB)).unwrap();
@@ -86,7 +86,7 @@ fn unwritten_blocks_are_holes_of_the_clone_and_unsharing_allocates_holes() {
 fn more_extents_than_one_batch_are_listed() {
     let disk = XfsDisk::with_project_quota();
     let sparse = file(&disk.path().join("sparse"));
-    // Otherwise each write behind the end allocates more blocks in advance.
+    // Without this size, each write behind the end would allocate more blocks in advance.
     sparse.set_len(200 * 8192).unwrap();
     for number in 0..200 {
         sparse.write_all_at(&[1; 4096], number * 8192).unwrap();

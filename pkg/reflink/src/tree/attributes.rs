@@ -17,16 +17,16 @@ use rustix::fs::{
 
 use super::error::Fault;
 
-/// Holds most lists and values.
+/// Size in bytes of the first buffer, sufficient for most lists and values.
 const SMALL: usize = 256;
 /// `XATTR_SIZE_MAX` and `XATTR_LIST_MAX`, include/uapi/linux/limits.h.
 const LARGEST: usize = 1 << 16;
 
-/// XFS lists POSIX ACLs twice for root: also by the names of their attributes on the disk.
+/// Prefix of the names that POSIX ACLs have on the disk. For root, XFS lists ACLs twice: also by these names.
 const ACL_ON_DISK: &[u8] = b"trusted.SGI_ACL_";
 
-/// Gives `to` the attributes of `from`. `stat` is that of `from`. The content comes before: a write clears set-ID bits
-/// and capabilities, as a change of the owner does.
+/// Copies the attributes of `from`, whose status is `stat`, to `to`. The content has to be copied before: a write
+/// clears set-ID bits and capabilities, as a change of the owner does.
 pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &FileStat) -> Result<(), Fault> {
     let has = fstat(to).map_err(Fault::Target)?;
     let is_owned = (has.st_uid, has.st_gid) == (stat.st_uid, stat.st_gid);
@@ -34,14 +34,15 @@ pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &FileStat) ->
         fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid))).map_err(Fault::Target)?;
     }
     let is_extended = copy_extended(&Inode::Open(from), &Inode::Open(to))?;
-    // A new owner or ACL has changed it, and inherited ACLs are removed now. A call without effect is a transaction too.
+    // A new owner or ACL has changed the mode, and inherited ACLs are removed by now. Avoid a call without effect,
+    // which is a transaction too.
     if !is_owned || is_extended || has.st_mode != stat.st_mode {
         fchmod(to, mode(stat)).map_err(Fault::Target)?;
     }
     set_times(to, stat).map_err(Fault::Target)
 }
 
-/// The same of an entry that cannot be opened, by its name in both directories.
+/// Like [`copy`], for an entry that cannot be opened, by its name in both directories.
 pub(super) fn copy_entry(
     from: (BorrowedFd<'_>, &CStr),
     to: (BorrowedFd<'_>, &CStr),
@@ -79,7 +80,8 @@ fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
 /// An inode whose extended attributes are read or set.
 enum Inode<'a> {
     Open(BorrowedFd<'a>),
-    /// A path through the open directory, which is not followed if it is a symbolic link: `f*xattr` rejects `O_PATH`.
+    /// Path of an entry through its open directory, because `f*xattr` rejects `O_PATH`. A symbolic link is not
+    /// followed.
     Path(CString),
 }
 
@@ -120,7 +122,7 @@ impl Inode<'_> {
     }
 }
 
-/// Returns whether `to` has changed.
+/// Copies the extended attributes, and returns whether `to` has changed.
 fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<bool, Fault> {
     let wanted = from.list().map_err(Fault::Source)?;
     let present = to.list().map_err(Fault::Target)?;
@@ -140,7 +142,7 @@ fn copy_extended(from: &Inode<'_>, to: &Inode<'_>) -> Result<bool, Fault> {
     Ok(is_changed)
 }
 
-/// Of a list, in which a zero byte follows each name.
+/// Names in a list, in which a zero byte follows each name.
 fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|byte| *byte == 0).filter(|name| !name.is_empty() && !name.starts_with(ACL_ON_DISK))
 }
@@ -156,7 +158,7 @@ fn read(mut call: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> Result<
             }
         }
     }
-    // It has just grown.
+    // The list or value is larger than the largest buffer.
     Err(Errno::ERANGE)
 }
 

@@ -13,15 +13,16 @@ use super::error::Fault;
 use super::pass::{Directory, Pass, Source, open};
 use super::scratch::{Scratch, existing};
 
-/// A larger file is replaced if it has become shorter, or is another one: freeing its blocks takes time, which the last
-/// pass does not have.
+/// Maximum size in bytes of a file that is cloned in place although it has become shorter or is another one. A larger
+/// file is replaced: freeing its blocks takes time, which the last pass does not have.
 const CUT: i64 = 1 << 20;
 
 /// A name in an open directory.
 type Place<'a> = (BorrowedFd<'a>, &'a CStr);
 
 impl Pass<'_> {
-    /// Gives the target an inode of this name that equals that of the source, with the attributes `stat`.
+    /// Creates or changes the entry `name` of the target, so that its inode equals that of the source, whose status is
+    /// `stat`.
     pub(super) fn inode(&self, directory: &Directory, name: &CStr, stat: &FileStat) -> Result<(), Fault> {
         let (from, to) = ((directory.from.as_fd(), name), (directory.to.as_fd(), name));
         let found = existing(to.0, name).map_err(Fault::Target)?;
@@ -38,7 +39,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// An inode with one name.
+    /// Clones an inode with one name.
     fn single(
         &self,
         directory: &Directory,
@@ -61,8 +62,8 @@ impl Pass<'_> {
         self.clone_inode(from, to, stat, reused)
     }
 
-    /// An inode with several names. The scratch directory has one more name for it, so each name of it is a link to the
-    /// same inode.
+    /// Clones an inode with several names. The scratch directory has one more name for the inode, so that each name
+    /// becomes a link to it.
     fn linked(
         &self,
         directory: &Directory,
@@ -79,7 +80,7 @@ impl Pass<'_> {
         if let Some(other) = inode
             && !is_same_kind(from, stat, first, &other)?
         {
-            // The number was that of another inode, which was removed.
+            // The number belonged to another inode of the source, which was removed.
             scratch.take(first.0, first.1).map_err(Fault::Target)?;
             inode = None;
         }
@@ -111,7 +112,7 @@ impl Pass<'_> {
         if self.clone.records.is_clone_of(found.st_ino, stat) {
             return found.st_size <= stat.st_size.max(CUT);
         }
-        // Another file has got its name, or it has no record. All extents can differ.
+        // Another file of the source has the name now, or the file has no record. All extents can differ.
         self.source == Source::Still && found.st_size <= CUT
     }
 
@@ -135,7 +136,7 @@ impl Pass<'_> {
         self.copy_entry(from, to, stat)
     }
 
-    /// Attributes of an inode that is neither a file nor a directory.
+    /// Copies the attributes of an inode that is neither a file nor a directory.
     fn copy_entry(&self, from: Place<'_>, to: Place<'_>, stat: &FileStat) -> Result<(), Fault> {
         attributes::copy_entry(from, to, stat)?;
         let inode = existing(to.0, to.1).map_err(Fault::Target)?.ok_or(Fault::Target(Errno::ENOENT))?;
@@ -143,9 +144,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A listing of a directory that changes may have a name twice, and two threads then act on it. Therefore, while the
-    /// source changes, an inode of the target has the content of one inode of the source only: it is new, or the one that
-    /// was found.
+    /// Clones a file into a new inode or into the inode `reused`. A listing of a changing directory may contain a name
+    /// twice, and two threads then clone it. Therefore, while the source changes, an inode of the target receives the
+    /// content of one inode of the source only.
     fn clone_file(&self, from: Place<'_>, to: Place<'_>, stat: &FileStat, reused: Option<u64>) -> Result<(), Fault> {
         let (source, now) = open_source(from, stat)?;
         let create = if reused.is_some() { OFlag::empty() } else { OFlag::O_CREAT | OFlag::O_EXCL };
@@ -154,8 +155,8 @@ impl Pass<'_> {
         if reused.is_some_and(|reused| reused != has.st_ino) {
             return Err(Fault::Target(Errno::ESTALE));
         }
-        // Its blocks behind the end of the source would stay. Otherwise it keeps its blocks: the kernel replaces only
-        // extents that differ (`xfs_reflink_remap_extent`, Linux 5.9).
+        // Blocks behind the end of the source would stay. A file that is not longer keeps its blocks: the kernel
+        // replaces only extents that differ (`xfs_reflink_remap_extent`, Linux 5.9).
         if has.st_size > now.st_size {
             ftruncate(&target, 0).map_err(Fault::Target)?;
         }
@@ -182,12 +183,13 @@ fn is_same_kind(from: Place<'_>, stat: &FileStat, to: Place<'_>, found: &FileSta
     Ok(target == readlinkat(to.0, to.1).map_err(Fault::Target)?)
 }
 
-/// Opens a file of the source without effects on other inodes that may have replaced it: a pipe is not waited for.
+/// Opens a file of the source. The flags prevent effects on another inode that may have replaced the file, such as
+/// waiting for the writer of a pipe.
 fn open_source((dir, name): Place<'_>, stat: &FileStat) -> Result<(OwnedFd, FileStat), Fault> {
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOATIME;
     let source = open(dir, name, flags).map_err(Fault::Source)?;
     let now = fstat(&source).map_err(Fault::Source)?;
-    // Another name, or the only one, was added or removed: it is cloned differently.
+    // Another inode has the name now, or the number of names has changed. Such an entry is cloned differently.
     if kind(&now) != SFlag::S_IFREG || (now.st_ino, now.st_nlink) != (stat.st_ino, stat.st_nlink) {
         return Err(Fault::Source(Errno::ESTALE));
     }

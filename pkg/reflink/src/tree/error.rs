@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::MAX_DEPTH;
 
-/// The part of the work with an entry that failed.
+/// The part of the work on an entry that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Reading the entry in the source, or cloning its content.
@@ -26,7 +26,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// A tree is not cloned.
+/// A tree was not cloned.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
     /// A call of the kernel failed. `ENOSPC`: the quota of the target, or the disk, is full. `EXDEV`: a mount point in
@@ -35,7 +35,7 @@ pub enum TreeError {
     Entry {
         /// Whether the source or the target is affected.
         task: Task,
-        /// Relative to the top; empty for the top itself. The owner of the source chose the names.
+        /// Path relative to the top; empty for the top itself. The owner of the source chose the names.
         path: PathBuf,
         /// Error of the kernel.
         #[source]
@@ -44,10 +44,10 @@ pub enum TreeError {
     /// The target is not an empty directory.
     #[error("the target of the clone is not empty")]
     NotEmpty,
-    /// A directory has more than 128 others above it, below the top.
+    /// A directory is more than 128 levels below the top.
     #[error("{path:?} is more than {MAX_DEPTH} levels deep")]
     TooDeep {
-        /// Relative to the top.
+        /// Path relative to the top.
         path: PathBuf,
     },
     /// The pass did not end in time.
@@ -67,13 +67,12 @@ impl TreeError {
 /// An error of one entry, without its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Reading the source.
     Source(Errno),
     Target(Errno),
 }
 
 impl Fault {
-    /// Whether it can be the effect of a change of the source: a listing that has a name twice leads to two changes of
+    /// Whether a change of the source can cause the error: a listing that contains a name twice leads to two changes of
     /// one entry in the target.
     pub(super) fn is_fleeting(self) -> bool {
         match self {

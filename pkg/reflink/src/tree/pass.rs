@@ -21,19 +21,19 @@ use super::queue::{Next, Queue};
 use super::scratch::existing;
 use super::{MAX_DEPTH, TreeClone, attributes};
 
-/// Names that a thread gets at once.
+/// Maximum number of names in one piece of work.
 const BATCH: usize = 128;
 
-/// Names that are not shared with a thread that waits: waking it takes longer.
+/// Number of names up to which a thread does not share them with a waiting thread: waking that thread takes longer.
 const ALONE: usize = 16;
 
-/// For the entries of a directory, in bytes. One entry takes at most 280.
+/// Size in bytes of the buffer for the entries of a directory. One entry takes at most 280 bytes.
 pub(super) const LISTING: usize = 8192;
 
-/// Work that waits, per thread: each holds two descriptors at most.
+/// Pieces of work per thread that may wait. Each holds two descriptors at most.
 const WAITING: usize = 4;
 
-/// Two frames for each level of directories, in builds without optimization.
+/// Size in bytes of the stack of a thread: two frames for each level of directories, in builds without optimization.
 const STACK: usize = 8 << 20;
 
 /// Whether other processes may change the source during the pass.
@@ -43,16 +43,16 @@ pub(super) enum Source {
     Still,
 }
 
-/// Entries by what a pass did with them. Each name counts.
+/// Numbers of entries by the result of a pass. Each name counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Created, or cloned again.
+    /// Entries that were created or cloned again.
     pub cloned: u64,
-    /// Equal since an earlier pass.
+    /// Entries that are equal since an earlier pass.
     pub unchanged: u64,
-    /// Removed from the target; a directory counts once.
+    /// Entries that were removed from the target; a directory counts once.
     pub removed: u64,
-    /// Left for the next pass: they could not be read, or changed meanwhile.
+    /// Entries that are left for the next pass: they could not be read, or changed meanwhile.
     pub skipped: u64,
 }
 
@@ -83,13 +83,13 @@ pub(super) struct Directory {
     pub(super) to: OwnedFd,
     path: PathBuf,
     depth: usize,
-    /// Of the source, before it was listed.
+    /// Status of the source, read before it is listed.
     stat: FileStat,
-    /// Inode in the target.
+    /// Inode number in the target.
     number: u64,
-    /// This pass created it, so it has nothing to remove.
+    /// This pass created the directory, so the target has no entries to remove.
     is_new: bool,
-    /// Its entries in the target have changed, and therefore its times.
+    /// The pass has changed entries of the target, and therefore the times of the directory.
     is_touched: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl Directory {
 impl<'a> Pass<'a> {
     pub(super) fn new(clone: &'a TreeClone, source: Source, until: Option<Instant>) -> Result<Self, TreeError> {
         let now = clock_gettime(ClockId::CLOCK_REALTIME).map_err(TreeError::at_top(Task::Read))?;
-        // Opened again: each pass lists it from the begin.
+        // A new descriptor has its own offset, so each pass lists the directory from its start.
         let from = open_below(clone.from.as_fd(), c".").map_err(TreeError::at_top(Task::Read))?;
         let to = open_below(clone.to.as_fd(), c".").map_err(TreeError::at_top(Task::Write))?;
         let top = Directory::open(from, to, PathBuf::new(), 0, false).map_err(|fault| fault.at(Path::new("")))?;
@@ -137,7 +137,7 @@ impl<'a> Pass<'a> {
             let threads: Vec<_> = (0..self.clone.threads).map(|_| start()).collect();
             for started in threads {
                 let ended = started.map_err(TreeError::Thread)?;
-                // The panic has been printed.
+                // The thread has printed its panic.
                 ended.join().map_err(|_| TreeError::Thread(std::io::Error::other("a thread panicked")))?;
             }
             Ok(())
@@ -162,7 +162,7 @@ impl<'a> Pass<'a> {
     }
 
     fn work(&self) {
-        // A panic of this thread must not let the others wait for it.
+        // A panic of this thread must not leave the other threads waiting.
         let mut unfinished = Unfinished(&self.queue, false);
         while let Some(work) = self.queue.next() {
             unfinished.1 = true;
@@ -179,7 +179,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Another thread does it if one has nothing to do.
+    /// Leaves the work to another thread, or does it if the queue is full.
     fn share(&self, work: Work) -> Result<(), TreeError> {
         self.queue.offer(work).map_or(Ok(()), |work| self.act(work))
     }
@@ -237,7 +237,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The attributes of a directory come after its entries, which change its times.
+    /// Copies the attributes of a directory. The entries come first, because they change the times of the directory.
     fn finish(&self, directory: &Directory) -> Result<(), TreeError> {
         if self.is_equal(directory) && !directory.is_touched.load(Ordering::Relaxed) {
             return Ok(());
@@ -249,12 +249,12 @@ impl<'a> Pass<'a> {
         self.settle(&directory.path, copied)
     }
 
-    /// Whether neither its entries nor its attributes have changed since an earlier pass.
+    /// Whether neither the entries nor the attributes of the directory have changed since an earlier pass.
     fn is_equal(&self, directory: &Directory) -> bool {
         self.clone.records.is_equal(directory.number, &directory.stat)
     }
 
-    /// Returns the directory if the entry is one.
+    /// Clones an entry. A directory is opened and returned instead.
     fn entry(&self, directory: &Directory, name: &CStr) -> Result<Option<Directory>, Failure> {
         if self.is_reserved(directory, name) {
             return Err(Fault::Source(Errno::EEXIST).into());
@@ -279,7 +279,7 @@ impl<'a> Pass<'a> {
             created => created.map(|()| true).map_err(Fault::Target)?,
         };
         let (to, is_new) = match open_below(above.to.as_fd(), name) {
-            // It was a file before.
+            // The entry was not a directory in an earlier pass.
             Err(Errno::ENOTDIR | Errno::ELOOP) => {
                 self.clone.scratch.take(above.to.as_fd(), name).map_err(Fault::Target)?;
                 mkdirat(&above.to, name, Mode::S_IRWXU).map_err(Fault::Target)?;
@@ -371,7 +371,8 @@ impl From<Fault> for Failure {
     }
 }
 
-/// Ends the work of a thread that panics.
+/// Guard of a thread; `true` while the thread has work. If the thread panics with work, the guard ends the pass,
+/// because the other threads would wait.
 struct Unfinished<'a>(&'a Queue<Work>, bool);
 
 impl Drop for Unfinished<'_> {

@@ -1,4 +1,5 @@
-//! Work that the threads of a pass share. It is bounded: a thread that finds it full does the work itself.
+//! Queue of the work that the threads of a pass share. The queue is bounded: a thread that finds it full does the work
+//! itself.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -24,11 +25,11 @@ pub(super) enum Next {
 
 #[derive(Debug)]
 struct State<W> {
-    /// The last one is done first: deeper directories are closed sooner.
+    /// Waiting work. The last piece is done first, so that deeper directories are closed sooner.
     waiting: Vec<W>,
-    /// Threads that may add more.
+    /// Number of threads that have work and may add more.
     busy: usize,
-    /// Threads that wait for work.
+    /// Number of threads that wait for work.
     idle: usize,
     failure: Option<TreeError>,
 }
@@ -42,7 +43,7 @@ impl<W> Queue<W> {
         }
     }
 
-    /// Gives the work to another thread, or returns it.
+    /// Adds the work to the queue, or returns it if the queue is full.
     pub(super) fn offer(&self, work: W) -> Option<W> {
         let mut state = self.lock();
         if state.waiting.len() >= self.limit {
@@ -74,7 +75,7 @@ impl<W> Queue<W> {
         }
     }
 
-    /// Ends what [`Queue::next`] returned. The first failure is kept.
+    /// Reports the result of work from [`Queue::next`]. The queue keeps the first failure.
     pub(super) fn done(&self, result: Result<(), TreeError>) {
         let mut state = self.lock();
         state.busy = state.busy.saturating_sub(1);
@@ -90,7 +91,7 @@ impl<W> Queue<W> {
         if state.failure.is_some() {
             return Next::Stop;
         }
-        // A thread that was woken for work in the queue is counted until it runs.
+        // A thread that was woken for work in the queue counts as idle until it runs.
         if state.idle > state.waiting.len() { Next::Share } else { Next::Continue }
     }
 
@@ -112,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// Splits a number until it is 1, and counts.
+    /// Splits a number into ones, and counts them.
     fn split(queue: &Queue<u64>, number: u64, count: &AtomicU64) {
         if number == 1 {
             count.fetch_add(1, Ordering::Relaxed);
@@ -154,7 +155,7 @@ mod tests {
             while queue.check() == Next::Continue && Instant::now() < end {
                 thread::yield_now();
             }
-            // The other thread has the work, or will have it: it ends although no thread waited in time.
+            // The other thread has the work or will receive it, so it ends even if it did not wait in time.
             (queue.check(), queue.offer(2), queue.check(), other.join().unwrap())
         });
         assert_eq!(found, (Next::Share, None, Next::Continue, Some(2)));

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use nix::sys::stat::FileStat;
 
-/// Records of a clone, of 32 bytes each: with these, the table takes 17 MB.
+/// Maximum number of records of a clone. A record has 32 bytes, and a table of this size takes 17 MB.
 const MAX_RECORDS: usize = 450_000;
 
-/// Records of several clones together.
+/// Maximum number of records of several clones together.
 const MAX_TOGETHER: usize = 2 * MAX_RECORDS;
 
-/// The kernel updates times of change with the resolution of its timer, at least once in 10 ms: a file that has just
-/// changed may change again without a new time.
+/// Minimum age of a time of change by which an inode is compared. The kernel updates times of change with the
+/// resolution of its timer, at least once in 10 ms: a file that has just changed may change again without a new time.
 const SETTLING: Duration = Duration::from_millis(100);
 
 /// Seconds and nanoseconds.
 type Time = (i64, i64);
 
-/// By the inode in the target. While a clone exists, no inode of the target is removed and its number used again: what
-/// vanishes is moved to the scratch directory.
+/// Records by inode number in the target. While a clone exists, no inode number of the target is used again, because
+/// removed entries are moved to the scratch directory.
 #[derive(Debug)]
 pub(super) struct Records {
     table: Mutex<HashMap<u64, Record>>,
@@ -35,15 +35,15 @@ impl Default for Records {
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// The inode in the source.
+    /// Inode number in the source.
     source: u64,
-    /// Its time of change before it was cloned, if it is older than [`SETTLING`]: a later change sets a later time,
-    /// whether of content, also through a mapping, of attributes or of links.
+    /// Time of change of the source before it was cloned, if it is older than [`SETTLING`]. A later change of the
+    /// content (also through a mapping), the attributes or the links sets a later time.
     changed: Option<(i64, u32)>,
 }
 
 impl Records {
-    /// Of one of several clones that exist at once.
+    /// Records of one of several clones that exist at once.
     pub(super) fn of_one(clones: usize) -> Self {
         Self { limit: (MAX_TOGETHER / clones.max(1)).min(MAX_RECORDS), ..Self::default() }
     }
@@ -53,7 +53,7 @@ impl Records {
         self.lock().get(&target).is_some_and(|record| record.source == source.st_ino)
     }
 
-    /// Whether it is, and the inode has not changed since.
+    /// Whether `target` is the clone of this inode, and the inode has not changed since.
     pub(super) fn is_equal(&self, target: u64, source: &FileStat) -> bool {
         let found = self.lock().get(&target).copied();
         found.is_some_and(|record| {
@@ -61,7 +61,8 @@ impl Records {
         })
     }
 
-    /// `target` is a clone of `source`, whose attributes were read before it was cloned, in a pass that began at `begin`.
+    /// Records that `target` is a clone of `source`, whose attributes were read before it was cloned, in a pass that
+    /// began at `begin`.
     pub(super) fn insert(&self, target: u64, source: &FileStat, begin: Time) {
         let changed = is_settled((source.st_ctime, source.st_ctime_nsec), begin).then(|| time_of_change(source));
         let record = Record { source: source.st_ino, changed };
@@ -138,7 +139,7 @@ mod tests {
         }
         assert_eq!(shared.lock().len(), MAX_TOGETHER / 30);
         assert_eq!([0, 1, 2].map(|clones| Records::of_one(clones).limit), [MAX_RECORDS; 3]);
-        // Those that it has are replaced.
+        // A full table replaces records that it has.
         records.insert(3, &stat(8, (100, 0)), (200, 0));
         assert!(records.is_equal(3, &stat(8, (100, 0))));
     }

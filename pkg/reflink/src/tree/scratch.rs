@@ -13,15 +13,15 @@ use nix::sys::stat::{FileStat, fstatat};
 
 use super::error::{Task, TreeError};
 
-/// Entries are moved here instead of removed: that is one rename for a whole subtree, and no inode number is used again
-/// during the clone.
+/// The scratch directory. Removed entries are moved to it: one rename is sufficient for a whole subtree, and no inode
+/// number is used again during the clone.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Random, because the source may have any name.
+    /// Random name, because the source may have any name.
     name: Name,
     dir: Dir,
     removed: AtomicU64,
-    /// Held while an inode with several names is cloned: its names may be found by several threads.
+    /// Locked while an inode with several names is cloned, because several threads may find its names.
     turn: Mutex<()>,
 }
 
@@ -42,12 +42,12 @@ impl Scratch {
         self.dir.as_fd()
     }
 
-    /// Whether an entry of the top directory has its name.
+    /// Whether `name`, an entry of the top directory, is the scratch directory.
     pub(super) fn is_named(&self, name: &CStr) -> bool {
         self.name.as_os_str().as_encoded_bytes() == name.to_bytes()
     }
 
-    /// Its entry for an inode of the source with several names.
+    /// Name in the scratch directory for an inode of the source with several names.
     pub(super) fn link_name(source: &FileStat) -> CString {
         CString::new(format!("link-{}", source.st_ino)).unwrap_or_default()
     }
@@ -60,13 +60,13 @@ impl Scratch {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes an entry of a directory in the target.
+    /// Moves an entry of a directory in the target to the scratch directory.
     pub(super) fn take(&self, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         let number = self.removed.fetch_add(1, Ordering::Relaxed);
         renameat(dir, name, self.as_fd(), format!("removed-{number}").as_str())
     }
 
-    /// Removes it from the target, with everything in it.
+    /// Removes the scratch directory from the target, with everything in it.
     pub(super) fn remove(&self, to: &OwnedFd) -> Result<(), TreeError> {
         let failed = TreeError::at_top(Task::Write);
         let top = Dir::from(to.try_clone().map_err(|_| failed(Errno::EMFILE))?);

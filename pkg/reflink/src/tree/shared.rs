@@ -20,11 +20,11 @@ use super::{MAX_DEPTH, TreeError};
 use crate::{Extent, extents};
 
 /// Calls `visit` for each shared extent of each file in the tree, with the file open for reading and writing, until it
-/// breaks. With [`unshare`](crate::unshare), it ends the sharing; a later call goes on with the rest. A file with
-/// several names is visited for each.
+/// breaks. A `visit` that calls [`unshare`](crate::unshare) ends the sharing, and a later call continues with the rest.
+/// A file with several names is visited once for each name.
 ///
-/// No other process may change the tree: it is that of a [`TreeClone`](crate::TreeClone), or the like. One descriptor
-/// is open for each of at most 128 levels.
+/// No other process may change the tree, for example the target of a [`TreeClone`](crate::TreeClone). One descriptor is
+/// open for each of at most 128 levels.
 ///
 /// # Errors
 /// [`TreeError::Entry`]: an entry cannot be read; dirty pages of a file cannot be written (`EIO`).

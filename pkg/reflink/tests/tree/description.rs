@@ -1,4 +1,4 @@
-//! A tree as users see it.
+//! Descriptions of trees, for comparison.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{lgetxattr, llistxattr};
 use units::Bytes;
 
-/// An entry without its numbers. Times of access are left out, because reading the content changes them.
+/// An entry without its inode number. Times of access are left out, because reading the content changes them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
     mode: u32,
     owner: (u32, u32),
     modified: (i64, i64),
     device: u64,
-    /// 0 for a directory: a clone that is not finished has one more.
+    /// Number of links; 0 for a directory, because an unfinished clone has one more subdirectory.
     links: u64,
     /// The first path of the same inode.
     same_as: PathBuf,
@@ -66,7 +66,7 @@ fn visit(top: &Path, path: &Path, entries: &mut BTreeMap<PathBuf, Entry>, inodes
     entries.insert(path.to_owned(), entry);
     below.sort();
     for name in below {
-        // A clone that is not finished has it.
+        // An unfinished clone has this directory.
         if !name.to_string_lossy().starts_with(".reflink-") {
             visit(top, &path.join(name), entries, inodes);
         }

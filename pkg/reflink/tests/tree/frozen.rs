@@ -69,7 +69,7 @@ fn a_clone_of_frozen_writers_has_one_instant_in_all_its_files() {
     }
 }
 
-/// The last pass over 1,000 files, of which 20 have changed, beside a copy with its sync.
+/// Compares the last pass over 1,000 files, of which 20 have changed, with a copy and its sync.
 #[test]
 fn the_last_pass_takes_at_most_a_third_of_a_copy() {
     let stage = Stage::new();
@@ -100,7 +100,7 @@ fn the_last_pass_takes_at_most_a_third_of_a_copy() {
     assert!(paused * 3 <= copied, "{paused:?} against {copied:?}");
 }
 
-/// Not by `fs::copy`, which clones.
+/// Copies without `fs::copy`, which clones.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

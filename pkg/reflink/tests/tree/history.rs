@@ -26,16 +26,16 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % limit
     }
 
-    /// One of few paths, so that they often meet.
+    /// One of few paths, so that changes often affect the same path.
     fn path(&mut self, top: &Path) -> PathBuf {
         let names = 1 + self.below(3);
         let path = (0..names).fold(top.to_owned(), |path, _| path.join(["a", "b", "c"][self.below(3) as usize]));
-        // Through a symbolic link, a change could be outside.
+        // A change through a symbolic link could be outside.
         let is_inside = |parent: &Path| parent.symlink_metadata().is_ok_and(|stat| !stat.is_symlink());
         if path.ancestors().skip(1).take_while(|parent| *parent != top).all(is_inside) { path } else { top.join("d") }
     }
 
-    /// Many changes are rejected: a parent is missing, a name exists.
+    /// Tries a random change. Many changes fail, because a parent is missing or a name exists.
     fn change(&mut self, top: &Path) {
         let (path, other) = (self.path(top), self.path(top));
         let number = self.below(u64::MAX);
@@ -71,7 +71,7 @@ fn after_any_changes_between_passes_both_trees_are_equal() {
         }
         let mut clone = stage.begin();
         for _ in 0..random.below(4) {
-            // Otherwise all changes are too recent for a comparison of times.
+            // In the other half of the runs, all changes are too recent for a comparison of times.
             if seed % 2 == 0 {
                 approach_until_equal(&mut clone);
             } else {

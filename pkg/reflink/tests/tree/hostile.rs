@@ -1,4 +1,4 @@
-//! Trees that a tenant has made against the node, the copy, or what becomes of it.
+//! Trees that a tenant built to attack the node or the clone.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -60,7 +60,7 @@ fn attributes_of_the_largest_number_and_size_are_cloned() {
         } else {
             fs::write(&path, "").unwrap();
         }
-        // Their names have 55 KiB of the 64 KiB that a list can have.
+        // The names take 55 KiB of the 64 KiB that a list can have.
         for number in 0..220 {
             lsetxattr(&path, format!("user.{number:0250}"), &[7; 300], XattrFlags::empty()).unwrap();
         }
@@ -71,8 +71,8 @@ fn attributes_of_the_largest_number_and_size_are_cloned() {
     stage.expect_equal();
 }
 
-/// Root in a container may protect files (`chattr +i`), and the owner of a file changes its project where nothing denies it:
-/// a copy with these flags could not be removed, and one with this project would not count to the limit of the copy.
+/// Root in a container may protect files (`chattr +i`), and the owner of a file may change its project. A clone with
+/// these flags could not be removed, and one with this project would not count to the limit of the clone.
 #[test]
 fn flags_and_projects_of_the_source_are_not_cloned() {
     const OTHER: ProjectId = ProjectId::new(78).unwrap();

@@ -27,7 +27,7 @@ use units::Bytes;
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// A source and an empty target with a project of its own. The tests take turns: there is one disk.
+/// A source, and an empty target with a project of its own. The tests run one after another, because there is one disk.
 struct Stage {
     from: PathBuf,
     to: PathBuf,
@@ -77,7 +77,7 @@ impl Stage {
         TreeClone::begin(File::open(&self.from).unwrap(), File::open(&self.to).unwrap()).unwrap()
     }
 
-    /// After one pass.
+    /// A clone after one pass.
     fn approached(&self) -> TreeClone {
         let mut clone = self.begin();
         clone.approach(None).unwrap();
@@ -100,7 +100,7 @@ impl Stage {
     }
 }
 
-/// Passes until one finds all entries unchanged. The first ones find times of change that are too recent.
+/// Runs passes until one finds all entries unchanged. The first passes find times of change that are too recent.
 fn approach_until_equal(clone: &mut TreeClone) {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -181,7 +181,7 @@ fn a_changed_file_is_cloned_in_place_unless_a_large_one_became_shorter() {
     }
 }
 
-/// Programs replace a file by a new one, which they rename, to change it at once.
+/// Programs change a file atomically by renaming a new file to its name.
 #[test]
 fn the_last_pass_clones_a_small_file_with_the_name_of_another_one_in_place() {
     let stage = Stage::new();
@@ -299,7 +299,7 @@ fn nothing_outside_is_read_or_written_while_names_are_replaced() {
                 assert!(!entry.contains(b"secret"), "{path:?}");
             }
         }
-        // Not asserted: how often the two collide depends on the machine.
+        // The number is not asserted: how often passes meet the tenant's changes depends on the machine.
         println!("{skipped} entries were left for a later pass");
     });
     assert_eq!(describe(&outside), before);

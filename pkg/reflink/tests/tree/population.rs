@@ -98,7 +98,7 @@ pub fn populate(top: &Path) {
     set_attribute(&at("mode"), "security.capability", &capability);
     set_attribute(&at("with-acl"), "system.posix_acl_access", &acl_for(1234));
     set_attribute(&at("dir"), "system.posix_acl_access", &acl_for(77));
-    // New files in the clone must not inherit it.
+    // New files in the clone must not inherit this ACL.
     set_attribute(&at("dir"), "system.posix_acl_default", &acl_for(55));
     set_attribute(top, "user.top", b"of the top");
     fs::write(at("dir/inherits"), "acl").unwrap();
@@ -130,7 +130,7 @@ pub fn change(top: &Path) {
         let times = fs::metadata(at(path)).unwrap();
         let file = File::options().write(true).open(at(path)).unwrap();
         file.write_all_at(content.as_bytes(), 0).unwrap();
-        // The time of modification and the size are those before.
+        // The time of modification and the size do not change.
         file.set_times(FileTimes::new().set_modified(times.modified().unwrap())).unwrap();
     };
     rewrite("rewritten", "AFTER!");
@@ -141,7 +141,7 @@ pub fn change(top: &Path) {
     fs::create_dir_all(at("new-dir/a/b")).unwrap();
     fs::write(at("new-dir/a/b/file"), "new").unwrap();
 
-    // Neither changes the inodes: not even their times of change.
+    // The exchanges do not change the inodes, not even their times of change.
     renameat2(AT_FDCWD, &at("first"), AT_FDCWD, &at("second"), RenameFlags::RENAME_EXCHANGE).unwrap();
     renameat2(AT_FDCWD, &at("small"), AT_FDCWD, &at("dir/below/deeper/file"), RenameFlags::RENAME_EXCHANGE).unwrap();
     fs::rename(at("renamed"), at("dir/renamed")).unwrap();
@@ -169,7 +169,7 @@ pub fn change(top: &Path) {
     fs::set_permissions(at("mode"), Permissions::from_mode(0o2711)).unwrap();
     fs::set_permissions(at("empty"), Permissions::from_mode(0o711)).unwrap();
     chown(at("owned"), Some(5), Some(6)).unwrap();
-    // The modes are those before: only the content, or the owner, differs. A change of the owner clears the bits.
+    // The modes do not change: only the content, or the owner, differs. A change of the owner clears the bits.
     rewrite("set-id", "SET-ID");
     chown(at("set-id-owned"), Some(5), Some(6)).unwrap();
     fs::set_permissions(at("set-id-owned"), Permissions::from_mode(0o6755)).unwrap();

@@ -15,15 +15,15 @@ use crate::{MIB, Stage, limits};
 
 const SOURCE: ProjectId = ProjectId::new(78).unwrap();
 const FILES: u64 = 16;
-/// Of a file.
+/// Size of a file in bytes.
 const EACH: u64 = 2 * MIB;
-/// Of the content.
+/// Size of all files.
 const SIZE: Bytes = Bytes::new(FILES * EACH);
-/// Of the source: the content, and directories, maps of extents and what XFS reserves for a moment.
+/// Limit of the source: the content, directories, maps of extents, and temporary reservations of XFS.
 const LIMIT: Bytes = Bytes::new(SIZE.get() + MIB);
 
 impl Stage {
-    /// The source has a project, whose limit is nearly reached.
+    /// A source with a project whose limit is nearly reached.
     fn full() -> Self {
         let stage = Self::new();
         fsquota::assign(File::open(&stage.from).unwrap(), SOURCE, limits(LIMIT)).unwrap();
@@ -88,7 +88,7 @@ fn the_limit_of_the_source_is_lowered_as_the_sharing_ends() {
     };
     assert!(for_each_shared(File::open(&stage.to).unwrap().as_fd(), copy).unwrap().is_continue());
     assert_eq!((left, stage.sizes()), (0, [0; 2]));
-    // In place, without space for a second copy.
+    // The files are overwritten in place, without space for a second copy.
     stage.overwrite(3);
     assert_eq!((byte_of(&stage.from.join("9")), byte_of(&stage.to.join("9"))), (Some(3), Some(1)));
 }
