@@ -158,7 +158,7 @@ impl Counter {
 
 /// The counter file, locked until it is dropped.
 ///
-/// It is opened for each lock, because a forked child would share the lock of an inherited descriptor.
+/// The file is opened for each lock, because a forked child would share the lock of an inherited descriptor.
 struct Locked(File);
 
 impl Locked {

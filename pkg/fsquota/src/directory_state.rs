@@ -93,7 +93,7 @@ pub(crate) fn set_project(dir: BorrowedFd<'_>, attributes: FsXattr, project: Opt
 /// The project of a directory of an XFS.
 pub(crate) fn project_of(dir: BorrowedFd<'_>) -> Result<Option<ProjectId>, FsError> {
     let found = match attributes(dir) {
-        // An `O_PATH` descriptor.
+        // `EBADF`: the descriptor has `O_PATH`.
         Err(FsError::System { source: Errno::EBADF, .. }) => attributes(open_directory(dir)?.as_fd()),
         found => found,
     };

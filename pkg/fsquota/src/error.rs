@@ -205,13 +205,13 @@ pub enum WalkError {
 /// [`transfer`](crate::transfer) failed; the same call goes on where this one ended.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// The limits, or the place of the directory.
+    /// The limits or the position of the directory are not allowed, or a system call failed.
     #[error(transparent)]
     Set(#[from] SetError),
     /// The directory has no project, so that nothing in it is counted.
     #[error("the directory has no project")]
     NotFound,
-    /// Something in the directory.
+    /// An entry of the directory cannot be read or changed.
     #[error(transparent)]
     Walk(#[from] WalkError),
 }

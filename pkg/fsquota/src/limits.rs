@@ -24,7 +24,7 @@ impl Limits {
     /// The largest limit of inodes: the kernel counts in signed 64 bits.
     pub const MAX_INODES: Inodes = Inodes::new(i64::MAX as u64);
 
-    /// This size with its [`default_inodes`].
+    /// Limits of this size and of its [`default_inodes`].
     pub fn for_size(size: Bytes) -> Self {
         Self { bytes: Some(size), inodes: Some(default_inodes(size)) }
     }

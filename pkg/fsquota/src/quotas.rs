@@ -141,8 +141,8 @@ impl Quotas {
     /// # Errors
     /// [`FsError`].
     ///
-    /// `XFS_IOC_BULKSTAT`, `XFS_IOC_FSGEOMETRY` and `XFS_IOC_AG_GEOMETRY`, Linux 5.4. Before Linux 6.9, XFS records damage
-    /// that xfs_scrub(8) finds, later also what operations find.
+    /// `XFS_IOC_BULKSTAT`, `XFS_IOC_FSGEOMETRY` and `XFS_IOC_AG_GEOMETRY`, Linux 5.4. Before Linux 6.9, XFS records
+    /// damage that xfs_scrub(8) finds, later also damage that operations find.
     pub fn faults(&self) -> Result<Vec<Fault>, FsError> {
         crate::fault::faults(self.0.as_fd())
     }

@@ -102,7 +102,7 @@ pub fn require(fs: impl AsFd) -> Result<(), FsError> {
 /// `syncfs(2)`, Linux 2.6.39; it reports write errors since 5.8.
 pub fn sync(fs: impl AsFd) -> Result<(), FsError> {
     let synced = match nix::unistd::syncfs(fs.as_fd()) {
-        // An `O_PATH` descriptor.
+        // `EBADF`: the descriptor has `O_PATH`.
         Err(Errno::EBADF) => nix::unistd::syncfs(open_directory(fs.as_fd())?),
         synced => synced,
     };

@@ -48,8 +48,8 @@ pub fn assign(dir: impl AsFd, id: ProjectId, limits: Limits) -> Result<Ensured<P
     give(dir.as_fd(), id, limits, Sharing::Exclusive)
 }
 
-/// Adds an empty directory to a project that other directories may have: they have the limits together. The directory must
-/// be on the file system of the others.
+/// Adds an empty directory to a project that other directories may have too. The directories share the limits. The
+/// directory must be on the file system of the others.
 ///
 /// # Errors
 /// Those of [`assign`] but for [`SetError::InUse`].

@@ -170,7 +170,7 @@ impl Strays {
         }
         let Some(level) = self.levels.last() else { return Ok(None) };
         let found = inode(&level.dir, entry.ino()).map_err(|error| self.failed(Some(name.to_bytes()), error))?;
-        // Deleted after the directory was read.
+        // The inode was deleted after the directory was read.
         let Some(inode) = found else { return Ok(None) };
         if inode.is_directory() {
             self.state = State::Below(name.to_owned());

@@ -28,7 +28,7 @@ pub(crate) const PROJINHERIT: u32 = 0x200;
 const COWEXTSIZE: u32 = 0x0001_0000;
 
 impl FsXattr {
-    /// Zero removes the size.
+    /// Sets the size; zero removes it.
     pub(crate) const fn with_cow_extent_size(self, cowextsize: u32) -> Self {
         let xflags = match cowextsize {
             0 => self.xflags & !COWEXTSIZE,
@@ -295,7 +295,8 @@ pub(crate) fn geometry(fs: BorrowedFd<'_>) -> Result<Geometry, Errno> {
     Ok(found)
 }
 
-/// The same of an allocation group; the call reads its headers (`XFS_IOC_AG_GEOMETRY`, Linux 5.2).
+/// Reads the geometry of an allocation group, and its damage. The call reads the headers of the group
+/// (`XFS_IOC_AG_GEOMETRY`, Linux 5.2).
 pub(crate) fn group_geometry(fs: BorrowedFd<'_>, number: u32) -> Result<GroupGeometry, Errno> {
     let mut found = GroupGeometry { number, ..GroupGeometry::default() };
     // SAFETY: `fs` is open during the call. The kernel reads and writes one `struct xfs_ag_geometry` (size asserted

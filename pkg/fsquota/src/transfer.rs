@@ -1,4 +1,4 @@
-//! A directory with everything in it changes its project.
+//! Moves a directory with its content to another project.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -70,8 +70,8 @@ pub fn transfer(dir: impl AsFd, to: ProjectId, limits: Limits) -> Result<Transfe
     Ok(Transferred { from, left })
 }
 
-/// Gives the project to something in the directory. To open anything but a file or directory could have effects, and the
-/// kernel would not change it.
+/// Gives the project to an entry below the directory. Entries that are neither a file nor a directory are skipped:
+/// opening them could have side effects, and the kernel would not change their project.
 fn carry(dir: &OwnedFd, path: &Path, to: ProjectId) -> Result<(), FsError> {
     let found = fstatat(dir, path, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(FsError::system("fstatat"))?;
     let is_directory = match found.st_mode & libc::S_IFMT {

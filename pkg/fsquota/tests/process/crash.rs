@@ -138,7 +138,7 @@ fn a_killed_transfer_is_finished_with_the_recorded_id() {
         |step| assert!(fsquota::transfer(&dir, ids[step], LIMITS).is_ok()),
         |step| {
             for quota in fsquota::report(&volumes.root).unwrap().map(Result::unwrap) {
-                // The limits of the former project go when only the directory itself has it.
+                // The limits of the former project are cleared once only the directory itself has it.
                 assert!(quota.limits == LIMITS || quota.used.inodes == Inodes::new(1), "step {step}: {quota:?}");
             }
             fsquota::transfer(&dir, ids[step], LIMITS).unwrap();

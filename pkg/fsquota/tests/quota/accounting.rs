@@ -80,7 +80,7 @@ fn a_reflinked_file_is_charged_in_full() {
     let (volumes, dir, _) = Volumes::with_volume(size(mib(6)));
     write(&volumes.path("a/data"), mib(4));
     fsquota::sync(&dir).unwrap();
-    // Reflinks if possible.
+    // `fs::copy` creates a reflink if possible.
     let error = fs::copy(volumes.path("a/data"), volumes.path("a/copy")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(ENOSPC));
 }

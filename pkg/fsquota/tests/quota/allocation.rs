@@ -96,7 +96,7 @@ fn a_deleted_counter_is_created_again() {
     volumes.ids.next().unwrap_err();
     fs::remove_file(volumes.path(COUNTER)).unwrap();
     let (_dir, id) = volumes.volume("a", size(SIZE));
-    // Uses the new file, not the deleted one.
+    // The allocator uses the new file, not the deleted one.
     assert!(Allocator::open(&volumes.root).unwrap().next().unwrap() > id);
 }
 

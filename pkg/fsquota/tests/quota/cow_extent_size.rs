@@ -13,7 +13,7 @@ use crate::volumes::{SIZE, Volumes, size};
 
 const BLOCK: u64 = 4096;
 
-/// The size of what XFS allocates for a write to a block that two files of the volume share.
+/// Bytes that XFS allocates for a write to a block that two files of the volume share.
 fn allocated(volumes: &Volumes, name: &str, sizes: &[Bytes]) -> Bytes {
     let memory = [2_u8; 2 * BLOCK as usize];
     let aligned = memory.as_ptr().align_offset(BLOCK as usize);
@@ -30,7 +30,7 @@ fn allocated(volumes: &Volumes, name: &str, sizes: &[Bytes]) -> Bytes {
 }
 
 /// XFS allocates a whole range for the first write to a shared block, and keeps the rest of it for later writes. Until
-/// then, the rest belongs to no extent, and the file's number of blocks has it.
+/// then, the rest belongs to no extent, but the file's number of blocks includes it.
 #[test]
 fn a_write_to_a_shared_block_allocates_the_size_that_was_set() {
     let (volumes, _dir, _) = Volumes::with_volume(size(mib(64)));

@@ -16,13 +16,13 @@ pub struct Formatted {
 }
 
 impl Formatted {
-    /// With options of mkfs.xfs and mount options.
+    /// Formats a scratch disk with these options of mkfs.xfs, and mounts it.
     pub fn new(make: &[&str], options: &str) -> Self {
         let disk = Disk::take();
         Self::on(disk.path().to_owned(), Some(disk), make, options)
     }
 
-    /// On a separate RAM disk.
+    /// Formats a separate RAM disk, and mounts it.
     pub fn in_memory(options: &str) -> Self {
         fs::write("/sys/block/zram0/reset", "1").unwrap();
         fs::write("/sys/block/zram0/disksize", "512M").unwrap();

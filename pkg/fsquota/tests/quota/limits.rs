@@ -108,7 +108,7 @@ fn usage_is_recounted_after_a_mount_without_quotas() {
         fsquota::get(&dir).unwrap()
     };
     formatted.remount("noquota");
-    // Not counted while quotas are off, but the directory still passes its project on.
+    // XFS does not count the file while quotas are off, but the file inherits the project of the directory.
     crate::files::write(&path.join("data"), mib(3));
     formatted.remount("prjquota");
     let after = fsquota::get(std::fs::File::open(&path).unwrap()).unwrap();

@@ -70,7 +70,7 @@ fn act(dir: &Path, step: &Step) {
             fallocate(open(file), punch, offset, length).unwrap();
         }
         Step::Clone { from, to } if from != to && path(from).exists() => {
-            // Reflinks.
+            // `fs::copy` creates a reflink.
             fs::copy(path(from), path(to)).unwrap();
         }
         Step::Clone { .. } => {}

@@ -1,4 +1,4 @@
-//! A directory changes its project with everything in it.
+//! Moves of directories with their content to another project.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -27,7 +27,7 @@ fn all_that_is_in_a_directory_is_counted_to_its_new_project() {
     assert_eq!(fsquota::get(&dir).unwrap(), Quota { id: TO, limits, used });
     assert_eq!(volumes.reported(), [TO]);
     assert_eq!(fsquota::strays(&dir, TO).unwrap().count(), 0);
-    // New files there get the new project, and moves within it.
+    // New files inherit the new project, and can be renamed within the directory.
     File::create(volumes.path("a/one/new")).unwrap();
     fs::rename(volumes.path("a/one/new"), volumes.path("a/one/two/new")).unwrap();
     assert_eq!(fsquota::get(&dir).unwrap().used.inodes, Inodes::new(5));
@@ -39,7 +39,7 @@ fn what_the_kernel_does_not_move_keeps_the_former_project_and_its_limits() {
     let limits = both(SIZE, 100);
     let (dir, from) = volumes.volume("a", limits);
     symlink("nowhere", volumes.path("a/link")).unwrap();
-    // To open it would wait for a writer.
+    // Opening the pipe would wait for a writer.
     mkfifo(&volumes.path("a/pipe"), Mode::S_IRWXU).unwrap();
     fs::write(volumes.path("a/file"), "x").unwrap();
     let left = fsquota::transfer(&dir, TO, limits).unwrap().left;

@@ -23,7 +23,7 @@ impl Volumes {
         Self { root, ids, disk }
     }
 
-    /// With volume `a`.
+    /// Creates the volume `a` too.
     pub fn with_volume(limits: Limits) -> (Self, File, ProjectId) {
         let volumes = Self::new();
         let (dir, id) = volumes.volume("a", limits);
