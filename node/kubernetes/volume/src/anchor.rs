@@ -1,8 +1,9 @@
-//! Blocks that a copy gives up stay shared until the copy is durable.
+//! Keeps the former blocks of a copy shared until the copy is durable.
 //!
-//! A piece that is unshared is in memory until XFS forces its log, but its former blocks are the source's alone at once.
-//! Pods would overwrite them in place, and a power cut in between recovers a copy that shares them. Therefore each piece is
-//! first cloned into a file, which is emptied after a force of the log.
+//! The new mapping of an unshared piece is only in memory until XFS forces its log, but the former blocks belong to the
+//! source alone at once. Pods would overwrite them in place, and a power cut in between recovers a copy that shares
+//! them. Therefore the pass first clones each piece into an anchor file, and empties that file after a force of the
+//! log.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -18,20 +19,22 @@ use crate::duty_cycle::DutyCycle;
 use crate::error::ActError;
 use crate::{BLOCK, VolumeId, image};
 
-/// After these, the log is forced. The space is a part of the headroom of the source, whose writes take other blocks meanwhile.
+/// Bytes and files after which the log is forced. The kept blocks use a part of the source's headroom: while they are
+/// shared, writes of the source take other blocks.
 const MAX_BYTES: Bytes = Bytes::new(64 << 20);
 const MAX_FILES: u32 = 128;
 
-/// The files of one copy, `ID`, `ID~1`, `ID~2`…, which exist during a pass only, and after a kill until the next start.
+/// Anchor files of one copy: `ID`, `ID~1`, `ID~2`… They exist only during a pass, and after a kill until the next
+/// start.
 ///
-/// They are created in this order and removed in the opposite one: the first that is missing is the end.
+/// The files are created in this order and removed in reverse order: the first missing name is the end.
 pub(crate) struct Anchor<'a> {
     dir: &'a Dir,
     copy: &'a VolumeId,
     files: u32,
-    /// The last file and its end.
+    /// Last file, and the end of its content.
     last: Option<(OwnedFd, Bytes)>,
-    /// Copied since the last force of the log.
+    /// Bytes copied since the last force of the log.
     bytes: Bytes,
 }
 
@@ -40,27 +43,28 @@ impl<'a> Anchor<'a> {
         Self { dir, copy, files: 0, last: None, bytes: Bytes::ZERO }
     }
 
-    /// One pass, which keeps each piece before it copies it. The former blocks are given up at its end, also if it fails; those
-    /// that an error within prevents are given up by the next pass.
+    /// Runs one pass, which keeps each piece before it copies it. The former blocks are released at the end of the
+    /// pass, also if it fails. If an error prevents the release, the next pass releases them.
     pub(crate) fn during(
         mut self,
         cycle: &DutyCycle<'_>,
         pass: impl FnOnce(&mut Self) -> Result<(), ActError>,
     ) -> Result<(), ActError> {
         let copied = pass(&mut self);
-        // An earlier pass that failed may have kept blocks, and this one had nothing to copy.
+        // A pass without pieces of its own removes the files that an earlier failed pass has left.
         let ended = cycle.run(|| if self.files == 0 { self.clear() } else { self.release() });
         ended.and(copied)
     }
 
-    /// Keeps the blocks of a range of the copy, which ends at the end of a block or of the file.
+    /// Clones a range of the copy into an anchor file, which keeps its blocks. The range ends at the end of a block or
+    /// of the file.
     pub(crate) fn keep(&mut self, file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), ActError> {
         if self.bytes >= MAX_BYTES || self.files >= MAX_FILES {
             self.release()?;
         }
         let (to, at) = match self.last.take() {
             Some((to, end)) if end.get().is_multiple_of(BLOCK) => (to, end),
-            // XFS fills the rest of the last block with zeros before anything can follow, in a block of its own.
+            // To append after a partial block, XFS would first fill the rest of it with zeros, in a new block.
             last => {
                 self.last = last;
                 (self.create()?, Bytes::ZERO)
@@ -71,13 +75,13 @@ impl<'a> Anchor<'a> {
         kept
     }
 
-    /// Copies a piece of the copy whose blocks are kept.
+    /// Copies a piece whose blocks an anchor file keeps.
     pub(crate) fn unshare(&mut self, file: impl AsFd, start: Bytes, length: Bytes) -> Result<(), ActError> {
         self.bytes = self.bytes.saturating_add(length);
         reflink::unshare(file, start, length).map_err(failed("copy"))
     }
 
-    /// Removes the files of a pass that failed.
+    /// Removes the files of a pass that failed or was killed.
     pub(crate) fn clear(&mut self) -> Result<(), ActError> {
         loop {
             match self.open(OFlag::O_WRONLY) {
@@ -107,7 +111,7 @@ impl<'a> Anchor<'a> {
         self.dir.open_file(&self.name(self.files), flags, image::PRIVATE)
     }
 
-    /// The identifier of a volume has no `~`.
+    /// Name of a file. A volume ID contains no `~`, so it cannot be the ID of another volume.
     fn name(&self, number: u32) -> Name {
         match number {
             0 => self.copy.name().clone(),
@@ -115,16 +119,18 @@ impl<'a> Anchor<'a> {
         }
     }
 
-    /// Makes the pieces durable, and then gives up their former blocks.
+    /// Makes the copied pieces durable, and then releases their former blocks.
     fn release(&mut self) -> Result<(), ActError> {
         let Some((last, _)) = &self.last else { return Ok(()) };
-        // An fsync writes the log up to the last change of the file: this one, which follows those of the copy.
+        // An fsync writes the log up to the last change of the file. The new times are later than the changes of the
+        // copy.
         futimens(last, &TimeSpec::UTIME_NOW, &TimeSpec::UTIME_NOW)
             .and_then(|()| fsync(last))
             .map_err(failed("sync"))?;
         while let Some(number) = self.files.checked_sub(1) {
             let name = self.name(number);
-            // XFS frees the blocks of a removed file later, and until then the source's writes would take other ones.
+            // XFS frees the blocks of a removed file later. Until then, writes of the source would still take other
+            // blocks.
             match self.last.take() {
                 Some((last, _)) => ftruncate(last, 0).map_err(failed("empty"))?,
                 None => drop(self.dir.open_file(&name, OFlag::O_WRONLY | OFlag::O_TRUNC, Mode::empty())?),

@@ -9,18 +9,20 @@ use tokio::sync::watch;
 
 use crate::Error;
 
-/// From an operation on the log alone to the allocation of a large image, or the removal of millions of files.
+/// Buckets of durations, in seconds: from an operation on the log alone to the allocation of a large image, or the
+/// removal of millions of files.
 const SECONDS: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
 
-/// From a few small files to the longest pause that a class may allow. One is the default of `maxPause`.
+/// Buckets of pauses, in seconds: from a few small files to the longest pause that a class may allow. 2 s is the
+/// default of `maxPause`.
 const PAUSES: [f64; 11] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
 
-/// How long pods were stopped while volumes were cloned.
+/// Duration of one pause of pods while volumes were cloned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodPause {
     /// From the request to freeze until no process ran.
     pub freeze: Duration,
-    /// The clones of the images, and the last pass over files.
+    /// Time of the clones of images, and of the last pass over files.
     pub clone: Duration,
     /// From the request to thaw until processes could run again.
     pub thaw: Duration,
@@ -67,7 +69,7 @@ operations! {
     LimitIo: "limit_io",
 }
 
-/// Counts and times these calls, and notifies subscribers of changes.
+/// Counts and times each [`Operation`], and notifies subscribers of changes.
 #[derive(Debug)]
 pub struct VolumeCalls {
     operations: IntCounterVec,
@@ -108,7 +110,7 @@ impl VolumeCalls {
             )?,
             changes: watch::Sender::default(),
         };
-        // A series that begins with its first event has not grown for Prometheus, and an alert on it would not fire.
+        // Prometheus sees no increase if a series begins with its first event, so an alert on it would not fire.
         for operation in Operation::ALL {
             for result in ["changed", "look", "act"] {
                 calls.operations.with_label_values(&[operation.name(), result]);
@@ -140,7 +142,7 @@ impl VolumeCalls {
         done
     }
 
-    /// Pods were stopped once, and run again.
+    /// Records one pause of pods that has ended.
     pub fn observe_pause(&self, pause: PodPause) {
         self.count(pause);
         self.pauses.observe((pause.freeze + pause.clone + pause.thaw).as_secs_f64());

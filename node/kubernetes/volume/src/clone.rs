@@ -1,8 +1,8 @@
-//! Volumes and snapshots that begin with the content of another volume. [`crate::tree`] has those of files.
+//! Volumes and snapshots that begin with the content of another volume. [`crate::tree`] clones files.
 //!
-//! The image is cloned in an instant, and shares its blocks with the image of its source. A write to a shared block
-//! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the source's
-//! limit is raised while blocks are shared, and the clone becomes live only when it shares none.
+//! An image is cloned in an instant, and then shares its blocks with the image of its source. A write to a shared block
+//! needs a new block, which the source's project may not have: a loop device would lose buffered writes. Therefore the
+//! source's limit is raised while blocks are shared, and the clone becomes live only when it shares none.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
@@ -26,30 +26,31 @@ use crate::record::{Cloning, Record, State};
 use crate::store::Store;
 use crate::{Allocation, Mode, Request, VolumeGuard, VolumeId, image};
 
-/// Blocks that are copied at once. XFS reserves quota for the copy and for the range itself: both fit into the blocks that
-/// the limit of an image has beside its size ([`image::taken`]).
+/// Size of the pieces in which blocks are copied. XFS reserves quota for the copy and for the range itself: both fit
+/// into the blocks that the limit of an image has beside its size ([`image::taken`]).
 pub(crate) const PIECE: Bytes = Bytes::MIB;
 
-/// The size of the allocations of XFS for writes to blocks that a thin snapshot shares, instead of 128 KiB. An image that is
-/// overwritten in any order then has an extent for each MiB, and a snapshot takes time for each extent. A larger size would take
-/// more space that no write uses, for as long as the image is open.
+/// Allocation size of XFS for writes to blocks that a thin snapshot shares; the default is 128 KiB. An image that is
+/// overwritten in any order then has one extent per MiB, and a snapshot takes time for each extent. A larger size would
+/// allocate more space that no write uses, for as long as the image is open.
 const COW_EXTENT: Bytes = Bytes::MIB;
 
-/// A shorter look at what is copied makes no pass longer, and no look makes it longer than the second. The supervisor
-/// reports passes of five minutes.
+/// Limits for the extension of a pass by its scan. A scan within the first limit extends no pass, and no scan extends a
+/// pass beyond the second limit. The supervisor reports passes of five minutes.
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
-/// A range of an image that is not yet the clone's own.
+/// Range of an image that the clone does not own yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
-    /// It shares blocks.
+    /// The range shares blocks.
     Copy { start: Bytes, length: Bytes },
-    /// A thick image has blocks everywhere, and a clone gets only those with data.
+    /// The range is a hole of a thick image, which has blocks everywhere. `FICLONE` clones only extents with data.
     Allocate { start: Bytes, length: Bytes },
 }
 
 impl Store {
-    /// Locks the source. If it cannot be cloned, or not into the reserved space, what an earlier call began is undone.
+    /// Locks the source. If the source cannot be cloned, or needs more than the reserved space, the work of earlier
+    /// calls is undone.
     pub(crate) fn begin_clone(
         &self,
         execution: &mut Execution<'_>,
@@ -81,9 +82,10 @@ impl Store {
         }
     }
 
-    /// Keeps the source from growing and from being deleted while it is cloned.
+    /// Locks the source, so that it neither grows nor is deleted while it is cloned.
     pub(crate) fn lock_source(&self, source: &VolumeId, want: &Request) -> Result<(VolumeGuard, Cloning), SourceError> {
-        // Before the lock: a volume that is not announced may itself be a clone, whose operation waits for another lock.
+        // This check also runs before the lock: a volume that is not announced may itself be a clone, whose operation
+        // waits for another lock.
         let check = || {
             let (mode, has) = self.check_source(source, want.size)?;
             match (mode.is_block(), want.mode.is_block()) {
@@ -95,7 +97,8 @@ impl Store {
         check()?;
         let guard = self.locks.blocking_lock(source);
         let has = check()?;
-        // A tenant could store more for as long as a thin snapshot exists. An image bounds its tenant.
+        // With headroom, a tenant could store more files for as long as a thin snapshot exists. The size of an image
+        // limits its tenant.
         let headroom = if want.mode.is_thin() && !want.mode.is_block() { Bytes::ZERO } else { has };
         Ok((guard, Cloning::new(source.clone(), headroom)))
     }
@@ -118,7 +121,7 @@ impl Store {
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(SourceError::Look { volume: volume(), source: error.into() }),
         };
-        // It was retired, or its data is lost.
+        // The source was retired, or its data is lost.
         let Some(image) = image else { return Err(SourceError::Unknown { volume: volume() }) };
         let has = image.max(record.size);
         if has > size { Err(SourceError::Larger { volume: volume(), has, size }) } else { Ok((record.mode, has)) }
@@ -130,7 +133,7 @@ impl Store {
         let source = self.live.open_dir(cloning.source.name())?;
         let from = open_image(&source, OFlag::O_RDONLY)?;
         let to = staged.open_file(&image::name(), OFlag::O_RDWR | OFlag::O_CREAT, image::PRIVATE)?;
-        // A power cut or a kill between the transactions of an earlier clone left a part of it.
+        // A power cut or a kill between the transactions of an earlier clone leaves a partial image.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
         // A kill before it costs extents, until the next thin snapshot of the source.
@@ -140,19 +143,19 @@ impl Store {
         Ok(())
     }
 
-    /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
+    /// Limits of a volume: those of its size, and space to overwrite blocks that clones share with it.
     pub(crate) fn limits(&self, id: &VolumeId, record: &Record) -> Limits {
         self.index().limits(id, record)
     }
 
-    /// Sets the limits of a source, or of another volume, which is locked.
+    /// Sets the limits of a source, or of another volume, whose lock the caller holds.
     pub(crate) fn limit_source(&self, source: &VolumeId) -> Result<(), ActError> {
         let (record, limits) = {
             let index = self.index();
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
             (record.clone(), index.limits(source, record))
         };
-        // Its removal has begun, which these limits mark.
+        // The removal of the volume has begun. Its limits mark that, and stay.
         if is_confined(self.quotas.quota(record.project).map_err(ActError::Quota)?) {
             return Ok(());
         }
@@ -184,7 +187,7 @@ impl Store {
             let size = if index.has_thin_snapshot(source, ended) { COW_EXTENT } else { Bytes::ZERO };
             (index.volumes.get(source).is_some_and(Entry::is_block), size)
         };
-        // A tenant chooses the names in its files.
+        // Only a block volume has an image: a tenant may create a file of this name in a filesystem volume.
         if is_block
             && let Ok(image) = self.live.open_dir(source.name()).and_then(|dir| open_image(&dir, OFlag::O_RDONLY))
             && let Err(error) = fsquota::set_cow_extent_size(image, size)
@@ -198,19 +201,21 @@ impl Store {
     pub(crate) fn flush_source(&self, source: &VolumeId, is_block: bool) -> Option<Dir> {
         let dir = self.live.open_dir(source.name()).ok()?;
         let synced = if is_block { fdatasync(&open_image(&dir, OFlag::O_RDONLY).ok()?) } else { syncfs(&dir) };
-        // An error of the disk belongs to the source's own writers.
+        // The source's own writers receive the error of the disk.
         if let Err(errno) = synced {
             warn!(volume = %source, %errno, "cloned volume cannot be synced");
         }
         Some(dir)
     }
 
-    /// Releases the blocks that the source has only because its blocks were shared: pages that were dirtied meanwhile have
-    /// reserved new ones, and XFS has allocated more for the next writes. Without them, the source fits its own limit.
+    /// Releases the blocks that the source has only because its blocks were shared. XFS reserved new blocks for pages
+    /// that were dirtied meanwhile, and allocated more in advance for the next writes. Without them, the source fits
+    /// its own limit.
     ///
     /// # Errors
-    /// [`ActError::Busy`]: a thin source with direct I/O in flight keeps them, and a write to a hole could fail. A thick
-    /// source needs no new blocks. A source of files is flushed less and less often; between two flushes, its usage decides.
+    /// [`ActError::Busy`]: the source still has such blocks. A thin source with direct I/O in flight keeps them, and a
+    /// write to a hole could fail. A thick source needs no new blocks, so it is not checked. A source of files is
+    /// flushed less and less often; between two flushes, its usage decides.
     pub(crate) fn release_headroom(&self, cloning: &Cloning) -> Result<(), ActError> {
         let Cloning { source, headroom, .. } = cloning;
         if *headroom == Bytes::ZERO {
@@ -218,7 +223,7 @@ impl Store {
         }
         let (record, limits, former) = {
             let index = self.index();
-            // It was deleted meanwhile.
+            // The source was deleted meanwhile.
             let Some(Entry::Known(Known { record, .. })) = index.volumes.get(source) else { return Ok(()) };
             (record.clone(), index.limits(source, record), index.flushes.get(source).copied())
         };
@@ -232,7 +237,7 @@ impl Store {
         let alone = limits.bytes.unwrap_or_default().saturating_sub(*headroom);
         let allowed = match record.mode {
             Mode::Block { allocation: Allocation::Thin } => alone,
-            // The maps of files have grown with their overwritten extents.
+            // Overwritten extents have enlarged the extent maps of the files.
             Mode::Filesystem { .. } => image::taken(alone),
             Mode::Block { allocation: Allocation::Thick } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => used,
         };
@@ -246,8 +251,9 @@ impl Store {
     }
 }
 
-/// One pass over a cloned image, until it shares no block and, if it is thick, has all of them. The image and its instant are
-/// durable at the end of each pass: the API server gets the instant of a snapshot after the first one.
+/// Runs one pass over a cloned image, until it shares no block and, if it is thick, has all its blocks. The image and
+/// its instant are durable at the end of each pass: the API server receives the instant of a snapshot after the first
+/// pass.
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
@@ -260,10 +266,10 @@ pub(crate) fn end_sharing(
     cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
     let image = open_image(dir, OFlag::O_RDWR)?;
-    // `FICLONE` gives a copy the size of its source, and the limit of the copy has space for pieces only.
+    // `FICLONE` copies the allocation size of the source, but the limit of the copy has space for pieces only.
     fsquota::set_cow_extent_size(&image, Bytes::ZERO).map_err(ActError::CowExtentSize)?;
     let done = anchor.during(cycle, |anchor| copy(&image, anchor, size, allocation, pass, cycle));
-    // Its pages are clean, and a pod reads others first.
+    // The page cache of the copy is clean, and pods read other data first.
     let _ = posix_fadvise(image.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     done
 }
@@ -281,11 +287,13 @@ fn copy(
     let act = |work, looked: Bytes| match work {
         Work::Copy { start, length } => {
             if start.saturating_add(length) > kept {
-                // One call for small extents near each other. A later look would take what it keeps for blocks to copy.
+                // One clone call keeps small extents that are near each other. It ends within the scanned extents: a
+                // later scan would report kept blocks as shared, and they would be copied.
                 let near = looked.min(size).saturating_sub(start).clamp(length, PIECE);
                 kept = match anchor.keep(image, start, near) {
                     Ok(()) => start.saturating_add(near),
-                    // For several extents, `EINVAL` may be `ENOSPC` (`FICLONERANGE` that has cloned a part).
+                    // For several extents, `FICLONERANGE` may return `EINVAL` instead of `ENOSPC` after it has cloned a
+                    // part.
                     Err(_) => {
                         anchor.keep(image, start, length)?;
                         start.saturating_add(length)
@@ -300,22 +308,22 @@ fn copy(
         }
     };
     let copied = one_pass(size, allocation, pass, extents, act, cycle);
-    // The anchor forces the log for the pieces that it keeps.
+    // If pieces were kept, the anchor has forced the log for them.
     if kept == Bytes::ZERO {
         fdatasync(image).map_err(failed("sync"))?;
     }
     copied
 }
 
-/// Each pass begins with the extents that earlier ones have copied, which takes minutes if there are millions of them
-/// or of files. It copies from the `first` shared one on, about as long as the look at the others took, but a minute at
-/// most: otherwise most passes would only look.
+/// End of the pass that began at `start` and found its first shared block at `first`. Each pass first scans the extents
+/// that earlier passes have copied, which takes minutes for millions of extents or files. It then copies for about as
+/// long as this scan took, but a minute at most: otherwise most passes would only scan.
 pub(crate) fn end_of_pass(start: Instant, first: Instant, pass: Duration) -> Instant {
     let look = first.saturating_duration_since(start).saturating_sub(LOOK[0]);
     first + pass.max(look.min(LOOK[1]))
 }
 
-/// One pass, with the operations on the image. `act` gets the end of the extents that were looked at, too.
+/// Runs one pass with the given operations on the image. `act` also receives the end of the scanned extents.
 fn one_pass(
     size: Bytes,
     allocation: Allocation,
@@ -330,7 +338,7 @@ fn one_pass(
         let looked = batch.last().map_or(at, |last| last.end());
         for work in remaining(at, &batch, size, allocation) {
             let end = *end.get_or_insert_with(|| end_of_pass(start, cycle.now(), pass));
-            // At least one piece in each pass.
+            // Each pass copies at least one piece.
             cycle.run(|| act(work, looked))?;
             if cycle.now() >= end {
                 let (Work::Copy { start, .. } | Work::Allocate { start, .. }) = work;
@@ -344,7 +352,7 @@ fn one_pass(
     }
 }
 
-/// The work of a batch of extents behind `at`. An empty batch is the end of the image.
+/// Work for a batch of extents after `at`. An empty batch marks the end of the image.
 fn remaining(at: Bytes, batch: &[Extent], size: Bytes, allocation: Allocation) -> Vec<Work> {
     let (mut work, mut position) = (Vec::new(), at);
     let hole = |from: Bytes, to: Bytes| {
@@ -410,7 +418,7 @@ mod tests {
         let (second, cycle) = (Duration::from_secs(1), copies.begin_with(&clock));
         let done = one_pass(blocks(2 * COUNT), Allocation::Thin, second, extents, act, &cycle);
         assert!(matches!(done, Err(ActError::Copying { .. })), "{done:?}");
-        // It has looked for four seconds.
+        // The scan has taken four seconds.
         assert!(copied.get() > 100, "{}", copied.get());
     }
 

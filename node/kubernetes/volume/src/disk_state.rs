@@ -5,11 +5,11 @@ use units::Bytes;
 
 use crate::record::Record;
 
-/// A directory of the store in which volumes lie.
+/// Directory of the store that contains volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Where {
     Staging,
-    /// While they may be used.
+    /// Volumes that may be used.
     Live,
     Trash,
 }
@@ -19,7 +19,7 @@ pub enum Place {
     Absent,
     Present {
         project: Option<ProjectId>,
-        /// The size of the image in it.
+        /// Size of the image in the directory.
         image: Option<Bytes>,
     },
 }
@@ -34,7 +34,7 @@ impl Place {
         matches!(self, Self::Present { project: Some(project), .. } if project == record.project)
     }
 
-    /// Whether it is that, or an earlier run ended before it set the project.
+    /// Whether it is that directory, or an earlier run ended before it set the project.
     pub(crate) fn begins(self, record: &Record) -> bool {
         self.is_of(record) || matches!(self, Self::Present { project: None, .. })
     }
@@ -51,9 +51,9 @@ impl Place {
 pub struct DiskState {
     pub record: Option<Record>,
     pub staging: Place,
-    /// Its directory while it may be used.
+    /// Directory of a volume that may be used.
     pub live: Place,
-    /// Its directory while it is removed.
+    /// Directory of a volume that is being removed.
     pub trash: Place,
 }
 

@@ -10,20 +10,19 @@ use crate::VolumeId;
 use crate::index::Entry;
 use crate::store::Store;
 
-/// Inodes that one look takes on. A process may add inodes meanwhile.
+/// Maximum number of inodes in one walk. A process may add inodes meanwhile.
 const MOST: Inodes = Inodes::new(1_000_000);
 
-/// Inodes of a volume that count to no limit, or to that of another project.
-/// They were found by a walk.
+/// Inodes of a volume that count to no limit, or to the limit of another project, as a walk found them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drifted {
-    /// How many inodes have another project, or none, or do not pass it on.
+    /// Number of inodes that have another project, or none, or do not pass it on.
     pub inodes: Inodes,
-    /// One of them, from the volume's root on, and what is wrong with it.
+    /// First of these inodes, as a path from the volume's root, and its fault.
     pub first: Option<(PathBuf, Drift)>,
 }
 
-/// Why a volume's inodes could not be looked at.
+/// Why the inodes of a volume could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum DriftError {
     #[error(transparent)]
@@ -49,7 +48,8 @@ impl Store {
                         found.inodes = Inodes::new(found.inodes.get().saturating_add(1));
                         found.first.get_or_insert((path, drift));
                     }
-                    // The tenant chooses how deep its tree is. The rest is looked at.
+                    // The tenant chooses the depth of its tree, so the walk may not reach an inode. It continues with
+                    // the others.
                     Err(error) => {
                         let reason: &dyn std::error::Error = &error;
                         debug!(volume = %id, error = reason, "inode not looked at");

@@ -1,16 +1,16 @@
-//! The time that copies in the background leave to pods. Pure, except for the clock of the node.
+//! Disk time that background copies leave to pods. Pure, except for the clock of the node.
 //!
-//! A piece of a copy is on the disk when it ends, so that its time is the disk's. It is longer if pods use the disk, and so is the
-//! rest that follows it.
+//! A piece of a copy ends when it is on the disk, so its duration is disk time. If pods use the disk, the piece takes
+//! longer, and so does the rest that follows it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A piece may wait for a disk that has stalled for minutes. The rest after it is part of a pass.
+/// Longest rest. A piece may wait for minutes for a stalled disk, and the rest after it is part of the pass.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Time, and how a thread waits.
+/// Source of the time, and of pauses of the thread.
 pub(crate) trait Clock {
     fn now(&self) -> Instant;
     fn sleep(&self, time: Duration);
@@ -33,7 +33,7 @@ impl Clock for SystemClock {
 pub(crate) struct BackgroundCopies(AtomicU32);
 
 impl BackgroundCopies {
-    /// For one pass over one of them.
+    /// Begins one pass over a background copy.
     pub(crate) fn begin(&self) -> DutyCycle<'_> {
         self.begin_with(SystemClock)
     }
@@ -52,7 +52,7 @@ pub(crate) struct DutyCycle<'a, C: Clock = SystemClock> {
 }
 
 impl DutyCycle<'_> {
-    /// For a copy that a pod waits for.
+    /// Duty cycle of a copy that a pod waits for.
     pub(crate) const fn full() -> Self {
         Self { copies: None, clock: SystemClock }
     }
@@ -82,7 +82,7 @@ impl<C: Clock> Drop for DutyCycle<'_, C> {
     }
 }
 
-/// After a piece, while so many copies have a pass: each of `n` has one part in `2n` of the time.
+/// Rest after a piece, while so many copies have a pass. Each of `n` copies uses one part in `2n` of the time.
 fn rest(took: Duration, copies: u32) -> Duration {
     took.saturating_mul(copies.saturating_mul(2).saturating_sub(1)).min(LONGEST)
 }
@@ -119,7 +119,7 @@ mod tests {
 
     const MILLISECOND: Duration = Duration::from_millis(1);
 
-    /// How long a piece of so many milliseconds takes with its rest, also in milliseconds.
+    /// Duration of a piece with its rest. The duration of the piece and the result are in milliseconds.
     fn with_rest(cycle: &DutyCycle<'_, &FakeClock>, clock: &FakeClock, piece: u32) -> u128 {
         let begin = clock.now();
         cycle.run(|| clock.pass(MILLISECOND * piece));
@@ -131,7 +131,7 @@ mod tests {
         let (clock, copies) = (FakeClock::start(), BackgroundCopies::default());
         let cycle = copies.begin_with(&clock);
         assert_eq!([0, 1, 20, 900].map(|piece| with_rest(&cycle, &clock, piece)), [0, 2, 40, 1800]);
-        // A disk that has stalled.
+        // The disk has stalled.
         assert_eq!(with_rest(&cycle, &clock, 60_000), 61_000);
     }
 

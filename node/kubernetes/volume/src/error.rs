@@ -1,4 +1,4 @@
-//! Errors, an enum per operation.
+//! Errors: one enum per operation.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::plan::{Step, VolumeRefusal};
 use crate::record::RecordError;
 use crate::throttle::ThrottleError;
 
-/// Inodes that a pass of a removal frees at least, if the next one need not wait.
+/// Fewest inodes that a pass of a removal must free, so that the next pass follows without a pause.
 const FEWEST: u64 = 20;
 
 /// A change of a volume failed.
@@ -50,10 +50,10 @@ pub enum Error {
     Published { id: VolumeId, target: PathBuf },
     #[error("volume {id} is announced; it goes when its PV is deleted")]
     Announced { id: VolumeId },
-    /// A new one would be of a later instant than the others. Nothing was changed.
+    /// A new snapshot would have a later instant than the others. Nothing was changed.
     #[error("snapshot {id} of the group was removed after others were ready; delete the group, and create it again")]
     Removed { id: VolumeId },
-    /// Nothing was changed, or it was undone.
+    /// Nothing was changed, or the change was undone.
     #[error("volume {id} cannot be cloned from its source")]
     Source { id: VolumeId, source: SourceError },
     /// One pass does not copy all blocks that the volume shares with its source. The next call continues, as
@@ -70,7 +70,7 @@ pub enum Error {
     Freeze { id: VolumeId, source: FreezeError },
 }
 
-/// Why a volume is not the source of a clone.
+/// Why a volume cannot be the source of a clone.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error("volume {volume} does not exist on this node")]
@@ -88,7 +88,7 @@ pub enum SourceError {
          node, or a block volume"
     )]
     NoFreezer { volume: VolumeId },
-    /// Its limit is raised while it is copied.
+    /// The limit of the source is raised while it is copied.
     #[error(
         "the files of volume {volume} change faster than they are copied, or are more than the new volume may have; write \
          less meanwhile, delete files, or request more"
@@ -117,7 +117,7 @@ pub enum RollbackError {
     Grown,
 }
 
-/// Why the disk could not be looked at.
+/// Why the state of the disk could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     #[error(transparent)]
@@ -142,7 +142,7 @@ pub enum LookError {
     Loops(#[from] loopdev::ListError),
 }
 
-/// Why a step failed. The next call goes on from there.
+/// Why a step failed. The next call continues from there.
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
     #[error(transparent)]
@@ -159,7 +159,7 @@ pub enum ActError {
     CowExtentSize(#[source] fsquota::FsError),
     #[error("cannot set the mode of the volume's directory")]
     Root(#[source] Errno),
-    /// One pass does not remove all files. It becomes [`Error::Unfinished`].
+    /// Becomes [`Error::Unfinished`]: one pass does not remove all files.
     #[error("freed {freed}, {left} are left")]
     Unfinished { freed: Inodes, left: Inodes },
     #[error("cannot write the record")]
@@ -176,7 +176,7 @@ pub enum ActError {
         #[source]
         errno: Errno,
     },
-    /// While they are cloned.
+    /// Error while files are cloned.
     #[error("cannot clone the files of the volume")]
     Tree(#[from] reflink::TreeError),
     #[error("cannot stop the pods that have the volume")]
@@ -188,10 +188,10 @@ pub enum ActError {
     Late { budget: Duration },
     #[error("this program cannot stop the pods that have the volume")]
     NoFreezer,
-    /// It becomes [`SourceError::Overfull`].
+    /// Becomes [`SourceError::Overfull`].
     #[error("the files use more than the size of the volume")]
     Overfull,
-    /// It becomes [`Error::Copying`].
+    /// Becomes [`Error::Copying`].
     #[error("at most {left} are left")]
     Copying { left: Bytes },
     /// The limit of the source stays raised, so that no write to one of its holes fails.
@@ -205,14 +205,15 @@ pub enum ActError {
     Loops(#[from] loopdev::ListError),
     #[error("cannot detach a loop device from the image")]
     Detach(#[from] loopdev::DetachError),
-    /// No target shows the loop device, and some process has it open. It is detached when that process closes it.
+    /// No mount shows the loop device, but a process has it open. The kernel detaches the device when that process
+    /// closes it.
     #[error("a process still has {device}, the volume's loop device, open; end that process")]
     InUse { device: loopdev::Number },
     #[error("the record vanished; someone else writes to the volumes directory")]
     NoRecord,
 }
 
-/// Why [`Store::open_volume`](crate::Store::open_volume) opens nothing.
+/// Why [`Store::open_volume`](crate::Store::open_volume) fails.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("volume {id} does not exist on this node")]
@@ -227,7 +228,7 @@ pub enum OpenError {
     Dir { id: VolumeId, source: dir::Error },
 }
 
-/// Why the volumes directory cannot be used. No single volume stops the others.
+/// Why the volumes directory cannot be used. The fault of a single volume is not such an error.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error("cannot prepare the volumes directory")]
@@ -244,7 +245,7 @@ pub enum StartError {
     Project { project: ProjectId },
 }
 
-/// Why what is on the disk cannot be listed.
+/// Why volumes or projects on the disk cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     #[error("cannot list the volumes")]
@@ -265,8 +266,8 @@ impl RollbackError {
 }
 
 impl Error {
-    /// Whether asking again is in vain as long as nothing is deleted or less is asked for: what Kubernetes calls an
-    /// infeasible resize or modification.
+    /// Whether the call keeps failing until something is deleted or less is requested. Kubernetes calls such a resize
+    /// or modification infeasible.
     pub const fn is_infeasible(&self) -> bool {
         match self {
             Self::Full { .. }
@@ -312,11 +313,11 @@ impl Error {
         }
     }
 
-    /// Whether this is a removal that needs more passes only because the volume is large: the next one need not wait.
+    /// Whether a removal needs more passes only because the volume is large. The next pass need not wait.
     pub const fn is_shrinking(&self) -> bool {
         match self {
-            // No process can create an inode meanwhile, so that the number of such passes is bounded. Processes that link
-            // and rename make a pass free fewer, and so do files with many names.
+            // No process can create an inode during the removal, so the number of such passes is bounded. A pass frees
+            // fewer inodes if processes link and rename, or if files have many names.
             Self::Unfinished { freed, .. } => freed.get() >= FEWEST,
             _ => false,
         }
@@ -339,7 +340,7 @@ impl ActError {
         matches!(self.errno(), Some(Errno::ENOSPC | Errno::EDQUOT))
     }
 
-    /// Whether it fits on no disk.
+    /// Whether the volume fits on no disk.
     pub(crate) fn is_too_large(&self) -> bool {
         match self {
             Self::Limit(fsquota::SetError::Limit(_)) => true,
@@ -358,7 +359,7 @@ impl ActError {
         matches!(self, Self::Overfull) || matches!(self, Self::Tree(_)) && self.is_full()
     }
 
-    /// Whether the name exists already.
+    /// Whether an entry with the name exists already. Such an entry is unmanaged.
     pub(crate) fn is_foreign(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
     }

@@ -1,4 +1,4 @@
-//! One run over the steps of a volume.
+//! Executes the steps of a plan for one volume.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,28 +24,30 @@ use crate::record::Cloning;
 use crate::store::{Store, place};
 use crate::{Allocation, DEFAULT_PAUSE, IdlePasses, Record, Request, VolumeId, clone, image, tree};
 
-/// How long XFS may take for inodes that were deleted: it takes them apart in the background (inodegc, since Linux
-/// 5.14), and begins with the next query of a quota.
+/// How long XFS may take to free deleted inodes. XFS frees them in the background (inodegc, since Linux 5.14), and
+/// begins with the next query of a quota.
 const UNLINKED: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the
-/// volume open can create nothing, root included. They also mark for a restoration that owner and mode may have been
-/// replaced: XFS logs them before the changes that follow.
+/// Limits of a volume whose removal has begun: one block, one inode. A process that still has a directory of the volume
+/// open can create nothing, root included. For a restoration, the limits also mark that owner and mode may have been
+/// replaced: XFS logs the limits before these changes.
 const CONFINED: fsquota::Limits = fsquota::Limits { bytes: Some(Bytes::new(4096)), inodes: Some(Inodes::new(1)) };
 
-/// The root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. No other process on the node gets
-/// this far, since the directories above are private.
+/// Mode of the root of a filesystem volume: any user of a pod may write, with or without `fsGroup`. The directories
+/// above are private, so no other process on the node reaches it.
 const VOLUME_ROOT: Mode = Mode::S_IRWXU.union(Mode::S_IRWXG).union(Mode::S_IRWXO);
-/// The directory around an image.
+/// Mode of the directory around an image.
 const IMAGE_ROOT: Mode = Mode::S_IRWXU;
 
-/// Whether a project has these limits. The kernel rounds the bytes up to a block; no volume has one inode.
+/// Whether a project has the limits [`CONFINED`]. The kernel rounds the bytes up to a block, so only the inodes are
+/// compared; no volume has one inode.
 pub(crate) fn is_confined(quota: Quota) -> bool {
     quota.limits.inodes == CONFINED.inodes
 }
 
-/// Repeats a removal of which each call is one pass, if no process is known to have the directory open.
+/// Repeats a removal, of which each call is one pass, until it ends or its passes stay idle. No other process is
+/// expected to have the directory open.
 pub(crate) fn in_passes(mut remove: impl FnMut() -> Result<Ensured<()>, Error>) -> Result<Ensured<()>, Error> {
     let mut idle = IdlePasses::default();
     loop {
@@ -61,11 +63,11 @@ pub(crate) struct Execution<'a> {
     pub(crate) id: &'a VolumeId,
     pub(crate) want: Option<&'a Request>,
     pub(crate) known: Option<Known>,
-    /// Of a new record.
+    /// Source of a clone, for a new record.
     pub(crate) cloning: Option<Cloning>,
-    /// For the pods of a source of files.
+    /// Longest pause of the pods of a source of files.
     pub(crate) max_pause: Duration,
-    /// Opened once, used by the steps that fill it.
+    /// Staged directory, opened once for the steps that fill it.
     staged: Option<Dir>,
 }
 
@@ -77,7 +79,7 @@ impl<'a> Execution<'a> {
     pub(crate) fn run(&mut self, steps: &[Step]) -> Result<(), Error> {
         for &step in steps {
             if let Err(source) = self.step(step) {
-                // A directory that is open is not gone when it is removed.
+                // A removed directory keeps its inode while it is open.
                 self.staged = None;
                 let id = self.id.clone();
                 return Err(match source {
@@ -120,9 +122,9 @@ impl<'a> Execution<'a> {
                     clone::end_sharing(self.staged()?, anchor, size, allocation, pass, &cycle)?;
                 } else {
                     let former = self.store.index().flushes.get(id).copied();
-                    // Later passes only wait until the source fits its size.
+                    // After a pass that has copied all blocks, later ones only wait until the source fits its size.
                     if Flush::is_due(former, Instant::now()) {
-                        // Its top has the mode of the source's.
+                        // The top directory has the mode of the source's top, which `staged` would replace.
                         let (dir, project) = (staging.open_dir(name)?, self.record()?.project);
                         let (anchor, cycle) = (Anchor::new(&self.store.anchors, id), self.duty_cycle()?);
                         anchor.during(&cycle, |anchor| {
@@ -136,7 +138,7 @@ impl<'a> Execution<'a> {
                 let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
                 let cloning = known.record.cloning.take().ok_or(ActError::NoRecord)?;
                 self.store.release_headroom(&cloning)?;
-                // Before the record: without a source in it, no later pass repeats this step.
+                // The limits change before the record: when the record has no source, no later pass repeats this step.
                 if !known.record.mode.is_block() {
                     quotas.set_limits(known.record.project, known.record.limits())?;
                 }
@@ -145,7 +147,7 @@ impl<'a> Execution<'a> {
                 self.store.settle_source(&cloning.source);
             }
             Step::Publish => {
-                // Its descriptor is of no use any more.
+                // The later steps need no descriptor of the staged directory.
                 self.staged = None;
                 staging.rename(name, live, name)?;
             }
@@ -222,7 +224,7 @@ impl<'a> Execution<'a> {
         store.begin_tree(self.staged()?, &cloning)
     }
 
-    /// The record says that all files are there after they are, with the instant of a snapshot.
+    /// Writes into the record that all files are cloned, and the instant of a snapshot.
     pub(crate) fn complete_tree(&mut self, taken: SystemTime) -> Result<(), ActError> {
         let Store { files, quotas, .. } = self.store;
         let mut known = self.known.clone().ok_or(ActError::NoRecord)?;
@@ -234,12 +236,13 @@ impl<'a> Execution<'a> {
         }
         known.record.mode = known.record.mode.taken_at(taken);
         files.replace(self.id, &known.record)?;
-        // Before anything can fail: an undo must know that the tree is complete.
+        // The record in memory changes before a later error: an undo must find that the tree is complete.
         self.put(known);
         Ok(quotas.set_limits(project, limits)?)
     }
 
-    /// The record of a snapshot of an earlier run that has not cloned the image, or of a member of a group. The source is locked.
+    /// Writes a new instant into the record of a snapshot: of one whose image an earlier run has not cloned, or of a
+    /// member of a group. The source is locked.
     pub(crate) fn renew_instant(&mut self, taken: SystemTime) -> Result<(), Error> {
         let Some(mut known) = self.known.clone().filter(|known| known.record.mode.is_snapshot()) else { return Ok(()) };
         known.record.mode = known.record.mode.taken_at(taken);
@@ -255,7 +258,7 @@ impl<'a> Execution<'a> {
         fdatasync(image).map_err(|errno| ActError::Clone { step: "sync", errno })
     }
 
-    /// A part of a step.
+    /// Runs a part of a step. An error names the step.
     pub(crate) fn attempt<T>(
         &mut self,
         step: Step,
@@ -265,7 +268,7 @@ impl<'a> Execution<'a> {
     }
 
     pub(crate) fn failed(&mut self, step: Step, source: ActError) -> Error {
-        // A directory that is open is not gone when it is removed.
+        // A removed directory keeps its inode while it is open.
         self.staged = None;
         Error::Act { id: self.id.clone(), step, source }
     }
@@ -275,7 +278,7 @@ impl<'a> Execution<'a> {
         loop {
             let (project, limits) = (self.record()?.project, self.record()?.limits());
             let done = match self.staged.take() {
-                // Made by this run.
+                // This run has created the directory.
                 Some(dir) => {
                     let done = quotas.assign_new(&dir, project, limits);
                     self.staged = Some(dir);
@@ -297,7 +300,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// One pass over the data: first the limits, then the files.
+    /// Runs one pass over the data: first sets the limits, then removes files.
     fn remove_data(&self) -> Result<(), ActError> {
         let Store { trash, quotas, .. } = self.store;
         let Record { project, .. } = self.record()?;
@@ -312,8 +315,8 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Gives a volume in the trash back what its removal took, if that has begun: first owner and mode, then the
-    /// limits, which mark that it has. The former owner and mode are lost; the volume gets those of a new one, and
+    /// Reverts the beginning of the removal of a volume in the trash: first owner and mode, then the limits, which mark
+    /// that the removal has begun. The former owner and mode are lost. The volume gets those of a new one, and the
     /// kubelet applies `fsGroup` again when a pod mounts it.
     fn release(&self) -> Result<(), ActError> {
         let Store { trash, quotas, .. } = self.store;
@@ -335,7 +338,7 @@ impl<'a> Execution<'a> {
         let record = self.record()?.clone();
         let scanned = self.known.as_ref().and_then(|known| known.scanned);
         let Some((project, used)) = self.clear_unused(record.project, scanned)? else { return Ok(()) };
-        // One look at all inodes, and no other one until this number changes.
+        // All inodes of the disk are read once, and again only after this number has changed.
         let is_carried = || self.store.quotas.is_carried(project).map_err(ActError::Quota);
         if scanned != Some(used.inodes) && is_carried()? {
             // The directory to which an administrator assigned the ID keeps it, with the limits: no volume gets it again.
@@ -344,12 +347,12 @@ impl<'a> Execution<'a> {
             return Ok(());
         }
         self.change(|known| known.scanned = Some(used.inodes));
-        // Deleted files that a program has open are over when it ends.
+        // A deleted file that a program has open exists until the program closes it.
         Err(RemoveError::InUse { id: project, used }.into())
     }
 
-    /// Clears the limits if nothing uses the project, or says what does. Waits for inodes that were just deleted, but not
-    /// for those that an earlier attempt found in use.
+    /// Clears the limits, or returns the usage of a project that is in use. Waits for inodes that were just deleted,
+    /// but not for those that an earlier attempt found in use.
     fn clear_unused(
         &self,
         project: ProjectId,
@@ -371,7 +374,7 @@ impl<'a> Execution<'a> {
     fn staged(&mut self) -> Result<&Dir, ActError> {
         let dir = match self.staged.take() {
             Some(dir) => dir,
-            // Its mode too: an earlier run may have ended before it was set.
+            // `ensure_dir` also sets the mode, because an earlier run may have ended before that.
             None => match self.store.staging.ensure_dir(self.id.name(), self.root_mode()?)? {
                 Ensured::Created(dir) | Ensured::Unchanged(dir) => dir,
             },
@@ -395,7 +398,8 @@ impl<'a> Execution<'a> {
         Ok(self.record()?.allocation())
     }
 
-    /// A pod waits for a clone, because its claim is bound when the copy ends, and often for a rollback.
+    /// Duty cycle of the copy. A pod waits for a clone, because its claim is bound when the copy ends, and often for a
+    /// rollback: these copies do not rest.
     fn duty_cycle(&self) -> Result<DutyCycle<'a>, ActError> {
         let record = self.record()?;
         let is_background = record.mode.is_snapshot() && record.rollback().is_none();

@@ -41,7 +41,7 @@ impl DiskFault {
         }
     }
 
-    /// How many groups, requests or warnings, or 1.
+    /// Number of groups, requests or warnings; 1 for other faults.
     pub const fn count(&self) -> u64 {
         match self {
             Self::FileSystem(Fault::ShutDown | Fault::Metadata) => 1,
@@ -77,7 +77,7 @@ impl Store {
         self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Adds the faults that an observer detects. The first observer stays.
+    /// Adds the faults that an observer detects. Only the first call has an effect.
     pub fn observe_disk(&self, observer: Box<dyn DiskObserver>) {
         self.disk_observer.get_or_init(|| observer);
     }

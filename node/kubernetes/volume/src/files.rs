@@ -17,7 +17,7 @@ use crate::{VolumeId, volumes_in};
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// All records. The state is that of the directory, also for an unreadable record.
+/// All records. The directory gives the state, also for an unreadable record.
 pub(crate) type Found = BTreeMap<VolumeId, (State, Result<Record, RecordError>)>;
 
 #[derive(Debug)]
@@ -32,21 +32,21 @@ impl Files {
         write_new(&self.pending, id.name(), record)
     }
 
-    /// Replaces a record, durably: after a power cut it is the former or the new one.
+    /// Replaces a record durably: after a power cut, it is the former or the new record.
     pub(crate) fn replace(&self, id: &VolumeId, record: &Record) -> Result<(), ActError> {
         let dir = self.of(record.state);
         let sibling = format!(".{id}{SIBLING}");
         let sibling = Name::try_from(sibling.as_str()).map_err(|_| ActError::Record(Errno::ENAMETOOLONG))?;
         match dir.remove_file(&sibling) {
             Err(error) if !error.is_not_found() => return Err(error.into()),
-            Ok(()) | Err(_) => {} // of a run that was cut
+            Ok(()) | Err(_) => {} // an interrupted run may have left it
         }
         write_new(dir, &sibling, record)?;
         renameat(&**dir, sibling.as_os_str(), &**dir, id.name().as_os_str()).map_err(ActError::Record)?;
         Ok(dir.sync()?)
     }
 
-    /// The volume is announced from now on. Durable after the next force of the log.
+    /// Moves the record to those of announced volumes. The move is durable after the next force of the log.
     pub(crate) fn announce(&self, id: &VolumeId) -> Result<(), ActError> {
         Ok(self.pending.rename(id.name(), &self.records, id.name())?)
     }
@@ -60,7 +60,7 @@ impl Files {
         }
     }
 
-    /// Removes a first record that was never written whole.
+    /// Removes a first record whose write was interrupted.
     pub(crate) fn discard_unwritten(&self, id: &VolumeId) -> Result<(), dir::Error> {
         info!(volume = %id, "record was cut while it was written; removed");
         self.pending.remove_file(id.name())
@@ -105,7 +105,7 @@ fn is_sibling(name: &Name) -> bool {
     id.is_some_and(|id| id.parse::<VolumeId>().is_ok())
 }
 
-/// A block of the file system, where direct writes want it in memory.
+/// Block of the file system, aligned for direct writes.
 #[repr(C, align(4096))]
 struct Block([u8; Block::SIZE]);
 
@@ -113,10 +113,10 @@ impl Block {
     const SIZE: usize = 4096;
 }
 
-/// Writes past the page cache, so that no fsync of this file is needed: when a write returns, the disk has the data, and
-/// the file's size and extents are in the log's order before all that the caller does next. A force of the log makes the
-/// disk flush its cache before it writes the log (`XLOG_ICL_NEED_FLUSH` in `xlog_cil_set_ctx_write_state`,
-/// fs/xfs/xfs_log_cil.c, Linux 5.14): what comes later is never there without this.
+/// Writes a new record past the page cache, so that no fsync of this file is needed. When a write returns, the disk has
+/// the data, and the log has the file's size and extents before all later changes of the caller. A force of the log
+/// flushes the disk's cache before it writes the log (`XLOG_ICL_NEED_FLUSH` in `xlog_cil_set_ctx_write_state`,
+/// fs/xfs/xfs_log_cil.c, Linux 5.14): no later change is durable without this record.
 fn write_new(dir: &Dir, name: &Name, record: &Record) -> Result<(), ActError> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_DIRECT;
     let file = File::from(dir.open_file(name, flags, PRIVATE)?);

@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Doubled from the first to the last. They begin again with the first a minute after the end of a pause.
+/// First and longest pause. Each pause is twice as long as the one before it. A minute after the end of a pause, they
+/// begin again with the first.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl Flush {
 mod tests {
     use super::*;
 
-    /// While a tenant exceeded its size, the data of all volumes was written twice a second.
+    /// Regression: while a tenant exceeded its size, the data of all volumes was written twice a second.
     #[test]
     fn flushes_of_a_source_that_exceeds_its_size_become_rare() {
         let begin = Instant::now();

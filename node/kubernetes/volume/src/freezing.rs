@@ -1,4 +1,5 @@
-//! Pods that are stopped while their volumes are cloned. The CSI plugin has the pods, and stops them.
+//! Interface that stops pods while their volumes are cloned. The CSI plugin, which publishes the volumes, implements
+//! it.
 
 use std::error::Error;
 use std::fmt;
@@ -8,11 +9,11 @@ use std::time::{Duration, Instant};
 use crate::VolumeId;
 use crate::store::Store;
 
-/// How long pods may be stopped if a request does not say it.
+/// Longest pause of pods, if a request does not set one.
 pub const DEFAULT_PAUSE: Duration = Duration::from_secs(2);
 
 pub trait PodFreezer: fmt::Debug + Send + Sync {
-    /// Stops all processes of the pods that have one of the volumes, for at most the budget. No other pod gets one of the
+    /// Stops all processes of the pods that have one of the volumes, for `budget` at most. No other pod gets one of the
     /// filesystem volumes until the result is thawed or dropped.
     fn freeze(&self, ids: &[VolumeId], budget: Duration) -> Result<Box<dyn FrozenPods>, Box<dyn Error + Send + Sync>>;
 }
@@ -22,7 +23,7 @@ pub trait FrozenPods {
     /// When the pods run again at the latest. `None` if no pod has a volume.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Lets the pods run again. Fails if one may have run before.
+    /// Lets the pods run again. Fails if a pod may have run before this call.
     fn thaw(self: Box<Self>) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
@@ -45,8 +46,8 @@ pub enum FreezeError {
 }
 
 impl Store {
-    /// The part of the process that publishes volumes. It replaces an earlier one. Without it, files are cloned from snapshots
-    /// only, and groups of snapshots fail.
+    /// Registers the part of the process that stops pods. Each call replaces the registration before it. Without a
+    /// freezer, files are cloned from snapshots only, and groups of snapshots fail.
     pub fn freeze_by(&self, freezer: Weak<dyn PodFreezer>) {
         *self.freezer.lock().unwrap_or_else(PoisonError::into_inner) = Some(freezer);
     }

@@ -1,11 +1,11 @@
-//! Waiting for the disk together.
+//! Group commit: callers share forces of the log.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dir::Dir;
 
-/// A force of the log serves all who asked before it began: the first who asks does it, and who comes meanwhile waits
-/// for one more, together (group commit).
+/// Runs one force of the log for all callers that arrived before it began. The first of them runs it; callers that
+/// arrive meanwhile share the next one.
 #[derive(Debug)]
 pub(crate) struct Group<E> {
     state: Mutex<State<E>>,
@@ -14,7 +14,7 @@ pub(crate) struct Group<E> {
 
 #[derive(Debug)]
 struct State<E> {
-    /// Those for whom the next force is.
+    /// Callers of the next force.
     next: Arc<Batch<E>>,
     running: bool,
     forces: u64,
@@ -34,8 +34,7 @@ impl<E: Clone> Group<E> {
         Self { state: Mutex::new(State { next: Batch::new(), running: false, forces: 0 }), ended: Condvar::new() }
     }
 
-    /// Returns when a run of `force` that began after this call has ended, with its result. All who call this pass the
-    /// same.
+    /// Returns the result of a run of `force` that began after this call. All callers pass an equivalent `force`.
     pub(crate) fn wait(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut state = self.lock();
         let mine = Arc::clone(&state.next);
@@ -45,7 +44,7 @@ impl<E: Clone> Group<E> {
         if let Some(result) = mine.0.get() {
             return result.clone();
         }
-        // Later callers may have changed something that this run misses.
+        // This run may miss the changes of later callers.
         state.next = Batch::new();
         state.running = true;
         state.forces += 1;
@@ -57,13 +56,13 @@ impl<E: Clone> Group<E> {
         result
     }
 
-    /// How many runs there were.
+    /// Number of runs.
     pub(crate) fn forces(&self) -> u64 {
         self.lock().forces
     }
 
     fn lock(&self) -> MutexGuard<'_, State<E>> {
-        // Nothing that could panic happens while it is held.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,15 +78,15 @@ impl Shared {
         Self { dir, group: Group::new() }
     }
 
-    /// Returns when what was done to the names in this directory before the call is on the disk.
+    /// Returns when all earlier changes of the names in this directory are on the disk.
     ///
-    /// XFS writes one log, in the order in which things were done: so all that was done before the last change of this
-    /// directory is on the disk then, elsewhere too.
+    /// XFS writes one log, in the order of the operations. All operations before the last change of this directory are
+    /// then on the disk, in other directories too.
     pub(crate) fn sync(&self) -> Result<(), dir::Error> {
         self.group.wait(|| self.dir.sync())
     }
 
-    /// How often the disk was asked.
+    /// Number of forces of the log.
     pub(crate) fn forces(&self) -> u64 {
         self.group.forces()
     }
@@ -110,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_ask_during_a_run_share_the_next() {
+    fn callers_during_a_run_share_the_next_run() {
         let group = Group::<()>::new();
         let (entered, running) = mpsc::channel();
         let (go, gate) = mpsc::channel::<()>();
-        let asked = AtomicUsize::new(0);
+        let calls = AtomicUsize::new(0);
         thread::scope(|scope| {
-            let (group, asked) = (&group, &asked);
+            let (group, calls) = (&group, &calls);
             scope.spawn(move || {
                 group.wait(|| {
                     entered.send(()).unwrap();
@@ -127,22 +126,22 @@ mod tests {
             running.recv().unwrap();
             for _ in 0..8 {
                 scope.spawn(move || {
-                    asked.fetch_add(1, Ordering::SeqCst);
+                    calls.fetch_add(1, Ordering::SeqCst);
                     group.wait(|| Ok(()))
                 });
             }
-            // Each holds the batch that is next, one reference more than the group itself.
+            // Each waiter has a reference to the next batch, and the group has one more.
             while Arc::strong_count(&group.lock().next) < 9 {
                 thread::yield_now();
             }
             go.send(()).unwrap();
         });
-        assert_eq!(asked.into_inner(), 8);
+        assert_eq!(calls.into_inner(), 8);
         assert_eq!(group.forces(), 2);
     }
 
     #[test]
-    fn a_failure_is_everybodys_who_waited_for_it_and_not_the_nexts() {
+    fn a_failure_reaches_its_waiters_and_not_the_next_caller() {
         let group = Group::new();
         assert_eq!(group.wait(|| Err("EIO")), Err("EIO"));
         assert_eq!(group.wait(|| Ok(())), Ok(()));

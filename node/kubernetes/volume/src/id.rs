@@ -27,7 +27,7 @@ impl VolumeId {
     }
 
     pub fn as_str(&self) -> &str {
-        // Only `FromStr` makes one, from text.
+        // Only `FromStr` creates an ID, from text.
         self.0.to_str().unwrap_or_default()
     }
 }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_leave_the_directory_or_hide_in_it_is_refused() {
+    fn a_name_that_leaves_or_hides_in_the_directory_is_rejected() {
         for text in ["", "a", "..", ".a", "a/b", "a/../b", "a.", "-a", "A1", "1a", "a_b", "a\0b", "ä1", "a\n"] {
             assert!(text.parse::<VolumeId>().is_err(), "{text:?}");
         }
@@ -108,7 +108,7 @@ mod tests {
         }
 
         #[test]
-        fn any_other_text_is_refused(text in "[a-z.-]{0,2}[^a-z0-9.-][a-z.-]{0,2}") {
+        fn any_other_text_is_rejected(text in "[a-z.-]{0,2}[^a-z0-9.-][a-z.-]{0,2}") {
             prop_assert!(text.parse::<VolumeId>().is_err());
         }
     }

@@ -1,4 +1,4 @@
-//! The file that holds a block volume's bytes.
+//! Image of a block volume: the file with the bytes of its disk.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
@@ -17,15 +17,15 @@ use units::{Bytes, Inodes};
 use crate::Allocation;
 use crate::error::{ActError, LookError};
 
-/// The directory and the image.
+/// Inodes of a block volume: the directory and the image.
 pub(crate) const INODES: Inodes = Inodes::new(2);
 
-/// Only the node reads and writes images.
+/// Mode of an image. Only the node reads and writes images.
 pub(crate) const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
 const BLOCK: u64 = 4096;
 
-/// How long a process may have a loop device open that is only looked at, and how often it is looked whether it is closed.
+/// How long a process that only inspects a loop device may have it open, and the interval of the checks for its close.
 const MOMENT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -34,16 +34,17 @@ pub(crate) fn name() -> Name {
     Name::try_from("image").expect("it is a name")
 }
 
-/// The maximum that an image of this size takes from the disk: its blocks, the map of its extents, and the blocks that XFS
-/// reserves for a moment while it writes.
+/// The maximum that an image of this size takes from the disk: its blocks, the map of its extents, and the blocks that
+/// XFS reserves for a moment while it writes.
 ///
-/// XFS maps a file by a tree of extents, 16 bytes each. In the worst case every block is an extent of its own (every
-/// second one written, say), and every leaf of the tree is half full: 125 extents in a block, and so many leaves in a
-/// block above them, together one block for 124. The map is charged to the same project as the data.
+/// XFS maps a file by a tree of extents, 16 bytes each. In the worst case, every block is an extent of its own (for
+/// example, if every second block was written), and every leaf of the tree is half full: 125 extents per block, and 125
+/// leaves per block above them. Together, this is one block for 124. The map is charged to the same project as the
+/// data.
 ///
-/// A write into a hole first reserves blocks to split the tree on every level, five blocks. 128 of them at once are what
-/// a loop device has in flight. A thick image has holes too, where the pod has discarded blocks. Writes to what is
-/// allocated reserve without regard to the quota (`xfs_iomap_write_unwritten`).
+/// A write into a hole first reserves five blocks, to split the tree on every level. A loop device has up to 128 such
+/// writes in flight. A thick image has holes too, where the pod has discarded blocks. Writes to allocated blocks
+/// reserve without regard to the quota (`xfs_iomap_write_unwritten`).
 pub(crate) const fn taken(size: Bytes) -> Bytes {
     const AT_ONCE: u64 = 128;
     const LEVELS: u64 = 5;
@@ -72,8 +73,8 @@ pub(crate) fn grow(dir: &Dir, size: Bytes, allocation: Allocation) -> Result<(),
     extend(&image, size, allocation)
 }
 
-/// Extents without data and a size are all that changes, and both go through the log: a later force of it makes them
-/// durable, without an fsync that would wait for what a pod writes.
+/// Only extents without data and the size change, and both go through the log. A later force of the log makes them
+/// durable, without an fsync that would wait for the writes of a pod.
 fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), ActError> {
     let failed = |step| move |errno| ActError::Image { step, errno };
     let look = || fstat(image).map_err(failed("look at"));
@@ -88,14 +89,15 @@ fn extend(image: &OwnedFd, size: Bytes, allocation: Allocation) -> Result<(), Ac
         Allocation::Thick => {
             let cut = || ftruncate(image, before.st_size).map_err(failed("truncate"));
             // The power failed between the transactions of an earlier allocation, and there are blocks behind the end.
-            // XFS reserves, of the quota, the whole request, including existing blocks: the quota has no space for
-            // both, unless a pod has discarded as much.
+            // XFS reserves quota for the whole request, including existing blocks. The quota has no space for both,
+            // unless a pod has discarded as much.
             if length(before.st_blocks.saturating_mul(512)) > former {
                 cut()?;
             }
-            // Not from the start, for the same reason.
+            // The allocation begins at the former end, for the same reason.
             while let Err(errno) = allocate(image, former, size) {
-                // XFS allocates in pieces, and sets the size last: those that it got stay, behind the end.
+                // XFS allocates in pieces, and sets the size last: after an error, the allocated pieces stay behind the
+                // end.
                 cut()?;
                 if errno != Errno::EINTR {
                     return Err(failed("allocate")(errno));
@@ -112,10 +114,10 @@ fn allocate(image: &OwnedFd, from: Bytes, to: Bytes) -> Result<(), Errno> {
     fallocate(image, FallocateFlags::empty(), from.get().cast_signed(), more.get().cast_signed())
 }
 
-/// Detaches every loop device from the image in a directory, with all that was written to them.
+/// Detaches every loop device from the image in a directory, after their data is written to the image.
 ///
 /// # Errors
-/// [`ActError::InUse`]: some process has one open, and the kernel detaches it when that process closes it.
+/// [`ActError::InUse`]: a process has a device open. The kernel detaches it when that process closes it.
 pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
     let image = match dir.open_file(&name(), OFlag::O_PATH, Mode::empty()) {
         Ok(image) => image,
@@ -141,7 +143,7 @@ pub(crate) fn detach_loops(dir: &Dir) -> Result<(), ActError> {
     if deferred { wait_for_detach(backing) } else { Ok(()) }
 }
 
-/// A process that lists all devices, as for a metric, has each of them open for a moment.
+/// Waits for processes that list all devices, for example for a metric, and have each of them open for a moment.
 fn wait_for_detach(backing: Backing) -> Result<(), ActError> {
     let begin = Instant::now();
     loop {

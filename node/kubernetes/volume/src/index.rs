@@ -10,8 +10,8 @@ use crate::flush::Flush;
 use crate::ledger::Ledger;
 use crate::record::{Cloning, Record, RecordError, State};
 
-/// Every volume with a record. The store is the only writer of its directories, so what it has not written or found at
-/// the start is not there; entries of other writers are detected by exclusive creates and renames.
+/// All volumes with a record. The store is the only writer of its directories: an entry that it neither wrote nor found
+/// at the start does not exist. Exclusive creates and renames detect entries of other writers.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     pub(crate) volumes: BTreeMap<VolumeId, Entry>,
@@ -19,13 +19,13 @@ pub(crate) struct Index {
     pub(crate) foreign: BTreeSet<VolumeId>,
     /// Volumes that share blocks with their sources.
     pub(crate) clones: BTreeMap<VolumeId, Cloning>,
-    /// The last flush of each source of files that exceeds its size, and the last pass over each copy of files that shares
-    /// nothing any more, until its source fits.
+    /// Last flush of each source of files that exceeds its size. For a copy of files that shares nothing any more, the
+    /// last pass over it, until its source fits.
     pub(crate) flushes: BTreeMap<VolumeId, Flush>,
-    /// Snapshots of rollbacks, with their volumes: the directories are exchanged, and the records on the disk may be the former ones.
-    /// Those in memory have the projects of their directories.
+    /// Snapshots of rollbacks, with their volumes. Their directories are exchanged, but the records on the disk may be
+    /// the former ones. The records in memory have the projects of their directories.
     pub(crate) unwritten: BTreeMap<VolumeId, VolumeId>,
-    /// How many announcements there were, and how many of them are on the disk.
+    /// Number of announcements. `durable` counts those that are on the disk.
     pub(crate) announced: u64,
     pub(crate) durable: u64,
 }
@@ -34,19 +34,19 @@ pub(crate) struct Index {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "almost all volumes are known")]
 pub(crate) enum Entry {
-    /// One that can be understood.
+    /// The record is readable.
     Known(Known),
-    /// One that cannot, or whose limits cannot be set: nothing is done with the volume.
+    /// The record is unreadable, or its limits cannot be set. The store does nothing with the volume.
     Closed { state: State, error: RecordError, project: Option<ProjectId> },
 }
 
-/// A readable record and what is known of its durability.
+/// A readable record, and the state of its durability.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) record: Record,
-    /// The number of its announcement by this process. A power cut takes it back if it is not on the disk.
+    /// Number of its announcement by this process. A power cut undoes an announcement that is not on the disk.
     pub(crate) announcement: Option<u64>,
-    /// The inodes that its project had, without its directory, when all inodes of the disk were last looked at for them.
+    /// Inodes that its project had, without its directory, at the last scan of all inodes of the disk.
     pub(crate) scanned: Option<Inodes>,
 }
 
@@ -75,7 +75,7 @@ impl Entry {
 }
 
 impl Index {
-    /// The record that is on the disk now.
+    /// Replaces the record in memory, and updates the reservation and the shared blocks.
     pub(crate) fn put(&mut self, id: &VolumeId, known: Known) {
         self.ledger.note(id.clone(), known.record.reserved());
         match &known.record.cloning {
@@ -88,14 +88,14 @@ impl Index {
         self.volumes.insert(id.clone(), Entry::Known(known));
     }
 
-    /// The limits of a volume: those of its size, and space to overwrite what clones share with it.
+    /// Limits of a volume: those of its size, and space to overwrite blocks that clones share with it.
     pub(crate) fn limits(&self, id: &VolumeId, record: &Record) -> Limits {
         let headroom = self.headroom(id);
         let Limits { bytes, inodes } = record.limits();
         Limits { bytes: bytes.map(|bytes| bytes.saturating_add(headroom).min(Limits::MAX_BYTES.max(bytes))), inodes }
     }
 
-    /// The space to overwrite what clones share with the volume.
+    /// Space to overwrite the blocks that clones share with the volume.
     pub(crate) fn headroom(&self, id: &VolumeId) -> Bytes {
         self.clones.values().filter(|clone| clone.source == *id).map(|clone| clone.headroom).sum()
     }
@@ -116,14 +116,14 @@ impl Index {
         of_volume.filter_map(move |(copy, _)| Some((copy, self.volumes.get(copy)?)))
     }
 
-    /// Changes what is known of a volume that has a readable record.
+    /// Changes the entry of a volume that has a readable record.
     pub(crate) fn change(&mut self, id: &VolumeId, change: impl FnOnce(&mut Known)) {
         if let Some(Entry::Known(known)) = self.volumes.get_mut(id) {
             change(known);
         }
     }
 
-    /// The record is gone, and with it the reservation.
+    /// Removes the volume from memory after its record, and releases the reservation.
     pub(crate) fn forget(&mut self, id: &VolumeId) {
         self.volumes.remove(id);
         self.clones.remove(id);

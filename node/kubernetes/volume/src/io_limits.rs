@@ -15,16 +15,16 @@ const READ_BYTES: &str = "readBytesPerSecond";
 const WRITE_BYTES: &str = "writeBytesPerSecond";
 /// The value of a parameter without a limit. A class needs at least one parameter.
 const UNLIMITED: &str = "max";
-/// Of other drivers.
+/// Parameter of other drivers.
 const WEIGHT: &str = "weight";
 
-/// The kernel rejects 1, and has no limit from `u32::MAX` on.
+/// Range of operations per second. The kernel rejects 1, and has no limit from `u32::MAX` on.
 const LEAST_OPERATIONS: u32 = 10;
 const MOST_OPERATIONS: u32 = u32::MAX - 1;
-/// A request of 1 MiB takes 16 seconds. With less, the kernel would report hung tasks.
+/// Fewest bytes per second. A request of 1 MiB then takes 16 seconds; with less, the kernel would report hung tasks.
 const LEAST_BYTES: Bytes = Bytes::new(64 << 10);
 
-/// The maximum of all pods that have the volume, together. `None`: no limit.
+/// Limits of all pods that have the volume, together. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IoLimits {
@@ -72,7 +72,7 @@ impl IoLimits {
         Self::NONE.changed(parameters, mode)
     }
 
-    /// These limits with those of the parameters. A limit without a parameter stays.
+    /// Replaces the limits that the parameters name. A limit without a parameter stays.
     pub fn changed(self, parameters: &BTreeMap<String, String>, mode: VolumeMode) -> Result<Self, IoRejection> {
         if mode == VolumeMode::Filesystem && !parameters.is_empty() {
             return Err(IoRejection::Filesystem);
@@ -112,7 +112,7 @@ fn bytes(name: &'static str, value: &str) -> Result<Option<Bytes>, IoRejection> 
     }
 }
 
-/// The parameters of a class with these limits.
+/// Formats the limits as parameters of a class.
 impl fmt::Display for IoLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_none() {

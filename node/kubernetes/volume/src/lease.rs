@@ -1,7 +1,7 @@
-//! Volumes that are open. Pure.
+//! Leases of open volumes. Pure.
 //!
-//! A caller that has opened a volume uses its directory without the volume's lock. Until it is closed, no rollback exchanges
-//! the directory: a publish would otherwise show the former content.
+//! A caller that has opened a volume uses its directory without the volume's lock. Until the lease ends, no rollback
+//! exchanges the directory: a publish would otherwise show the former content.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,11 +15,11 @@ pub(crate) struct Leases(Arc<Mutex<BTreeMap<VolumeId, Use>>>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Open(usize),
-    /// A rollback has the volume alone.
+    /// A rollback is the only user of the volume.
     Exclusive,
 }
 
-/// Ends when it is dropped.
+/// Use of a volume, which ends on drop.
 #[derive(Debug)]
 pub(crate) struct Lease {
     leases: Leases,

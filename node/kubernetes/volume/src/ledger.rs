@@ -7,7 +7,7 @@ use units::Bytes;
 use crate::record::{Allocation, Mode};
 use crate::{BLOCK, Overcommit, VolumeId};
 
-/// The reservations of all records: what the disk holds, in memory, so that a new claim costs no walk over the others.
+/// Reservations of all records on the disk, kept in memory, so that a new claim does not read the other records.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     reservations: BTreeMap<VolumeId, Bytes>,
@@ -19,7 +19,7 @@ pub struct Space {
     pub size: Bytes,
     pub reserved: Bytes,
     pub reserve: Bytes,
-    /// How much more than the disk holds may be reserved.
+    /// Factor by which reservations may exceed the size of the disk.
     pub overcommit: Overcommit,
 }
 
@@ -28,7 +28,7 @@ impl Space {
         self.overcommit.of(self.size).saturating_sub(self.reserve).saturating_sub(self.reserved)
     }
 
-    /// The largest filesystem volume that fits, with as many files as a class has that says nothing of them.
+    /// Largest filesystem volume that fits, with the number of inodes of a class without that parameter.
     pub fn largest_filesystem(&self) -> Bytes {
         self.largest(|size| Mode::Filesystem { inodes: fsquota::default_inodes(size) })
     }
@@ -37,8 +37,8 @@ impl Space {
         self.largest(|_| Mode::Block { allocation: Allocation::Thick })
     }
 
-    /// The largest volume that fits, in whole blocks, when one of a size has this mode. The reservation of a larger one
-    /// must not be less.
+    /// Largest volume that fits, in whole blocks. `mode` returns the mode for a size, and the reservation of a larger
+    /// volume must not be less.
     pub fn largest(&self, mode: impl Fn(Bytes) -> Mode) -> Bytes {
         let fits = |blocks: u64| {
             let size = Bytes::new(blocks * BLOCK);
@@ -190,9 +190,9 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_asked_the_sum_fits(asked in prop::collection::vec((0u8..9, 0u64..60, any::<bool>()), 0..40)) {
+        fn the_sum_fits_after_any_requests(requests in prop::collection::vec((0u8..9, 0u64..60, any::<bool>()), 0..40)) {
             let mut ledger = Ledger::default();
-            for (number, reservation, keep) in asked {
+            for (number, reservation, keep) in requests {
                 let _ = ledger.reserve(&id(number), Bytes::new(reservation), DISK);
                 if !keep {
                     ledger.release(&id(number));

@@ -3,18 +3,19 @@
 //!
 //! Below the volumes directory:
 //!
-//! | name | what |
+//! | name | content |
 //! |---|---|
-//! | `pending/ID` | the [`Record`] of a volume without a PV: written before anything else of it |
-//! | `records/ID` | the record after it was announced; removed after everything else |
-//! | `staging/ID` | the directory during its creation |
-//! | `live/ID` | the directory while it may be used; it always has its limits |
-//! | `trash/ID` | the directory while it is removed |
+//! | `pending/ID` | the [`Record`] of a volume without a PV; the store writes it before all other parts |
+//! | `records/ID` | the record of an announced volume; the store removes it after all other parts |
+//! | `staging/ID` | the directory of a volume during its creation |
+//! | `live/ID` | the directory of a volume that may be used; it always has its limits |
+//! | `trash/ID` | the directory of a volume during its removal |
 //!
-//! A block volume's directory holds a file `image`, the bytes of its disk. A pure plan decides what is left to do,
-//! [`Store`] looks and acts. The limits are project quotas of XFS, so the data disk is mounted with `prjquota`.
+//! A block volume's directory contains a file `image`, the bytes of its disk. A pure plan computes the remaining steps;
+//! [`Store`] reads the state and executes the steps. The limits are project quotas of XFS, so the data disk is mounted with
+//! `prjquota`.
 //!
-//! Refused: adopting, emptying or deleting anything without a record that can be read.
+//! The store never adopts, empties or deletes an entry without a readable record.
 //!
 //! Linux 5.14 (`quotactl_fd`). README.md describes what is durable, and why.
 #![forbid(unsafe_code)]
@@ -92,8 +93,8 @@ fn fixed(name: &'static str) -> dir::Name {
     dir::Name::try_from(name).expect("the store's own names are names")
 }
 
-/// The entries of a directory of the store that are named like volumes. Temporary names of interrupted runs (`.ID.new`, `.ID.1`)
-/// are not.
+/// Entries of a directory of the store that are named like volumes, without the temporary names of interrupted runs
+/// (`.ID.new`, `.ID.1`).
 fn volumes_in(dir: &dir::Dir) -> Result<Vec<VolumeId>, dir::Error> {
     let volume = |name: dir::Name| name.to_str().and_then(|text| text.parse().ok());
     Ok(dir.names()?.into_iter().filter_map(volume).collect())

@@ -1,4 +1,4 @@
-//! A live volume as it is now.
+//! Present state of a live volume.
 
 use loopdev::Backing;
 use units::Bytes;
@@ -8,8 +8,9 @@ use crate::{Access, LookError, OpenError, Store, VolumeId, published};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveVolume {
     pub size: Bytes,
-    /// A loop device is attached to its image, and its detach does not only wait for the last close. That device has the
-    /// size that the image had when it was attached, until it is refreshed. Always false for a filesystem volume.
+    /// Whether a loop device is attached to the image, and its detach does not only wait for the last close. An
+    /// attached device keeps the size that the image had at the attach, until it is refreshed. Always false for a
+    /// filesystem volume.
     pub attached: bool,
 }
 
@@ -22,7 +23,7 @@ pub enum LiveVolumeError {
 }
 
 impl LiveVolumeError {
-    /// Whether the disk does not have the volume, or only its record.
+    /// Whether the disk has no such volume, or only its record.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Open(OpenError::Unknown { .. }) => true,
@@ -39,8 +40,8 @@ impl Store {
             let look = |source| LiveVolumeError::Look { id: id.clone(), source };
             let image = opened.image(Access::ReadOnly)?;
             let image = Backing::of(&image).map_err(|source| look(source.into()))?;
-            // Opening a device waits for an attach that is under way: either this finds the device, or the device has
-            // the image's present size.
+            // Opening a device waits for an attach in progress. Therefore the search finds the device, or the device
+            // has the image's present size.
             published::is_attached(image).map_err(look)?
         } else {
             false

@@ -13,7 +13,7 @@ use crate::VolumeId;
 #[derive(Clone, Debug, Default)]
 pub struct VolumeLocks(Arc<Mutex<HashMap<VolumeId, VecDeque<Waiter>>>>);
 
-/// Unlocks the volume when dropped. It is owned: a thread can hold it that outlives the call which waited for it.
+/// Unlocks the volume on drop. The guard is owned, so a thread can hold it longer than the call that waited for it.
 #[derive(Debug)]
 #[must_use = "the volume is unlocked when this is dropped"]
 pub struct VolumeGuard {
@@ -28,7 +28,8 @@ enum Waiter {
 }
 
 impl Waiter {
-    /// A waiter that has given up returns the guard; it is dropped, which passes it to the next waiter.
+    /// Passes the guard to the waiter. A waiter that has given up returns the guard, and its drop passes it to the next
+    /// waiter.
     fn wake(self, guard: VolumeGuard) {
         match self {
             Self::Task(task) => drop(task.send(guard)),
@@ -193,7 +194,7 @@ mod tests {
         let mut woken = Box::pin(locks.lock(&volume));
         assert!(poll(woken.as_mut()).is_pending());
         drop(first);
-        // It has the guard, and is cancelled before it sees that.
+        // The waiter has the guard, and is cancelled before it is polled again.
         drop(woken);
         assert_eq!(locks.table().len(), 0);
     }

@@ -19,16 +19,16 @@ pub struct Opened {
     pub(crate) dir: Dir,
     pub(crate) record: Record,
     pub(crate) quotas: Arc<Quotas>,
-    /// Keeps the directory that of the volume.
+    /// Prevents the exchange of the directory by a rollback.
     pub(crate) _lease: Lease,
 }
 
-/// The record of an announced volume, without a look at the disk: also of one that is being deleted, as long as
-/// it has a record.
+/// Record of an announced volume, without access to the disk. It also exists for a volume that is being deleted, as
+/// long as that has a record.
 #[derive(Clone, Debug)]
 pub struct Announced {
     pub(crate) record: Record,
-    /// By which its limit is raised now.
+    /// Present increase of the limit, for blocks that clones share.
     pub(crate) headroom: Bytes,
     pub(crate) quotas: Arc<Quotas>,
 }
@@ -42,13 +42,13 @@ impl Announced {
         self.record.io
     }
 
-    /// Whether an open file or directory of the data disk is in it, by its project: one system call.
+    /// Whether an open file or directory of the data disk belongs to the volume, by its project. One system call.
     pub fn holds(&self, inode: impl AsFd) -> Result<bool, FsError> {
         Ok(self.quotas.project(inode)? == Some(self.record.project))
     }
 
-    /// Its limits and what it uses: one system call. The limits do not contain the space to overwrite what clones share
-    /// with it.
+    /// Limits and usage of the volume. One system call. The limits do not contain the space to overwrite blocks that
+    /// clones share with the volume.
     pub fn quota(&self) -> Result<Quota, FsError> {
         let found = self.quotas.quota(self.record.project)?;
         let bytes = found.limits.bytes.map(|bytes| bytes.saturating_sub(self.headroom));
@@ -75,7 +75,7 @@ impl Opened {
         self.record.project
     }
 
-    /// Its directory: what is mounted of a filesystem volume, what holds the image of a block volume.
+    /// Directory of the volume. A pod mounts that of a filesystem volume; that of a block volume contains the image.
     pub const fn dir(&self) -> &Dir {
         &self.dir
     }
@@ -98,7 +98,7 @@ impl Opened {
             .map_err(|source| OpenError::Image { id: self.id.clone(), source })
     }
 
-    /// Its limits and what it uses: one system call.
+    /// Limits and usage of the volume. One system call.
     pub fn quota(&self) -> Result<Quota, FsError> {
         self.quotas.quota(self.record.project)
     }

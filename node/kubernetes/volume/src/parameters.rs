@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// One for each field.
+    /// Names of the parameters, one for each field.
     fn names() -> [&'static str; 2] {
         let Parameters { bytes_per_inode: _, allocation: _ } = Parameters::default();
         [BYTES_PER_INODE, BLOCK_ALLOCATION]

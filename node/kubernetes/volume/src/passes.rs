@@ -6,25 +6,25 @@ use dir::Ensured;
 
 use crate::Error;
 
-/// A copy that another call continues.
+/// State of a copy that another call continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copying {
-    /// The next call needs no pause.
+    /// Blocks are left to copy. The next call needs no pause.
     InPart,
     /// No block is left to copy, and the source exceeds its own size, until its pods write less ([`SourcePauses`]).
     Waits,
 }
 
-/// A snapshot, or those of a group, after a call.
+/// State of a snapshot, or of those of a group, after a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken<T> {
     pub snapshots: T,
-    /// `None`: they are ready, and announced.
+    /// `None`: the snapshots are ready and announced.
     pub copying: Option<Copying>,
 }
 
 impl<T: PartialEq> Taken<T> {
-    /// A call that has changed a record does not wait.
+    /// Compares the records before and after a call. After a change of a record, the next call does not wait.
     pub fn since(before: Option<T>, snapshots: T, copying: Option<Copying>) -> Ensured<Self> {
         if copying == Some(Copying::InPart) || before.as_ref() != Some(&snapshots) {
             return Ensured::Created(Self { snapshots, copying: copying.and(Some(Copying::InPart)) });
@@ -57,11 +57,11 @@ impl SourcePauses {
 pub struct IdlePasses(u32);
 
 impl IdlePasses {
-    /// Of one call, or between two pauses.
+    /// Number of idle passes in one call, or between two pauses.
     pub const LIMIT: u32 = 512;
 
-    /// Whether the next pass follows at once after a pass with this error. After the last idle one it does not, and the count begins
-    /// again.
+    /// Whether the next pass follows at once after a pass with this error. The last idle pass returns false, and
+    /// restarts the count.
     pub fn continues(&mut self, error: &Error) -> bool {
         match error {
             error if error.is_shrinking() => {

@@ -1,8 +1,8 @@
-//! The remaining steps, from the observed state. Pure.
+//! Computes the remaining steps from the observed state. Pure.
 //!
-//! A volume's directory goes `staging` → `live` → `trash`, always by a rename, and always with a record beside it: the
-//! record is written before the first and removed after the last. Every [`Step`] may run twice, and a run may end
-//! between any two: the next plan begins where it ended.
+//! A volume's directory moves `staging` → `live` → `trash`, always by a rename, and always has a record: the store
+//! writes the record first and removes it last. Every [`Step`] may run twice, and a run may end between any two steps:
+//! the next plan begins where it ended.
 
 use std::mem::discriminant;
 
@@ -18,7 +18,7 @@ pub enum Step {
     /// Allocate a project and write the record, durable before anything that comes after it.
     WriteRecord,
     MakeStaging,
-    /// Limits first, then the project on the directory: it is never there without them.
+    /// Set the limits, and then the project of the directory: a directory never has the project without its limits.
     Limit,
     /// Clone the image of the source, whose limit is raised first.
     CloneImage,
@@ -30,29 +30,31 @@ pub enum Step {
     CopyBlocks,
     /// Write into the record that nothing is shared, durably, and lower the limit of the source.
     EndSharing,
-    /// From staging to live: from now on it is a volume.
+    /// Move the directory from staging to live: from now on it is a volume.
     Publish,
-    /// Make that rename durable, and with it everything before.
+    /// Make the rename to live durable, and with it all earlier changes.
     SyncLive,
-    /// Allow as much as a volume of this size may take.
+    /// Raise the limits to those of a volume of this size.
     RaiseLimits(Bytes),
     GrowImage(Bytes),
-    /// Write into the record that this is the size, durably, and with it the limits and the image that were raised before.
+    /// Write this size into the record, durably. The limits and the image, which were raised before, are then durable,
+    /// too.
     RaiseRecord(Bytes),
-    /// Take loop devices off the image.
+    /// Detach loop devices from the image.
     DetachLoops(Where),
-    /// Out of the way of everyone: from now on it is none any more.
+    /// Move the directory to the trash: from now on the volume cannot be used.
     Trash(Where),
     SyncTrash,
-    /// From the trash to live: it is a volume again. Its limits and its mode first, if its removal had begun.
+    /// Move the directory from the trash to live: it is a volume again. If its removal had begun, its limits and its
+    /// mode are restored first.
     Restore,
     /// Remove the incomplete directory and its content.
     RemoveStaging,
-    /// Remove the directory in the trash, and everything in it: as much as one pass may. The limits are lowered first.
+    /// Remove the directory in the trash and its content, as much as one pass may. The limits are lowered first.
     RemoveData,
-    /// Take the limits off the project that nothing carries any more.
+    /// Clear the limits of the project, which no inode has any more.
     ClearLimits,
-    /// Remove the record, durably, and with it everything before: from now on nothing is known of the volume.
+    /// Remove the record, durably, and with it all earlier changes: from now on the store has nothing of the volume.
     RemoveRecord,
 }
 
@@ -72,7 +74,7 @@ pub enum VolumeRefusal {
     Snapshot,
     #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
-    /// Also by a rollback, whose claim must stay.
+    /// The volume may be that of a rollback, whose claim must stay.
     #[error("it is a thin snapshot whose blocks are being copied for {0}; wait until that is ready")]
     Restoring(VolumeId),
     #[error("the rollback of volume {0} to another snapshot is not finished; try again")]
@@ -81,10 +83,10 @@ pub enum VolumeRefusal {
     Io(IoRejection),
 }
 
-/// Creates the volume. After an empty plan, or one that only syncs, it exists as requested.
+/// Creates the volume. If the plan is empty, or only syncs, the volume exists as requested.
 ///
 /// # Errors
-/// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be touched.
+/// [`VolumeRefusal::Foreign`], [`VolumeRefusal::Differs`], [`VolumeRefusal::Lost`]: nothing may be changed.
 pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{CloneImage, CloneTree, Limit, MakeImage, MakeStaging, RemoveStaging, SyncLive, WriteRecord};
 
@@ -114,14 +116,15 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
     let is_half_cloned = record.cloning.as_ref().is_some_and(|cloning| !cloning.complete);
     let image: &[Step] = match (record.mode.is_block(), seen.staging.image(), &record.cloning) {
         (false, ..) if is_half_cloned => &[CloneTree],
-        // A clone that had all files was being undone.
+        // An undo has removed a clone that had all files, but not its record: the clone begins again.
         (false, ..) if want.source.is_some() && record.state == State::Staged && !seen.is_anywhere() => {
             let undone = DiskState { record: None, ..*seen };
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
         }
         (false, ..) => &[],
         (true, Some(image), None) if image == record.size => &[],
-        // A clone that shared nothing any more was being undone: its content is gone.
+        // An undo has begun to remove a clone that shared nothing any more. Its content is gone, so the clone begins
+        // again.
         (true, _, None) if want.source.is_some() && is_only_staged(record, seen) => {
             let undone = DiskState { record: None, staging: Place::Absent, ..*seen };
             return Ok([undo(seen)?, provision(want, &undone)?].concat());
@@ -129,7 +132,7 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         (true, _, None) => &[MakeImage],
         (true, Some(image), Some(_)) if image >= record.size => &[],
         (true, Some(image), Some(cloning)) if image >= cloning.headroom => &[MakeImage],
-        // XFS extends a clone with each extent: an image that is shorter than its source is a part of it.
+        // XFS extends a clone with each extent: an image that is shorter than its source is a partial clone.
         (true, _, Some(_)) => &[CloneImage, MakeImage],
     };
     let copy = if record.cloning.is_some() { copy(record.mode) } else { NO_COPY };
@@ -138,9 +141,9 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         (State::Announced, Place::Absent, Place::Absent, _) => Err(VolumeRefusal::Lost),
         (State::Announced, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![]),
         (State::Staged, Place::Absent, Place::Absent, Place::Absent) => Ok(from(&[MakeStaging, Limit])),
-        // The steps after those that an earlier run did.
+        // An earlier run has completed the steps before these.
         (State::Staged, Place::Present { project: None, .. }, Place::Absent, Place::Absent) => Ok(from(&[Limit])),
-        // Its files are of no instant.
+        // The files of a partial clone have no common instant, so they are cloned again.
         (State::Staged, staging, Place::Absent, Place::Absent)
             if staging.is_of(record) && !record.mode.is_block() && is_half_cloned =>
         {
@@ -148,7 +151,7 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
         }
         (State::Staged, staging, Place::Absent, Place::Absent) if staging.is_of(record) => Ok(from(&[])),
         (State::Staged, Place::Absent, live, Place::Absent) if live.is_of(record) => Ok(vec![SyncLive]),
-        // It was being undone because the disk was full; the claim requests it again.
+        // The volume was being undone because the disk was full. The claim requests it again.
         (State::Staged, Place::Absent, Place::Absent, Place::Present { .. }) => {
             let undone = DiskState { record: None, trash: Place::Absent, ..*seen };
             Ok([discard(seen)?, provision(want, &undone)?].concat())
@@ -159,12 +162,13 @@ pub fn provision(want: &Request, seen: &DiskState) -> Result<Vec<Step>, VolumeRe
 
 const NO_COPY: &[Step] = &[];
 
-/// The steps of a clone that has the whole content of its source. A thin snapshot shares its blocks for as long as it exists.
+/// Steps of a clone after it has the whole content of its source. A thin snapshot shares its blocks for as long as it
+/// exists.
 const fn copy(mode: Mode) -> &'static [Step] {
     if mode.is_thin() { NO_COPY } else { &[Step::CopyBlocks, Step::EndSharing] }
 }
 
-/// The steps after the directory is complete. That of a rollback waits for the exchange.
+/// Steps after the directory is complete. The directory of a rollback waits for the exchange.
 fn publish(owner: &Owner, is_exchanged: bool) -> &'static [Step] {
     if matches!(owner, Owner::Rollback(_)) && !is_exchanged { &[] } else { &[Step::Publish, Step::SyncLive] }
 }
@@ -174,11 +178,11 @@ fn is_only_staged(record: &Record, seen: &DiskState) -> bool {
     record.state == State::Staged && !seen.live.is_present() && !seen.trash.is_present()
 }
 
-/// Expands the volume to at least this size. An image that is larger than its record, because a run ended in between, is
-/// never cut: the record follows.
+/// Expands the volume to at least this size. An image that is larger than its record, because a run ended before it
+/// wrote the record, is never truncated: the record gets its size.
 ///
 /// # Errors
-/// [`VolumeRefusal::NotAnnounced`], [`VolumeRefusal::Lost`], [`VolumeRefusal::Foreign`]: nothing may be touched.
+/// [`VolumeRefusal::NotAnnounced`], [`VolumeRefusal::Lost`], [`VolumeRefusal::Foreign`]: nothing may be changed.
 pub fn expand(to: Bytes, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let record = match &seen.record {
         Some(record) if record.state == State::Announced => record,
@@ -202,16 +206,16 @@ pub fn expand(to: Bytes, seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     if size == record.size && grow.is_none() {
         return Ok(vec![]);
     }
-    // The limits before the image, which would not fit; the record after it, so that it never exceeds the image.
+    // The limits are raised before the image grows, which would not fit. The record is written after the image, so that
+    // it never exceeds the image.
     let steps = [Step::RaiseLimits(size)].into_iter().chain(grow);
     Ok(steps.chain([Step::RaiseRecord(size)]).collect())
 }
 
-/// Takes the volume, finished or half-made, out of use. The data is still there after it, in the trash, where only
-/// [`discard`] and [`restore`] look.
+/// Moves the volume, finished or not, to the trash. Its data stays there, and only [`discard`] and [`restore`] use it.
 ///
 /// # Errors
-/// [`VolumeRefusal::Foreign`]: it has no record, so it is unmanaged.
+/// [`VolumeRefusal::Foreign`]: the entry has no record, so it is unmanaged.
 pub fn retire(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let here = (seen.staging.is_present(), seen.live.is_present(), seen.trash.is_present());
     match (&seen.record, here) {
@@ -221,13 +225,13 @@ pub fn retire(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
         (Some(record), (false, true, false)) => {
             Ok([detach(record, Where::Live), vec![Step::Trash(Where::Live), Step::SyncTrash]].concat())
         }
-        // The rename of an earlier run may not be on the disk yet.
+        // The rename of an earlier run may not be durable yet.
         (Some(_), (false, false, true)) => Ok(vec![Step::SyncTrash]),
         (Some(_), _) => Err(VolumeRefusal::Foreign),
     }
 }
 
-/// Takes a retired volume back into use, as it was.
+/// Returns a retired volume to use, as it was.
 pub fn restore(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     let record =
         seen.record.as_ref().ok_or(if seen.is_anywhere() { VolumeRefusal::Foreign } else { VolumeRefusal::Lost })?;
@@ -242,7 +246,7 @@ pub fn restore(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     }
 }
 
-/// Removes what [`retire`] put away: the data, then the limits, then the record.
+/// Removes a volume that [`retire`] has moved to the trash: the data, then the limits, then the record.
 pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord};
 
@@ -296,7 +300,7 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     }
     if seen.live.is_of(record) {
         steps.push(Trash(Where::Live));
-        // Of a thin snapshot.
+        // Only a thin snapshot is live while it shares blocks.
         steps.extend(sync(record));
         steps.push(RemoveData);
     }
@@ -304,7 +308,8 @@ pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     Ok(steps)
 }
 
-/// The blocks that an unfinished copy or a thin snapshot gives up are overwritten at once: a power cut must not return it to its place.
+/// Makes the move to the trash durable before an unfinished copy or a thin snapshot releases its blocks. The source
+/// overwrites these blocks at once, and a power cut must not return the copy to its place.
 fn sync(record: &Record) -> Vec<Step> {
     if record.cloning.is_some() { vec![Step::SyncTrash] } else { vec![] }
 }

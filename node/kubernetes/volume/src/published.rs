@@ -1,4 +1,4 @@
-//! Where a volume is published: the kernel's table of mounts says it, whatever any process remembers.
+//! Finds the mounts of a volume in the kernel's table of mounts, which does not depend on the memory of any process.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -15,7 +15,7 @@ use crate::image;
 pub(crate) fn targets(volume: &Dir) -> Result<Vec<PathBuf>, LookError> {
     let (table, own) = (mount::table()?, mount::at(volume)?.mount);
     let path = fs::read_link(format!("/proc/self/fd/{}", volume.as_fd().as_raw_fd())).map_err(LookError::Path)?;
-    // The table names directories from the root of their file system.
+    // The table has the paths of directories from the root of their file system.
     let own = table.iter().find(|entry| entry.mount == own).ok_or(LookError::Hidden)?;
     let root = own.root.join(path.strip_prefix(&own.point).map_err(|_| LookError::Hidden)?);
     let shown = |entry: &&Entry| entry.device == own.device && entry.root.starts_with(&root);
@@ -27,9 +27,9 @@ pub(crate) fn targets(volume: &Dir) -> Result<Vec<PathBuf>, LookError> {
     of_devices(&devices(Backing::of(image)?)?, &table)
 }
 
-/// Whether a loop device on the image is in use. One whose detach waits for its last close is not, unless a mount shows
-/// it: a pod can request the detach of its own device. It gets the size of the image, because a publish may revoke the
-/// detach.
+/// Whether a loop device on the image is in use. A device whose detach waits for its last close is in use only if a
+/// mount shows it: a pod can request the detach of its own device. Such a device is refreshed to the size of the image,
+/// because a publish may revoke the detach.
 pub(crate) fn is_attached(image: Backing) -> Result<bool, LookError> {
     let devices = devices(image)?;
     if devices.iter().any(|device| !device.status.config.autoclear) {
@@ -47,7 +47,7 @@ fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
     Ok(loopdev::list()?.into_iter().filter(|device| device.status.backing == image).collect())
 }
 
-/// The mounts that show a node of these devices.
+/// Mounts that show a node of these devices.
 fn of_devices(devices: &[Attached], table: &[Entry]) -> Result<Vec<PathBuf>, LookError> {
     if devices.is_empty() {
         return Ok(Vec::new());
@@ -59,7 +59,7 @@ fn of_devices(devices: &[Attached], table: &[Entry]) -> Result<Vec<PathBuf>, Loo
     Ok(table.iter().filter(shown).map(|found| found.point.clone()).collect())
 }
 
-/// Whether this is what the table says of a device's node.
+/// Whether an entry of the table with this root is the node of the device.
 fn is_node(root: &Path, device: Number) -> bool {
     root == Path::new("/").join(device.to_string())
 }

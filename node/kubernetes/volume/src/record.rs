@@ -12,7 +12,7 @@ use crate::{IoLimits, VolumeId, image};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Distinguishes claims that were created one after the other with the same name.
+    /// Distinguishes successive claims with the same name.
     pub uid: String,
     pub namespace: String,
     pub name: String,
@@ -37,21 +37,22 @@ pub enum Owner {
     /// The CSI Controller service. Only its client removes the volume, whose [`Claim::uid`] is the name that the client gave
     /// it. The namespace of the claim is empty if the client did not send it.
     Controller {
-        /// The volume whose content it began with. A request of the same name with another one is a conflict.
+        /// Volume whose content the new one began with. A request with the same name and another source is a conflict.
         source: Option<VolumeId>,
     },
-    /// The provisioner, until a rollback has ended. The record is that of the snapshot that keeps the former content.
+    /// The provisioner, until a rollback has ended. The record belongs to the snapshot that keeps the former content.
     Rollback(Rollback),
 }
 
-/// A snapshot that is created with the content of another one, to exchange it for that of a volume.
+/// Rollback of a volume: a new snapshot gets the content of another snapshot, and then exchanges it for the content of
+/// the volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
     pub volume: VolumeId,
-    /// The snapshot with the content.
+    /// Snapshot that has the content for the volume.
     pub source: VolumeId,
-    /// The project of the volume before the exchange. A directory keeps its project, so that the records exchange theirs.
+    /// Project of the volume before the exchange. A directory keeps its project, so the records exchange theirs.
     pub project: ProjectId,
     /// When an image of the volume gets its blocks.
     pub allocation: Allocation,
@@ -69,7 +70,7 @@ impl Owner {
 pub enum Mode {
     /// A directory with a quota.
     Filesystem {
-        /// How many files and directories it may hold.
+        /// Maximum number of files and directories.
         inodes: Inodes,
     },
     /// A disk: an image in a directory with a quota.
@@ -77,16 +78,16 @@ pub enum Mode {
         /// When the image gets its blocks.
         allocation: Allocation,
     },
-    /// No pod sees it: the image of a disk as it was at one instant.
+    /// Image of a disk at one instant. No pod can use it.
     Snapshot {
         taken: SystemTime,
         #[serde(default, skip_serializing_if = "Sharing::is_temporary")]
         sharing: Sharing,
     },
-    /// No pod sees it: the files of a volume as they were at one instant.
+    /// Files of a volume at one instant. No pod can use them.
     SnapshotTree {
         taken: SystemTime,
-        /// Those of the volume.
+        /// Maximum number of inodes, as for the volume.
         inodes: Inodes,
         #[serde(default, skip_serializing_if = "Sharing::is_temporary")]
         sharing: Sharing,
@@ -97,10 +98,10 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
-    /// Until passes have copied them.
+    /// Until passes have copied the blocks.
     #[default]
     Temporary,
-    /// For as long as it exists. Such a snapshot is thin: its space is not reserved.
+    /// For as long as the snapshot exists. Such a snapshot is thin: its space is not reserved.
     Permanent,
 }
 
@@ -110,19 +111,19 @@ impl Sharing {
     }
 }
 
-/// When the blocks of an image are taken from the disk.
+/// When the blocks of an image are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Allocation {
-    /// All of them at creation and expansion.
+    /// All blocks at creation and expansion.
     #[default]
     Thick,
-    /// Each when it is written first.
+    /// Each block when it is first written.
     Thin,
 }
 
 impl Mode {
-    /// Whether it is an image: a disk, or a snapshot of one.
+    /// Whether the volume is an image: a disk, or a snapshot of one.
     pub const fn is_block(self) -> bool {
         matches!(self, Self::Block { .. } | Self::Snapshot { .. })
     }
@@ -131,7 +132,7 @@ impl Mode {
         matches!(self, Self::Snapshot { .. } | Self::SnapshotTree { .. })
     }
 
-    /// Whether it is a snapshot that shares blocks for as long as it exists.
+    /// Whether the volume is a snapshot that shares blocks for as long as it exists.
     pub const fn is_thin(self) -> bool {
         matches!(
             self,
@@ -139,8 +140,8 @@ impl Mode {
         )
     }
 
-    /// The mode of a snapshot of a volume with this mode. The record gets the instant. A snapshot that has begun keeps its sharing,
-    /// whatever its class says now: its record has the headroom of this sharing.
+    /// The mode of a snapshot of a volume with this mode. The record gets the instant. A snapshot that has begun keeps
+    /// its sharing, whatever parameters its class has now: its record has the headroom of this sharing.
     pub(crate) const fn snapshot(self, sharing: Sharing) -> Self {
         let taken = SystemTime::UNIX_EPOCH;
         match self {
@@ -150,12 +151,12 @@ impl Mode {
         }
     }
 
-    /// A snapshot of this moment. Other modes stay.
+    /// A snapshot with the present instant. Other modes do not change.
     pub(crate) fn at_present(self) -> Self {
         self.taken_at(SystemTime::now())
     }
 
-    /// A snapshot of this instant. Other modes stay.
+    /// A snapshot with this instant. Other modes do not change.
     pub(crate) const fn taken_at(self, taken: SystemTime) -> Self {
         match self {
             Self::Snapshot { sharing, .. } => Self::Snapshot { taken, sharing },
@@ -164,7 +165,7 @@ impl Mode {
         }
     }
 
-    /// When a snapshot was taken.
+    /// Instant of a snapshot.
     pub const fn taken(self) -> Option<SystemTime> {
         match self {
             Self::Snapshot { taken, .. } | Self::SnapshotTree { taken, .. } => Some(taken),
@@ -197,7 +198,7 @@ impl Mode {
         taken(self.limits(size))
     }
 
-    /// The mode after the volume grew: it may hold more files in the same proportion.
+    /// Mode after the volume grew: the limit of inodes grows in proportion.
     pub(crate) fn grown(self, from: Bytes, to: Bytes) -> Self {
         match self {
             Self::Filesystem { inodes } => {
@@ -234,27 +235,30 @@ pub(crate) const fn inodes(count: Inodes) -> Bytes {
     Bytes::new(count.get().saturating_mul(512))
 }
 
-/// How far the volume got.
+/// Progress of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// The API server may not know of it: it is undone if the claim is gone, and a snapshot if its content is gone.
+    /// The API server may have no PV of the volume. A volume is undone if its claim is gone, and a snapshot if its
+    /// VolumeSnapshotContent is gone.
     Staged,
-    /// Its PV exists, or existed: nothing but the PV's deletion removes it. A snapshot is ready: nothing but the deletion of
-    /// its content removes it.
+    /// The PV exists, or existed: only the deletion of the PV removes the volume. A snapshot is ready: only the
+    /// deletion of its VolumeSnapshotContent removes it.
     Announced,
 }
 
-/// A volume whose image or files share blocks with those of its source, or are about to. A thin snapshot has it for as long as it
-/// exists.
+/// Source of a volume whose image or files share blocks with it, or are about to. A thin snapshot has this for as long
+/// as it exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cloning {
     pub source: VolumeId,
-    /// The size of the source. The limit of the source is raised by it, so that the source can be overwritten. A shorter image
-    /// is a part of a clone. Zero of a thin snapshot of files, with which a tenant could store more for as long as it exists.
+    /// Size of the source. The limit of the source is raised by it, so that the source can be overwritten. An image
+    /// that is shorter is a partial clone. Zero for a thin snapshot of files: with headroom, a tenant could store more
+    /// for as long as the snapshot exists.
     pub headroom: Bytes,
-    /// Whether the directory has all files of the source, as they were at one instant. Not used for images, whose size says it.
+    /// Whether the directory has all files of the source, as they were at one instant. Not used for images, whose size
+    /// shows that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub complete: bool,
 }
@@ -265,20 +269,21 @@ impl Cloning {
     }
 }
 
-/// All that is known of a volume without the API server.
+/// Data of a volume that does not depend on the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Of a snapshot: the namespace and name of the VolumeSnapshot, and the UID of its content. Of one that keeps the content
-    /// before a rollback: the UID of the claim.
+    /// For a snapshot: namespace and name of the VolumeSnapshot, and the UID of its content. For a snapshot that keeps
+    /// the content before a rollback: the UID of the claim.
     pub claim: Claim,
     pub owner: Owner,
     pub class: String,
     pub mode: Mode,
     pub size: Bytes,
     pub project: ProjectId,
-    /// `None` also for a clone that shares nothing any more. A thin snapshot has it to the end, also after its source.
+    /// `None` also for a clone that shares nothing any more. A thin snapshot has it to its end, even if its source ends
+    /// before.
     pub cloning: Option<Cloning>,
-    /// None of a filesystem volume and of a snapshot.
+    /// No limits for a filesystem volume or a snapshot.
     pub io: IoLimits,
     pub state: State,
 }
@@ -301,39 +306,41 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    /// Whether the write was interrupted: it is not JSON.
+    /// Whether the content is not JSON, because the write of the record was interrupted.
     pub(crate) fn is_torn(&self) -> bool {
         matches!(self, Self::Syntax(error) if error.is_eof() || error.is_syntax())
     }
 }
 
-/// Of records without fields of version 3, so that earlier releases read them.
+/// Version of records without fields of version 3, so that earlier releases read them.
 const EARLIER: u32 = 2;
 
-/// With [`Cloning`]: an earlier release would finish such a volume without the content of its source.
+/// Version of records with [`Cloning`]. An earlier release would finish such a volume without the content of its
+/// source.
 const CLONING: u32 = 3;
 
-/// Of snapshots: an earlier release would let pods use them, and undo those that have no claim. Also with an [`Owner`] other than
-/// the provisioner, which would remove such a volume in an earlier release.
+/// Version of snapshots. An earlier release would let pods use them, and undo those that have no claim. Also of records
+/// with an [`Owner`] other than the provisioner: the provisioner of an earlier release would remove such a volume.
 const OWNED: u32 = 4;
 
-/// With [`IoLimits`]: an earlier release would not limit the I/O of pods.
+/// Version of records with [`IoLimits`]. An earlier release would not limit the I/O of pods.
 const LIMITED: u32 = 5;
 
-/// With the files of a source: an earlier release would finish such a volume without them, and does not read the mode of
-/// such a snapshot. With [`Rollback`]: an earlier release would remove such a snapshot.
+/// Version of records with the files of a source. An earlier release would finish such a volume without them, and does
+/// not read the mode of such a snapshot. Also of records with [`Rollback`]: an earlier release would remove such a
+/// snapshot.
 const TREES: u32 = 6;
 
-/// Of thin snapshots: an earlier release would copy their blocks into space that is not reserved.
+/// Version of thin snapshots. An earlier release would copy their blocks into space that is not reserved.
 const VERSION: u32 = 7;
 
-/// Only this is read before the version is known.
+/// The only field that is read before the version is checked.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
 }
 
-/// Versions 2 to 7 of the file. The state is the directory of the file.
+/// Content of the file in versions 2 to 7. The directory of the file gives the state.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -379,14 +386,15 @@ impl Record {
             (_, Owner::Provisioner, None) => EARLIER,
         };
         let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io };
-        // Strings, numbers and unit variants: nothing in it can fail to be JSON.
+        // Strings, numbers and unit variants: each of them can be written as JSON.
         let mut content = serde_json::to_vec(&stored).unwrap_or_default();
         content.push(b'\n');
         content
     }
 
-    /// While the volume is cloned, with the headroom of its source. The ledger reserves nothing for a thin snapshot: the administrator
-    /// who has created its class answers for the free space of the disk.
+    /// Space that the volume reserves. While the volume is cloned, it includes the headroom of the source. The ledger
+    /// reserves nothing for a thin snapshot: the administrator who has created its class is responsible for the free
+    /// space of the disk.
     pub fn reserved(&self) -> Bytes {
         if self.mode.is_thin() {
             return Bytes::ZERO;
@@ -395,11 +403,11 @@ impl Record {
         taken(self.limits()).saturating_add(headroom)
     }
 
-    /// While files are cloned, former versions of those that have changed are kept beside them. While they share blocks,
-    /// XFS allocates more than it copies ([`crate::tree::end_sharing`]).
+    /// Limits of the volume. While files are cloned, former versions of those that have changed are kept beside them.
+    /// While the files share blocks, XFS allocates more than it copies ([`crate::tree::end_sharing`]).
     pub(crate) fn limits(&self) -> Limits {
         match &self.cloning {
-            // Nothing is copied.
+            // Nothing of a thin snapshot is copied.
             Some(cloning) if cloning.complete && self.mode.is_thin() => self.mode.limits(self.size),
             Some(cloning) if !self.mode.is_block() && cloning.complete => self.tree_limits(self.size.get() / 4, 1),
             Some(_) if !self.mode.is_block() => self.tree_limits(self.size.get(), 2),
@@ -432,7 +440,8 @@ impl Record {
         self.rollback().is_some_and(|rollback| rollback.project == self.project)
     }
 
-    /// When the image gets its blocks: before the exchange, it will be one of the volume.
+    /// When the image gets its blocks. The image of a rollback gets them like the volume's, because the exchange makes
+    /// it that of the volume.
     pub(crate) fn allocation(&self) -> Allocation {
         self.rollback().map_or(self.mode.allocation(), |rollback| rollback.allocation)
     }
@@ -448,7 +457,7 @@ fn taken(Limits { bytes, inodes }: Limits) -> Bytes {
     bytes.unwrap_or_default().saturating_add(self::inodes(inodes.unwrap_or_default()))
 }
 
-/// Directories that a clone of files has beside them.
+/// Inodes of directories that a clone of files has beside the files.
 const SCRATCH_INODES: u64 = 16;
 
 fn parse<'de, T: Deserialize<'de>>(content: &'de [u8]) -> Result<T, RecordError> {

@@ -17,7 +17,7 @@ pub struct Request {
     pub mode: Mode,
     /// Bytes, in whole blocks of the file system.
     pub size: Bytes,
-    /// The block volume whose content the new one begins with.
+    /// Volume or snapshot whose content the new volume begins with.
     pub source: Option<VolumeId>,
 }
 

@@ -1,10 +1,11 @@
-//! A volume returns to the content of a snapshot.
+//! Returns a volume to the content of a snapshot.
 //!
-//! A snapshot record is created with the image or the files of that snapshot, in the size of the volume. When it shares no
-//! block, its directory and that of the volume are exchanged by one rename. A directory keeps its project, because XFS moves no file
-//! between projects; then both records get the project of their directories. The exchange is over if the snapshot's
-//! directory has the volume's former project, whatever the records say: the next call, or the next start, writes them. In memory,
-//! the records follow their directories at once, because the disk may have no space for them.
+//! A snapshot record is created with the image or the files of that snapshot, in the size of the volume. When the new
+//! snapshot shares no block, one rename exchanges its directory and that of the volume. A directory keeps its project,
+//! because XFS moves no file between projects; then both records get the project of their directories. The exchange is
+//! over if the snapshot's directory has the volume's former project, whatever the records contain: the next call, or
+//! the next start, writes the records. In memory, the records follow their directories at once, because the disk may
+//! have no space for them.
 
 use dir::Ensured;
 use nix::errno::Errno;
@@ -72,7 +73,7 @@ impl Store {
             provision()?;
         }
         if record.state == State::Staged {
-            // Pods may have left the former content in the page cache.
+            // Pods may have left dirty pages of the former content in the page cache.
             self.flush_source(id, record.mode.is_block());
         }
         let announced = self.announce_durably(id)?;
@@ -80,7 +81,7 @@ impl Store {
         Ok(announced.map(|()| record))
     }
 
-    /// A new rollback of the volume, and the mode and size of the volume.
+    /// Checks the volume of a new rollback. Returns the rollback, and the mode and size of the volume.
     fn check_volume(&self, want: &RollbackRequest) -> Result<(Rollback, (Mode, Bytes)), Error> {
         let RollbackRequest { volume, source, .. } = want;
         let failed = |source| Error::Rollback { id: volume.clone(), source };
@@ -95,7 +96,7 @@ impl Store {
         }
     }
 
-    /// A content that was copied for a smaller volume is removed. The exchange verifies the size again.
+    /// Removes content that was copied for another size of the volume. The exchange verifies the size again.
     fn check_size(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> Result<(), Error> {
         match self.known(&rollback.volume)? {
             Some(Known { record: former, .. }) if former.size != record.size && !record.is_exchanged() => {
@@ -110,7 +111,8 @@ impl Store {
         Ok(Error::Rollback { id: rollback.volume.clone(), source: RollbackError::Grown })
     }
 
-    /// Exchanges the directories of the snapshot, which shares nothing, and of the volume, which nothing has open.
+    /// Exchanges the directory of the snapshot, which shares no block, and that of the volume, which no process has
+    /// open.
     fn exchange(&self, id: &VolumeId, record: &Record, rollback: &Rollback) -> Result<(), Error> {
         let volume = &rollback.volume;
         let failed = |source| Error::Rollback { id: volume.clone(), source };
@@ -126,12 +128,13 @@ impl Store {
         if former.size != record.size || former.mode.is_block() && image != Some(record.size) {
             return Err(self.begin_again(id, rollback)?);
         }
-        // The records on the disk have the projects of that exchange, and the next start would complete it with them.
+        // An earlier exchange of the volume is not recorded. The records on the disk have its projects, and the next
+        // start would complete it with them.
         if self.index().unwritten.values().any(|other| other == volume) {
             return Err(refused(id)(VolumeRefusal::RollingBack(volume.clone())));
         }
-        // The limit of the volume has space for blocks that they share, which the other directory would need. Those of a thin
-        // snapshot are then shared by two snapshots, which are not written.
+        // The limit of the volume has space to overwrite shared blocks, which the other directory would need after the
+        // exchange. Blocks of a thin snapshot are then shared by two snapshots, which are not written.
         if self.index().unfinished_copy(volume).is_some() {
             return Err(failed(RollbackError::Shared));
         }
@@ -151,7 +154,7 @@ impl Store {
         Ok(())
     }
 
-    /// Completes an exchange that a call could not complete.
+    /// Completes an exchange that an earlier call could not complete.
     pub(crate) fn finish_exchange(&self, id: &VolumeId) -> Result<(), Error> {
         let Some(Known { record, .. }) = self.known(id)? else { return Ok(()) };
         match record.rollback() {
@@ -176,9 +179,9 @@ impl Store {
         !record.is_exchanged() && found.is_ok_and(|found| found == exchanged)
     }
 
-    /// First both records in memory: whatever is done with the volume before they are written, its removal too, limits the project
-    /// of its directory. Then the limits, then the record of the volume: that of the snapshot has both projects until it is
-    /// written. With the locks of both.
+    /// Writes the records of an exchange; the caller holds the locks of both. Both records change in memory first: each
+    /// operation on the volume before they are written, also its removal, then limits the project of its directory. The
+    /// limits follow, then the record of the volume: the record of the snapshot has both projects until it is written.
     fn write_exchanged(&self, id: &VolumeId, volume: &VolumeId) -> Result<(), Error> {
         let Some(kept) = self.known(id)? else { return Ok(()) };
         let Some(former) = self.known(volume)? else { return self.write_kept(id, kept) };
@@ -195,7 +198,7 @@ impl Store {
             both.iter().for_each(|(id, known)| index.put(id, known.clone()));
         }
         for (id, _) in &both {
-            // Not those of a volume whose removal has begun.
+            // `limit_source` keeps the limits of a volume whose removal has begun.
             let set = self.limit_source(id);
             set.map_err(|source| Error::Act { id: (*id).clone(), step: Step::Limit, source })?;
         }
@@ -207,11 +210,12 @@ impl Store {
         Ok(())
     }
 
-    /// The volume was deleted, with the directory that had the project of this record.
+    /// Writes the record of the snapshot after the volume was deleted, with the directory that had the project of this
+    /// record.
     fn write_kept(&self, id: &VolumeId, kept: Known) -> Result<(), Error> {
         let failed = |step, source| Error::Act { id: id.clone(), step, source };
         let mut record = kept.record.clone();
-        // Otherwise the removal of the volume has cleared its project.
+        // If the record is exchanged already, the removal of the volume has cleared the other project.
         if !record.is_exchanged() {
             let Some(exchanged) = after_exchange(&record) else { return Ok(()) };
             self.quotas.clear(record.project).map_err(|source| failed(Step::ClearLimits, source.into()))?;
@@ -225,7 +229,7 @@ impl Store {
         Ok(())
     }
 
-    /// At the start, before anything is compared with the records: those in memory follow their directories.
+    /// Runs at the start, before anything is compared with the records: the records in memory follow their directories.
     pub(crate) fn follow_exchanges(&self, index: &mut Index, found: &mut Found) {
         let half: Vec<(VolumeId, [Record; 2], VolumeId)> = found
             .iter()
@@ -243,14 +247,16 @@ impl Store {
         }
     }
 
-    /// At the start, after that: writes these records, and that of a snapshot whose volume was deleted before.
+    /// Runs at the start, after [`Store::follow_exchanges`]: writes these records, and that of a snapshot whose volume
+    /// was deleted before.
     pub(crate) fn finish_exchanges(&self) {
         let is_kept =
             |entry: &Entry| matches!(entry, Entry::Known(Known { record, .. }) if record.rollback().is_some());
         let all: Vec<VolumeId> =
             self.index().volumes.iter().filter(|(_, entry)| is_kept(entry)).map(|(id, _)| id.clone()).collect();
         for id in &all {
-            // The next call for the snapshot, or the next start, tries again. Nothing else is done with the snapshot before.
+            // The next call for the snapshot, or the next start, tries again. Until then, the store does nothing else
+            // with the snapshot.
             if let Err(reason) = self.finish_exchange(id) {
                 let reason: &dyn std::error::Error = &reason;
                 error!(snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
@@ -271,7 +277,7 @@ impl Store {
         Ok(Ensured::Created(()))
     }
 
-    /// Keeps the former content while the rollback may be repeated.
+    /// Rejects the removal of the former content while the rollback may be repeated.
     pub(crate) fn check_ended(&self, id: &VolumeId, record: &Record) -> Result<(), Error> {
         match record.rollback() {
             Some(Rollback { volume, .. }) if record.is_exchanged() && self.known(volume)?.is_some() => {

@@ -11,18 +11,18 @@ use crate::Overcommit;
 /// How much of the disk volumes may have, and how long a call may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Kept for what else lives on the data disk.
+    /// Space that is kept for other data on the data disk.
     pub reserve: Bytes,
     pub overcommit: Overcommit,
     /// Projects of the same file system other than volumes, which are not [strays](crate::Volumes::strays).
     pub other_projects: BTreeSet<ProjectId>,
     pub neighbours: Neighbours,
-    /// How long one call copies the blocks of a clone or a snapshot, a piece at least. Other volumes get their turn between
-    /// calls.
+    /// How long one call copies the blocks of a clone or a snapshot, but at least one piece. Between calls, other
+    /// volumes are served.
     pub pass: Duration,
-    /// Names that one pass of a removal takes on, at least 100: a fraction of a second. A process that still has a
-    /// directory of the volume open can add names for ever, and each pass occupies one of the threads that remove
-    /// volumes.
+    /// Names that one pass of a removal processes, at least 100; the default takes a fraction of a second. A process
+    /// that still has a directory of the volume open can add names without end, and each pass occupies one of the
+    /// threads that remove volumes.
     pub removed_at_once: u64,
 }
 
@@ -41,17 +41,18 @@ impl Default for Settings {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Neighbours {
-    /// Those of [`Settings::other_projects`], each with a limit; the reserve is their sum.
+    /// Only the projects of [`Settings::other_projects`], each with a limit. The reserve is the sum of these limits.
     #[default]
     Limited,
-    /// Any process, on other clusters. The space that they use is measured for each query of the space, and kept
-    /// on top of the reserve, which is for what they write until the next time. Volumes have projects from
-    /// [`Neighbours::FIRST_PROJECT`] on, and what is below is no [stray](crate::Volumes::strays).
+    /// Any process, on other clusters. The store measures the space that they use for each query of the space. It keeps
+    /// this space in addition to the reserve, which is for their writes until the next query. Volumes have projects
+    /// from [`Neighbours::FIRST_PROJECT`] on, and a project below is not a [stray](crate::Volumes::strays).
     Strangers,
 }
 
 impl Neighbours {
-    /// Far from where others start: kubelet's quotas of emptyDirs at 2^20 + 1, container engines near 1.
+    /// First project of volumes beside strangers, far from the first projects of other programs: kubelet's quotas of
+    /// emptyDirs at 2^20 + 1, container engines near 1.
     pub const FIRST_PROJECT: ProjectId = ProjectId::new(0x6772_0000).expect("it is one");
 
     pub(crate) const fn first_project(self) -> ProjectId {

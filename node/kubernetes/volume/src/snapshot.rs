@@ -1,8 +1,8 @@
 //! Snapshots of volumes.
 //!
 //! A snapshot is taken like a clone: at one instant, it shares the blocks of its source, and passes copy them. Pods
-//! cannot use it. It becomes live and announced when it shares no block. A thin one shares them for as long as it exists, and is
-//! live and announced at once.
+//! cannot use it. A snapshot becomes live and announced when it shares no block. A thin snapshot shares its blocks for
+//! as long as it exists, and is live and announced at once.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::record::{Claim, Mode, Owner, Record, Sharing};
 use crate::store::{Store, refused};
 use crate::{Request, VolumeId};
 
-/// More than any image.
+/// Size that no image exceeds.
 pub(crate) const ANY: Bytes = Bytes::new(u64::MAX);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Store {
         Ok(Taken::since(known, record, copying))
     }
 
-    /// Of a volume. A snapshot of a snapshot would be the same.
+    /// Mode and size of a volume to copy. A snapshot is not copied, because the copy would be the same.
     pub(crate) fn to_copy(&self, source: &VolumeId) -> Result<(Mode, Bytes), SourceError> {
         if self.is_snapshot(source) {
             return Err(SourceError::Unknown { volume: source.clone() });
@@ -80,14 +80,15 @@ impl Store {
             Some(Known { record, .. }) if !record.mode.is_snapshot() => return Err(refused(id)(VolumeRefusal::Volume)),
             Some(Known { record, .. }) => {
                 self.check_ended(id, &record)?;
-                // Its copy shares the blocks of the snapshot's source, too, whose limit has space for them until the snapshot ends.
+                // The copy also shares blocks with the source of the snapshot. The limit of that source has space for
+                // them until the snapshot ends.
                 if let Some(copy) = self.index().unfinished_copy(id).filter(|_| record.mode.is_thin()) {
                     return Err(refused(id)(VolumeRefusal::Restoring(copy.clone())));
                 }
             }
         }
         self.retire(id)?;
-        // Only a process that had the content of a volume open before a rollback can have it open.
+        // Only a process that opened the content of a volume before a rollback can have it open.
         in_passes(|| self.discard(id))
     }
 

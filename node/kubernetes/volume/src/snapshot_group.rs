@@ -1,8 +1,9 @@
 //! Snapshots of several volumes at one instant.
 //!
-//! Each is a snapshot of its own, and is copied as one. Only the clones of their images and the last passes over their files are
-//! made together, while the pods of all sources are stopped. The records of one instant have the same time, which is written when
-//! the pods have not run meanwhile: images and files of a run that ended before are cloned again.
+//! Each member is a snapshot of its own, and is copied like one. Only the clones of the images and the last passes over
+//! the files run together, while the pods of all sources are stopped. The records of one instant have the same time,
+//! which is written if the pods have not run meanwhile. Images and files of a run that ended before that are cloned
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
@@ -26,7 +27,7 @@ use crate::{PodFreezer, Request, VolumeGuard, VolumeId, tree};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRequest {
-    /// For errors.
+    /// ID of the group, for errors.
     pub id: VolumeId,
     pub members: BTreeMap<VolumeId, SnapshotRequest>,
     /// The longest time for which the pods of all sources may be stopped.
@@ -40,8 +41,8 @@ impl GroupRequest {
 }
 
 impl Store {
-    /// The snapshots are locked, each before its source, as for a single one. The order of the IDs prevents a deadlock of two
-    /// groups.
+    /// Takes the snapshots of a group. Each snapshot is locked before its source, as for a single one. The order of the
+    /// IDs prevents a deadlock of two groups.
     pub(crate) fn take_group(&self, want: &GroupRequest) -> Result<Ensured<Taken<BTreeMap<VolumeId, Record>>>, Error> {
         let _guards: Vec<VolumeGuard> = want.members.keys().map(|id| self.locks.blocking_lock(id)).collect();
         let record_of = |id: &VolumeId| match self.known(id)? {
@@ -57,9 +58,9 @@ impl Store {
         Ok(Taken::since(before, records()?, copying))
     }
 
-    /// One pass over the first member that is not complete. The last pass announces all members, when each of them is
-    /// complete: an announced member is not undone, so the group could not be taken again if the disk had no space for
-    /// the blocks of another one.
+    /// Runs one pass over the first member that is not complete. The last pass announces all members, when each of them
+    /// is complete. An announced member is not undone: if the disk had no space for the blocks of another one, the
+    /// group could not be taken again.
     fn copy_group(&self, want: &GroupRequest) -> Result<Option<Copying>, Error> {
         let mut copying = None;
         let complete = |id: &VolumeId, member: &SnapshotRequest| {
@@ -68,19 +69,19 @@ impl Store {
         };
         for (id, member) in &want.members {
             let (_, seen) = self.look(id)?;
-            // An earlier pass has completed it.
+            // An earlier pass has completed this member.
             if seen.live.is_present() {
                 continue;
             }
             match complete(id, member) {
                 Ok(_) => {}
-                // The others need not wait for the writers of its source.
+                // The other members need not wait for the writers of this source.
                 Err(error) if error.copying() == Some(Copying::Waits) => copying = Some(Copying::Waits),
                 Err(Error::Copying { .. }) => return Ok(Some(Copying::InPart)),
                 Err(error) => {
-                    // The disk has no space for its blocks, and the store has undone it. Another one would be of a
-                    // later instant. Earlier releases announced each member alone: such a group is an error, and stays
-                    // as it is.
+                    // The disk has no space for the blocks of this member, and the store has undone it. A new member
+                    // would have a later instant, so the group is undone. Earlier releases announced each member alone:
+                    // such a group is an error, and stays as it is.
                     if matches!(self.cloned(id, member), Ok(None)) && !want.members.keys().any(|id| self.is_ready(id)) {
                         self.undo_group(want);
                     }
@@ -90,7 +91,7 @@ impl Store {
         }
         if copying.is_none() {
             for (id, member) in &want.members {
-                // Its name may not be on the disk yet.
+                // The name of the member may not be durable yet.
                 complete(id, member)?;
                 self.announce_durably(id)?;
             }
@@ -98,8 +99,10 @@ impl Store {
         Ok(copying)
     }
 
+    /// Whether all members have their whole content, of one instant.
+    ///
     /// # Errors
-    /// [`Error::Removed`]: one is missing although others are ready. They are not removed.
+    /// [`Error::Removed`]: a member is missing although others are ready. The others are not removed.
     fn is_of_one_instant(&self, want: &GroupRequest) -> Result<bool, Error> {
         let (mut modes, mut ready, mut missing) = (BTreeSet::new(), false, None);
         for (id, member) in &want.members {
@@ -127,10 +130,10 @@ impl Store {
         matches!(self.known(id), Ok(Some(Known { record, .. })) if record.state == State::Announced)
     }
 
-    /// Clones all, or none.
+    /// Clones all members, or none.
     fn begin_group(&self, want: &GroupRequest) -> Result<(), Error> {
         for id in want.members.keys() {
-            // Of a run that ended.
+            // An earlier run may have left a part of the member.
             self.undo_all(id)?;
         }
         let begun = self.clone_all(want);
@@ -177,7 +180,7 @@ impl Store {
         });
         let mut members: Vec<_> = members.collect();
         let cloned = self.clone_together(want, &mut members, &*freezer);
-        // An undo locks the source again.
+        // The sources are unlocked first: an undo locks them again.
         drop(locked);
         cloned.map_err(|(failed, error)| match failed.map(|index| members.swap_remove(index)) {
             Some(Member { execution, request, .. }) => self.after_failed_provision(execution, request, error),
@@ -191,12 +194,12 @@ impl Store {
         let request = member.map(|member| member.of((mode, ANY)));
         let request = request.ok_or_else(|| SourceError::Unknown { volume: source.clone() })?;
         let (guard, cloning) = self.lock_source(source, &request)?;
-        // It may have grown, and with it the number of its files.
+        // The source may have grown before it was locked, and with it the number of its files.
         let of = self.to_copy(source)?;
         Ok(LockedSource { _guard: guard, of, cloning })
     }
 
-    /// With all sources locked. An error has the index of the member that failed.
+    /// Clones all members, with all sources locked. An error has the index of the member that failed.
     fn clone_together(
         &self,
         want: &GroupRequest,
@@ -207,14 +210,14 @@ impl Store {
         let trees = members.iter().filter(|member| !member.request.mode.is_block()).count();
         each(members, |member| member.begin(trees))?;
         approach_trees(members)?;
-        // A clone writes the dirty pages of its source first: the pause is short if they are few. The passes have
+        // A clone first writes the dirty pages of its source, so the pause is short if these are few. The passes have
         // written those of files.
         for request in members.iter().map(|member| member.request).filter(|request| request.mode.is_block()) {
             let _ = request.source.as_ref().and_then(|source| self.flush_source(source, true));
         }
         let sources: Vec<_> = want.sources().into_iter().collect();
         let frozen = freezer.freeze(&sources, want.max_pause).map_err(|cause| failed(FreezeError::Freeze(cause)))?;
-        // Another snapshot of the pods may have delayed the freeze.
+        // The instant is read after the freeze, which another snapshot of the pods may have delayed.
         let (taken, begin) = (SystemTime::now(), Instant::now());
         let deadline = frozen.deadline();
         let cloned = each(members, |member| member.clone_content(deadline));
@@ -227,7 +230,7 @@ impl Store {
             cloned => cloned?,
         }
         thawed.map_err(|cause| failed(FreezeError::Thawed(cause)))?;
-        // The API server gets the instant, which a power cut must not undo.
+        // The API server receives the instant, so a power cut must not undo it.
         each(members, Member::sync)?;
         each(members, |member| member.complete(taken))?;
         info!(group = %want.id, snapshots = want.members.len(), ?pause, "snapshots of one instant taken");
@@ -235,10 +238,10 @@ impl Store {
     }
 }
 
-/// Of a source that is locked.
+/// Source of members that is locked.
 struct LockedSource {
     _guard: VolumeGuard,
-    /// Its mode and size.
+    /// Mode and size of the source.
     of: (Mode, Bytes),
     cloning: Cloning,
 }
@@ -246,13 +249,14 @@ struct LockedSource {
 struct Member<'a> {
     execution: Execution<'a>,
     request: &'a Request,
-    /// Of files, before the last pass and after it.
+    /// Clone of files before the last pass; `complete` is the clone after it.
     tree: Option<TreeClone>,
     complete: Option<CompleteTree>,
 }
 
 impl Member<'_> {
-    /// A tenant chooses how many trees a group has.
+    /// Creates the record and the directory, and begins the clone of files. The group's `trees` share a memory limit,
+    /// because a tenant chooses their number.
     fn begin(&mut self, trees: usize) -> Result<(), Error> {
         self.execution.run(&[Step::WriteRecord, Step::MakeStaging, Step::Limit])?;
         if !self.request.mode.is_block() {
@@ -261,7 +265,7 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// While the pods are stopped.
+    /// Clones the content while the pods are stopped.
     fn clone_content(&mut self, until: Option<Instant>) -> Result<(), Error> {
         let Some(tree) = self.tree.take() else { return self.execution.run(&[Step::CloneImage]) };
         self.complete = Some(self.execution.attempt(Step::CloneTree, |_| Ok(tree.complete(until)?))?);
@@ -275,8 +279,8 @@ impl Member<'_> {
         }
     }
 
-    /// The pods did not run: the record gets the instant of the group. Until then, the times of the members differ. The size of an
-    /// image says that it is complete, the record says it of files.
+    /// Writes the instant of the group into the record, after the pods did not run. Until then, the times of the
+    /// members differ. An image is complete by its size, and files by the record.
     fn complete(&mut self, taken: SystemTime) -> Result<(), Error> {
         if self.request.mode.is_block() {
             return self.execution.renew_instant(taken);
@@ -285,7 +289,7 @@ impl Member<'_> {
     }
 }
 
-/// The passes over files while pods write.
+/// Runs the passes over files while pods write.
 fn approach_trees(members: &mut [Member<'_>]) -> Result<(), (Option<usize>, Error)> {
     let (mut indices, mut trees) = (Vec::new(), Vec::new());
     for (index, member) in members.iter_mut().enumerate() {
@@ -301,7 +305,7 @@ fn approach_trees(members: &mut [Member<'_>]) -> Result<(), (Option<usize>, Erro
     Err((Some(at), members[at].execution.failed(Step::CloneTree, error.into())))
 }
 
-/// The headroom of the source included.
+/// Space that a member reserves, with the headroom of the source.
 fn space(request: &Request, cloning: &Cloning) -> Bytes {
     request.record(ProjectId::FIRST, Some(cloning.clone())).reserved()
 }

@@ -1,4 +1,4 @@
-//! Volumes of an earlier process, when the store is opened.
+//! Takes over the volumes of an earlier process when the store is opened.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::store::{Store, place};
 use crate::{VolumeId, image};
 
 impl Store {
-    /// A first record that was cut while it was written is none, since nothing came after it. Whether that is what it
-    /// was.
+    /// Removes a first record whose write was interrupted, if the volume has no other parts. Returns whether it was
+    /// removed.
     pub(crate) fn drop_unwritten(&self, id: &VolumeId) -> bool {
         let places = [&self.staging, &*self.live, &*self.trash];
         let nowhere = places.into_iter().all(|dir| place(dir, id, false).is_ok_and(|place| place == Place::Absent));
         nowhere && self.files.discard_unwritten(id).is_ok()
     }
 
-    /// A volume that an earlier process made.
+    /// Adds a volume of an earlier process to the index.
     pub(crate) fn take_over(
         &self,
         index: &mut Index,
@@ -35,7 +35,7 @@ impl Store {
     ) {
         let taken = record.and_then(|record| {
             let record = self.finish_growth(id, record);
-            // The limits stay as they are: they mark for a restoration that the removal has begun.
+            // The limits do not change: for a restoration, they mark that the removal has begun.
             if self.removal_has_begun(id, &record) {
                 return Ok(record);
             }
@@ -63,7 +63,8 @@ impl Store {
         }
     }
 
-    /// Those of passes that a kill ended. All copies are durable. The next pass of the copy tries again.
+    /// Removes the anchor files of passes that a kill ended; all copies are durable. After an error, the next pass of
+    /// the copy tries again.
     pub(crate) fn remove_anchors(&self) {
         let names = self.anchors.names().unwrap_or_else(|error| {
             let reason: &dyn std::error::Error = &error;
@@ -87,7 +88,7 @@ impl Store {
         confined() && absent(&self.staging) && absent(&self.live)
     }
 
-    /// An image that is larger than its record says grew before the record was written: that follows.
+    /// Completes an interrupted expansion: an image that is larger than its record grew before the record was written.
     fn finish_growth(&self, id: &VolumeId, record: Record) -> Record {
         if !record.mode.is_block() || record.state == State::Staged {
             return record;
@@ -106,7 +107,7 @@ impl Store {
         grown
     }
 
-    /// Project and reservation of an unreadable volume, by its quota.
+    /// Project and reservation of an unreadable volume, from its quota.
     fn closed(&self, id: &VolumeId) -> (Option<ProjectId>, Bytes) {
         let places = [&*self.live, &self.staging, &*self.trash];
         let found = places.into_iter().find_map(|place| fsquota::project(place.open_dir(id.name()).ok()?).ok()?);

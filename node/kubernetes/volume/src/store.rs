@@ -1,4 +1,4 @@
-//! The volumes directory: looks, lets [`plan`] decide, acts.
+//! The volumes directory: reads its state, lets [`plan`] compute the steps, and executes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
@@ -31,13 +31,13 @@ use crate::{
     VolumeLocks, fixed, image, published,
 };
 
-/// Directories of the store itself.
+/// Mode of the store's own directories.
 const PRIVATE: Mode = Mode::S_IRWXU;
 
-/// The volumes of one data disk. There is one in a process, and one process for a disk.
+/// The volumes of one data disk. A process has one store, and a disk has one process.
 ///
-/// All methods wait for the disk: call them where blocking is allowed. Operations on one volume wait for each other,
-/// those on several go on in parallel, and share what they have to wait for.
+/// All methods wait for the disk: call them where blocking is allowed. Operations on one volume are serialized.
+/// Operations on several volumes run in parallel, and share forces of the log.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) files: Files,
@@ -48,7 +48,7 @@ pub struct Store {
     pub(crate) projects: Allocator,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) settings: Settings,
-    /// The size of the file system when it was asked for last. It only grows.
+    /// Size of the file system at the last query. The size only grows.
     size: AtomicU64,
     others: AtomicU64,
     index: Mutex<Index>,
@@ -63,11 +63,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the volumes directory, makes what is missing in it, and sets all recorded limits again: those that were
-    /// changed last may have been lost in a power cut. A faulty volume is closed alone.
+    /// Opens the volumes directory, creates missing directories in it, and sets all recorded limits again, because a
+    /// power cut may have undone the last changes of limits. A faulty volume is closed alone.
     ///
     /// # Errors
-    /// [`StartError`]: nothing can be served.
+    /// [`StartError`]: no volume can be used.
     pub fn open(volumes: &Dir, settings: Settings) -> Result<Self, StartError> {
         let projects = Allocator::open_from(volumes, settings.neighbours.first_project())?;
         if let Some(project) = fsquota::project(volumes)? {
@@ -75,7 +75,7 @@ impl Store {
         }
         let sub = |name| -> Result<Dir, StartError> {
             let dir = volumes.ensure_dir(&fixed(name), PRIVATE)?.into_inner();
-            // Into a directory that inherits, no other project can be moved.
+            // XFS rejects a rename into a directory that inherits another project.
             if fsquota::disown(&dir)? {
                 warn!(directory = name, "project of a directory of the store removed");
             }
@@ -104,7 +104,7 @@ impl Store {
         };
         let (mut index, mut found) = (Index::default(), store.files.load()?);
         store.follow_exchanges(&mut index, &mut found);
-        // Before the limits of their sources, whose pods may write.
+        // The clones are in the index before the limits of their sources are set, whose pods may write.
         let clones =
             found.iter().filter_map(|(id, (_, record))| Some((id.clone(), record.as_ref().ok()?.cloning.clone()?)));
         index.clones = clones.collect();
@@ -122,7 +122,7 @@ impl Store {
         *store.index() = index;
         store.finish_exchanges();
         store.measure()?;
-        // Whatever an earlier process did, announcements and limits too, is on the disk from here on.
+        // From here on, all changes of an earlier process are on the disk, also announcements and limits.
         fsquota::sync(volumes)?;
         store.remove_anchors();
         Ok(store)
@@ -136,7 +136,7 @@ impl Store {
         let lease = loop {
             match self.leases.open(id) {
                 Some(lease) => break lease,
-                // Its content is being exchanged.
+                // A rollback is exchanging the content of the volume.
                 None => drop(self.locks.blocking_lock(id)),
             }
         };
@@ -150,7 +150,7 @@ impl Store {
         Ok(Opened { id: id.clone(), dir, record: known.record, quotas: Arc::clone(&self.quotas), _lease: lease })
     }
 
-    /// One force of the log is enough for all announcements before it.
+    /// Makes an announcement durable. One force of the log is enough for all announcements before it.
     pub(crate) fn sync_announcement(&self, known: &Known) -> Result<(), dir::Error> {
         let Index { announced, durable, .. } = *self.index();
         if known.announcement > Some(durable) {
@@ -188,7 +188,7 @@ impl Store {
         }
     }
 
-    /// `max_pause` is for the pods of a source of files.
+    /// `max_pause` limits the pause of the pods of a source of files.
     pub(crate) fn provision(
         &self,
         id: &VolumeId,
@@ -203,7 +203,7 @@ impl Store {
         let (undo, make) =
             steps.split_at(steps.iter().position(|step| *step == Step::RemoveRecord).map_or(0, |at| at + 1));
         match execution.run(undo) {
-            // No process has the directory open: the passes end.
+            // No other process has the directory open, so the passes end.
             Err(Error::Unfinished { .. }) => {
                 self.undo_all(id)?;
                 return self.provision(id, want, max_pause);
@@ -223,7 +223,7 @@ impl Store {
         }
         let (clone, rest) = make.split_at(make.iter().position(is_clone).map_or(0, |at| at + 1));
         let cloned = execution.run(clone);
-        // Copying takes long, and its failure locks the source again.
+        // The source is unlocked, because copying takes long, and a failure of it locks the source again.
         drop(source);
         match cloned.and_then(|()| execution.run(rest)) {
             Ok(()) => {
@@ -254,9 +254,9 @@ impl Store {
             // The existing directory is unmanaged; only the record is removed.
             Step::MakeStaging if source.is_foreign() => execution.run(&[Step::RemoveRecord]),
             Step::Publish if source.is_foreign() => self.undo_all(id).map(drop),
-            // It is there, and may have been for long.
+            // The volume is live, and may have been for long.
             Step::SyncLive => return error,
-            // Until the next attempt, the source has no headroom, and the disk is not reserved.
+            // The clone is undone: until the next attempt, the source has no headroom, and the space is not reserved.
             Step::CloneTree => self.undo_all(id).map(drop),
             _ if source.is_full() || source.is_too_large() || source.is_unsupported() => self.undo_all(id).map(drop),
             _ => return error,
@@ -339,8 +339,9 @@ impl Store {
         }
     }
 
-    /// If the disk is full, the volume is as it was: an image has its full or its former size. The latter is larger than
-    /// that of the record if an earlier call could not write the record.
+    /// Restores limits and reservation after an expansion that failed because the disk is full. An image has its full
+    /// or its former size. The former size is larger than that of the record if an earlier call could not write the
+    /// record.
     fn after_failed_growth(&self, id: &VolumeId, former: &Record, grown: Option<&Record>, error: Error) -> Error {
         let (Error::Act { step, source, .. }, Some(grown)) = (&error, grown) else { return error };
         let unchanged = match step {
@@ -349,7 +350,7 @@ impl Store {
             _ => false,
         };
         let (full, too_large) = (source.is_full(), source.is_too_large());
-        // Else the next call goes on from there, and the reservation stands for what may be taken already.
+        // Otherwise the next call continues, and the reservation covers space that may be allocated already.
         if !unchanged || !(full || too_large) {
             return error;
         }
@@ -377,7 +378,7 @@ impl Store {
         }
         if let (true, Some(Known { record, .. })) = (retires, &known) {
             let Record { claim, class, mode, size, project, .. } = record;
-            // The audit line: it stands before the first change.
+            // This audit line precedes the first change.
             info!(volume = %id, %claim, uid = claim.uid, class, %mode, limit = %size, %project, "volume will be deleted");
         }
         Execution::new(self, id, None, known).run(&steps)?;
@@ -412,7 +413,7 @@ impl Store {
         let (known, seen) = self.look(id)?;
         let steps = plan::discard(&seen).map_err(refused(id))?;
         if steps.contains(&Step::RemoveData) {
-            // A publish may have been under way when the volume was retired.
+            // A publish may have been in progress when the volume was retired.
             self.check_unpublished(id, &self.trash)?;
         }
         Execution::new(self, id, None, known).run(&steps)?;
@@ -450,13 +451,13 @@ impl Store {
         Ok(ensured(!steps.is_empty()))
     }
 
-    /// [`Store::undo_known`] in all its passes. No process has a staged directory open: they end.
+    /// Runs all passes of [`Store::undo_known`]. They end, because no other process has a staged directory open.
     pub(crate) fn undo_all(&self, id: &VolumeId) -> Result<Ensured<()>, Error> {
         in_passes(|| self.undo_known(id))
     }
 
-    /// Removes what a cut run left of a volume that was never there: what is in staging, the limits of these projects,
-    /// the record.
+    /// Removes the rest of an interrupted run whose volume was never live: the staged directory, the limits of these
+    /// projects, and the record.
     fn remove_closed(&self, id: &VolumeId, projects: &[ProjectId]) -> Result<(), Error> {
         let remove = || -> Result<(), ActError> {
             self.staging.remove_all(id.name())?;
@@ -498,7 +499,7 @@ impl Store {
         }
     }
 
-    /// Reserves space; reads the size of the disk again before it fails.
+    /// Reserves space. Before it fails, it reads the size of the disk again.
     pub(crate) fn reserve(
         &self,
         id: &VolumeId,
@@ -523,8 +524,8 @@ impl Store {
         let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.fragment_size()));
         self.size.store(bytes(stat.blocks()).get(), Ordering::Relaxed);
         if let (Some(before), Some(after)) = (before, used()?) {
-            // Data that is written or freed meanwhile counts as that of strangers, for once. Data that a volume frees and writes
-            // again between the two sums does not.
+            // Data that is written or freed between the two sums counts as that of strangers, in this measurement only.
+            // Data that a volume frees and writes again between the sums does not.
             let least = before.iter().filter_map(|(project, used)| after.get(project).map(|later| *used.min(later)));
             let all = bytes(stat.blocks().saturating_sub(stat.blocks_free()));
             self.others.store(least.fold(all, Bytes::saturating_sub).get(), Ordering::Relaxed);
@@ -532,10 +533,10 @@ impl Store {
         Ok(self.disk())
     }
 
-    /// The space that each volume with a reservation takes, by its project.
+    /// Space that each volume with a reservation uses, by its project.
     fn used(&self) -> Result<BTreeMap<ProjectId, Bytes>, FsError> {
-        // The ledger has nothing for thin snapshots: the blocks that they alone have are as those of strangers, and the others count
-        // to their sources.
+        // The ledger reserves nothing for thin snapshots. Blocks that only they have count like those of strangers, and
+        // the others count to their sources.
         let is_reserved = |entry: &&Entry| !entry.is_thin_snapshot();
         let own: BTreeSet<ProjectId> =
             self.index().volumes.values().filter(is_reserved).filter_map(Entry::project).collect();
@@ -551,7 +552,8 @@ impl Store {
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
-        // It is consistent between its own calls, also after a panic. No caller waits for the disk while it is locked.
+        // The index is consistent between its own calls, also after a panic. No caller waits for the disk while it is
+        // locked.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -563,7 +565,7 @@ pub(crate) fn place(parent: &Dir, id: &VolumeId, block: bool) -> Result<Place, L
             Ok(Place::Present { project: fsquota::project(&dir)?, image })
         }
         Err(error) if error.is_not_found() => Ok(Place::Absent),
-        // A file or a link in a directory's place: present, and nothing of ours.
+        // A file or a link in the place of a directory is present, and unmanaged.
         Err(error) if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP) => {
             Ok(Place::Present { project: None, image: None })
         }

@@ -23,11 +23,11 @@ pub struct Records {
     pub unreadable: BTreeMap<VolumeId, RecordError>,
 }
 
-/// Entries without a record. Reported, never deleted.
+/// Entries without a record. They are reported, and never deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strays {
     pub directories: Vec<(Where, Name)>,
-    /// Projects that have a limit or use something.
+    /// Projects that have a limit or usage.
     pub projects: Vec<ProjectId>,
 }
 
@@ -40,7 +40,7 @@ pub struct VolumeUsage {
     pub changed: Option<Limits>,
 }
 
-/// Names and projects with a record.
+/// Names and projects of volumes with a record.
 #[derive(Default)]
 struct Accounted {
     volumes: BTreeSet<VolumeId>,
@@ -60,10 +60,10 @@ impl Store {
     }
 
     pub(crate) fn retired(&self) -> Result<Vec<VolumeId>, ListError> {
-        // First who is there, then where: one that is announced in between is not taken for a lost one.
+        // The records are read before the directories: a volume that is announced in between must not look lost.
         let Records { readable, .. } = self.records();
         let names = |dir| -> Result<BTreeSet<VolumeId>, ListError> { Ok(volumes_in(dir)?.into_iter().collect()) };
-        // In the order in which directories move, so that none is missed on its way.
+        // Volumes move through the directories in this order, so none is missed.
         let (staging, live, trash) = (names(&self.staging)?, names(&self.live)?, names(&self.trash)?);
         let retired = readable.into_iter().filter(|(id, record)| {
             let nowhere = !staging.contains(id) && !live.contains(id);
@@ -73,7 +73,8 @@ impl Store {
     }
 
     pub(crate) fn strays(&self) -> Result<Strays, ListError> {
-        // Before and after: entries that are created or removed meanwhile are not strays.
+        // The records are read before and after the directories: entries that are created or removed meanwhile are not
+        // strays.
         let mut known = self.answered_for();
         let mut found = Strays::default();
         let places: [(Where, &Dir); 3] =
@@ -132,11 +133,11 @@ impl Store {
         checked.collect()
     }
 
-    /// The limits that the kernel has of an announced filesystem volume, if they are not those of its record, because
-    /// another program changed them. A block volume never exceeds the size of its image.
+    /// Limits of an announced filesystem volume in the kernel, if they differ from those of its record because another
+    /// program changed them. A block volume never exceeds the size of its image.
     ///
-    /// `found` are the limits that the caller has read. If they differ, this reads them again, while no operation has the
-    /// volume: operations change the record and the limits one after the other.
+    /// `found` are the limits that the caller has read. If they differ, the method reads them again, while no operation
+    /// has the volume: operations change the record and the limits one after the other.
     pub fn changed_limits(&self, id: &VolumeId, found: Limits) -> Result<Option<Limits>, FsError> {
         let recorded = || {
             let index = self.index();
@@ -158,7 +159,7 @@ impl Store {
         Ok((!are_of(quota.limits, limits) && !is_confined(quota)).then_some(quota.limits))
     }
 
-    /// The volume that an open file or directory of the data disk is in, by its project; also one in the trash.
+    /// Volume that contains an open file or directory of the data disk, by its project. The volume may be in the trash.
     pub fn volume_of(&self, inode: impl AsFd) -> Result<Option<VolumeId>, FsError> {
         let Some(project) = self.quotas.project(inode)? else { return Ok(None) };
         let index = self.index();
@@ -168,22 +169,22 @@ impl Store {
         }))
     }
 
-    /// A directory of the file system that the volumes are on, to ask the kernel about that.
+    /// Directory of the file system with the volumes, for queries of the kernel.
     pub fn file_system(&self) -> BorrowedFd<'_> {
         self.live.as_fd()
     }
 
-    /// How often the log was forced so far: less often than volumes were created in a burst.
+    /// Number of forces of the log so far. In a burst, it is smaller than the number of created volumes.
     pub fn forces(&self) -> u64 {
         let dirs = [&self.files.pending, &self.files.records, &self.live, &self.trash];
         dirs.iter().map(|dir| dir.forces()).sum::<u64>()
     }
 }
 
-/// The largest block of XFS: limits are rounded up to whole blocks.
+/// Largest block of XFS. Limits are rounded up to whole blocks.
 const BLOCK: Bytes = Bytes::new(64 << 10);
 
-/// Whether the kernel has these limits.
+/// Whether the limits of the kernel are the wanted ones.
 fn are_of(found: Limits, wanted: Limits) -> bool {
     let bytes = match (found.bytes, wanted.bytes) {
         (Some(found), Some(wanted)) => found >= wanted && found.saturating_sub(wanted) < BLOCK,
@@ -193,7 +194,8 @@ fn are_of(found: Limits, wanted: Limits) -> bool {
 }
 
 impl Accounted {
-    /// Whether a volume has this name, or a piece of one that was moved aside to be removed (`.ID.NUMBER`).
+    /// Whether a volume has this name, or the name is that of a part which was moved aside for its removal
+    /// (`.ID.NUMBER`).
     fn has(&self, name: &Name) -> bool {
         let volume = |text: &str| text.parse().is_ok_and(|id: VolumeId| self.volumes.contains(&id));
         let Some(text) = name.to_str() else { return false };

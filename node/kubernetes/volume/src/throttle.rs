@@ -14,7 +14,7 @@ use crate::record::Record;
 use crate::store::{Store, refused};
 use crate::{IoLimits, IoRejection, Mode, VolumeId};
 
-/// Applies the limits of volumes to the pods that have these.
+/// Applies the limits of volumes to the pods that use the volumes.
 pub trait IoThrottle: fmt::Debug + Send + Sync {
     /// Fails if this node cannot limit I/O.
     fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
@@ -23,21 +23,21 @@ pub trait IoThrottle: fmt::Debug + Send + Sync {
     fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
 }
 
-/// Why a volume does not have the limits.
+/// Why the limits of a volume are not in force.
 #[derive(Debug, thiserror::Error)]
 pub enum ThrottleError {
     #[error("this program does not publish volumes")]
     None,
-    /// Until the node is changed.
+    /// Permanent until the node is changed.
     #[error("this node cannot limit I/O")]
     Unsupported(#[source] Box<dyn StdError + Send + Sync>),
-    /// The record has them.
+    /// The record has the limits.
     #[error("the limits are not in force")]
     Apply(#[source] Box<dyn StdError + Send + Sync>),
 }
 
 impl Store {
-    /// The part of the process that publishes volumes. It replaces an earlier one.
+    /// Registers the part of the process that publishes volumes. Each call replaces the registration before it.
     pub fn throttle_by(&self, throttle: Weak<dyn IoThrottle>) {
         *self.throttle.lock().unwrap_or_else(PoisonError::into_inner) = Some(throttle);
     }

@@ -28,17 +28,18 @@ use crate::error::ActError;
 use crate::record::Cloning;
 use crate::store::Store;
 
-/// Of the passes while pods write: a tenant can create files faster than a pass clones them.
+/// Longest time of the passes while pods write. A tenant can create files faster than a pass clones them.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// A pass that took longer than this with its flush is followed by another one, so that the last one has less to do.
+/// Longest pass, with its flush, that is not followed by another one. A longer pass is followed by one, so that the
+/// last pass has less to do.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// Passes before the last one. Each of them keeps former versions of files that have changed, for which the limit of the
-/// copy has space once.
+/// Passes before the last one. Each of them keeps former versions of changed files, for which the limit of the copy has
+/// space once.
 const PASSES: u32 = 2;
 
-/// Linux removes the attribute when a file is written, also from a copy whose blocks are copied.
+/// Attribute that Linux removes when a file is written, also when the blocks of a copy are copied.
 const CAPABILITY: &str = "security.capability";
 /// `XATTR_CAPS_SZ_3`, include/uapi/linux/capability.h.
 const CAPABILITY_SIZE: usize = 24;
@@ -81,11 +82,12 @@ impl Store {
     }
 }
 
-/// The passes over trees while pods write to them. All trees have a pass before one has the next: then little has changed in
-/// each when the pods are stopped. An error has the index of its tree.
+/// Runs the passes over trees while pods write to them. Each pass covers all trees before the next pass begins: then
+/// little has changed in each tree when the pods are stopped. An error has the index of its tree.
 ///
-/// A clone writes the dirty pages of its file first, so each pass is followed by a flush. Pods change files during a flush, too:
-/// the first one writes most of the dirty pages of the disk, so that the one before the freeze is short.
+/// A clone writes the dirty pages of its file first, so each pass is followed by a flush. Pods change files during a
+/// flush, too: the first flush writes most of the dirty pages of the disk, so that the flush before the freeze is
+/// short.
 pub(crate) fn approach(clones: &mut [&mut TreeClone]) -> Result<(), (usize, TreeError)> {
     let end = Instant::now() + LONGEST;
     for _ in 0..PASSES {
@@ -93,7 +95,7 @@ pub(crate) fn approach(clones: &mut [&mut TreeClone]) -> Result<(), (usize, Tree
         for (index, clone) in clones.iter_mut().enumerate() {
             clone.approach(Some(end)).map_err(|error| (index, error))?;
         }
-        // Of the whole file system, which all trees have in common.
+        // One flush covers the whole file system, which all trees share.
         if let Some(clone) = clones.first() {
             clone.sync().map_err(|error| (0_usize, error))?;
         }
@@ -104,13 +106,13 @@ pub(crate) fn approach(clones: &mut [&mut TreeClone]) -> Result<(), (usize, Tree
     Ok(())
 }
 
-/// Whether a copy uses no more than its limits: the limit of its source was raised while it was copied.
+/// Whether the usage of a copy is within these limits. The limit of its source was raised while it was copied.
 pub(crate) fn fits(used: Usage, limits: Limits) -> bool {
     limits.bytes.is_none_or(|bytes| used.bytes <= bytes) && limits.inodes.is_none_or(|inodes| used.inodes <= inodes)
 }
 
-/// One pass over a cloned tree, until its files share no block. The time of the pass begins with the first shared block,
-/// so that each pass copies some.
+/// Runs one pass over a cloned tree, until its files share no block. The time of the pass begins with the first shared
+/// block, so that each pass copies some blocks.
 ///
 /// # Errors
 /// [`ActError::Copying`]: the next pass continues.
@@ -123,8 +125,8 @@ pub(crate) fn end_sharing(
     pass: Duration,
     cycle: &DutyCycle<'_>,
 ) -> Result<(), ActError> {
-    // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. It keeps those of
-    // files that were written since the last writeback of all.
+    // XFS allocates 128 KiB for a smaller piece, and the quota counts them: small files would not fit. XFS keeps these
+    // blocks of files that were written since the last writeback of all files.
     let free = || {
         syncfs(dir).map_err(failed("sync"))?;
         quotas.settled(project).map(drop).map_err(ActError::Quota)
@@ -148,8 +150,8 @@ pub(crate) fn end_sharing(
     }
 }
 
-/// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file keeps
-/// the attributes that a write changes; if this is killed within, its last file may lose them.
+/// Copies the blocks of an extent in pieces, until `end`, and at least one. Returns whether all are copied. The file
+/// keeps the attributes that a write changes; if the process is killed meanwhile, its last file may lose them.
 fn unshare(
     file: BorrowedFd<'_>,
     anchor: &mut Anchor<'_>,
@@ -169,7 +171,7 @@ fn unshare(
     let copied = loop {
         let length = extent.end().saturating_sub(at).min(PIECE);
         let copied = cycle.run(|| {
-            // The last block of a file that is shared may have no byte of it.
+            // The last shared block of a file may be behind the end of its content.
             let kept = match size.saturating_sub(at).min(length) {
                 Bytes::ZERO => Ok(()),
                 within => anchor.keep(file, at, within),

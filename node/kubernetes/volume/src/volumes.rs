@@ -12,36 +12,37 @@ use crate::{
     Strays, Taken, ThrottleError, UsageError, VolumeCalls, VolumeId, VolumeRefusal, VolumeUsage,
 };
 
-/// The volumes of a node: [`Store`] has them on a disk. Tests of API behaviour use a fake.
+/// The volumes of a node: [`Store`] implements the operations on a disk. Tests of API behaviour use a fake.
 ///
-/// All methods wait for the disk, and may be repeated after they failed, or after the program ended, at any point.
-/// Operations on one volume wait for each other. Those that change a volume reject snapshots, which have two of their own.
+/// All methods wait for the disk, and may be repeated after a failure, or after the process ended at any point.
+/// Operations on one volume are serialized. Methods that change a volume reject snapshots, which have methods of their
+/// own.
 pub trait Volumes: Send + Sync + 'static {
-    /// Creates the volume as requested, or finishes what an earlier call began. When it returns, the volume is durable
-    /// and has its limits. `Created` if this call made it live.
+    /// Creates the volume as requested, or continues what an earlier call began. When the method returns, the volume is
+    /// durable and has its limits. `Created` if this call made it live.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
-    /// [`Error::Copying`]: the next call continues; the volume has the content that its source had at the first one.
+    /// [`Error::Copying`]: the next call continues; the volume has the content that its source had at the first call.
     fn provision(&self, id: &VolumeId, want: &Request) -> Result<Ensured<Record>, Error>;
 
-    /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. This is durable at the latest
-    /// when the volume is opened first.
+    /// Records that the volume's PV exists: from now on only [`Volumes::retire`] ends it. The record is durable at the
+    /// latest when the volume is first opened.
     fn announce(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Expands the volume to at least `to`, rounded up to 4 KiB; its inode limit grows in proportion. When it
-    /// returns, the new size is durable. A published block volume shows it after its loop device was refreshed.
+    /// Expands the volume to at least `to`, rounded up to 4 KiB; the inode limit grows in proportion. When the method
+    /// returns, the new size is durable. A published block volume has it after its loop device was refreshed.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::TooLarge`]: nothing has changed. [`Error::Unknown`]; [`Error::Refused`].
     fn expand(&self, id: &VolumeId, to: Bytes) -> Result<Ensured<Record>, Error>;
 
-    /// Limits the I/O of the pods that have the block volume, now and later. When it returns, the limits are durable and in
-    /// force. `Unchanged` if the record had them before; they are applied to pods again.
+    /// Limits the I/O of the pods that have the block volume, now and later. When the method returns, the limits are
+    /// durable and in force. `Unchanged` if the record had these limits before; the method applies them to pods again.
     ///
     /// # Errors
-    /// [`Error::Throttle`]: unless [`Error::is_infeasible`], the next call continues. [`Error::Refused`]: it is a filesystem
-    /// volume. [`Error::Unknown`].
+    /// [`Error::Throttle`]: unless [`Error::is_infeasible`], the next call continues. [`Error::Refused`]: the volume is
+    /// a filesystem volume. [`Error::Unknown`].
     fn limit_io(&self, id: &VolumeId, limits: IoLimits) -> Result<Ensured<Record>, Error>;
 
     /// Whether [`Volumes::limit_io`] can limit the I/O of a block volume on this node.
@@ -54,80 +55,84 @@ pub trait Volumes: Send + Sync + 'static {
     /// no such volume.
     ///
     /// # Errors
-    /// [`Error::Published`]: a mount shows the volume; nothing has changed. [`ActError::InUse`](crate::ActError::InUse):
-    /// a process has its loop device open. [`Error::Refused`]: the directory has no record.
+    /// [`Error::Published`]: a mount shows the volume; nothing has changed.
+    /// [`ActError::InUse`](crate::ActError::InUse): a process has the volume's loop device open. [`Error::Refused`]:
+    /// the directory has no record.
     fn retire(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Moves a retired volume out of the trash. If [`Volumes::discard`] has begun, files are missing, and the volume
-    /// first gets back its limits, and owner and mode of a new one. If it is not in the trash, this costs one system
-    /// call.
+    /// first gets back its limits, and the owner and mode of a new volume. For a volume that is not in the trash, the
+    /// call costs one system call.
     ///
     /// # Errors
-    /// [`Error::Refused`]: the trash has something else than the volume, or its place is taken.
+    /// [`Error::Refused`]: the entry in the trash is not the volume, or another entry is in the place of the volume.
     fn restore(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Removes a retired volume: its data, its limits, its record. Idempotent.
     ///
-    /// Processes that still have a directory of the volume open can create nothing from here on, and can enter no
+    /// Processes that still have a directory of the volume open can create nothing from this call on, and can enter no
     /// directory without `CAP_DAC_OVERRIDE`. A call does a bounded amount of work, whatever these processes do.
     ///
     /// # Errors
     /// [`Error::Unfinished`]: the next call continues. [`Error::Refused`] with
-    /// [`VolumeRefusal::NotRetired`](crate::VolumeRefusal::NotRetired). [`Error::Published`]. [`Error::Act`] may be temporary: a
-    /// program that still has a deleted file open keeps its project in use. To detect that, the call reads all inodes of
-    /// the disk once, and again only when the number of these files has changed.
+    /// [`VolumeRefusal::NotRetired`](crate::VolumeRefusal::NotRetired). [`Error::Published`]. [`Error::Act`] may be
+    /// temporary: a program that still has a deleted file open keeps its project in use. To detect that, the call reads
+    /// all inodes of the disk once, and again only when the number of these files has changed.
     fn discard(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Removes a volume that never had a PV.
     ///
     /// # Errors
-    /// [`Error::Announced`]: it has, or had, a PV. Also those of [`Volumes::retire`] and [`Volumes::discard`].
+    /// [`Error::Announced`]: the volume has, or had, a PV. Also the errors of [`Volumes::retire`] and
+    /// [`Volumes::discard`].
     fn undo(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Takes a snapshot, or continues what an earlier call began. When it returns, the instant of the content is over.
-    /// [`Taken::copying`] says whether the snapshot is ready, and when the next call continues. A thin snapshot is ready then.
+    /// Takes a snapshot, or continues what an earlier call began. When the method returns, the instant of the content
+    /// has passed. [`Taken::copying`] shows whether the snapshot is ready, and when the next call continues. A thin
+    /// snapshot is ready after one call.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Refused`]: nothing has changed.
     fn take_snapshot(&self, id: &VolumeId, want: &SnapshotRequest) -> Result<Taken<Record>, Error>;
 
-    /// Takes snapshots of several volumes at one instant, or continues what an earlier call began: as
-    /// [`Volumes::take_snapshot`] for each of them, and the next call copies more of their blocks. The pods that have one of
-    /// the volumes are stopped once. All snapshots have the same instant; if an earlier call ended before it, there is a new
-    /// one. They are announced together, when all are complete.
+    /// Takes snapshots of several volumes at one instant, or continues what an earlier call began, like
+    /// [`Volumes::take_snapshot`] for each of them. The next call copies more of their blocks. The pods that have one
+    /// of the volumes are stopped once. All snapshots have the same instant; if an earlier call ended before it, they
+    /// get a new one. They are announced together, when all are complete.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it and earlier calls began, of all snapshots; the
-    /// next one takes all again.
-    /// [`Error::Removed`]: a snapshot was removed after others of the group were ready; nothing has changed.
-    /// [`Error::Refused`]: nothing has changed.
+    /// [`Error::Full`], [`Error::Source`], [`Error::Freeze`]: the call undoes what it and earlier calls began, of all
+    /// snapshots; the next call takes all again. [`Error::Removed`]: a snapshot was removed after others of the group
+    /// were ready; nothing has changed. [`Error::Refused`]: nothing has changed.
     fn take_group(&self, want: &GroupRequest) -> Result<Taken<BTreeMap<VolumeId, Record>>, Error>;
 
-    /// Whether pods can be stopped, as [`Volumes::take_group`] must.
+    /// Whether this process can stop pods, which [`Volumes::take_group`] requires.
     fn takes_groups(&self) -> bool;
 
     /// Removes a snapshot, finished or not. Idempotent. Volumes that were created from it stay.
     ///
     /// # Errors
-    /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: it is a volume; with [`VolumeRefusal::Restoring`]: it is thin, and a volume
-    /// is being created from it. [`Error::Act`] with [`ActError::Busy`](crate::ActError::Busy): the next call continues. Also those
-    /// of [`Volumes::discard`].
+    /// [`Error::Refused`] with [`VolumeRefusal::Volume`]: `id` is a volume; with [`VolumeRefusal::Restoring`]: the
+    /// snapshot is thin, and a volume is being created from it. [`Error::Act`] with
+    /// [`ActError::Busy`](crate::ActError::Busy): the next call continues. Also the errors of [`Volumes::discard`].
     fn remove_snapshot(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
-    /// Gives a volume the content of a snapshot, or continues what an earlier call began. The content that the volume had
-    /// becomes the snapshot `id`. When it returns, both are durable. `Unchanged` if an earlier call did it. Until
-    /// [`Volumes::end_rollback`], the snapshot cannot be removed, so that no call repeats the rollback.
+    /// Gives a volume the content of a snapshot, or continues what an earlier call began. The former content of the
+    /// volume becomes the snapshot `id`. When the method returns, both are durable. `Unchanged` if an earlier call did
+    /// that. Until [`Volumes::end_rollback`], the snapshot cannot be removed, so that no call repeats the rollback.
     ///
     /// # Errors
-    /// The volume has its former content: [`Error::Copying`]: the next call continues. [`Error::Published`], and
-    /// [`ActError::InUse`](crate::ActError::InUse): the next call exchanges the content if no pod has the volume.
-    /// [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Rollback`]. [`Error::Refused`].
+    /// The volume still has its former content after these errors. [`Error::Copying`]: the next call continues.
+    /// [`Error::Published`], and [`ActError::InUse`](crate::ActError::InUse): the next call exchanges the content if no
+    /// pod has the volume. [`Error::Full`], [`Error::Source`]: the call undoes what it began. [`Error::Rollback`].
+    /// [`Error::Refused`].
     fn roll_back(&self, id: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error>;
 
-    /// The snapshot that a rollback has kept is an ordinary one from now on. Idempotent.
+    /// Ends a rollback: the snapshot that it has kept is an ordinary one from now on. Idempotent.
     ///
     /// # Errors
-    /// [`Error::Refused`] with [`VolumeRefusal::RollingBack`](crate::VolumeRefusal::RollingBack): the content is not exchanged.
+    /// [`Error::Refused`] with [`VolumeRefusal::RollingBack`](crate::VolumeRefusal::RollingBack): the content is not
+    /// exchanged.
     fn end_rollback(&self, id: &VolumeId) -> Result<Ensured<()>, Error>;
 
     /// Size of a live volume, and whether a loop device is attached to its image.
@@ -142,9 +147,9 @@ pub trait Volumes: Send + Sync + 'static {
     /// All records. Reads nothing from the disk.
     fn records(&self) -> Result<Records, ListError>;
 
-    /// The volumes whose removal has begun: those in the trash, and those whose data is gone already while limits and
-    /// record stayed, because a program held a deleted file open, or because the power failed. A volume whose data was
-    /// lost looks like the latter: one that still has a PV is not removed.
+    /// Volumes whose removal has begun: those in the trash, and those without data whose limits and record stayed,
+    /// because a program held a deleted file open, or because the power failed. A volume whose data was lost looks like
+    /// the latter: a volume that still has a PV is not removed.
     fn retired(&self) -> Result<Vec<VolumeId>, ListError>;
 
     /// Directories and projects without a record.
@@ -180,7 +185,7 @@ impl Store {
         })
     }
 
-    /// Of a volume, and not of a snapshot.
+    /// Runs a change of a volume, and rejects a snapshot.
     fn change<T>(
         &self,
         operation: Operation,

@@ -1,4 +1,5 @@
-//! The power fails while a volume is cloned, while a snapshot of it is taken, or while it is rolled back. Needs root and three scratch disks.
+//! The power fails while a volume is cloned, while a snapshot of it is taken, or while it is rolled back. Needs root
+//! and three scratch disks.
 
 #[path = "node/mod.rs"]
 mod node;
@@ -71,9 +72,9 @@ fn a_snapshot_has_the_content_of_its_instant_after_a_power_cut() {
     }
 }
 
-/// Regression: the log was not forced after the first pass, and a power cut took a snapshot back whose instant the API
-/// server had. It was taken again, with a later content. Later, what the pass had copied was not durable either, and the source
-/// was overwritten in place: the recovered snapshot shared the overwritten blocks.
+/// Regression: the log was not forced after the first pass, and a power cut removed a snapshot whose instant the API
+/// server had. The snapshot was taken again, with later content. Later, the blocks that the pass had copied were not
+/// durable either, and the source was overwritten in place: the recovered snapshot shared the overwritten blocks.
 #[test]
 fn a_power_cut_keeps_the_instant_and_the_content_that_the_first_pass_returned() {
     const FILES: Mode = Mode::Filesystem { inodes: INODES };
@@ -103,7 +104,7 @@ fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
     drop(mounted);
 
     let mut replay = recorder.finish();
-    // The source is overwritten by many writes.
+    // Many writes overwrite the source, so a part of the cuts is enough.
     for cut in cuts_after_begin(&replay).iter().step_by(4) {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
@@ -117,12 +118,12 @@ fn cut_after_the_first_pass(mode: Mode, sharing: Sharing) {
     }
 }
 
-/// A pod overwrites the first block in place as soon as the snapshot has its own, long before the pass ends, and then until its
-/// end, mostly in its rests. All of these writes have the same content: a cut after each eighth of them finds what one after each
-/// would.
+/// A pod overwrites the first block in place as soon as the snapshot has its own block, long before the pass ends, and
+/// then until the end of the pass, mostly in its rests. All of these writes have the same content: a cut after each
+/// eighth write finds the same as one after each write.
 #[test]
 fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {
-    // In four pieces: the writes begin in the rest after the first one.
+    // The image has four pieces: the writes begin in the rest after the first one.
     const LARGE: Bytes = Bytes::new(4 << 20);
     let claim = Claim { uid: "uid".into(), namespace: "default".into(), name: "snapshot".into() };
     let (source, snapshot) = (id("pvc-source"), id("snapshot-1"));
@@ -171,7 +172,8 @@ fn a_snapshot_has_nothing_that_was_written_within_its_first_pass() {
     }
 }
 
-/// The volume has the content of the snapshot, or its former one, which is then that of the kept snapshot.
+/// The volume has its former content, or that of the snapshot. In the second case, the kept snapshot has the former
+/// content.
 #[test]
 fn a_rollback_is_done_or_not_after_a_power_cut() {
     for mode in [THICK, Mode::Filesystem { inodes: INODES }] {
@@ -206,7 +208,7 @@ fn cut_rollback(mode: Mode) {
     let mut replay = recorder.finish();
     let cuts = cuts_of_metadata(&replay);
     let (mut before, mut after) = (0, 0);
-    // `//test/crash` cuts rollbacks too. The exchange is that of images.
+    // `//test/crash` cuts rollbacks, too. Files are exchanged like images, so fewer cuts are enough for them.
     for cut in cuts.iter().step_by(if mode.is_block() { 2 } else { 3 }) {
         let disk = replay.restore(cut);
         let mounted = disk.mount("prjquota");
@@ -234,8 +236,8 @@ fn cut_rollback(mode: Mode) {
     assert!(before > 0 && after > 0, "{before} cuts before the exchange, {after} after it");
 }
 
-/// After each write since the mark `begin` that changes what XFS recovers, and some with losses, in the order of the
-/// log.
+/// Cuts after each write since the mark `begin` that changes the state that XFS recovers, and some cuts with losses, in
+/// the order of the log.
 fn cuts_after_begin(replay: &Replay) -> Vec<Cut> {
     let mut cuts = replay.every_recovered_cut();
     cuts.extend(replay.lossy_cuts(1, 24, Tearing::Sectors));
@@ -244,8 +246,8 @@ fn cuts_after_begin(replay: &Replay) -> Vec<Cut> {
     cuts
 }
 
-/// [`cuts_after_begin`] without most of those within a row of writes of file data, which leave the metadata as it is, also with
-/// flushes between them: after the first, each eighth and the last of them.
+/// [`cuts_after_begin`] without most cuts within a row of writes of file data, also with flushes between them. Such
+/// writes do not change the metadata. The cuts after the first, each eighth and the last write remain.
 fn cuts_of_metadata(replay: &Replay) -> Vec<Cut> {
     let mut length = 0;
     let mut rows = vec![0];
@@ -266,7 +268,8 @@ fn cuts_of_metadata(replay: &Replay) -> Vec<Cut> {
     cuts
 }
 
-/// `make` creates `copy` from the source, which is overwritten when this is durable: no copy has anything of that.
+/// Cuts the power while `make` creates `copy` from the source, and after that. The source is overwritten when the copy
+/// is durable: no recovered copy has any of the new content.
 fn cut_everywhere(mode: Mode, copy: &VolumeId, make: impl Fn(&Store)) {
     let recorder = Recorder::on_xfs();
     let mounted = recorder.mount("prjquota");

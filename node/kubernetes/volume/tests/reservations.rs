@@ -23,7 +23,7 @@ use crate::node::{Node, sized};
 
 const BLOCK: u64 = 4096;
 
-/// As on a node: the other parts of the disk have limits, and what they may take is not reserved.
+/// A node whose other parts of the disk have limits, and whose volumes cannot reserve that space.
 fn node() -> Node {
     let disk = XfsDisk::with_project_quota();
     let volumes = Node::volumes(disk.path());
@@ -56,7 +56,8 @@ fn fill_with_files(volume: &Path, reserved: Inodes) {
     assert_eq!(Inodes::new(made), reserved);
 }
 
-/// Writes one file until the quota is full: to the last blocks of the reservation, with what the directory takes itself.
+/// Writes one file until the quota is full: up to the last blocks of the reservation, including the blocks of the
+/// directory.
 fn fill_with_data(volume: &Path, file: &str, reserved: Bytes) {
     let mut file = File::create(volume.join(file)).unwrap();
     let piece = vec![0x5a; 64 << 10];
@@ -71,12 +72,12 @@ fn fill_with_data(volume: &Path, file: &str, reserved: Bytes) {
     assert!(reserved.saturating_sub(used) < Bytes::new(64 << 10) && used <= reserved, "{used} of {reserved}");
 }
 
-/// A block where direct writes want it in memory.
+/// Block that is aligned for direct writes.
 #[repr(C, align(4096))]
 struct Aligned([u8; BLOCK as usize]);
 
-/// Every second block first, so that the map gets as large as it can; by several writers past the page cache, as a loop
-/// device writes.
+/// Writes every second block first, so that the map gets as large as possible. Several writers bypass the page cache,
+/// like a loop device.
 fn fill_image(image: &Path, reserved: Bytes) {
     const WRITERS: u64 = 4;
     let image = File::options().write(true).custom_flags(libc::O_DIRECT).open(image).unwrap();

@@ -92,7 +92,7 @@ impl DiskState {
     }
 }
 
-/// The first `cut` steps of provisioning.
+/// Applies the first `cut` steps of provisioning.
 fn made(mode: Mode, seen: DiskState, cut: usize) -> DiskState {
     made_for(&want(mode), seen, cut)
 }
@@ -121,7 +121,7 @@ fn changes(steps: &[Step]) -> bool {
     steps.iter().any(|step| !matches!(step, Step::SyncLive | Step::SyncTrash))
 }
 
-/// Retire, then discard, stopping before step number `left`.
+/// Applies the steps of retire, then of discard, and stops before step number `left`.
 fn delete(mut seen: DiskState, mut left: usize) -> Result<DiskState, VolumeRefusal> {
     for plan in [retire, discard] {
         let steps = plan(&seen)?;
@@ -206,7 +206,7 @@ proptest! {
         cuts in prop::collection::vec((0usize..10, any::<bool>()), 0..5),
     ) {
         let want = Request { mode, ..clone_of("pvc-source") };
-        // The image of each step that creates one from nothing begins with the source's content.
+        // Each image that a step creates must begin with the source's content.
         let mut seen = NOTHING;
         for (after, undone) in cuts {
             if undone {
@@ -228,7 +228,7 @@ proptest! {
         prop_assert_eq!(provision(&want, &seen.announced())?, vec![]);
     }
 
-    /// A directory with files is never taken for a complete one after a run that wrote or removed some of them.
+    /// A run that wrote or removed only some files leaves no directory that the next run treats as complete.
     #[test]
     fn files_are_live_only_when_all_are_of_one_instant(
         mode in prop_oneof![Just(FILES), Just(TREE), Just(THIN_TREE)],
@@ -242,7 +242,7 @@ proptest! {
             for (number, step) in steps.iter().enumerate() {
                 match step {
                     Step::CloneTree => whole = number < after,
-                    // Cut within, it removes some.
+                    // An interrupted removal has removed some files.
                     Step::RemoveStaging => whole = false,
                     Step::Publish if number < after => prop_assert!(whole, "{:?}", steps),
                     _ => {}
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_retired_can_be_restored_wherever_either_is_cut(
+    fn a_retired_volume_can_be_restored_wherever_either_is_cut(
         mode in modes(), retired in 0usize..4, restored in 0usize..3,
     ) {
         let whole = done(mode).announced();
@@ -313,7 +313,7 @@ fn the_snapshot_of_a_rollback_is_published_after_the_exchange() {
         seen.record.as_mut().unwrap().project = project;
         seen.staging = Place::Present { project: Some(project), image };
         assert_eq!(provision(&want, &seen).unwrap(), [Publish, SyncLive]);
-        // A disk that is full at this moment would remove the former content of the volume.
+        // If the disk is full at this moment, an undo would remove the former content of the volume.
         assert_eq!(undo(&seen), Err(VolumeRefusal::RollingBack(rollback.volume.clone())));
     }
 }
@@ -336,7 +336,8 @@ fn data_goes_before_its_limits_and_the_record_last() {
     assert_eq!(discard(&seen).unwrap(), [DetachLoops(Where::Trash), RemoveData, ClearLimits, RemoveRecord]);
 }
 
-/// Regression: the blocks that a copy gave up were the source's alone, and a power cut could return the copy with them.
+/// Regression: blocks that a copy had released belonged to the source alone, and a power cut could return the copy with
+/// them.
 #[test]
 fn a_copy_is_durably_in_the_trash_before_it_gives_up_blocks() {
     use Step::{ClearLimits, CloneImage, CloneTree, RemoveData, RemoveRecord, SyncTrash, Trash};
@@ -377,7 +378,7 @@ fn the_record_follows_the_image() {
 }
 
 #[test]
-fn what_has_no_record_is_neither_adopted_nor_deleted() {
+fn an_entry_without_a_record_is_neither_adopted_nor_deleted() {
     let (bare, limited) = (Place::Present { project: None, image: None }, done(DISK).live);
     for seen in [
         DiskState { live: bare, ..NOTHING },
@@ -404,7 +405,7 @@ fn a_directory_with_another_project_is_neither_adopted_nor_undone() {
     assert_eq!(provision(&want(FILES), &staging), Err(VolumeRefusal::Foreign));
     assert_eq!(undo(&staging), Err(VolumeRefusal::Foreign));
     let undone = undo(&DiskState { live: other, ..done(FILES) }).unwrap();
-    assert_eq!(undone, [Step::ClearLimits, Step::RemoveRecord]); // only what is ours
+    assert_eq!(undone, [Step::ClearLimits, Step::RemoveRecord]); // the directory is unmanaged
 }
 
 #[test]
@@ -436,7 +437,7 @@ fn a_lost_volume_is_not_replaced_by_an_empty_one_and_can_be_deleted() {
 }
 
 #[test]
-fn data_in_use_is_not_discarded_and_what_has_no_pv_does_not_grow() {
+fn data_in_use_is_not_discarded_and_a_volume_without_pv_does_not_grow() {
     assert_eq!(discard(&done(FILES)), Err(VolumeRefusal::NotRetired));
     assert_eq!(discard(&done(DISK).announced()), Err(VolumeRefusal::NotRetired));
     assert_eq!(expand(Bytes::TIB, &done(DISK)), Err(VolumeRefusal::NotAnnounced));

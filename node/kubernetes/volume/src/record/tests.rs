@@ -57,14 +57,14 @@ fn record() -> impl Strategy<Value = Record> {
 
 proptest! {
     #[test]
-    fn what_was_written_is_read(record in record()) {
+    fn a_written_record_is_read_again(record in record()) {
         prop_assert_eq!(Record::parse(&record.to_bytes(), record.state).unwrap(), record);
     }
 
     #[test]
     fn damaged_records_are_errors_and_no_panic(record in record(), cut in 0usize..400, flip in 0usize..400) {
         let whole = record.to_bytes();
-        let cut = cut.min(whole.len().saturating_sub(2)); // less than the closing brace
+        let cut = cut.min(whole.len().saturating_sub(2)); // the closing brace is cut, too
         prop_assert!(Record::parse(&whole[..cut], State::Staged).is_err());
         let mut damaged = whole.clone();
         let at = flip % whole.len();
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn what_grows_never_gets_less(mode in mode(), from: u64, to: u64) {
+    fn the_reservation_of_a_grown_volume_never_decreases(mode in mode(), from: u64, to: u64) {
         let (from, to) = (Bytes::new(from.min(to)), Bytes::new(from.max(to)));
         let grown = mode.grown(from, to);
         prop_assert!(grown.reserved(to) >= mode.reserved(from));

@@ -26,7 +26,7 @@ use volume::{
 /// A node's volumes directory.
 pub struct Node {
     pub store: Store,
-    // Last: it can only be unmounted when nothing on it is open.
+    // The last field: the disk can only be unmounted when nothing on it is open.
     pub disk: XfsDisk,
 }
 
@@ -45,13 +45,13 @@ impl Node {
         Store::open(&Self::volumes(disk.path()), settings()).expect("the disk can be used")
     }
 
-    /// Below the root: that gets no project, not even by hand.
+    /// The volumes directory, below the root of the disk. The root gets no project, not even by hand.
     pub fn volumes(disk: &Path) -> Dir {
         fs::create_dir_all(disk.join("volumes")).expect("create a directory");
         Dir::open(&disk.join("volumes")).expect("it can be opened")
     }
 
-    /// As after the death of the process.
+    /// Opens the store again, as after the death of the process.
     pub fn restarted(self) -> Self {
         let Self { store, disk } = self;
         drop(store);
@@ -66,7 +66,7 @@ impl Node {
         self.path("live", id).join("image")
     }
 
-    /// Where something of the volume is left.
+    /// Directories of the store that have an entry of the volume.
     pub fn traces(&self, id: &VolumeId) -> Vec<&'static str> {
         let places = ["pending", "records", "staging", "live", "trash", "anchors"];
         places.into_iter().filter(|place| self.path(place, id).exists()).collect()
@@ -80,7 +80,7 @@ impl Node {
         (id, record)
     }
 
-    /// With this volume.
+    /// A new node with this volume.
     pub fn with_volume(request: &Request) -> (Self, VolumeId, Record) {
         let node = Self::new();
         let (id, record) = node.made(request);
@@ -93,7 +93,7 @@ impl Node {
         self.store.discard(id).expect("it can be removed");
     }
 
-    /// A file beside the volumes that leaves this much of the disk.
+    /// Creates a file beside the volumes that leaves this much of the disk.
     pub fn hog(&self, left: Bytes) -> PathBuf {
         let path = self.disk.path().join("hog");
         let hog = File::create(&path).expect("create a file");
@@ -107,21 +107,21 @@ impl Node {
         fsquota::quota(File::open(self.disk.path()).unwrap(), project).unwrap().limits
     }
 
-    /// Every project of the file system.
+    /// All projects of the file system.
     pub fn projects(&self) -> BTreeSet<ProjectId> {
         let root = File::open(self.disk.path()).unwrap();
         fsquota::report(&root).unwrap().map(|quota| quota.unwrap().id).collect()
     }
 }
 
-/// A file of a filesystem volume. Creates it first if it is not there.
+/// Opens a file of a filesystem volume. Creates a missing file first.
 pub fn file(store: &Store, volume: &VolumeId, name: &str) -> File {
     let (name, permissions) = (Name::try_from(name).unwrap(), Permissions::S_IRUSR | Permissions::S_IWUSR);
     let opened = store.open_volume(volume).unwrap();
     File::from(opened.dir().open_file(&name, OFlag::O_RDWR | OFlag::O_CREAT, permissions).unwrap())
 }
 
-/// All passes of a clone, and the PV.
+/// Runs all passes of a clone, and announces its PV.
 pub fn copied(store: &Store, request: &Request) -> Record {
     let id = id(&request.claim.name);
     let record = loop {
@@ -134,7 +134,7 @@ pub fn copied(store: &Store, request: &Request) -> Record {
     record
 }
 
-/// Volumes that no pod has.
+/// Freezer for volumes that no pod has.
 #[derive(Debug)]
 pub struct NoPods;
 
@@ -154,7 +154,7 @@ impl FrozenPods for NoPods {
     }
 }
 
-/// The store clones files of volumes that no pod has.
+/// Lets the store clone files of volumes that no pod has.
 pub fn without_pods(store: &Store) {
     static NO_PODS: LazyLock<Arc<NoPods>> = LazyLock::new(|| Arc::new(NoPods));
     let pods: Arc<dyn PodFreezer> = NO_PODS.clone();
@@ -165,26 +165,26 @@ pub fn settings() -> Settings {
     Settings { reserve: Bytes::new(64 << 20), ..Settings::default() }
 }
 
-/// A copy of one piece, and a removal of few names, in each pass: some hundred files are more than one pass takes.
+/// Each pass copies one piece, or removes few names: some hundred files need more than one pass.
 pub fn short_passes() -> Settings {
     Settings { pass: Duration::ZERO, removed_at_once: 128, ..settings() }
 }
 
-/// The byte that a content consists of. Compares slices: a loop over a MiB takes a second of emulation, because tests are
+/// The only byte value of a content. Compares slices: a loop over a MiB takes a second of emulation, because tests are
 /// compiled without optimization.
 pub fn only_byte(content: &[u8]) -> Option<u8> {
     let (first, rest) = content.split_first()?;
     (*rest == content[..rest.len()]).then_some(*first)
 }
 
-/// The byte that the first `size` bytes of a file consist of.
+/// The only byte value of the first `size` bytes of a file.
 pub fn byte_of(file: &File, size: usize) -> Option<u8> {
     let mut content = vec![0; size];
     file.read_exact_at(&mut content, 0).unwrap();
     only_byte(&content)
 }
 
-/// Of a content with this claim.
+/// Request for the snapshot of a content with this claim.
 pub fn snapshot_request(claim: Claim, source: VolumeId) -> SnapshotRequest {
     let (owner, class, max_pause) = (Owner::Provisioner, "local".into(), DEFAULT_PAUSE);
     SnapshotRequest { claim, owner, class, source, max_pause, sharing: Sharing::Temporary }
@@ -196,12 +196,12 @@ pub fn id(text: &str) -> VolumeId {
 
 pub const INODES: Inodes = Inodes::new(128);
 
-/// A claim of the volume's name asks for 16 MiB of files.
+/// Request for 16 MiB of files, for a claim with the volume's name.
 pub fn files(name: &str) -> Request {
     sized(name, Mode::Filesystem { inodes: INODES }, SIZE)
 }
 
-/// The same for a disk.
+/// Request for a disk of the same size.
 pub fn disk(name: &str, allocation: Allocation) -> Request {
     sized(name, Mode::Block { allocation }, SIZE)
 }

@@ -1,4 +1,4 @@
-//! Pods that write, and stop when the store requires it.
+//! Fake pods, which write, and stop when the store requires it.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,11 +14,11 @@ pub enum Freezing {
     #[default]
     Works,
     Fails,
-    /// The budget was exceeded.
+    /// The pods ran again before the thaw, because the budget was exceeded.
     EndsEarly,
-    /// The same, before the last pass over files.
+    /// The budget is exceeded before the last pass over files.
     IsLate,
-    /// The process ends before the result of the thaw is there.
+    /// The process ends before the thaw returns.
     Dies,
 }
 
@@ -27,9 +27,9 @@ pub struct Pods(Arc<Gate>);
 
 #[derive(Debug, Default)]
 struct Gate {
-    /// Held by a write.
+    /// A write holds this lock.
     running: Mutex<()>,
-    /// Set before the freezer waits for the end of a write: the writer would get the lock again and again.
+    /// Set before the freezer waits for the end of a write. Otherwise the writer would get the lock again and again.
     is_frozen: AtomicBool,
     freezes: AtomicUsize,
     freezing: Mutex<Freezing>,
@@ -38,7 +38,7 @@ struct Gate {
 struct Frozen(Arc<Gate>);
 
 impl Pods {
-    /// The store has them for as long as the result exists.
+    /// Registers pods with the store, for as long as the result exists.
     pub fn of(store: &Store) -> Arc<Self> {
         let pods = Arc::new(Self::default());
         let freezer: Arc<dyn PodFreezer> = pods.clone();
@@ -46,7 +46,7 @@ impl Pods {
         pods
     }
 
-    /// One write of a pod.
+    /// Runs one write of a pod.
     pub fn write<T>(&self, write: impl FnOnce() -> T) -> T {
         loop {
             while self.0.is_frozen.load(Ordering::SeqCst) {

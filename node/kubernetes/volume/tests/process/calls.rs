@@ -1,4 +1,4 @@
-//! How many system calls things cost, whatever there is already.
+//! Numbers of system calls of operations, which do not depend on the number of volumes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -15,7 +15,7 @@ use volume::{Access, Mode, Request, State, Store, Volumes as _};
 use crate::killed::{THIN, open};
 use crate::node::{INODES, Node, SIZE, copied, file, files, id, sized, snapshot_request, without_pods};
 
-/// Far below the disk, however many there are.
+/// Request for a volume so small that the disk holds hundreds of them.
 fn small(name: &str) -> Request {
     sized(name, Mode::Filesystem { inodes: INODES }, Bytes::new(1 << 20))
 }
@@ -31,7 +31,7 @@ fn claim(store: &Store, name: &str) -> Vec<i64> {
 #[test]
 fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
     let node = Node::new();
-    // A fork takes project IDs of its own first, ten calls, which a process makes for every 32nd volume.
+    // The forked process first allocates project IDs of its own. A process makes these ten calls for every 32nd volume.
     let counted = |name: &str| {
         let all = claim(&node.store, name);
         let begin = all.iter().position(|call| *call == SYS_openat2).expect("the record is created");
@@ -40,7 +40,7 @@ fn a_claim_takes_14_calls_and_one_force_whatever_is_there() {
     let alone = counted("pvc-1");
     let record = [SYS_openat2, SYS_pwrite64, SYS_close];
     let directory = [SYS_mkdirat, SYS_openat2, SYS_fchmod];
-    // Whether the ID is free; whether the directory has one; the limits; the directory gets it.
+    // The calls read whether the ID is free, read the project of the directory, set the limits, and set the project.
     let limit = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd, SYS_ioctl];
     let publish = [SYS_close, SYS_renameat2, SYS_fsync];
     let announce = [SYS_renameat2];
@@ -57,7 +57,7 @@ fn opening_takes_one_call_and_looking_at_the_quota_one_more_whatever_is_there() 
     let (node, first, _) = Node::with_volume(&files("pvc-0"));
     let open = |store: &Store| calls(|| drop(store.open_volume(&first).unwrap()));
     let stats = |store: &Store| calls(|| assert!(store.open_volume(&first).unwrap().quota().is_ok()));
-    // The announcement is not on the disk yet.
+    // The announcement is not durable yet.
     assert_eq!(open(&node.store), [SYS_openat2, SYS_fsync, SYS_close]);
     drop(node.store.open_volume(&first).unwrap());
     assert_eq!(open(&node.store), [SYS_openat2, SYS_close]);
@@ -69,7 +69,7 @@ fn opening_takes_one_call_and_looking_at_the_quota_one_more_whatever_is_there() 
     assert_eq!(stats(&node.store), [SYS_openat2, SYS_quotactl_fd, SYS_close]);
 }
 
-/// Each of the volumes forced the log.
+/// Regression: each of the volumes forced the log.
 #[test]
 fn one_force_is_enough_for_all_announcements_before_it() {
     let node = Node::new();
@@ -80,7 +80,7 @@ fn one_force_is_enough_for_all_announcements_before_it() {
 }
 
 #[test]
-fn what_is_not_there_costs_nothing() {
+fn a_missing_volume_costs_no_system_calls() {
     let node = Node::new();
     let none = id("pvc-9");
     let made = calls(|| {
@@ -93,19 +93,19 @@ fn what_is_not_there_costs_nothing() {
     assert!(made.is_empty(), "{made:?}");
 }
 
-/// Each attempt looked at all inodes of the disk, and waited for a second.
+/// Regression: each attempt read all inodes of the disk, and waited for a second.
 #[test]
 fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     let (node, id, _) = Node::with_volume(&files("pvc-1"));
     let held = File::create(node.path("live", &id).join("held")).unwrap();
     node.store.retire(&id).unwrap();
     let discard = || assert!(node.store.discard(&id).is_err());
-    // Here the attempts are those of one process: it remembers what it saw.
+    // These attempts are in one process, which remembers the result of the first one.
     discard();
     let look = [SYS_openat2; 3];
     let again = [SYS_quotactl_fd, SYS_ioctl, SYS_quotactl_fd];
     let mut made = calls(discard);
-    // Not a call with every clock.
+    // The time is a system call only with some clock sources.
     made.retain(|call| *call != SYS_clock_gettime);
     assert_eq!(made, [&look[..], &again].concat());
     drop(held);
@@ -128,7 +128,7 @@ fn the_copy_of_a_snapshot_rests_and_that_of_a_clone_does_not() {
         };
         file.write_all_at(&vec![1; PIECES << 20], 0).and_then(|()| file.sync_all()).unwrap();
         drop((file, store));
-        // The child is another process, whose changes an open store would not have.
+        // The child is another process, and an open store would not have its changes.
         let rests = |work: &dyn Fn(&Store)| {
             let store = open(disk.path());
             without_pods(&store);
@@ -143,7 +143,7 @@ fn the_copy_of_a_snapshot_rests_and_that_of_a_clone_does_not() {
         let take = |store: &Store| {
             while store.take_snapshot(&snapshot, &want).unwrap().snapshots.state == State::Staged {}
         };
-        // After each piece, and after the end of the pass.
+        // One rest follows each piece, and one the end of the pass.
         assert!(rests(&take) > PIECES, "{volume}");
     }
 }

@@ -16,7 +16,7 @@ use volume::{Access, Allocation, Claim, Error, Mode, Request, State, Store, Volu
 use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{byte_of, copied, id, only_byte, sized, snapshot_request};
 
-/// Eight times what an image of this size may have beside its blocks.
+/// Eight times what the limit of an image of this size has beside its blocks.
 const SIZE: Bytes = Bytes::new(24 << 20);
 
 fn source_of(request: &Request) -> Request {
@@ -47,7 +47,7 @@ fn limits(store: &Store, id: &VolumeId) -> Limits {
     store.open_volume(id).unwrap().quota().unwrap().limits
 }
 
-/// Of a source to which no clone is bound any more.
+/// Checks a source whose clones have all ended.
 pub fn is_settled(store: &Store, source: &Request, reserved: Bytes) {
     let id = id(&source.claim.name);
     let record = store.records().unwrap().readable.remove(&id).unwrap();
@@ -76,7 +76,7 @@ fn a_killed_clone_is_finished_by_the_next() {
             let record = copied(store, &clone_of(&source, request));
             is_settled(store, &source, record.reserved());
             let byte = byte_of(&image(store, &id(&request.claim.name)), request.size.get() as usize);
-            // Of the instant before or after the kill.
+            // The content of the instant before or after the kill.
             assert!(byte.is_some_and(|byte| [1, 2].contains(&byte)));
             deleted(store, request);
             deleted(store, &source);
@@ -104,7 +104,7 @@ fn a_killed_clone_is_undone_if_the_claim_is_gone() {
     );
 }
 
-/// The kernel carries out `FICLONE`, and the process is killed before its next call.
+/// Kills the process before its next call after `FICLONE`, which the kernel has completed.
 fn killed_after_the_clone(store: &Store, want: &Request) {
     killed_after_ficlone(|| drop(copied(store, want)));
 }
@@ -167,7 +167,8 @@ fn a_source_is_overwritten_whole_after_its_clone_was_killed() {
     drop(root);
 }
 
-/// XFS allocates 128 KiB for each write to a shared block, which the quota counted for half an hour: writes to holes failed.
+/// Regression: XFS allocates 128 KiB for each write to a shared block, which the quota counted for half an hour. Writes
+/// to holes failed.
 #[test]
 fn a_thin_source_has_its_own_limit_for_its_holes() {
     const PIECE: u64 = 128 << 10;
@@ -177,8 +178,8 @@ fn a_thin_source_has_its_own_limit_for_its_holes() {
     let store = open(disk.path());
     made(&store, &source);
     let (id, half) = (id("pvc-source"), SIZE.get() / 2);
-    // As the loop device of a pod. XFS keeps the blocks of a file that has been written through the page cache until the
-    // kernel's next periodic writeback.
+    // Direct I/O, like that of the loop device of a pod. XFS keeps the blocks of a file that has been written through
+    // the page cache until the kernel's next periodic writeback.
     let path = disk.path().join("volumes/live/pvc-source/image");
     let direct = || OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
     let mut memory = vec![1_u8; (1 << 20) + 4096];

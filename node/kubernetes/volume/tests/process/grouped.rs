@@ -13,10 +13,10 @@ use crate::node::pods::Pods;
 use crate::node::{file, id, only_byte, sized, snapshot_request};
 use crate::trees::FILES;
 
-/// Each step was shown once. All of them take five minutes in emulation.
+/// A part of the steps: all of them take five minutes in emulation, and have passed once.
 const STEPS: Steps = Steps { first: 0, stride: 7 };
 
-/// A disk, and files.
+/// Requests for a block volume and a filesystem volume.
 fn sources_of(request: &Request) -> [Request; 2] {
     [(1, request.mode), (2, FILES)]
         .map(|(number, mode)| sized(&format!("{}-source-{number}", request.claim.name), mode, request.size))

@@ -1,5 +1,5 @@
-//! A process is killed before each of the system calls with which an operation may change something. Whatever it left,
-//! the next one starts, finishes the work, and finds nothing more to do.
+//! A process is killed before each system call of an operation that may change something. Whatever state remains, the
+//! next process starts, finishes the work, and finds nothing more to do.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -25,7 +25,8 @@ const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 pub const THICK: Mode = Mode::Block { allocation: Allocation::Thick };
 pub const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
 
-/// [`Call::may_change_files`], without what only asks: there are many volumes to make, each killed a step later.
+/// [`Call::may_change_files`] without calls that only read. There are many volumes, each killed a step later than the
+/// one before.
 fn may_change_files(call: &Call<'_>) -> bool {
     const GET_FLAGS: u64 = 0x801c_581f; // FS_IOC_FSGETXATTR
     const MAP: u64 = 0xc020_660b; // FS_IOC_FIEMAP
@@ -43,8 +44,8 @@ pub fn open(disk: &Path) -> Store {
     Store::open(&Node::volumes(disk), settings()).expect("the store starts, whatever was left")
 }
 
-/// One volume at a time, in each of the modes: `before` brings it where the operation begins, `work` is killed a step later each
-/// time until it is not reached any more, and `after` looks at what a new process makes of it, and removes it.
+/// Runs one volume at a time, in each of the modes. `before` prepares the volume. `work` is killed a step later each
+/// time, until it ends before that step. `after` checks and removes the volume in a new process.
 pub fn killed_everywhere(
     modes: &[Mode],
     before: impl Fn(&Store, &Request),
@@ -54,14 +55,15 @@ pub fn killed_everywhere(
     killed_at(Steps { first: 0, stride: 1 }, modes, before, work, after);
 }
 
-/// Steps of an operation that has many: the first one in the first mode, and one later in each mode that follows.
+/// Steps at which a long operation is killed: every `stride` steps from `first` on. In each following mode, the first
+/// step is one later.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     pub first: usize,
     pub stride: usize,
 }
 
-/// [`killed_everywhere`], at a part of the steps.
+/// [`killed_everywhere`] at a part of the steps.
 pub fn killed_at(
     Steps { first, stride }: Steps,
     modes: &[Mode],
@@ -77,7 +79,7 @@ pub fn killed_at(
             let request = sized(&format!("pvc-{killed}"), mode, SIZE);
             let store = open(disk.path());
             before(&store, &request);
-            // The files of the store are open in both; this process does not use them meanwhile.
+            // The store's files are open in both processes. This process does not use them meanwhile.
             let reached = killed_before(step, may_change_files, || work(&store, &request));
             drop(store);
             let store = open(disk.path());
@@ -110,15 +112,16 @@ pub fn made(store: &Store, request: &Request) -> Record {
     record
 }
 
-/// The kernel and the image have what the record says, as after a complete run.
+/// Checks that the kernel and the image match the record, as after a complete run.
 fn is_whole(store: &Store, record: &Record) {
     let opened = store.open_volume(&id(&record.claim.name)).unwrap();
     let limits = match record.mode {
-        // One for each 16 KiB, as `FILES` has for `SIZE`.
+        // One inode for each 16 KiB, as `FILES` has for `SIZE`.
         Mode::Filesystem { .. } => {
             Limits { bytes: Some(record.size), inodes: Some(Inodes::new(record.size.div_ceil::<{ 16 << 10 }>())) }
         }
-        // See "Reserved space" in the README: the map of the extents, 2.5 MiB; the directory and the image.
+        // See "Reserved space" in the README. The bytes include the map of the extents and 2.5 MiB; the inodes are the
+        // directory and the image.
         Mode::Block { .. } | Mode::Snapshot { .. } | Mode::SnapshotTree { .. } => {
             let map = Bytes::new(record.size.div_ceil::<4096>().div_ceil(124) << 12);
             let bytes = record.size.saturating_add(map).saturating_add(Bytes::new(5 << 19));
@@ -157,8 +160,8 @@ fn a_killed_provision_is_finished_by_the_next() {
     );
 }
 
-/// An administrator assigned the project elsewhere after the record was written. The record was removed before the one
-/// with another project was written.
+/// Regression: an administrator assigned the project elsewhere after the record was written. The store removed the
+/// record before it wrote the one with another project.
 #[test]
 fn a_record_is_there_wherever_its_replacement_is_killed() {
     let disk = XfsDisk::with_project_quota();
@@ -238,7 +241,7 @@ fn a_killed_deletion_is_finished_by_the_next() {
     );
 }
 
-/// The removal lowers the limits and takes the mode before it removes anything.
+/// The removal lowers the limits and changes the mode before it removes anything.
 #[test]
 fn a_volume_whose_removal_was_killed_is_restored_whole_if_it_is_still_there() {
     let restored = Cell::new(0);
@@ -263,7 +266,7 @@ fn a_volume_whose_removal_was_killed_is_restored_whole_if_it_is_still_there() {
             deleted(store, request);
         },
     );
-    // Before the limits, the owner, the mode, the file and the directory at least.
+    // At least the kills before the changes of the limits, the owner, the mode, the file and the directory.
     assert!(restored.get() >= 5, "restored {} times", restored.get());
 }
 

@@ -18,7 +18,8 @@ use crate::killed::{Steps, THICK, THIN, deleted, killed_at, made, open};
 use crate::node::{self, byte_of, id, only_byte, sized, snapshot_request, without_pods};
 use crate::trees::FILES;
 
-/// In emulation, all steps of each case take minutes. Over these cases, each step of a rollback of an image is there.
+/// Steps of one case. All steps of each case take minutes in emulation. Together, these cases have each step of a
+/// rollback of an image.
 const fn from(first: usize) -> Steps {
     Steps { first, stride: 3 }
 }
@@ -35,7 +36,7 @@ fn kept_of(request: &Request) -> VolumeId {
     id(&format!("kept-{}", request.claim.name))
 }
 
-/// Half of the size of files, all of an image.
+/// File with the content of the volume, and its size: half of the size of a filesystem volume, all of an image.
 fn file(store: &Store, request: &Request) -> (File, usize) {
     let (volume, size) = (id(&request.claim.name), request.size.get() as usize);
     if request.mode.is_block() {
@@ -65,7 +66,7 @@ fn with_snapshot(store: &Store, request: &Request) {
     write(store, request, 2);
 }
 
-/// All passes.
+/// Runs all passes.
 fn roll_back(store: &Store, request: &Request) -> Result<(), Error> {
     let want = RollbackRequest { claim: claim(), volume: id(&request.claim.name), source: snapshot_of(request) };
     loop {
@@ -152,8 +153,8 @@ fn a_volume_can_be_deleted_after_its_rollback_was_killed() {
     });
 }
 
-/// No record could be written after the exchange, the volume was deleted, and the process was killed before its next call for the
-/// snapshot. The start set the limits of a project that no directory had, until that call.
+/// Regression: no record could be written after the exchange, the volume was deleted, and the process was killed before
+/// its next call for the snapshot. Until that call, the start set the limits of a project that no directory had.
 #[test]
 fn a_start_finishes_an_exchange_whose_volume_was_deleted() {
     let (disk, request) = (XfsDisk::with_project_quota(), sized("pvc-1", THICK, Bytes::MIB));

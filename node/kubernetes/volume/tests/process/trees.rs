@@ -17,8 +17,8 @@ use crate::node::{Node, SIZE, byte_of, copied, file, id, settings, sized, snapsh
 pub const FILES: Mode = Mode::Filesystem { inodes: Inodes::new(64) };
 const CONTENT: usize = 200 << 10;
 
-/// In emulation, all steps of each case take a minute. The clone of the files is the same in all cases, which have each of its steps
-/// together.
+/// Steps of one case. All steps of each case take a minute in emulation. The clone of the files is the same in all
+/// cases, which together have each of its steps.
 const fn from(first: usize) -> Steps {
     Steps { first, stride: 3 }
 }
@@ -55,7 +55,7 @@ fn cloned(store: &Store, request: &Request) {
     copied(store, &clone_of(request));
 }
 
-/// Of a source to which no copy is bound any more.
+/// Checks a source whose copies have all ended.
 fn is_settled(store: &Store, request: &Request, reserved: Bytes) {
     let source = source_of(request);
     let opened = store.open_volume(&id(&source.claim.name)).unwrap();
@@ -72,7 +72,7 @@ fn a_killed_clone_of_files_is_finished_by_the_next() {
         is_settled(store, request, request.reserved());
         let clone = id(&request.claim.name);
         let [one, two] = ["one", "two"].map(|name| byte_of(&file(store, &clone, name), CONTENT).expect("one content"));
-        // Of the instant before or after the kill.
+        // The content of the instant before or after the kill.
         assert!(one == two && [1, 2].contains(&one), "{one} {two}");
         deleted(store, request);
         deleted(store, &source_of(request));
@@ -117,7 +117,7 @@ fn a_killed_snapshot_of_files_is_finished_or_removed() {
     });
 }
 
-/// One for each piece, or each file, would make a copy of small files as slow as the flushes of the disk.
+/// One force for each piece, or each file, would make a copy of small files as slow as the flushes of the disk.
 #[test]
 fn a_copy_forces_the_log_for_many_files_together() {
     const COUNT: u64 = 300;
@@ -135,16 +135,16 @@ fn a_copy_forces_the_log_for_many_files_together() {
     let flushes = without_flush(usize::MAX, || cloned(&store, &request));
     let forces =
         flushes.iter().filter(|flush| flush.path().parent().is_some_and(|dir| dir.ends_with("anchors"))).count();
-    // 128 files each.
+    // One force covers 128 files.
     assert_eq!(forces as u64, COUNT.div_ceil(128), "{flushes:?}");
 }
 
-/// Each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size. The pauses between the
-/// passes were in the store, and occupied the threads of its callers.
+/// Regression: each pass wrote the data of all volumes, twice a second, while a tenant exceeded its size. The pauses
+/// between the passes were in the store, and occupied the threads of its callers.
 #[test]
 fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     const PASSES: usize = 6;
-    // Those between flushes are 1, 2, 4 … seconds.
+    // The pauses between flushes are 1, 2, 4 … seconds.
     const PAUSE: Duration = Duration::from_millis(500);
     let disk = XfsDisk::with_project_quota();
     let request = sized("pvc-1", FILES, SIZE);
@@ -159,7 +159,7 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     copied(&store, &source_of(&request));
     fill(&store, "one", SIZE.get() / 2);
     assert_eq!(store.take_snapshot(&snapshot, &want).unwrap().snapshots.state, State::Staged);
-    // Into the headroom.
+    // The file takes the headroom.
     fill(&store, "two", SIZE.get());
     drop(store);
     let store = open(disk.path());
@@ -181,7 +181,8 @@ fn passes_over_a_source_that_exceeds_its_size_flush_rarely() {
     }
 }
 
-/// The limit of the copy was set after its record: the copy kept a larger one, and its source the headroom, until the next start.
+/// Regression: the limit of the copy was set after its record. If that failed, the copy kept a larger limit, and its
+/// source the headroom, until the next start.
 #[test]
 fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
     const SET_LIMITS: u64 = 0x5804; // Q_XSETQLIM
@@ -205,7 +206,8 @@ fn limits_that_cannot_be_lowered_are_lowered_by_the_next_pass_or_start() {
                     assert!(failures < 2, "{error:?}");
                 }
                 store.announce(&clone).unwrap();
-                // The last one of the source is after the last pass.
+                // The limits of the source are set again after the last pass. If that call fails, the next start sets
+                // them.
                 if !of_source {
                     is_settled(&store, &request, request.reserved());
                 }

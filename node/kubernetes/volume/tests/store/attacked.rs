@@ -22,7 +22,7 @@ use volume::{ActError, Error, Mode, Request, Store, VolumeId, Volumes as _};
 
 use crate::node::{Node, SIZE, files, sized};
 
-/// For what takes a second or two, and did not end before.
+/// Deadline of removals that take a second or two. Regression: they did not end.
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +40,11 @@ enum User {
 }
 
 const FILES: usize = 300;
-/// One for each CPU.
+/// One attacker for each CPU.
 const ATTACKERS: usize = 2;
 const DIRECTORIES: usize = 8;
 
-/// Space for what the attackers create before the volume is deleted.
+/// Request with space for the files that the attackers create before the volume is deleted.
 fn request(name: &str) -> Request {
     sized(name, Mode::Filesystem { inodes: Inodes::new(1 << 15) }, SIZE)
 }
@@ -53,13 +53,14 @@ fn request(name: &str) -> Request {
 struct Attackers(Vec<Child>);
 
 impl Attackers {
-    /// Each has the directory open, and `one` and `two` in it.
+    /// Each attacker has the directory open, and `one` and `two` in it.
     fn start(root: &File, one: &File, two: &File, user: User, attack: Attack) -> Self {
         Self(
             (0..ATTACKERS)
                 .map(|number| {
                     Child::start(|| {
-                        // A copy of a process with threads prints nothing: another one may hold the lock.
+                        // A forked copy of a process with threads must not print: another thread may have held the
+                        // lock.
                         if user == User::Ordinary && become_ordinary().is_err() {
                             return;
                         }
@@ -99,7 +100,7 @@ fn create(root: &File, number: usize) {
     }
 }
 
-/// Up to 30 names for one inode, each made from one of the others.
+/// Creates up to 30 names for one inode, each linked from one of the others.
 fn link(root: &File, number: usize) {
     let mut names = VecDeque::from([format!("f{}", FILES - 1 - number)]);
     for next in 0_u64.. {
@@ -110,7 +111,7 @@ fn link(root: &File, number: usize) {
                 Err(Errno::ENOENT) => None,
                 Err(errno) => {
                     if errno == Errno::ENOSPC {
-                        // The directory needs a block more than it may have.
+                        // The directory needs a block more than its limit allows.
                         let _ = unlinkat(root, former.as_str(), UnlinkatFlags::NoRemoveDir);
                     }
                     Some(false)
@@ -152,13 +153,13 @@ fn move_directories(one: &File, two: &File, number: usize) {
     }
 }
 
-/// Does the work within [`LIMIT`]. Otherwise the attack ends, so that the work does, and the test fails.
+/// Runs the work, which must end within [`LIMIT`]. Otherwise the attack is stopped, so that the work ends, and the test
+/// fails.
 fn in_time<T: Send>(attackers: &mut Attackers, what: &str, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let (sender, done) = mpsc::channel();
         let worker = scope.spawn(move || {
             let result = work();
-            // The attackers stop at the limit.
             let _ = sender.send(());
             result
         });
@@ -172,7 +173,7 @@ fn in_time<T: Send>(attackers: &mut Attackers, what: &str, work: impl FnOnce() -
     })
 }
 
-/// As many passes as the volume's size needs.
+/// Runs as many passes as the volume's size needs.
 fn discard(store: &Store, attackers: &mut Attackers, id: &VolumeId) -> Result<Ensured<()>, Error> {
     in_time(attackers, &format!("the removal of {id}"), || {
         loop {
@@ -184,12 +185,13 @@ fn discard(store: &Store, attackers: &mut Attackers, id: &VolumeId) -> Result<En
     })
 }
 
-/// Nothing of the volume has a name. It is counted as long as an attacker has its directory open.
+/// Whether nothing of the volume has a name. The quota counts its directory for as long as an attacker has that open.
 fn is_emptied(removed: &Result<Ensured<()>, Error>) -> bool {
     matches!(removed, Err(Error::Act { source: ActError::Clear(_), .. }))
 }
 
-/// Deletes a volume under an attack. Returns how its removal ended at first, and after the attack.
+/// Deletes a volume under an attack, and removes the rest after the attack. Returns the result of the removal under the
+/// attack.
 fn attacked(node: &Node, user: User, attack: Attack) -> Result<Ensured<()>, Error> {
     let name = format!("pvc-{user:?}-{attack:?}").to_lowercase();
     let (id, _) = node.made(&request(&name));
@@ -217,7 +219,7 @@ fn attacked(node: &Node, user: User, attack: Attack) -> Result<Ensured<()>, Erro
 
     node.store.retire(&id).unwrap();
     let removed = discard(&node.store, &mut attackers, &id);
-    // One volume under attack holds up no other.
+    // A volume under attack does not delay another one.
     let (other, _) = node.made(&files(&format!("{name}-other")));
     node.store.retire(&other).unwrap();
     assert_eq!(discard(&node.store, &mut attackers, &other).unwrap(), Ensured::Created(()));
@@ -253,7 +255,7 @@ fn begun(path: &Path, attack: Attack) {
     }
 }
 
-/// The removal listed the directory again and again, for ever.
+/// Regression: the removal listed the directory again and again, for ever.
 #[test]
 fn a_volume_is_removed_while_an_ordinary_user_changes_it() {
     let node = Node::new();
@@ -263,7 +265,7 @@ fn a_volume_is_removed_while_an_ordinary_user_changes_it() {
     }
 }
 
-/// Root passes every mode. Only the limits stop it from creating.
+/// Root passes every mode. Only the limits prevent that it creates files.
 #[test]
 fn a_removal_ends_or_yields_while_root_changes_the_volume() {
     let node = Node::new();
@@ -289,7 +291,7 @@ fn a_volume_larger_than_one_pass_is_removed_in_some() {
     assert!(first.is_shrinking(), "{first}");
     assert!(freed > Inodes::new(2000) && left > Inodes::new(400), "{first}");
     assert_eq!(node.store.retired().unwrap(), std::slice::from_ref(&id));
-    // Also by another process.
+    // Another process continues the removal.
     let node = node.restarted();
     assert_eq!(node.store.discard(&id).unwrap(), Ensured::Created(()));
     assert_eq!(node.traces(&id), [""; 0]);
@@ -304,7 +306,7 @@ fn owner_and_mode(node: &Node, place: &str, id: &VolumeId) -> (u32, u32, u32) {
 fn a_volume_whose_removal_has_begun_is_restored_with_its_limits_and_usable() {
     let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let whole = node.limits(record.project);
-    // The removal cannot end.
+    // The mount prevents the end of the removal.
     let point = node.path("live", &id).join("point");
     fs::create_dir(&point).unwrap();
     mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();

@@ -17,21 +17,21 @@ use volume::{Access, Allocation, Error, Mode, Record, Request, Settings, SourceE
 use crate::node::{Node, SIZE, copied, disk, files, id, only_byte, settings, sized};
 
 pub const BOTH: [Allocation; 2] = [Allocation::Thick, Allocation::Thin];
-/// Eight times what an image of this size may have beside its blocks (README, "Reserved space"): a tenant that
+/// Eight times what the limit of an image of this size has beside its blocks (README, "Reserved space"): a tenant that
 /// overwrites all of it needs the headroom.
 pub const LARGE: Bytes = Bytes::new(24 << 20);
-/// For the two tests that overwrite a full volume, whatever its mode.
+/// Size in the two tests that overwrite a full volume of any allocation.
 pub const FULL: Bytes = Bytes::new(64 << 20);
 pub const LARGER: Bytes = Bytes::new(40 << 20);
 
-/// A write of the tenant.
+/// Size of a write of the tenant.
 const CHUNK: usize = 64 << 10;
 
 fn clone_of(source: &VolumeId, request: Request) -> Request {
     Request { source: Some(source.clone()), ..request }
 }
 
-/// All passes, and the PV.
+/// Runs all passes of a clone, and announces its PV.
 fn cloned(node: &Node, request: &Request) -> (VolumeId, Record) {
     let record = copied(&node.store, request);
     assert_eq!(record.cloning, None);
@@ -48,7 +48,7 @@ pub fn shared(image: &Path) -> Bytes {
     }
 }
 
-/// Neither shares a block, both have the limits of their sizes, and the disk has reserved just these.
+/// Checks that no volume shares a block, both have the limits of their sizes, and the disk has reserved just these.
 pub fn is_settled(node: &Node, volumes: [&Record; 2]) {
     for record in volumes {
         let id = id(&record.claim.name);
@@ -61,7 +61,7 @@ pub fn is_settled(node: &Node, volumes: [&Record; 2]) {
     assert_eq!(node.store.space().unwrap().reserved, reserved);
 }
 
-/// Otherwise the source would share blocks that its limit has no space to overwrite.
+/// With the order reversed, the source would share blocks that its limit has no space to overwrite.
 #[test]
 fn blocks_that_a_failed_pass_has_kept_are_released_before_the_limit_of_the_source_is_lowered() {
     let node = Node::with(Settings { pass: Duration::ZERO, ..settings() });
@@ -69,7 +69,7 @@ fn blocks_that_a_failed_pass_has_kept_are_released_before_the_limit_of_the_sourc
     let (source, record) = node.made(&sized("pvc-source", thick, Bytes::MIB));
     OpenOptions::new().write(true).open(node.image(&source)).unwrap().write_all(&[1; 1 << 20]).unwrap();
     let request = clone_of(&source, sized("pvc-clone", thick, Bytes::MIB));
-    // It copies the only piece.
+    // This pass copies the only piece.
     let first = node.store.provision(&id("pvc-clone"), &request);
     assert!(matches!(first, Err(Error::Copying { .. })), "{first:?}");
     let kept = node.path("anchors", &id("pvc-clone"));
@@ -107,7 +107,7 @@ fn a_clone_has_the_content_of_its_source_and_shares_nothing() {
             Ensured::Unchanged(node.store.records().unwrap().readable[&id].clone())
         );
         is_settled(&node, [&from, &to]);
-        // Each is written alone, and the clone grows and ends as every volume.
+        // A write to one volume does not change the other one, and the clone grows and ends like every volume.
         image.write_all_at(&[9; 4096], 1 << 20).unwrap();
         assert_eq!(fs::read(node.image(&id)).unwrap()[1 << 20], 1);
         node.store.expand(&id, Bytes::new(48 << 20)).unwrap();
@@ -119,7 +119,7 @@ fn a_clone_has_the_content_of_its_source_and_shares_nothing() {
 }
 
 #[test]
-fn what_cannot_be_cloned_is_refused_and_leaves_no_trace() {
+fn a_source_that_cannot_be_cloned_is_rejected_and_leaves_no_trace() {
     let (node, directory, _) = Node::with_volume(&files("pvc-files"));
     let (large, _) = node.made(&sized("pvc-large", Mode::Block { allocation: Allocation::Thin }, LARGER));
     let staged = id("pvc-staged");
@@ -142,7 +142,7 @@ fn what_cannot_be_cloned_is_refused_and_leaves_no_trace() {
     assert!(matches!(refusal(&clone), SourceError::Unknown { .. }));
 }
 
-/// While blocks are shared, the source needs as much again.
+/// While blocks are shared, the source needs its size again.
 #[test]
 fn a_clone_needs_the_space_of_the_clone_and_of_its_source() {
     let node = Node::new();
@@ -156,7 +156,8 @@ fn a_clone_needs_the_space_of_the_clone_and_of_its_source() {
     node.store.expand(&source, Bytes::new(301 << 20)).unwrap();
 }
 
-/// Without space for new blocks in the source's project, buffered writes through its device were lost with `EIO`.
+/// Regression: without space for new blocks in the source's project, buffered writes through its device were lost with
+/// `EIO`.
 #[test]
 fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
     for direct_io in [false, true] {
@@ -200,7 +201,7 @@ fn a_tenant_overwrites_the_whole_source_while_it_is_cloned() {
     }
 }
 
-/// One chunk after the other is on the disk when the next one is written.
+/// The tenant writes a chunk after the one before it is on the disk.
 #[test]
 fn a_clone_is_the_source_at_one_instant() {
     let (node, source, _) =

@@ -65,7 +65,7 @@ fn a_volume_whose_limits_cannot_be_set_is_closed_alone() {
     assert!(node.store.open_volume(&well).is_ok());
 }
 
-/// The process died while it wrote the first record: there is a file, and nothing in it.
+/// The process died while it wrote the first record: the file is empty, or has a part of the record.
 #[test]
 fn a_record_whose_write_was_interrupted_is_removed() {
     for content in [&b""[..], b"{\"version\":2,\"cla"] {
@@ -135,7 +135,7 @@ fn announcing_a_volume_that_is_gone_does_not_bring_its_record_back() {
 
 /// The process died while it replaced a record.
 #[test]
-fn the_half_of_a_new_record_goes_at_the_start_and_the_former_one_counts() {
+fn a_partial_new_record_is_removed_at_the_start_and_the_former_one_counts() {
     let (node, id, record) = Node::with_volume(&files("pvc-1"));
     let half = node.path("records", &id).with_file_name(".pvc-1.new");
     fs::write(&half, b"{").unwrap();

@@ -1,4 +1,4 @@
-//! Volumes are put away, taken back, removed.
+//! Volumes are retired, restored and removed.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -58,7 +58,7 @@ fn whatever_a_tenant_builds_can_be_removed() {
     assert!(fs::read_dir(node.path("trash", &id).parent().unwrap()).unwrap().next().is_none());
 }
 
-/// Another project for the directory and the 30 levels below, as its owner could do with `xfs_quota`.
+/// Gives another project to the directory and the 30 levels below it, as its owner could do with `xfs_quota`.
 fn chproj(top: &File, project: ProjectId) {
     let mut level = Dir::from(top.as_fd().try_clone_to_owned().unwrap());
     for _ in 0..30 {
@@ -92,14 +92,14 @@ fn limits_stay_as_long_as_a_deleted_file_is_open() {
     node.store.retire(&id).unwrap();
     let refused = node.store.discard(&id).unwrap_err();
     assert!(matches!(refused, Error::Act { source: ActError::Clear(_), .. }), "{refused:?}");
-    // One block: the file cannot grow.
+    // The limit is one block: the file cannot grow.
     assert_eq!(node.limits(record.project).bytes, Some(Bytes::new(4096)));
     drop(open);
     node.store.discard(&id).unwrap();
     assert_eq!(node.traces(&id), [""; 0]);
 }
 
-/// The node went down while limits could not be cleared: nothing in the trash named the volume any more.
+/// The node stopped while limits could not be cleared: no entry in the trash had the name of the volume any more.
 #[test]
 fn a_removal_that_stopped_after_the_data_is_found_again_and_finished() {
     let (node, id, record) = Node::with_volume(&files("pvc-1"));
@@ -130,7 +130,7 @@ fn a_directory_without_a_record_is_neither_adopted_nor_emptied() {
     let id = id("pvc-1");
     fs::create_dir(node.path("live", &id)).unwrap();
     fs::write(node.path("live", &id).join("kept"), b"x").unwrap();
-    // Whether it was there at the start or came later.
+    // The entry is unmanaged, whether it existed at the start or came later.
     foreign(node.store.provision(&id, &files("pvc-1")).map(|made| made.map(drop)));
     assert_eq!(node.traces(&id), ["live"]);
     let node = node.restarted();
@@ -154,7 +154,7 @@ fn only_what_was_never_announced_is_undone() {
 }
 
 #[test]
-fn what_lies_in_the_way_is_kept_and_what_was_begun_is_undone() {
+fn an_unmanaged_entry_is_kept_and_the_failed_call_is_undone() {
     for place in ["pending", "staging", "live"] {
         let node = Node::new();
         let id = id("pvc-1");
@@ -203,7 +203,7 @@ fn loop_devices_of_an_image_go_before_it_does() {
     assert_eq!(attached(), 3);
     node.store.retire(&id).unwrap();
     assert_eq!(attached(), 1);
-    // A device that another process attached to the image in the trash.
+    // Another process has attached a device to the image in the trash.
     let image = File::options().read(true).write(true).open(node.path("trash", &id).join("image")).unwrap();
     drop(Control::open().unwrap().attach(&image, &Config::default()).unwrap());
     drop(image);
@@ -230,7 +230,7 @@ fn a_volume_whose_device_a_process_has_open_stays() {
     let Error::Act { source: ActError::InUse { device: found }, .. } = refused else { panic!("{refused}") };
     assert_eq!(found, number);
     node.store.open_volume(&id).unwrap();
-    // The detach was only deferred.
+    // The detach was deferred until this close.
     drop(device);
     assert_eq!(node.store.retire(&id).unwrap(), Ensured::Created(()));
     assert!(!loopdev::list().unwrap().iter().any(|attached| attached.number == number));
@@ -288,7 +288,7 @@ fn strays_are_reported_and_stay() {
     let project = ProjectId::new(5000).unwrap();
     fsquota::assign(&taken, project, Limits { bytes: Some(SIZE), inodes: None }).unwrap();
     drop(taken);
-    fs::create_dir(node.path("trash", &id).with_file_name(".pvc-2.0")).unwrap(); // a piece of one that is known
+    fs::create_dir(node.path("trash", &id).with_file_name(".pvc-2.0")).unwrap(); // a part of a volume with a record
     fs::create_dir(node.path("trash", &id).with_file_name(".pvc-9.0")).unwrap();
     let strays = node.store.strays().unwrap();
     let name = |text| dir::Name::try_from(text).unwrap();
@@ -314,9 +314,9 @@ fn a_project_that_something_else_carries_does_not_keep_the_record() {
     assert_ne!(next.project, record.project);
 }
 
-/// A privileged pod can do that: `chattr +i`, `chattr +a`.
+/// A privileged pod can set these flags: `chattr +i`, `chattr +a`.
 #[test]
-fn what_a_tenant_made_immutable_can_be_removed() {
+fn files_that_a_tenant_made_immutable_can_be_removed() {
     const PROTECTED: [u32; 2] = [0x8, 0x10]; // FS_XFLAG_IMMUTABLE, FS_XFLAG_APPEND
     for flag in PROTECTED {
         let (node, id, _) = Node::with_volume(&files("pvc-1"));

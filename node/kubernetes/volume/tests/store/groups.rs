@@ -18,7 +18,7 @@ use crate::cloning::shared;
 use crate::node::pods::{Freezing, Pods};
 use crate::node::{Node, SIZE, disk, files, id, only_byte, settings, sized, snapshot_request};
 
-/// More than two: the time between the first clone and the last one is longer.
+/// More than two sources, so that more time passes between the first clone and the last one.
 const SOURCES: [&str; 4] = ["pvc-1", "pvc-2", "pvc-3", "pvc-4"];
 
 fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
@@ -30,7 +30,7 @@ fn group_of(name: &str, sources: &[&str]) -> GroupRequest {
     GroupRequest { id: id(name), members: sources.iter().map(member).collect(), max_pause: DEFAULT_PAUSE }
 }
 
-/// All calls until the snapshots are ready.
+/// Repeats the call until the snapshots are ready.
 fn taken(node: &Node, want: &GroupRequest) -> BTreeMap<VolumeId, Record> {
     loop {
         let records = node.store.take_group(want).unwrap().snapshots;
@@ -190,7 +190,7 @@ fn a_group_whose_run_ended_before_the_thaw_is_taken_again() {
     for id in taken(&node, &want).keys() {
         assert_eq!(only_byte(&fs::read(node.image(id)).unwrap()[..1 << 20]), Some(2), "{id}");
     }
-    // Before the disk is unmounted.
+    // Closed before the disk is unmounted.
     drop(images);
 }
 
@@ -233,12 +233,12 @@ fn a_group_with_a_member_that_does_not_fit_is_taken_again() {
     for id in records.keys() {
         assert_eq!(only_byte(&fs::read(node.image(id)).unwrap()[..WRITTEN]), Some(2), "{id}");
     }
-    // Before the disk is unmounted.
+    // Closed before the disk is unmounted.
     drop(images);
 }
 
-/// A program writes the same number to a disk, a file, another disk and another file. It also replaces files, so that the last
-/// pass has to clone and to remove some.
+/// A program writes the same number to a disk, a file, another disk and another file. The program also replaces files,
+/// so that the last pass has to clone and to remove some.
 #[test]
 fn disks_and_files_of_a_group_are_of_one_instant() {
     // In the order of their IDs.
@@ -270,7 +270,7 @@ fn disks_and_files_of_a_group_are_of_one_instant() {
     }
 }
 
-/// Each locks all sources.
+/// Each group locks all sources.
 #[test]
 fn groups_of_the_same_volumes_wait_for_each_other() {
     let node = Node::new();

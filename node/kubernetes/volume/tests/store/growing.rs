@@ -1,4 +1,4 @@
-//! Volumes grow.
+//! Expansion of volumes.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -21,8 +21,8 @@ const LARGER: Bytes = Bytes::new(40 << 20);
 fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
     let (node, id, _) = Node::with_volume(&files("pvc-1"));
     fs::write(node.path("live", &id).join("kept"), b"x").unwrap();
-    let asked = Bytes::new(LARGER.get() - 100); // rounded up
-    let Ensured::Created(record) = node.store.expand(&id, asked).unwrap() else { panic!("unchanged") };
+    let requested = Bytes::new(LARGER.get() - 100); // rounded up
+    let Ensured::Created(record) = node.store.expand(&id, requested).unwrap() else { panic!("unchanged") };
     assert_eq!(record.size, LARGER);
     let wanted = Limits { bytes: Some(LARGER), inodes: Some(Inodes::new(128 * 5 / 2)) };
     assert_eq!(node.limits(record.project), wanted);
@@ -36,7 +36,7 @@ fn a_filesystem_volume_grows_with_its_files_and_keeps_its_data() {
     assert_eq!(fs::read(node.path("live", &id).join("kept")).unwrap(), b"x");
 }
 
-/// Images bound what block volumes use.
+/// Block volumes have no such check, because their images limit them.
 #[test]
 fn changed_limits_of_filesystem_volumes_are_found() {
     let (node, _, data) = Node::with_volume(&files("pvc-1"));
@@ -86,7 +86,7 @@ fn an_image_grows_while_it_is_open_and_the_new_end_is_zeros() {
 }
 
 #[test]
-fn what_does_not_fit_leaves_the_volume_as_it_was() {
+fn an_expansion_that_does_not_fit_changes_nothing() {
     let node = Node::new();
     for request in [files("pvc-1"), disk("pvc-2", Allocation::Thick), disk("pvc-3", Allocation::Thin)] {
         let (id, record) = node.made(&request);
@@ -99,7 +99,7 @@ fn what_does_not_fit_leaves_the_volume_as_it_was() {
         }
         assert_eq!((node.store.space().unwrap(), node.limits(record.project)), (space, limits));
         assert_eq!(node.store.records().unwrap().readable[&id], record);
-        // A smaller one is taken then.
+        // A smaller expansion succeeds then.
         assert_eq!(node.store.expand(&id, LARGER).unwrap().into_inner().size, LARGER);
     }
     assert!(matches!(node.store.expand(&id("pvc-9"), LARGER), Err(Error::Unknown { .. })));
@@ -119,7 +119,7 @@ fn an_image_for_which_the_disk_has_no_blocks_takes_none_behind_its_end() {
     node.store.expand(&id, Bytes::new(200 << 20)).unwrap();
 }
 
-/// The expansion waited until kubelet had refreshed the device, which no pod had.
+/// Regression: the expansion waited until the kubelet had refreshed the device, which no pod had.
 #[test]
 fn a_device_that_waits_for_its_last_close_is_not_attached() {
     let (node, id, _) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
@@ -132,7 +132,7 @@ fn a_device_that_waits_for_its_last_close_is_not_attached() {
     assert_eq!(node.store.live_volume(&id).unwrap(), LiveVolume { size: LARGER, attached: false });
     let sizes: Vec<_> = loopdev::list().unwrap().into_iter().map(|device| device.status.size).collect();
     assert_eq!(sizes, [LARGER], "a publish may revoke the detach");
-    // A pod requested the detach of its device.
+    // A pod has requested the detach of its own device.
     let target = node.disk.path().join("target");
     File::create(&target).unwrap();
     mount(Some(&path), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
@@ -142,7 +142,7 @@ fn a_device_that_waits_for_its_last_close_is_not_attached() {
     assert!(loopdev::list().unwrap().is_empty());
 }
 
-/// The reservation fell to that of the record, although the image had the size of the call before.
+/// Regression: the reservation fell to that of the record, although the image had the size of the call before.
 #[test]
 fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
     let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
@@ -166,13 +166,13 @@ fn a_failed_expansion_keeps_the_reservation_of_an_image_without_its_record() {
     assert_eq!(kept(&node.restarted()), (size, reserved, limits));
 }
 
-/// The power failed within the allocation of what is added: XFS had logged the blocks, and not yet the size.
+/// The power failed within the allocation of the new part: XFS had logged the blocks, but not yet the size.
 #[test]
 fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits() {
     let (node, id, record) = Node::with_volume(&disk("pvc-1", Allocation::Thick));
     let image = File::options().write(true).open(node.image(&id)).unwrap();
     image.write_all_at(b"end", SIZE.get() - 3).unwrap();
-    // As an expansion does first; the next start sets the recorded limits again.
+    // An expansion raises the limits first, and the next start sets the recorded limits again.
     fsquota::set_limits(&image, record.project, Limits::for_size(Bytes::GIB)).unwrap();
     let (end, more) = (SIZE.get().cast_signed(), LARGER.saturating_sub(SIZE).get().cast_signed());
     fallocate(&image, FallocateFlags::FALLOC_FL_KEEP_SIZE, end, more).unwrap();
@@ -189,7 +189,7 @@ fn an_image_that_has_its_new_blocks_and_not_its_new_size_grows_within_its_limits
     assert!(former.ends_with(b"end") && only_byte(added) == Some(0));
 }
 
-/// The process died between the image and the record.
+/// The process died after it had extended the image, and before it wrote the record.
 #[test]
 fn a_grown_image_is_never_cut_and_its_record_follows() {
     for restart in [true, false] {
@@ -199,7 +199,7 @@ fn a_grown_image_is_never_cut_and_its_record_follows() {
         drop(image);
         let node = if restart { node.restarted() } else { node };
         let grown = node.store.expand(&id, Bytes::new(20 << 20)).unwrap();
-        // A start has the record follow, otherwise this call does.
+        // A start updates the record. Without a start, this call does.
         assert_eq!(matches!(grown, Ensured::Unchanged(_)), restart, "{grown:?}");
         let grown = grown.into_inner();
         assert_eq!((grown.size, fs::metadata(node.image(&id)).unwrap().len()), (LARGER, LARGER.get()));

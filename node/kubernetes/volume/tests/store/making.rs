@@ -25,7 +25,7 @@ fn mode_of(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_new_volume_is_live_with_the_limits_that_were_asked_for() {
+fn a_new_volume_is_live_with_the_requested_limits() {
     let node = Node::new();
     let id = id("pvc-1");
     let Ensured::Created(record) = node.store.provision(&id, &files("pvc-1")).unwrap() else { panic!("it was there") };
@@ -167,7 +167,7 @@ fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
     }
     let image = node.path("staging", id).join("image");
     match (stage, block) {
-        // Made and not extended yet.
+        // The image is created, but not extended yet.
         ("image", true) => drop(File::create(&image).unwrap()),
         ("record" | "directory" | "limited", true) => fs::remove_file(&image).unwrap(),
         _ => {}
@@ -181,7 +181,7 @@ fn take_back(node: &Node, id: &VolumeId, stage: &str, block: bool) {
     }
 }
 
-/// The power failed within an allocation: XFS had logged the blocks, and not yet the size.
+/// The power failed within an allocation: XFS had logged the blocks, but not yet the size.
 #[test]
 fn an_image_that_has_its_blocks_and_not_its_size_is_finished_within_its_limits() {
     let node = Node::new();
@@ -210,7 +210,7 @@ fn a_restart_sets_the_recorded_limits_again() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_leaves_no_trace() {
+fn a_volume_that_does_not_fit_is_rejected_and_leaves_no_trace() {
     let node = Node::new();
     for mode in [Mode::Filesystem { inodes: INODES }, Mode::Block { allocation: Allocation::Thin }] {
         let space = node.store.space().unwrap();
@@ -227,14 +227,14 @@ fn what_does_not_fit_is_refused_and_leaves_no_trace() {
         node.made(&files("pvc-2"));
         node.remove(&second);
     }
-    // Reservations are on the disk, not in memory.
+    // The reservations are on the disk, and stay after a restart.
     let all = node.store.space().unwrap().largest_filesystem();
     node.made(&sized("pvc-1", Mode::Filesystem { inodes: fsquota::default_inodes(all) }, all));
     let node = node.restarted();
     assert!(matches!(node.store.provision(&id("pvc-2"), &files("pvc-2")), Err(Error::Full { .. })));
 }
 
-/// The ledger had space, the disk had not: nothing may be left, and nothing else be changed.
+/// The ledger had free space, but the disk did not. The failed call must leave nothing, and change nothing else.
 #[test]
 fn a_disk_that_is_fuller_than_reserved_is_found_by_allocating() {
     let (node, other, _) = Node::with_volume(&files("pvc-0"));

@@ -24,7 +24,7 @@ use crate::sys;
 
 const ATTRIBUTE: &str = "user.name";
 const ACL: &str = "system.posix_acl_access";
-/// Version 2: the owner rwx, user 7 r-x, the group and others nothing, the mask r-x.
+/// Entries of an ACL of version 2: the owner rwx, user 7 r-x, the group and others nothing, the mask r-x.
 const ENTRIES: [(u16, u16, u32); 5] =
     [(1, 7, u32::MAX), (2, 5, 7), (4, 0, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
 /// `FS_XFLAG_IMMUTABLE`, include/uapi/linux/fs.h.
@@ -65,7 +65,7 @@ fn write(top: &Path, name: &str, byte: u8) {
     file.sync_all().unwrap();
 }
 
-/// The files and the root of a volume before its snapshot.
+/// Creates the files and the attributes of a volume before its snapshot. Returns the root.
 fn fill(top: &Path) -> Root {
     write(top, "changed", 1);
     write(top, "removed", 1);
@@ -78,7 +78,7 @@ fn fill(top: &Path) -> Root {
     root(top)
 }
 
-/// All that the owner can do with both.
+/// Changes the files and the root in every way that their owner can. Returns the root.
 fn change(top: &Path) -> Root {
     write(top, "changed", 2);
     write(top, "added", 2);
@@ -103,7 +103,7 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
     let before = fill(&top);
     taken(&node, &volume, "snapshot-1");
     let after = change(&top);
-    // Of the owner, against a rename.
+    // The owner has protected the directory against a rename.
     sys::add_flag(File::open(&top).unwrap(), IMMUTABLE).unwrap();
     rolled_back(&node.store, &volume, "snapshot-1", "snapshot-kept");
     let old = node.path("live", &kept);
@@ -136,7 +136,7 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
     assert!(matches!(node.store.remove_snapshot(&kept), Err(Error::Refused { .. })));
     node.store.end_rollback(&kept).unwrap();
 
-    // Undone, and then confirmed.
+    // A second rollback undoes the first one, and is then confirmed.
     let (before, after) = (root(&top), root(&old));
     rolled_back(&node.store, &volume, "snapshot-kept", "snapshot-undone");
     assert_eq!([root(&top), root(&node.path("live", &id("snapshot-undone")))], [after, before]);
@@ -146,7 +146,7 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
         node.store.remove_snapshot(&id(other)).unwrap();
         assert_eq!(node.traces(&id(other)), [""; 0]);
     }
-    // As much as the volume has, and no more.
+    // The volume can be filled to its limit, and not beyond.
     let mut file = File::create(top.join("all")).unwrap();
     let full = loop {
         if let Err(error) = file.write_all(&[3; 64 << 10]) {
@@ -161,7 +161,7 @@ fn files_and_their_root_return_to_a_snapshot_and_the_former_ones_are_kept() {
     assert_eq!(node.store.space().unwrap().reserved, Bytes::ZERO);
 }
 
-/// Also if it grows while the files are copied, and these are more than one pass removes.
+/// The volume may grow while its files are copied, and one pass may not remove all of the copied files.
 #[test]
 fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
     const MANY: u32 = 300;
@@ -180,7 +180,7 @@ fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
     let (want, kept) = (back_to(&volume, "snapshot-2", "snapshot-kept"), id("snapshot-kept"));
     let begun = node.store.roll_back(&kept, &want);
     assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
-    // Until it waits for the end of a pod: then all files are copied.
+    // Repeats the call until the rollback waits for the end of a pod. All files are copied then.
     let target = node.disk.path().join("target");
     fs::create_dir(&target).unwrap();
     mount(Some(&top), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
@@ -202,7 +202,7 @@ fn files_of_a_volume_that_grew_after_the_snapshot_have_its_limits() {
         && limits.inodes == Some(inodes)));
 }
 
-/// The new files are in another directory.
+/// The process has the former directory; the new files are in another one.
 #[test]
 fn a_process_that_outlives_its_pod_reaches_the_former_files_only() {
     let node = Node::new();
@@ -229,7 +229,7 @@ fn a_process_that_outlives_its_pod_reaches_the_former_files_only() {
     assert_eq!(fsquota::project(&dir).unwrap(), Some(from.project));
 }
 
-/// The exchange of a rollback whose records cannot be written: the volume and the snapshot.
+/// Exchanges the content in a rollback whose records cannot be written. Returns the volume and the snapshot.
 fn exchanged_without_records(node: &Node) -> (VolumeId, VolumeId) {
     without_pods(&node.store);
     let ((volume, _), kept) = (node.made(&files("pvc-1")), id("snapshot-kept"));
@@ -245,7 +245,7 @@ fn is_unwritten(node: &Node, volume: &VolumeId, kept: &VolumeId) {
     assert!(matches!(&error, Error::Act { id, .. } if id == volume), "{error:?}");
 }
 
-/// The record can be written from now on.
+/// Allows that the record is written from now on.
 fn unprotect(node: &Node, volume: &VolumeId) {
     let records = Dir::open(node.path("records", volume).parent().unwrap()).unwrap();
     assert!(records.unprotect(&Name::try_from(volume.as_str()).unwrap()).unwrap());
@@ -260,12 +260,13 @@ fn has_limits_of_its_size(node: &Node, volume: &VolumeId) {
     assert_eq!((limits.bytes, limits.inodes), (Some(SIZE), Some(INODES)));
 }
 
-/// The removal limited the project of the kept directory instead. After a restart, the restored root had the mode of the removal.
+/// Regression: the removal limited the project of the kept directory instead. After a restart, the restored root had
+/// the mode of the removal.
 #[test]
 fn a_volume_is_removed_by_its_new_project_before_that_is_recorded() {
     let node = Node::new();
     let (volume, kept) = exchanged_without_records(&node);
-    // The removal ends there.
+    // The mount stops the removal.
     let [point, moved] = ["live", "trash"].map(|place| node.path(place, &volume).join("point"));
     fs::create_dir(&point).unwrap();
     mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
@@ -289,7 +290,8 @@ fn a_volume_is_removed_by_its_new_project_before_that_is_recorded() {
     rolled_back(&node.store, &volume, "snapshot-1", kept.as_str());
 }
 
-/// The snapshot had the project of the volume, and its limits, and the project of its directory had no record.
+/// Regression: the snapshot had the project and the limits of the volume, and the project of its directory had no
+/// record.
 #[test]
 fn an_exchange_that_a_start_cannot_record_has_the_limits_of_its_directories() {
     let node = Node::new();
@@ -304,7 +306,7 @@ fn an_exchange_that_a_start_cannot_record_has_the_limits_of_its_directories() {
     assert!(node.store.open_volume(&volume).is_ok());
 
     is_unwritten(&node, &volume, &kept);
-    // The next start would complete the first exchange with a project that the volume has no more.
+    // The next start would complete the first exchange with a project that the volume does not have any more.
     let want = back_to(&volume, "snapshot-1", "snapshot-other");
     let refused = roll_back(&node.store, &id("snapshot-other"), &want).unwrap_err();
     assert!(matches!(refused, Error::Refused { source: VolumeRefusal::RollingBack(_), .. }), "{refused:?}");

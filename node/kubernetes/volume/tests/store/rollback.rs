@@ -21,7 +21,7 @@ use crate::node::{Node, files, id, only_byte, settings, sized};
 use crate::snapshots::{snapshot_of, taken};
 use crate::sys;
 
-/// Four pieces of a copy.
+/// Size of four pieces of a copy.
 const SIZE: Bytes = Bytes::new(4 << 20);
 const LARGER: Bytes = Bytes::new(6 << 20);
 
@@ -34,7 +34,7 @@ pub fn back_to(volume: &VolumeId, source: &str, kept: &str) -> RollbackRequest {
     RollbackRequest { claim, volume: volume.clone(), source: id(source) }
 }
 
-/// All calls.
+/// Repeats the call until the rollback has ended.
 pub fn roll_back(store: &Store, kept: &VolumeId, want: &RollbackRequest) -> Result<Ensured<Record>, Error> {
     loop {
         match store.roll_back(kept, want) {
@@ -79,7 +79,7 @@ fn a_volume_returns_to_a_snapshot_and_the_former_content_is_kept() {
         assert_eq!(node.store.end_rollback(&id("snapshot-kept")).unwrap(), Ensured::Created(()));
         assert_eq!(node.store.end_rollback(&id("snapshot-kept")).unwrap(), Ensured::Unchanged(()));
 
-        // Undone, and then confirmed.
+        // A second rollback undoes the first one, and is then confirmed.
         write(&node, &volume, 3);
         rolled_back(&node.store, &volume, "snapshot-kept", "snapshot-undone");
         assert!(has_only(&node.image(&volume), 2) && has_only(&node.image(&id("snapshot-undone")), 3));
@@ -135,7 +135,7 @@ fn nothing_is_exchanged_while_the_volume_is_in_use() {
     let want = back_to(&volume, "snapshot-1", "snapshot-kept");
     let attempt = || roll_back(&node.store, &id("snapshot-kept"), &want).unwrap_err();
 
-    // A publish has opened it, and attaches a device later.
+    // A publish has opened the volume, and attaches a device later.
     let opened = node.store.open_volume(&volume).unwrap();
     let error = attempt();
     assert!(matches!(error, Error::Rollback { source: RollbackError::Opened, .. }), "{error:?}");
@@ -152,7 +152,7 @@ fn nothing_is_exchanged_while_the_volume_is_in_use() {
     let open = File::open(device.path()).unwrap();
     let error = attempt();
     assert!(error.is_in_use(), "a process has the device open: {error:?}");
-    // The kernel detaches it at the last close.
+    // The kernel detaches the device at the last close.
     drop((open, device, image));
     assert!(has_only(&node.image(&volume), 2));
 
@@ -192,10 +192,10 @@ fn a_rollback_that_is_not_possible_changes_nothing() {
     assert!(matches!(missing, Error::Source { source: SourceError::Unknown { .. }, .. }), "{missing:?}");
     let larger = refusal(&volume, "snapshot-large");
     assert!(matches!(larger, Error::Source { source: SourceError::Grown { .. }, .. }), "{larger:?}");
-    // Its own size, and as much again while blocks are shared.
+    // The snapshot needs its own size, and as much again while blocks are shared.
     let full = refusal(&large, "snapshot-large");
     assert!(matches!(full, Error::Full { wanted, .. } if wanted > Bytes::new(480 << 20)), "{full:?}");
-    // The ID of a volume, or of another snapshot.
+    // The ID is that of a volume, or of another snapshot.
     for taken in [volume.as_str(), "snapshot-1"] {
         let differs = node.store.roll_back(&id(taken), &back_to(&volume, "snapshot-1", taken)).unwrap_err();
         assert!(matches!(differs, Error::Refused { source: VolumeRefusal::Differs { .. }, .. }), "{differs:?}");
@@ -219,7 +219,7 @@ fn a_canceled_rollback_leaves_no_trace() {
     assert_eq!(node.store.space().unwrap(), space);
 }
 
-/// No record could be written after the exchange, and the volume was deleted: the snapshot stayed for ever.
+/// Regression: no record could be written after the exchange, and the volume was deleted. The snapshot stayed for ever.
 #[test]
 fn a_snapshot_ends_after_its_volume_if_no_record_has_the_exchange() {
     for restarts in [false, true] {
@@ -255,7 +255,8 @@ fn a_snapshot_ends_after_its_volume_if_no_record_has_the_exchange() {
     }
 }
 
-/// The record of the snapshot was written without that of the volume, which then had the project of another directory.
+/// Regression: the record of the snapshot was written without that of the volume, which then had the project of another
+/// directory.
 #[test]
 fn an_exchange_is_completed_when_both_records_can_be_written() {
     const IMMUTABLE: u32 = 0x8; // FS_XFLAG_IMMUTABLE

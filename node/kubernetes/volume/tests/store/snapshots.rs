@@ -23,7 +23,7 @@ pub fn snapshot_of(source: &VolumeId, name: &str) -> SnapshotRequest {
     snapshot_request(claim, source.clone())
 }
 
-/// All calls until it is ready.
+/// Repeats the call until the snapshot is ready.
 pub fn taken(node: &Node, source: &VolumeId, name: &str) -> Record {
     let (id, want) = (id(name), snapshot_of(source, name));
     loop {
@@ -55,7 +55,7 @@ fn a_snapshot_keeps_the_content_of_its_instant_and_can_be_restored() {
         let again = node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap();
         assert_eq!(again, Taken { snapshots: record, copying: None });
 
-        // A larger volume, after its source is gone.
+        // A larger volume is restored after its source is gone.
         drop(image);
         node.remove(&source);
         let want = sized("pvc-restored", Mode::Block { allocation: Allocation::Thick }, LARGER);
@@ -89,7 +89,7 @@ fn no_pod_can_use_a_snapshot_and_no_pv_can_end_it() {
     refused(store.discard(&snapshot).map(drop));
     refused(store.undo(&snapshot).map(drop));
     assert_eq!(store.records().unwrap().readable[&snapshot], record);
-    // A handle of a volume in a content that an administrator created.
+    // An administrator has created a content with the handle of a volume.
     let removed = store.remove_snapshot(&source);
     assert!(matches!(removed, Err(Error::Refused { source: VolumeRefusal::Volume, .. })), "{removed:?}");
 }
@@ -111,7 +111,7 @@ fn a_snapshot_that_cannot_be_taken_leaves_no_trace() {
     assert!(matches!(refusal(&directory), Error::Source { source: SourceError::NoFreezer { .. }, .. }));
     assert!(matches!(refusal(&id("snapshot-1")), Error::Source { source: SourceError::Unknown { .. }, .. }));
     assert!(matches!(refusal(&id("pvc-none")), Error::Source { source: SourceError::Unknown { .. }, .. }));
-    // Its own size, and as much again while blocks are shared.
+    // The snapshot needs its own size, and as much again while blocks are shared.
     assert!(matches!(refusal(&large), Error::Full { wanted, .. } if wanted > Bytes::new(800 << 20)));
 }
 
@@ -144,9 +144,9 @@ fn a_tenant_overwrites_the_whole_source_after_a_snapshot() {
     }
 }
 
-/// XFS allocates 128 KiB for each write to a shared block. The limit of the source was lowered at once, and writes to its
-/// holes failed with `ENOSPC`. XFS keeps the blocks of a file that was written through the page cache until the next
-/// writeback.
+/// Regression: the limit of the source was lowered at once, and writes to its holes failed with `ENOSPC`. XFS allocates
+/// 128 KiB for each write to a shared block. XFS keeps the blocks of a file that was written through the page cache
+/// until the next writeback.
 #[test]
 fn a_thin_source_can_be_filled_after_an_unfinished_snapshot_was_removed() {
     const PIECE: u64 = 128 << 10;

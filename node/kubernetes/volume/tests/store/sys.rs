@@ -23,12 +23,12 @@ pub fn set_project(inode: impl AsFd, project: u32) -> Result<(), Errno> {
     change(inode, |attributes| attributes.projid = project)
 }
 
-/// Sets one of its flags (`FS_XFLAG_…`).
+/// Sets a flag of the inode (`FS_XFLAG_…`).
 pub fn add_flag(inode: impl AsFd, flag: u32) -> Result<(), Errno> {
     change(inode, |attributes| attributes.xflags |= flag)
 }
 
-/// The size of the allocations of XFS for writes to shared blocks of the file; 0 is its default.
+/// Allocation size of XFS for writes to shared blocks of the file; 0 is its default.
 pub fn cow_extent_size(file: impl AsFd) -> u32 {
     let mut found = 0;
     change(file, |attributes| found = attributes.cowextsize).unwrap();

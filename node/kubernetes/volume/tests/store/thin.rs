@@ -20,7 +20,7 @@ use crate::snapshots::{snapshot_of, taken};
 use crate::sys::cow_extent_size;
 use crate::trees;
 
-/// One call makes it ready.
+/// Takes a thin snapshot, which is ready after one call.
 fn thin(node: &Node, source: &VolumeId, name: &str) -> Record {
     let want = SnapshotRequest { sharing: Sharing::Permanent, ..snapshot_of(source, name) };
     let Taken { snapshots, copying } = node.store.take_snapshot(&id(name), &want).unwrap();
@@ -29,7 +29,7 @@ fn thin(node: &Node, source: &VolumeId, name: &str) -> Record {
     snapshots
 }
 
-/// A thin image that was written through the page cache keeps blocks until the next writeback.
+/// Removes a thin snapshot. A thin image that was written through the page cache keeps blocks until the next writeback.
 fn removed(node: &Node, name: &str) {
     while let Err(error) = node.store.remove_snapshot(&id(name)) {
         assert!(matches!(error, Error::Act { source: ActError::Busy { .. }, .. }), "{error:?}");
@@ -38,7 +38,7 @@ fn removed(node: &Node, name: &str) {
     assert_eq!(node.traces(&id(name)), [""; 0]);
 }
 
-/// The whole image.
+/// Overwrites the whole image.
 fn write(node: &Node, volume: &VolumeId, byte: u8) {
     let image = File::options().write(true).open(node.image(volume)).unwrap();
     image.write_all_at(&vec![byte; SIZE.get() as usize], 0).and_then(|()| image.sync_all()).unwrap();
@@ -99,7 +99,7 @@ fn a_thin_snapshot_is_restored_and_rolled_back_to_and_outlives_its_volume() {
     let want = Request { source: Some(snapshot.clone()), ..disk("pvc-restored", Allocation::Thick) };
     let begun = node.store.provision(&restored, &want);
     assert!(matches!(begun, Err(Error::Copying { .. })), "{begun:?}");
-    // The headroom of the source would end, whose blocks the new volume shares, too.
+    // The removal would end the headroom of the source, whose blocks the new volume shares, too.
     let refused = node.store.remove_snapshot(&snapshot).unwrap_err();
     let is_of = |by: &VolumeId| *by == restored;
     assert!(
@@ -183,13 +183,13 @@ fn a_group_of_thin_snapshots_is_ready_after_one_call() {
     assert_eq!(node.limits(from.project).bytes, Some(alone));
 }
 
-/// On clusters where the disk has other data: the ledger has nothing for the snapshot.
+/// The disk has other data, as on other clusters: the ledger has nothing for the snapshot.
 #[test]
 fn blocks_that_only_a_thin_snapshot_has_count_as_those_of_others() {
     let node = Node::with(Settings { neighbours: Neighbours::Strangers, ..settings() });
     let (source, _) = node.made(&disk("pvc-source", Allocation::Thick));
     let others = || node.store.space().unwrap().reserve;
-    // The maps of free space and of shared blocks take more or less.
+    // The sizes of the maps of free space and of shared blocks vary.
     let is_near = |found: Bytes, wanted: Bytes| {
         found.saturating_add(Bytes::MIB) > wanted && wanted.saturating_add(Bytes::MIB) > found
     };

@@ -17,7 +17,7 @@ fn volumes_are_created_in_parallel_with_a_project_each() {
     let node = Node::new();
     let made: Vec<Record> = thread::scope(|scope| {
         let store = &node.store;
-        // Two threads for each volume: one makes it, the other finds it made.
+        // Two threads for each volume: one creates it, the other one finds it.
         let threads: Vec<_> = (0..16)
             .map(|number| {
                 scope.spawn(move || {
@@ -64,11 +64,12 @@ fn a_burst_forces_the_log_less_often_than_it_makes_volumes() {
     });
     let forces = node.store.forces() - before;
     println!("{CLAIMS} claims, {forces} forces of the log");
-    // How many share one depends on how long the disk takes: about a third on a quick one.
+    // The share of claims that need no force of their own depends on the speed of the disk: about a third on a quick
+    // one.
     assert!(forces * 4 <= CLAIMS as u64 * 3, "{forces}");
 }
 
-/// A volume that was freed between the query of its quota and that of the disk hid as much of the others.
+/// Regression: a volume that was freed between the query of its quota and that of the disk hid as much space of others.
 #[test]
 fn space_of_others_counts_while_a_volume_is_freed() {
     let node = Node::with(Settings { neighbours: Neighbours::Strangers, ..settings() });
@@ -86,13 +87,13 @@ fn space_of_others_counts_while_a_volume_is_freed() {
             }
             least
         });
-        // The maps of free space take more or less.
+        // The size of the map of free space varies.
         assert!(least.saturating_add(Bytes::MIB) > quiet, "{least} of {quiet} in round {round}");
     }
 }
 
 #[test]
-fn what_each_volume_uses_comes_from_one_sweep() {
+fn the_usage_of_all_volumes_comes_from_one_sweep() {
     let (node, one, _) = Node::with_volume(&files("pvc-1"));
     let (two, record) = node.made(&disk("pvc-2", Allocation::Thick));
     fs::write(node.path("live", &one).join("data"), vec![1; 100_000]).unwrap();

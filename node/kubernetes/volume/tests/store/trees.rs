@@ -28,7 +28,7 @@ use crate::snapshots::{snapshot_of, taken};
 
 const SMALL: usize = 40;
 
-/// A volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
+/// Creates a volume that has no space left, with a large file, small ones, a hard link, an attribute and a hole.
 pub fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
     let (source, record) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: INODES }, size));
     let top = node.path("live", &source);
@@ -49,7 +49,6 @@ pub fn full(node: &Node, size: Bytes) -> (VolumeId, Record, PathBuf) {
     (source, record, top)
 }
 
-/// Returns the first error.
 fn overwrite_small(top: &Path, byte: u8) {
     for number in 0..SMALL {
         let path = top.join("small").join(number.to_string());
@@ -58,7 +57,7 @@ fn overwrite_small(top: &Path, byte: u8) {
     }
 }
 
-/// All at once: no file is synced before the last one is written.
+/// Overwrites all files: no file is synced before the last one is written.
 pub fn overwrite(top: &Path, byte: u8) {
     overwrite_small(top, byte);
     let large = File::options().write(true).open(top.join("large")).unwrap();
@@ -99,7 +98,7 @@ fn a_snapshot_of_one_file_with_many_names_is_removed_by_one_call() {
     let (source, _) = node.made(&files("pvc-source"));
     let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
     fs::write(top.join("file"), [1; 4096]).unwrap();
-    // More than one pass removes.
+    // More names than one pass removes.
     for number in 0..300 {
         fs::hard_link(top.join("file"), top.join(number.to_string())).unwrap();
     }
@@ -116,12 +115,12 @@ fn an_undone_snapshot_of_many_files_is_taken_again_by_one_call() {
     without_pods(&node.store);
     let (source, _) = node.made(&sized("pvc-source", Mode::Filesystem { inodes: Inodes::new(4096) }, SIZE));
     let (top, snapshot) = (node.path("live", &source), id("snapshot-1"));
-    // More than one pass removes.
+    // More files than one pass removes.
     (0..300).for_each(|number| drop(File::create(top.join(number.to_string())).unwrap()));
     fs::write(top.join("large"), vec![1; 4 << 20]).unwrap();
     let take = || node.store.take_snapshot(&snapshot, &snapshot_of(&source, "snapshot-1")).unwrap().snapshots;
     assert_eq!(take().state, State::Staged);
-    // As after a kill within the removal.
+    // The state after a kill within the removal.
     fs::rename(node.path("staging", &snapshot), node.path("trash", &snapshot)).unwrap();
     assert_eq!(take().state, State::Staged);
     assert!(node.path("staging", &snapshot).join("299").exists());
@@ -184,7 +183,7 @@ fn a_snapshot_waits_until_its_tenant_has_left_the_headroom() {
     assert_eq!(shared(&node.path("staging", &snapshot)), Bytes::ZERO);
     let raised = Some(SIZE.saturating_add(SIZE));
     assert_eq!(node.limits(from.project).bytes, raised, "not below what the tenant uses");
-    // In place: no block is shared any more.
+    // These writes are in place: no block is shared any more.
     overwrite(&top, 2);
 
     fs::remove_file(&more).unwrap();
@@ -214,7 +213,7 @@ fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
     node.remove(&source);
     let node = node.restarted();
     assert!(!top.exists());
-    // Not with another mode, and not smaller.
+    // Another mode and a smaller size are rejected.
     let refused = |request: Request| {
         let want = Request { source: Some(snapshot.clone()), ..request };
         let Error::Source { source, .. } = node.store.provision(&id("pvc-other"), &want).unwrap_err() else {
@@ -226,7 +225,7 @@ fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
     assert!(matches!(refused(disk("pvc-other", Allocation::Thin)), SourceError::Filesystem { .. }));
     let small = sized("pvc-other", Mode::Filesystem { inodes: INODES }, Bytes::new(1 << 20));
     assert!(matches!(refused(small), SourceError::Larger { .. }));
-    // No pod can have the source: this program needs no freezer.
+    // No pod can have the source, which is a snapshot, so no freezer is needed.
     let want = sized("pvc-restored", Mode::Filesystem { inodes: INODES }, LARGER);
     let want = Request { source: Some(snapshot.clone()), ..want };
     let restored = id("pvc-restored");
@@ -246,7 +245,7 @@ fn a_snapshot_of_files_is_restored_with_a_project_of_its_own() {
 
 #[test]
 fn files_are_cloned_only_if_pods_can_be_stopped_in_time() {
-    /// The pods ran again before all files were cloned.
+    /// Freezer whose pods run again before all files are cloned.
     #[derive(Debug)]
     struct Late;
 
@@ -288,21 +287,21 @@ const HIERARCHY: &str = "/tmp/cgroup";
 const CGROUP: &str = "/tmp/cgroup/pod";
 const FILES: [&str; 4] = ["0", "1", "2", "3"];
 
-/// The guard, if this program was started as one.
+/// Entry point of the guard, if this program was started as one.
 #[test]
 #[ignore = "started by the tests"]
 fn the_guard() {
     freezer::guard();
 }
 
-/// The writer, if this program was started as one.
+/// Entry point of the writer, if this program was started as one.
 #[test]
 #[ignore = "started by the tests"]
 fn the_writer() {
     Writer::run(|_, _| ());
 }
 
-/// Stops the pod.
+/// Freezer that stops the pod by its cgroup.
 #[derive(Debug)]
 struct Cgroup;
 
@@ -339,7 +338,7 @@ fn a_snapshot_of_a_pod_that_writes_has_one_instant_in_all_files() {
         let want = volume::SnapshotRequest { max_pause: Duration::from_secs(60), ..snapshot_of(&source, &snapshot) };
         while node.store.take_snapshot(&id(&snapshot), &want).unwrap().snapshots.state == State::Staged {}
         let found = numbers(&node.path("live", &id(&snapshot)), &FILES).unwrap();
-        // Each number is written after the one before it.
+        // The writer writes each number after the one before it.
         assert!(found.is_sorted_by(|one, next| one >= next) && found[0] - found[3] <= 1, "{found:?}");
         assert!(found[0] > last, "{found:?} after {last}");
         last = found[0];
