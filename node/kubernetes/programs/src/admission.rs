@@ -3,19 +3,19 @@
 use cluster::PodSecurity;
 use serde_json::json;
 
-/// Those that are not on by default. NodeRestriction: a kubelet changes its own Node, and pods on it.
-/// DenyServiceExternalIPs: a Service with `externalIPs` takes over connections to any address.
+/// Plugins that are not on by default. With NodeRestriction, a kubelet changes only its own Node and the pods on it.
+/// DenyServiceExternalIPs rejects Services with `externalIPs`, which could take over connections to any address.
 pub(crate) const PLUGINS: &str = "NodeRestriction,DenyServiceExternalIPs,EventRateLimit";
 
-/// Pods that the node's own add-ons run here may do anything; no tenant has a role in it.
+/// Namespace that Pod Security does not limit: the node's add-ons run here, and no tenant has a role in it.
 const EXEMPT: &str = "kube-system";
 
-/// Core events that each namespace may cause: this many at once, then this many in a second. They stay in etcd for an
-/// hour. A pod that is created, scheduled and started causes about six.
+/// Limit of core events per namespace: a burst, and a rate per second. etcd keeps events for an hour. A pod that is
+/// created, scheduled and started causes about six.
 const EVENTS_AT_ONCE: u32 = 2000;
 const EVENTS_PER_SECOND: u32 = 20;
 
-/// The AdmissionConfiguration. A label of a namespace overrides the default of Pod Security.
+/// The AdmissionConfiguration. Labels of a namespace override the defaults of Pod Security.
 pub(crate) fn configuration(level: PodSecurity) -> String {
     json!({
         "apiVersion": "apiserver.config.k8s.io/v1",

@@ -38,7 +38,7 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("kubelet-client-certificate", certificate("apikubelet")),
         ("kubelet-client-key", key("apikubelet")),
         ("kubelet-certificate-authority", certificate("ca")),
-        // Nothing on the node resolves host names.
+        // No resolver of the node has the names of Nodes.
         ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-key-file", credentials.public_key("sa").display().to_string()),
         ("service-account-signing-key-file", key("sa")),
@@ -46,18 +46,18 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("authorization-mode", "Node,RBAC".to_owned()),
         ("enable-admission-plugins", admission::PLUGINS.to_owned()),
         ("admission-control-config-file", admission.display().to_string()),
-        // Pod Security decides where: CNI plugins and CSI drivers need it.
+        // Pod Security decides which namespaces may run privileged pods. CNI plugins and CSI drivers need them.
         ("allow-privileged", "true".to_owned()),
         ("encryption-provider-config", credentials.encryption().display().to_string()),
         ("audit-policy-file", policy.display().to_string()),
         ("audit-log-path", audit::file(&config.paths.audit).display().to_string()),
-        // Else tokens of pods are valid for a year.
+        // By default, the API server extends the tokens of pods to a year.
         ("service-account-extend-token-expiration", "false".to_owned()),
         ("enable-bootstrap-token-auth", "true".to_owned()),
         ("anonymous-auth", "false".to_owned()),
         ("cert-dir", config.paths.scratch(NAME).display().to_string()),
         ("profiling", "false".to_owned()),
-        // One client that floods the API server must not slow all others.
+        // A client that floods the API server must not slow all others.
         ("enable-priority-and-fairness", "true".to_owned()),
     ];
     let arguments = arguments.into_iter().chain(audit::bounds(config.disk.audit));

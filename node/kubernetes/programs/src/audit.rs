@@ -1,4 +1,4 @@
-//! The API server's audit log: every request without its body, in files that fit into their part of the disk.
+//! The API server's audit log: each request without its body, in files that stay within the log's disk limit.
 
 use std::path::{Path, PathBuf};
 
@@ -7,25 +7,26 @@ use units::Bytes;
 
 use crate::pki::identity::ADMINISTRATOR;
 
-/// Files beside the one that is written, on a disk that has space for them.
+/// Number of rotated files on a disk that has space for them.
 const BACKUPS: u64 = 10;
-/// In MiB, as the flag takes it. A line that is longer than a file is lost, and the URI can be most of a line: Go's server
-/// takes 1 MiB and 4 KiB of headers, and JSON writes some characters as six. The smallest disk has files of 6 MiB. More
-/// files of a smaller size lose less at each rotation.
+/// Sizes of a file in MiB, the unit of the flag. The API server loses a line that is longer than a file. The URI can be
+/// most of a line: Go's HTTP server accepts headers of 1 MiB and 4 KiB, and JSON writes some characters as six. The
+/// smallest disk has files of 6 MiB. Many small files lose less at each rotation than a few large ones.
 const SMALLEST: u64 = 8;
 const LARGEST: u64 = 100;
 const DAYS: u32 = 30;
 
-/// The policy: the user, the object and the decision of each request. No bodies: Secrets have their values there.
+/// The audit policy: the user, the object and the decision of each request. The log has no bodies, because those of
+/// Secrets contain their values.
 ///
-/// Left out are the node's own questions whether the API server is ready, and the kubelets' heartbeats, which would be
-/// most of the log. A rule applies before the request is authorized, so that a heartbeat for another node's lease is left
-/// out too, although it is denied. Everything else that a kubelet does to leases is written.
+/// The policy omits the node's own readiness requests and the heartbeats of kubelets, which would be most of the log.
+/// The API server applies a rule before it authorizes a request. Therefore the log also omits a heartbeat for another
+/// node's lease, which is denied. All other requests of a kubelet for leases are logged.
 pub(crate) fn policy() -> String {
     json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
-        // Each request is written when it ends, a watch also when it begins.
+        // The API server logs a request when it ends, and a watch also when it begins.
         "omitStages": ["RequestReceived"],
         "rules": [
             {"level": "None", "users": [ADMINISTRATOR], "verbs": ["get"], "nonResourceURLs": ["/readyz"]},
@@ -46,7 +47,7 @@ pub(crate) fn file(directory: &Path) -> PathBuf {
     directory.join("audit.log")
 }
 
-/// Flags of the API server that keep the log within a directory with this limit.
+/// Flags of the API server that keep the log within the limit of its directory.
 pub(crate) fn bounds(limit: Bytes) -> [(&'static str, String); 3] {
     let Files { size, backups } = Files::within(limit);
     [
@@ -63,11 +64,11 @@ struct Files {
 }
 
 impl Files {
-    /// A rotated file is removed after the next one was begun: for a moment there is one more than the backups and the
-    /// one that is written. The last MiB is for the directory.
+    /// The API server removes a rotated file after it has created the next one. For a moment there is one file more
+    /// than the backups and the current file. The last MiB is for the directory.
     fn within(limit: Bytes) -> Self {
         let space = (limit.get() / Bytes::MIB.get()).saturating_sub(1);
-        // Without any, the API server would keep all of them.
+        // With 0, the API server would keep all backups.
         let backups = (space / SMALLEST).saturating_sub(2).clamp(1, BACKUPS);
         Self { size: (space / (backups + 2)).clamp(1, LARGEST), backups }
     }
@@ -85,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the smallest part of a disk that `localstorage` makes.
+    /// Size in MiB of the log's directory on the smallest disk that `localstorage` accepts.
     const LEAST: u64 = 19;
 
     #[test]
@@ -115,7 +116,7 @@ mod tests {
         }
     }
 
-    /// A denied request is left out as well as an allowed one.
+    /// A request that the policy omits is not logged even if it is denied.
     #[test]
     fn what_is_left_out_names_its_users_and_verbs() {
         let read: Value = serde_json::from_str(&policy()).unwrap();

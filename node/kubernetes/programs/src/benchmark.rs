@@ -1,5 +1,5 @@
-//! The CIS Kubernetes Benchmark 1.12: what its automated items expect of the programs' arguments and files, compared with
-//! what the programs are started with. `docs/operations/security.md` has the items that do not pass, with the reason.
+//! The CIS Kubernetes Benchmark 1.12: compares the automated items with the arguments and files of the programs.
+//! `docs/operations/security.md` lists the items that do not pass, with the reasons.
 
 mod list;
 
@@ -18,11 +18,11 @@ enum Expected {
     Flag(Program, &'static str),
     Absent(Program, &'static str),
     Word(Program, &'static str, &'static str),
-    /// A field of a configuration file, with this value as JSON.
+    /// A field of a configuration file with its value as JSON.
     Field(File, &'static str, &'static str),
     Present(File, &'static str),
     Mode(&'static str, u32),
-    /// The program's own user owns its data directory, and only that user may open it.
+    /// The data directory belongs to the program's user, and only that user may open it.
     Owns(Program, &'static str),
 }
 
@@ -47,7 +47,7 @@ use Expected::{Absent, Argument, Field, Flag, Mode, Owns, Present, Word};
 use File::{Admission, AuditPolicy, Encryption, Kubelet, Proxy};
 use Program::{ApiServer, ControllerManager, Etcd, Scheduler};
 
-/// 1.1.16, 1.1.18, 1.1.19 and 2.7 are not here: the reasons are in `docs/operations/security.md`.
+/// Items 1.1.16, 1.1.18, 1.1.19 and 2.7 are missing; `docs/operations/security.md` has the reasons.
 const ITEMS: [(&str, Expected); 83] = [
     ("1.1.11, 1.1.12", Owns(Etcd, "/data/etcd")),
     ("1.1.13", Mode("admin.kubeconfig", 0o600)),

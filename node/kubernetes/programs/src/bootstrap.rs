@@ -1,7 +1,7 @@
-//! Bootstrap tokens: what a machine shows to join the cluster as one certain node.
+//! Bootstrap tokens: the credential with which a machine joins the cluster as one given node.
 //!
-//! A token is a Secret of Kubernetes' own kind (`bootstrap.kubernetes.io/token`), which the API server accepts until it
-//! expires or is deleted; an annotation says which node it is for. Documented by Kubernetes: "Authenticating with
+//! A token is a Secret of type `bootstrap.kubernetes.io/token`, which the API server accepts until it expires or is
+//! deleted. An annotation names the node that may use the token. Kubernetes documentation: "Authenticating with
 //! Bootstrap Tokens".
 
 use cluster::{BOOTSTRAP_NODE_ANNOTATION, Token};
@@ -19,7 +19,7 @@ pub fn bootstrap_secret_name(id: &str) -> String {
     format!("bootstrap-token-{id}")
 }
 
-/// The Secret that has the API server accept it until `expires`, for the node of this name.
+/// The Secret of a token for the node `node`. The API server accepts the token until `expires`.
 pub fn bootstrap_secret(token: &Token, node: &str, expires: OffsetDateTime) -> Result<Secret, serde_json::Error> {
     let expires = expires.replace_nanosecond(0).unwrap_or(expires).format(&Rfc3339);
     let expires = expires.map_err(serde_json::Error::custom)?;

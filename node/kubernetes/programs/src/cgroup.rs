@@ -1,4 +1,4 @@
-//! A cgroup for each program: what its memory is, how much it may take, and an end for all its children.
+//! A cgroup for each program. The cgroup accounts and limits memory, and the program's children end with it.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,12 +11,12 @@ use units::Bytes;
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroup(PathBuf);
 
-/// As kubelet sets it for itself: when the whole machine has no memory left, containers end before it.
+/// The kubelet sets the same value for itself: if the machine runs out of memory, the kernel kills containers first.
 const OOM_SCORE_ADJ: &str = "-999";
 
 impl Cgroup {
-    /// Makes the group `name` below `root`, with memory accounting and a limit, or none. `None`, and a warning, if the
-    /// machine does not let us: the program is more important than its figures.
+    /// Creates the group `name` below `root` with memory accounting and an optional memory limit. On an error, logs a
+    /// warning and returns `None`: the program starts even without its memory figures.
     pub(crate) fn ensure(root: &Path, name: &str, limit: Option<Bytes>) -> Option<Self> {
         let path = root.join(name);
         let made = enable_memory(root).and_then(|()| match fs::create_dir(&path) {
@@ -36,11 +36,11 @@ impl Cgroup {
         }
     }
 
-    /// `memory.max`: the kernel frees page cache first, and kills only when nothing is left to free. There is no
-    /// `memory.high`: a process above it is slowed down more and more, and never killed; a program that runs away would
-    /// stay, and do no work.
+    /// Sets `memory.max`: the kernel frees page cache first, and kills only when nothing is left to free. `memory.high`
+    /// stays unset: the kernel slows a process above it down more and more, but never kills it. A program with a leak
+    /// would remain and do no work.
     ///
-    /// `memory.oom.group`: a program dies as a whole, and is started again.
+    /// `memory.oom.group`: the kernel kills all processes of a program, and the supervisor starts the program again.
     fn limit(&self, limit: Option<Bytes>) {
         let max = limit.map_or_else(|| "max".to_owned(), |limit| limit.get().to_string());
         for (file, value) in [("memory.max", &*max), ("memory.oom.group", if limit.is_some() { "1" } else { "0" })] {
@@ -48,7 +48,7 @@ impl Cgroup {
                 warn!(cgroup = %self.0.display(), file, value, %error, "memory is not limited");
             }
         }
-        // Is there only if the kernel can swap.
+        // The file exists only if the kernel supports swap.
         match fs::write(self.0.join("memory.swap.max"), "0") {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 warn!(cgroup = %self.0.display(), %error, "swap is not limited");
@@ -65,7 +65,7 @@ impl Cgroup {
             .ok()
     }
 
-    /// Moves a process here, if it is not here yet. Its later children start here too.
+    /// Moves a process into the group. Later children of the process start in the group too.
     pub(crate) fn add(&self, process: u32) {
         if let Err(error) = fs::write(self.0.join("cgroup.procs"), process.to_string()) {
             warn!(cgroup = %self.0.display(), %error, "process stays in its parent's cgroup");
@@ -75,13 +75,13 @@ impl Cgroup {
         }
     }
 
-    /// How often its programs were killed since it took more than the limit.
+    /// Number of OOM kills of the group.
     pub(crate) fn kills(&self) -> u64 {
         kills_in(&self.0)
     }
 }
 
-/// The same of the group `name` below `root`; 0 if there is none.
+/// OOM kills of the group `name` below `root`; 0 if the group is missing.
 pub(crate) fn kills(root: &Path, name: &str) -> u64 {
     kills_in(&root.join(name))
 }
@@ -90,7 +90,7 @@ fn kills_in(group: &Path) -> u64 {
     fs::read_to_string(group.join("memory.events")).ok().and_then(|events| group_kills(&events)).unwrap_or(0)
 }
 
-/// `oom_group_kill` of `memory.events`, Linux 5.17: `oom_kill` counts each process.
+/// `oom_group_kill` of `memory.events` (Linux 5.17). `oom_kill` counts each process.
 fn group_kills(events: &str) -> Option<u64> {
     events.lines().find_map(|line| line.strip_prefix("oom_group_kill ")?.parse().ok())
 }

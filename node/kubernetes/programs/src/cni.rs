@@ -1,5 +1,5 @@
-//! containerd's configuration of the pods' network: a link for each pod, addresses from the node's range, host ports. Or that of
-//! a CNI plugin that the administrator installs.
+//! containerd's CNI configuration of the pod network: a link per pod, addresses from the node's range, and host ports.
+//! Alternatively, the directories of a CNI plugin that the administrator installs.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,9 @@ use serde_json::json;
 
 use crate::{Config, Paths};
 
-/// Names of the node's ends of pods' links, as the plugin `ptp` chooses them and nft matches them. Each has the first address
-/// of the range, and is the only way to its pod's address. No other interface of a node has such a name.
+/// Pattern of the host-side interfaces of pods' links. The plugin `ptp` chooses the names, and the nft rules match
+/// them. Each interface has the first address of the range, and is the only route to its pod's address. No other
+/// interface of a node has such a name.
 pub(crate) const LINKS: &str = "veth*";
 
 pub(crate) const CONFLIST: &str = "10-pods.conflist";
@@ -20,7 +21,7 @@ pub(crate) fn directory(paths: &Paths) -> PathBuf {
     paths.ephemeral.join("cni/net.d")
 }
 
-/// The directory in which containerd looks for network configurations, and which it watches.
+/// The directory that containerd watches for network configurations.
 pub(crate) fn configurations(config: &Config) -> PathBuf {
     match config.settings.networking {
         Networking::BuiltIn => directory(&config.paths),
@@ -28,8 +29,8 @@ pub(crate) fn configurations(config: &Config) -> PathBuf {
     }
 }
 
-/// The directories in which containerd looks for plugins, the preferred one first. Some plugins start `host-local` or `portmap`
-/// of the image.
+/// Directories in which containerd searches for plugins, the preferred one first. Some plugins start `host-local` or
+/// `portmap` of the image.
 pub(crate) fn programs(config: &Config) -> Vec<&Path> {
     let Paths { cni_programs, installed_cni_programs, .. } = &config.paths;
     match config.settings.networking {
@@ -38,7 +39,7 @@ pub(crate) fn programs(config: &Config) -> Vec<&Path> {
     }
 }
 
-/// The configuration for pods with addresses of `pods`. The addresses in use are forgotten at a reboot, as the pods are.
+/// The configuration for pods with addresses of `pods`. A reboot deletes the pods and the list of allocated addresses.
 pub(crate) fn conflist(config: &Config, pods: Ipv4Net) -> String {
     json!({
         "cniVersion": "1.0.0",
@@ -46,7 +47,7 @@ pub(crate) fn conflist(config: &Config, pods: Ipv4Net) -> String {
         "plugins": [
             {
                 "type": "ptp",
-                // Only what leaves the cluster is, see nftables.rs.
+                // Only packets that leave the cluster are masqueraded, see nftables.rs.
                 "ipMasq": false,
                 "mtu": config.mesh.mtu,
                 "ipam": {

@@ -1,4 +1,4 @@
-//! The services' configuration of their node.
+//! Configuration of the node's Kubernetes programs.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
@@ -9,16 +9,16 @@ use units::Bytes;
 
 use crate::Confinement;
 
-/// Every combination of valid fields is valid. [`Default`] is a control plane with the default settings of a node, as
-/// tests need it.
+/// Every combination of valid fields is valid. [`Default`] is a control plane with the default settings of a node, for
+/// tests.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// A DNS label.
     pub node: String,
     pub address: Ipv4Addr,
-    /// The interface to other machines, by its name in the kernel.
+    /// Kernel name of the interface to other machines.
     pub uplink: String,
-    /// Of a control plane [`address`](Self::address) with [`API_PORT`], of a worker another node's.
+    /// On a control plane, [`address`](Self::address) with [`API_PORT`]. On a worker, the control plane's address.
     pub api_server: SocketAddrV4,
     pub services: Ipv4Net,
     /// Addresses of all pods of the cluster; each node has a part of [`cluster::NODE_PREFIX`] bits.
@@ -55,19 +55,20 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The Service `default/kubernetes`: the first address of its network.
+    /// Address of the Service `default/kubernetes`: the first address of the Service network.
     pub(crate) fn api_service(&self) -> Option<Ipv4Addr> {
         self.services.hosts().next()
     }
 
-    /// Networks with addresses that no worker has: of Services, of pods, and of the API server.
+    /// Networks that must not contain a worker's address: Services, pods, and the API server's address.
     pub fn not_for_workers(&self) -> Vec<Ipv4Net> {
         vec![self.services, self.cluster_pods, (*self.api_server.ip()).into()]
     }
 
-    /// The Service `kube-system/kube-dns`: the tenth address of its network, at which each node answers its own pods.
+    /// Address of the Service `kube-system/kube-dns`: the tenth address of the Service network. Each node answers its
+    /// own pods at this address.
     pub fn dns_service(&self) -> Ipv4Addr {
-        // The network has a prefix of at most 27 bits.
+        // The prefix length is at most 27, so the network has a tenth address.
         Ipv4Addr::from_bits(self.services.network().to_bits() | 10)
     }
 }
@@ -84,11 +85,11 @@ pub struct Mesh {
 pub enum Durability {
     #[default]
     Durable,
-    /// They need not: a test wants speed.
+    /// No fsync: tests that need speed use it.
     UnsafeNoFsync,
 }
 
-/// The data disk, and the limits that it sets to programs.
+/// Size of the data disk, and the limits that follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     pub size: Bytes,
@@ -98,24 +99,25 @@ pub struct Disk {
     pub audit: Bytes,
 }
 
-/// Where programs, data and state are, and what they run in. [`Default`] is the node image's layout.
+/// Paths of programs, data and state, and the limits under which programs run. [`Default`] is the node image's layout.
 #[derive(Clone, Debug)]
 pub struct Paths {
     pub programs: PathBuf,
     /// CNI plugins of the image.
     pub cni_programs: PathBuf,
-    /// Where the DaemonSets of CNI plugins install their programs and configurations ([`cluster::Networking::Plugin`]).
+    /// Directories to which DaemonSets of CNI plugins install programs and configurations
+    /// ([`cluster::Networking::Plugin`]).
     pub installed_cni_programs: PathBuf,
     pub installed_cni_configurations: PathBuf,
     /// Directory of the OCI archives that belong to the image.
     pub images: PathBuf,
     pub resolv_conf: PathBuf,
-    /// Root of the cgroup2 hierarchy; with `None` programs stay in the cgroup of their parent.
+    /// Root of the cgroup2 hierarchy. With `None`, programs stay in the cgroup of their parent.
     pub cgroups: Option<PathBuf>,
     pub confinement: Confinement,
-    /// Memory of the machine, which programs and pods share; with `None` there are no limits.
+    /// Memory of the machine, which programs and pods share. With `None`, programs have no memory limits.
     pub memory: Option<Bytes>,
-    /// Keys and certificates; on the data disk, as the next ones.
+    /// Keys and certificates. This directory and the next ones are on the data disk.
     pub pki: PathBuf,
     pub etcd: PathBuf,
     pub kubelet: PathBuf,
@@ -123,7 +125,8 @@ pub struct Paths {
     pub containerd: PathBuf,
     pub pod_logs: PathBuf,
     pub audit: PathBuf,
-    /// Files that a reboot deletes: sockets, state, generated configuration. Short: socket paths have 107 bytes.
+    /// Files that a reboot deletes: sockets, state, generated configuration. The path is short, because a socket path
+    /// has at most 107 bytes.
     pub ephemeral: PathBuf,
 }
 
@@ -164,7 +167,7 @@ impl Paths {
         self.kubelet.join("plugins_registry")
     }
 
-    /// A file that is generated at every start of its program.
+    /// A file that is generated at each start of its program.
     pub(crate) fn generated(&self, name: &str) -> PathBuf {
         self.ephemeral.join("config").join(name)
     }
@@ -173,12 +176,12 @@ impl Paths {
         self.ephemeral.join("programs")
     }
 
-    /// Where a program with a user of its own writes what it does not need after a restart.
+    /// Directory for temporary files of a program that has its own user.
     pub(crate) fn scratch(&self, program: &str) -> PathBuf {
         self.scratches().join(program)
     }
 
-    /// Name servers and names of hosts, to which links in `/etc` lead.
+    /// Directory of the files with name servers and host names, the targets of links in `/etc`.
     pub(crate) fn names(&self) -> PathBuf {
         self.ephemeral.join("etc")
     }
@@ -198,7 +201,7 @@ pub(crate) fn example_in(directory: &std::path::Path) -> Config {
     Config { paths, ..Config::default() }
 }
 
-/// With keys in a directory, which is removed on drop.
+/// Adds credentials in a temporary directory, which is removed on drop.
 #[cfg(test)]
 pub(crate) fn with_credentials(mut config: Config) -> (Config, crate::Credentials, tempfile::TempDir) {
     let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! containerd, and the images that belong to the node image.
+//! containerd, and the images of the node image.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -19,7 +19,7 @@ use crate::{Config, Paths, cni, ready, registries};
 
 const NAMESPACE: &str = "k8s.io";
 
-/// The cgroup of containerd's shims, from the root of the hierarchy.
+/// The cgroup of containerd's shims, relative to the root of the hierarchy.
 const SHIMS: &str = "/shims";
 
 pub fn service(config: &Config) -> Service {
@@ -30,21 +30,21 @@ pub fn service(config: &Config) -> Service {
     })
 }
 
-/// Between two attempts to import images that did not fit.
+/// Delay between two attempts to import images for which the disk had no space.
 const RETRY: Duration = Duration::from_mins(1);
 
-/// An archive of images that the machine's owner has given to the node.
+/// An archive of images that the administrator added to the node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Archive {
     /// Serial number of the disk, name of the partition, or path on the EFI system partition.
     pub name: String,
-    /// The device, or the file.
+    /// Path of the device or file.
     pub path: PathBuf,
 }
 
-/// Imports every archive of the node image and then those of the machine's owner, each once however often this is restarted,
-/// and is done. If containerd's part of the disk is full, it is healthy before, and tries again. containerd has to be healthy. Its content store keeps
-/// what an earlier boot has imported.
+/// Imports the archives of the node image, then those of the administrator. Each archive is imported once, even if the
+/// service restarts. containerd must be healthy; its content store keeps the imports of earlier boots. If containerd's
+/// part of the disk is full, the service reports healthy and tries again later.
 pub fn images(config: &Config, given: Vec<Archive>) -> Service {
     let import = Arc::new(Import { paths: config.paths.clone(), given, imported: Mutex::default() });
     Box::new(move |cx| {
@@ -70,7 +70,8 @@ impl Import {
                 cx.done();
                 return Ok(());
             }
-            // An earlier boot has imported most images, and only the kubelet, which waits for this service, removes pods.
+            // An earlier boot has imported most images. The kubelet waits for this service, and only the kubelet
+            // removes pods.
             cx.healthy();
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
@@ -79,7 +80,7 @@ impl Import {
         }
     }
 
-    /// Returns whether no archive has to be tried again.
+    /// Returns `false` if an archive needs another attempt.
     async fn pass(&self, cx: &Context) -> Result<bool, ProgramError> {
         let mut is_complete = true;
         for archive in archives(&self.paths.images).await? {
@@ -114,7 +115,7 @@ impl Import {
                     warn!(archive = name, path = %path.display(), error, "archive of images not imported, will retry");
                     continue;
                 }
-                // The node starts without it: another attempt would fail like this one.
+                // Another attempt would fail in the same way, so the node starts without this archive.
                 Err(error) => {
                     let error: &dyn Error = &error;
                     warn!(archive = name, path = %path.display(), error, "archive of images not imported");
@@ -159,9 +160,10 @@ fn import(paths: &Paths, archive: &Path) -> Program {
         "images".to_owned(),
         "import".to_owned(),
         "--local".to_owned(),
-        // containerd syncs its metadata, not the unpacked files: without this, a power cut leaves a snapshot with empty files.
+        // containerd syncs its metadata, but not the unpacked files. Without this option, a power cut leaves a snapshot
+        // with empty files.
         "--sync-fs".to_owned(),
-        // It could not be pulled again.
+        // The node may be unable to pull the image again, so the garbage collection must not remove it.
         "--label".to_owned(),
         "io.cri-containerd.pinned=pinned".to_owned(),
         archive.display().to_string(),
@@ -186,13 +188,14 @@ fn program(config: &Config) -> Program {
     Program { name: "containerd", arguments, directories, files, secrets, environment, ..Program::default() }
 }
 
-/// A shim for each pod, of 10 MiB or more, would count for containerd, and would die with it and take its pod along.
-/// containerd requires the group. `None` if it cannot be created.
+/// Creates the cgroup of the shims, which containerd requires. In containerd's own group, each pod's shim (10 MiB or
+/// more) would count towards containerd's limit, and an OOM kill of containerd would end the shims and their pods.
+/// `None` if the group cannot be created.
 fn shim_cgroup(paths: &Paths) -> Option<&'static str> {
     Cgroup::ensure(paths.cgroups.as_deref()?, SHIMS.trim_start_matches('/'), None).map(|_| SHIMS)
 }
 
-/// containerd 2.3, configuration version 3. Missing settings have their defaults.
+/// Configuration of containerd 2.3, version 3. Omitted settings have their defaults.
 fn toml(config: &Config, shims: Option<&str>) -> String {
     let paths = &config.paths;
     let quoted = |path: &Path| format!("{:?}", path.display().to_string());
@@ -310,7 +313,7 @@ mod tests {
         assert_eq!(found, [scratch.path().join("pause.tar"), scratch.path().join("workload.tar")]);
     }
 
-    /// The service with an archive of the node image, and a `ctr` that fails with this text.
+    /// The images service with one archive of the node image and a `ctr` that fails with `text`.
     fn failing_import(root: &Path, text: &str) -> Supervisor {
         let [programs, images] = ["bin", "images"].map(|name| root.join(name));
         for directory in [&programs, &images] {
@@ -318,7 +321,8 @@ mod tests {
         }
         std::fs::write(images.join("pause.tar"), "").unwrap();
         let (script, ctr) = (format!("#!/bin/sh\necho '{text}' >&2\nexit 1\n"), programs.join("ctr"));
-        // By another process: a program that a thread forks meanwhile would keep the file open for writing.
+        // Another process writes the script: a concurrent fork of this process would keep the file open for writing,
+        // and execve(2) would return ETXTBSY.
         let written = std::process::Command::new("/bin/sh")
             .args(["-c", r#"printf %s "$1" >"$2""#, "sh", &script])
             .arg(&ctr)
@@ -329,7 +333,7 @@ mod tests {
         start_once(super::images(&Config { paths, ..Config::default() }, Vec::new()))
     }
 
-    /// Regression: the kubelet, which alone removes pods, was not started.
+    /// Regression: the kubelet was not started, although only the kubelet removes pods.
     #[tokio::test]
     async fn a_full_disk_does_not_keep_the_node_from_starting() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! kube-controller-manager: all default controllers but the approver of certificates, and the one that deletes expired tokens.
+//! kube-controller-manager with all default controllers except the approver of certificates, and with the controller
+//! that deletes expired tokens.
 
 use std::sync::Arc;
 
@@ -9,13 +10,14 @@ use crate::pki::store::CONTROLLERS_SIGNING_KEY;
 use crate::program::{Program, ProgramError, Service};
 use crate::{Config, Credentials, Rights, User, ready};
 
-/// One of its controllers creates it in every cluster; without it no pod can be created.
+/// A controller creates this account in every cluster. Without the account, no pod can be created.
 const SIGN_OF_LIFE: &str = "/api/v1/namespaces/default/serviceaccounts/default";
 
 const NAME: &str = User::ControllerManager.program();
 
-/// Healthy when the cluster has its default service account. Begins when the API server is healthy: kube-controller-manager waits
-/// for that for 10 s and then ends, and while an API server starts, each of its own starts takes the CPU from it.
+/// Healthy when the default service account exists. The program starts after the API server is healthy:
+/// kube-controller-manager waits 10 s for the API server and then ends, and each of these starts takes CPU time from a
+/// starting API server.
 pub fn service(config: &Config, credentials: &Arc<Credentials>) -> Service {
     let kept = Arc::clone(credentials);
     let run = program(config, credentials).service(&config.paths, move || {
@@ -47,30 +49,32 @@ pub(crate) fn program(config: &Config, credentials: &Credentials) -> Program {
         ("authorization-kubeconfig", kubeconfig),
         ("bind-address", "127.0.0.1".to_owned()),
         ("profiling", "false".to_owned()),
-        // No port: serving would cost a second for a key, and has no clients.
+        // No port: the server would need a second to create a key, and has no clients.
         ("secure-port", "0".to_owned()),
         ("leader-elect", "false".to_owned()),
-        // Its approval takes a certificate for any node name. Expired bootstrap tokens are not removed by default.
+        // The approving controller would approve a certificate for any node name. By default, expired bootstrap tokens
+        // stay.
         ("controllers", "*,token-cleaner-controller,-certificatesigningrequest-approving-controller".to_owned()),
-        // Each Node gets its part of the pod network.
+        // Each Node gets a part of the pod network.
         ("allocate-node-cidrs", "true".to_owned()),
         ("cluster-cidr", config.cluster_pods.to_string()),
         ("node-cidr-mask-size", NODE_PREFIX.to_string()),
         ("service-cluster-ip-range", config.services.to_string()),
-        // Its start sends some 110 requests for the tokens of its controllers, which client-go's defaults (20 a second) delay
-        // by four seconds. The API server's priority and fairness limits it.
+        // At its start, kube-controller-manager sends some 110 requests for the tokens of its controllers. client-go's
+        // default limit of 20 a second would delay them by four seconds. The API server's priority and fairness limits
+        // the requests instead.
         ("kube-api-qps", "200".to_owned()),
         ("kube-api-burst", "300".to_owned()),
-        // At a first boot it checks the types of the node's policies, which compiles each variable for each expression. Five at
-        // once, the default, keep the CPUs from the controllers that the first pods wait for.
+        // At the first boot, this controller type-checks the node's policies, and compiles each variable for each
+        // expression. The default, five at once, would take the CPUs from the controllers that the first pods need.
         ("concurrent-validating-admission-policy-status-syncs", "1".to_owned()),
-        // It creates the directory. There are no plugins.
+        // kube-controller-manager creates this directory. The node has no FlexVolume plugins.
         ("flex-volume-plugin-dir", config.paths.scratch(NAME).join("flexvolume").display().to_string()),
         ("service-account-private-key-file", credentials.key(CONTROLLERS_SIGNING_KEY).display().to_string()),
         ("root-ca-file", credentials.certificate("ca").display().to_string()),
         ("cluster-signing-cert-file", credentials.certificate("ca").display().to_string()),
         ("cluster-signing-key-file", credentials.key("ca").display().to_string()),
-        // Its own role is too small for its controllers.
+        // The role of kube-controller-manager itself does not cover its controllers.
         ("use-service-account-credentials", "true".to_owned()),
         ("cert-dir", config.paths.scratch(NAME).display().to_string()),
     ];
@@ -98,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// The clock advances while nothing answers.
+    /// The paused clock advances while all tasks wait.
     #[tokio::test(start_paused = true)]
     async fn it_does_not_start_before_the_api_server_is_healthy() {
         let (config, credentials, _scratch) = crate::config::with_credentials(Config::default());

@@ -1,5 +1,5 @@
-//! Discovery of a cluster's CA by a machine that joins. The API server presents the certificate of its CA, and the machine
-//! compares the digest of its key with that of the configuration. The machine sends nothing secret before.
+//! Discovery of a cluster's CA by a joining machine. The API server presents the certificate of its CA, and the machine
+//! compares the digest of the CA's key with its configuration. The machine sends no secret before this check.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer as _;
 
-/// Time limit of one attempt, which callers repeat.
+/// Deadline of one attempt. Callers repeat attempts.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -35,12 +35,13 @@ pub enum DiscoveryError {
          address and the digest"
     )]
     OtherCa { address: IpAddr, port: u16, wanted: CaDigest, presented: Presented },
-    /// The CA has the digest, but the server's certificate is not from it, not for this address, or not valid at this time.
+    /// The CA has the digest, but it did not sign the server's certificate, or that certificate is for another address
+    /// or not valid at this time.
     #[error("cannot verify the API server at {address}:{port}; check the address and the clock")]
     Server { address: IpAddr, port: u16, source: io::Error },
 }
 
-/// The key of the wanted CA, or that of the last certificate of the server.
+/// Key of the wanted CA, or of the last certificate that the server presented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presented {
     Nothing,
@@ -52,7 +53,7 @@ fn der_digest(der: &[u8]) -> Option<CaDigest> {
     Some(<[u8; 32]>::from(Sha256::digest(certificate.public_key().raw)).into())
 }
 
-/// The digest of the public key of the first certificate of a PEM text. `None` if there is none.
+/// Digest of the public key of the first certificate in a PEM text. `None` without a certificate.
 pub fn ca_digest(pem: &str) -> Option<CaDigest> {
     let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
     der_digest(&pem.contents)
@@ -67,8 +68,9 @@ impl fmt::Display for Presented {
     }
 }
 
-/// The certificate of the cluster's CA (PEM), which the API server at this address presents. Its key has the digest, and it
-/// signed the server's certificate for this address. One attempt of at most ten seconds.
+/// Returns the certificate of the cluster's CA (PEM), which the API server at `address` presents. The key of the CA has
+/// the digest `wanted`, and the CA signed the server's certificate for this address. One attempt of at most ten
+/// seconds.
 pub async fn ca(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, DiscoveryError> {
     let provider = Arc::new(ring::default_provider());
     let verifier = Arc::new(Pinned { wanted, provider: Arc::clone(&provider), presented: Mutex::default() });
@@ -101,12 +103,12 @@ pub async fn ca(address: IpAddr, port: u16, wanted: CaDigest) -> Result<String, 
     }
 }
 
-/// Accepts servers that present the CA with this key, and whose certificate it signed.
+/// Accepts a server that presents the CA with the digest `wanted` and a certificate that this CA signed.
 #[derive(Debug)]
 struct Pinned {
     wanted: CaDigest,
     provider: Arc<CryptoProvider>,
-    /// `None` until the handshake has the certificates of the server.
+    /// `None` until the server has sent its certificates.
     presented: Mutex<Option<Presented>>,
 }
 
@@ -184,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Serves one handshake with the certificates of `pair`: that of the server, and its CA's if it is included.
+    /// Serves one handshake with the certificates of `pair`: the server's, and the CA's if it is included.
     async fn serve(pair: &Pair) -> (u16, JoinHandle<()>) {
         let chain = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
         let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
@@ -198,7 +200,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
-            // A client that rejects the certificate ends it.
+            // A client that rejects the certificate ends the handshake.
             let _ = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
         });
         (port, task)
@@ -211,7 +213,7 @@ mod tests {
         (ca, pair)
     }
 
-    /// An attempt by a machine with the digest of this CA.
+    /// One attempt of a machine that has the digest of the CA `signer`.
     async fn attempt(server: &Pair, signer: &Ca) -> Result<String, DiscoveryError> {
         let (port, _task) = serve(server).await;
         ca(LOOPBACK, port, digest(signer)).await

@@ -1,5 +1,5 @@
-//! CoreDNS, which answers the pods of its node: names of the cluster from the API server's objects, and all others by the
-//! node's name servers.
+//! CoreDNS, which answers the pods of its node. Names of the cluster come from the API server's objects, all others
+//! from the node's name servers.
 
 use std::net::Ipv4Addr;
 
@@ -10,12 +10,12 @@ use crate::{Config, Credentials, Rights, User, ready};
 pub(crate) const READINESS_PORT: u16 = 10251;
 pub(crate) const METRICS_PORT: u16 = 10252;
 
-/// Forwarded queries at a time: each has a socket and some 2 KiB.
+/// Limit of concurrent forwarded queries. Each query has a socket and some 2 KiB.
 const FORWARDED: u32 = 1000;
 
-/// Answers at [`Config::dns_service`], which has to be an address of the node. `servers` are those of the node, the preferred
-/// one first. Healthy when it has listed the objects of the cluster; later it answers with those that it has, even if the
-/// API server is unreachable.
+/// CoreDNS at [`Config::dns_service`], which must be an address of the node. `servers` are the node's name servers, the
+/// preferred one first. Healthy when CoreDNS has listed the cluster's objects. Later it answers from these objects,
+/// even if the API server is unreachable.
 pub fn service(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr]) -> Service {
     program(config, credentials, servers).service(&config.paths, || ready::http(READINESS_PORT, "/ready"))
 }
@@ -29,17 +29,18 @@ fn program(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr]) -> 
         arguments: vec!["-conf".to_owned(), file.display().to_string()],
         rights: Some(rights),
         files: vec![(file, corefile(config, credentials, servers))],
-        // Its answers are garbage soon, and its start is short: memory counts more than the collector's time.
+        // The answers soon become garbage, and the start is short: memory matters more than the time of Go's garbage
+        // collector.
         environment: vec![("GOGC", "100".into())],
         ..Program::default()
     }
 }
 
-/// The kubernetes plugin is authoritative for the cluster's domain, and for the addresses of Services and pods. It has all
-/// its objects in memory, and answers faster than a cache: the cache is for forwarded names alone.
+/// The kubernetes plugin is authoritative for the cluster's domain, and for the addresses of Services and pods. The
+/// plugin has all objects in memory and is faster than a cache, so only forwarded names are cached.
 ///
-/// `pods insecure`, as in upstream's own deployments: names such as `10-244-0-2.NAMESPACE.pod.DOMAIN` are computed. To verify
-/// them, each node would watch all pods.
+/// `pods insecure`, as in the deployments of upstream: names such as `10-244-0-2.NAMESPACE.pod.DOMAIN` are computed. To
+/// verify them, each node would have to watch all pods.
 pub(crate) fn corefile(config: &Config, credentials: &Credentials, servers: &[Ipv4Addr]) -> String {
     let (domain, address) = (&config.settings.cluster_domain, config.dns_service());
     let kubeconfig = credentials.kubeconfig(Identity::Dns);
@@ -68,7 +69,7 @@ pub(crate) fn corefile(config: &Config, credentials: &Credentials, servers: &[Ip
     )
 }
 
-/// Nothing without name servers: queries for names outside of the cluster are refused.
+/// Empty without name servers. CoreDNS then rejects queries for names outside of the cluster.
 fn forward<'a>(servers: impl Iterator<Item = &'a Ipv4Addr>) -> String {
     let servers: String = servers.map(|server| format!(" {server}")).collect();
     if servers.is_empty() {
@@ -110,7 +111,7 @@ mod tests {
         assert_eq!(text.matches('{').count(), text.matches('}').count(), "{text}");
     }
 
-    /// CoreDNS does not start with `forward` and no server.
+    /// CoreDNS does not start if `forward` has no server.
     #[test]
     fn nothing_is_forwarded_without_a_name_server() {
         let config = Config::default();

@@ -1,4 +1,4 @@
-//! The keys that encrypt Secrets in etcd, and the API server's EncryptionConfiguration. Pure.
+//! The keys that encrypt Secrets in etcd, and the API server's EncryptionConfiguration. No I/O.
 //!
 //! The API server writes with the first key of the first provider and reads with all of them.
 
@@ -42,7 +42,7 @@ impl Key {
         json!(ByteString(self.bytes.to_vec())).as_str().unwrap_or_default().to_owned()
     }
 
-    /// `keyNUMBER BASE64`. The first key has no name, as in files of a release that had only one.
+    /// `keyNUMBER BASE64`. The first key has no name, because an earlier release had only one key.
     fn parse(line: &str) -> Option<Self> {
         let (number, base64) = match line.split_once(' ') {
             None => (SecretKey::default(), line),
@@ -53,12 +53,12 @@ impl Key {
     }
 }
 
-/// The content of `secrets.key`: a line for each key, the newest first.
+/// Content of `secrets.key`: one line per key, the newest first.
 #[derive(Default)]
 pub(crate) struct Keys(Vec<Key>);
 
 impl Keys {
-    /// `None` if a line is damaged, or if there is none.
+    /// `None` if a line is damaged or the text is empty.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let keys: Vec<_> = str::from_utf8(text).ok()?.lines().map(Key::parse).collect::<Option<_>>()?;
         let ordered = keys.is_sorted_by(|newer, older| newer.number > older.number);
@@ -81,17 +81,17 @@ impl Keys {
         self.0.iter().map(Key::digest)
     }
 
-    /// The API server writes with it from its next start on.
+    /// Adds the key with which the API server writes after its next start.
     pub(crate) fn add(&mut self, newest: Key) {
         self.0.insert(0, newest);
     }
 
-    /// Removes the keys by which no Secret is encrypted any more. Returns their names.
+    /// Removes all keys but the newest; no Secret may be encrypted with the others. Returns their names.
     pub(crate) fn remove_old(&mut self) -> Vec<String> {
         self.0.drain(self.0.len().min(1)..).map(|key| key.name()).collect()
     }
 
-    /// Identifies how a Secret is stored that is written now.
+    /// Identifies the stored form of a Secret that is written now.
     pub(crate) fn form(&self, storage: SecretStorage) -> String {
         match (storage, self.newest()) {
             (SecretStorage::Encrypted, Some(key)) => key.digest(),

@@ -1,7 +1,7 @@
-//! The addresses of the control plane's pods: the first part of the pod network.
+//! Address range of the control plane's pods: the first part of the pod network.
 //!
-//! kube-controller-manager assigns a part of the network to each Node, but it is ready long after the kubelet. It accepts the
-//! parts that Nodes have when it starts, and assigns none of them again.
+//! kube-controller-manager assigns a part of the network to each Node, but is ready long after the kubelet. At its
+//! start, kube-controller-manager accepts the parts that Nodes already have, and does not assign them again.
 
 use cluster::NODE_PREFIX;
 use ipnet::Ipv4Net;
@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use crate::Config;
 
-/// Assigns the first part of the pod network to the Node of the configuration, and creates the Node if it is missing; the
-/// kubelet completes it. Returns the part if this call assigned it. Changes nothing if the Node has a part, or if another
-/// Node has this one: kube-controller-manager then assigns another.
+/// Assigns the first part of the pod network to the configured Node, and creates the Node if it is missing; the kubelet
+/// completes the Node later. Returns the part if this call assigned it. Changes nothing if the Node already has a part
+/// or another Node has this one. kube-controller-manager then assigns a part.
 ///
-/// Only before kube-controller-manager starts: it could assign the same part to another Node at the same time.
+/// The caller must call this before kube-controller-manager starts, which could otherwise assign the same part to
+/// another Node at the same time.
 pub async fn assign(client: &Client, config: &Config) -> Result<Option<Ipv4Net>, kube::Error> {
     let Some(first) = Ipv4Net::new(config.cluster_pods.network(), NODE_PREFIX).ok() else { return Ok(None) };
     let nodes = Api::<Node>::all(client.clone());
@@ -35,7 +36,7 @@ pub async fn assign(client: &Client, config: &Config) -> Result<Option<Ipv4Net>,
     let node = with_part(&config.node, first);
     match own {
         Some(own) => {
-            // A Node that was deleted and created again meanwhile is another one.
+            // The UID makes the patch fail if the Node has been deleted and created again meanwhile.
             let mut node = node;
             node["metadata"]["uid"] = own.uid().into();
             nodes.patch(&config.node, &PatchParams::default(), &Patch::Merge(node)).await?;

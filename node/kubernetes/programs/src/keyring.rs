@@ -1,13 +1,14 @@
-//! The keys of Secrets on the data disk, and which of them etcd needs. Waits for the disk.
+//! The keys of Secrets on the data disk, and the record of the keys that etcd needs. Waits for the disk.
 //!
 //! | file | content |
 //! |---|---|
 //! | `pki/secrets.key` | the keys |
-//! | `pki/encryption.json` | the API server's EncryptionConfiguration, made of the keys |
-//! | `etcd/secrets-keys` | digests of the keys that Secrets in etcd may be encrypted with |
-//! | `etcd/member/secrets-form` | the form in which all Secrets are stored; absent while some may have another one |
+//! | `pki/encryption.json` | the API server's EncryptionConfiguration, generated from the keys |
+//! | `etcd/secrets-keys` | digests of the keys with which Secrets in etcd may be encrypted |
+//! | `etcd/member/secrets-form` | the form in which all Secrets are stored; missing while some may have another form |
 //!
-//! The last one is gone with the database when a snapshot is restored: its Secrets may have any form.
+//! A restore of a snapshot replaces the database's directory and therefore removes `secrets-form`: Secrets of the
+//! snapshot may have any form.
 
 use std::fs::{DirBuilder, File};
 use std::io::Read as _;
@@ -41,7 +42,7 @@ impl Keyring {
         };
         let keys = match store.read_bytes(KEYS)? {
             Some(text) => Keys::parse(&text).ok_or_else(|| PkiError::SecretsKey { path: path() })?,
-            // Both are written after the key.
+            // Both files are written after the key, so the key existed and is lost.
             None if used.is_some() || store.read_bytes(ENCRYPTION)?.is_some() => {
                 return Err(PkiError::SecretsKey { path: path() });
             }
@@ -60,9 +61,9 @@ impl Keyring {
         }
     }
 
-    /// Creates the key with the configured number if the newest one has a smaller number, and removes older keys once all
-    /// Secrets are stored in the present form. Every step may be the last before a power cut: `secrets.key` has each key
-    /// that `secrets-keys` lists.
+    /// Creates the key with the configured number if the newest key has a smaller number. Removes older keys after all
+    /// Secrets are stored in the current form. A power cut may end the work after each step: `secrets.key` always has
+    /// each key that `secrets-keys` lists.
     pub(crate) fn ensure(self, store: &Store, config: &Config) -> Result<StoredSecrets, PkiError> {
         let Self { mut keys } = self;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&config.paths.etcd);
@@ -72,7 +73,7 @@ impl Keyring {
             let key = Key::new(config.settings.secret_key, random()?);
             info!(name = "secrets", number = %config.settings.secret_key, digest = key.digest(), "encryption key made");
             keys.add(key);
-            // Durable before the first Secret is encrypted with it.
+            // The key must be durable before the first Secret is encrypted with it.
             store.write(KEYS, &keys.text(), SECRET)?;
         }
         let stored = StoredSecrets { etcd: config.paths.etcd.clone(), form: keys.form(config.settings.secret_storage) };
@@ -100,7 +101,7 @@ fn random() -> Result<[u8; SIZE], PkiError> {
     Ok(bytes)
 }
 
-/// Whether all Secrets in etcd are stored in the present form. Durable. Waits for the disk.
+/// Durable record that all Secrets in etcd are stored in the current form. Waits for the disk.
 #[derive(Clone, Debug)]
 pub struct StoredSecrets {
     etcd: PathBuf,
@@ -118,7 +119,7 @@ impl StoredSecrets {
         Ok(member.write(&name_of(FORM), self.form.as_bytes(), SECRET)?)
     }
 
-    /// Before the API server writes the first Secret in another form.
+    /// Removes the record. Must precede the first Secret in another form.
     fn forget(&self) -> Result<(), PkiError> {
         let Some(member) = self.member()? else { return Ok(()) };
         match member.remove_file(&name_of(FORM)) {
@@ -127,7 +128,7 @@ impl StoredSecrets {
         }
     }
 
-    /// etcd's directory of its database; `None` before its first start.
+    /// Directory of etcd's database; `None` before etcd's first start.
     fn member(&self) -> Result<Option<Dir>, PkiError> {
         match Dir::open(&self.etcd).and_then(|etcd| etcd.open_dir(&name_of(MEMBER))) {
             Ok(member) => Ok(Some(member)),

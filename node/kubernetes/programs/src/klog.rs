@@ -13,7 +13,7 @@ pub(crate) enum Level {
     Error,
 }
 
-/// A line without what our own log adds anyway: time, level, process.
+/// A log line without time and process, which the node's own log adds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub(crate) level: Level,
@@ -22,7 +22,7 @@ pub(crate) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Reads any line. A line in none of the known forms is text of level [`Level::Info`].
+    /// Parses any line. A line in an unknown format is text of level [`Level::Info`].
     pub(crate) fn parse(line: &'a str) -> Self {
         klog(line).or_else(|| json(line)).or_else(|| logfmt(line)).or_else(|| bracketed(line)).unwrap_or_else(|| Self {
             level: if is_panic(line) { Level::Error } else { Level::Info },
@@ -32,7 +32,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The first line of what Go's runtime says before it ends a program.
+/// First line of the message with which Go's runtime ends a program.
 fn is_panic(line: &str) -> bool {
     ["panic: ", "fatal error: ", "runtime: out of memory"].iter().any(|begin| line.starts_with(begin))
 }
@@ -58,7 +58,7 @@ fn klog(line: &str) -> Option<Line<'_>> {
     known.then(|| Line { level, caller: Some(caller.into()), text: text.into() })
 }
 
-/// The form of zap in etcd, and of logrus if so configured.
+/// JSON format of zap (etcd), and of logrus with that setting.
 #[derive(Deserialize)]
 struct Object {
     level: String,
@@ -80,16 +80,16 @@ fn json(line: &str) -> Option<Line<'_>> {
     Some(Line { level: word(&level)?, caller: caller.map(Into::into), text: text.into() })
 }
 
-/// `time="…" level=info msg="…" key=value`, as logrus writes for containerd.
+/// `time="…" level=info msg="…" key=value`, the format of logrus in containerd.
 fn logfmt(line: &str) -> Option<Line<'_>> {
     let (level, text) = line.strip_prefix("time=\"")?.split_once("\" level=")?.1.split_once(' ')?;
-    // The message alone reads better; what has quotes in it stays as it is.
+    // Log the message alone. A message with quotes or backslashes keeps its form.
     let message = text.strip_prefix("msg=\"").and_then(|text| text.strip_suffix('"'));
     let text = message.filter(|text| !text.contains(['"', '\\'])).unwrap_or(text);
     Some(Line { level: word(level)?, caller: None, text: text.into() })
 }
 
-/// `[LEVEL] plugin/NAME: …`, of CoreDNS.
+/// `[LEVEL] plugin/NAME: …`, the format of CoreDNS.
 fn bracketed(line: &str) -> Option<Line<'_>> {
     let (level, text) = line.strip_prefix('[')?.split_once("] ")?;
     let (caller, text) = match text.strip_prefix("plugin/").and_then(|rest| rest.split_once(": ")) {

@@ -1,4 +1,4 @@
-//! kubelet. The CSI plugin's sockets have to be there before it starts.
+//! The kubelet. The CSI plugin's sockets must exist before it starts.
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -10,27 +10,27 @@ use crate::pki::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, memory, ready, registries};
 
-/// Below this part of the *whole* disk kubelet evicts pods: it asks the mount, and does not see the limits
-/// of directories. Volumes may use all of their reservations, so that a share as usual would report
-/// `DiskPressure` of a disk that only does its work. As long as all limits hold, more than this is free.
+/// Percentage of the *whole* disk below which the kubelet evicts pods. The kubelet asks the file system, and does not
+/// see the limits of directories. Volumes may use all of their reservations, so that a usual percentage would report
+/// `DiskPressure` on a disk that works as intended. While all limits hold, more than this is free.
 const PRESSURE_PERCENT: u64 = 1;
 
-/// Processes and threads that pods together leave to the node, of as many as the kernel has (`kernel.pid_max`,
-/// `kernel.threads-max`: some 9000 on the smallest machine). A pod's shim, which is not in the pod's cgroup, has about 12
-/// threads, and a node has at most 110 pods; the programs have some 200. The kernel itself has about as many.
+/// Processes and threads of `kernel.pid_max` and `kernel.threads-max` (some 9000 on the smallest machine) that are
+/// reserved for the node. A pod's shim has about 12 threads outside of the pod's cgroup, and a node has at most 110
+/// pods. The node's programs have some 200 threads, and the kernel about as many.
 const PROGRAM_PROCESSES: u32 = 1536;
 const SYSTEM_PROCESSES: u32 = 512;
 
-/// Below this part of the kernel's processes and threads kubelet evicts pods.
+/// Percentage of free PIDs below which the kubelet evicts pods.
 const PROCESS_PRESSURE_PERCENT: u64 = 10;
 
-/// Healthy when `/healthz` is `ok`. That its Node is ready is another matter, for those who watch it.
+/// Healthy when `/healthz` is `ok`, which does not include that the Node is ready.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(config, credentials).service(&config.paths, || ready::http(10248, "/healthz"))
 }
 
-/// Whether the kubelet has reported its node ready at `since` or later, to the second: the object on a disk
-/// that was kept has the state of the last boot.
+/// Whether the kubelet has reported the Node ready at `since` or later, to the second. After a reboot, the stored Node
+/// still has the conditions of the last boot.
 pub fn is_ready(node: &Node, since: Timestamp) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready" && condition.status == "True");
@@ -61,7 +61,7 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
         arguments,
         directories,
         files: vec![(file, configuration(config, credentials))],
-        // The kubelet looks there by HOME; a reboot deletes it.
+        // The kubelet searches for this file in HOME. A reboot deletes it.
         secrets: vec![(
             paths.ephemeral.join(".docker/config.json"),
             registries::credentials(&config.settings.images).into(),
@@ -72,8 +72,8 @@ fn program(config: &Config, credentials: &Credentials) -> Program {
 
 pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> String {
     let paths = &config.paths;
-    // Pods together have the rest as the limit of their cgroup (`enforceNodeAllocatable`): one that takes all it can get is
-    // killed before a program of the node is.
+    // Pods share the rest, which is the limit of their cgroup (`enforceNodeAllocatable`). The kernel kills a pod that
+    // takes all available memory before it kills a program of the node.
     let mut reserved = json!({"pid": PROGRAM_PROCESSES.to_string()});
     if let Some(machine) = paths.memory {
         reserved["memory"] = memory::reserved(machine).get().to_string().into();
@@ -88,7 +88,7 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
             "x509": {"clientCAFile": credentials.certificate("ca")},
         },
         "authorization": {"mode": "Webhook"},
-        // Without these kubelet makes two RSA keys at its first start.
+        // Without these, the kubelet creates two RSA keys at its first start.
         "tlsCertFile": credentials.certificate("kubelet-server"),
         "tlsPrivateKeyFile": credentials.key("kubelet-server"),
         "cgroupDriver": "cgroupfs",
@@ -104,7 +104,7 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
             "pid.available": format!("{PROCESS_PRESSURE_PERCENT}%"),
         },
         "failSwapOn": true,
-        // The use of the whole disk says nothing about images; those that no pod needs go by age.
+        // The use of the whole disk does not depend on images. The kubelet deletes unused images by age.
         "imageGCHighThresholdPercent": 100,
         "imageMaximumGCAge": "168h",
         "kubeReserved": reserved,
@@ -123,8 +123,8 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
     .to_string()
 }
 
-/// Reserved `ephemeral-storage`: the kubelet would offer the whole disk to pods. It subtracts the part that it keeps free for
-/// evictions itself.
+/// Reserved `ephemeral-storage`. Without it, the kubelet would offer the whole disk to pods. The kubelet itself
+/// subtracts the part that it keeps free for evictions.
 fn not_for_pods(disk: Disk) -> Bytes {
     let kept = Bytes::new(disk.size.get() / 100 * PRESSURE_PERCENT);
     disk.size.saturating_sub(disk.pods).saturating_sub(kept)
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// `benchmark.rs` compares the modes of authentication and authorization.
+    /// `benchmark.rs` checks the modes of authentication and authorization.
     #[test]
     fn only_clients_with_a_certificate_of_the_ca_are_accepted() {
         let (config, own, _scratch) = with_credentials(Config::default());
@@ -180,7 +180,7 @@ mod tests {
         let (config, credentials, _scratch) = with_credentials(config);
         let read = read(&config, &credentials);
         let reserved: u64 = read["systemReserved"]["ephemeral-storage"].as_str().unwrap().parse().unwrap();
-        // kubelet subtracts what it keeps free itself.
+        // The kubelet itself subtracts the part that it keeps free.
         assert_eq!((100 << 20) - reserved - (1 << 20), 10 << 20);
         assert_eq!(read["evictionHard"]["nodefs.available"], "1%");
     }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(reserved >> 20, 921);
     }
 
-    /// A fork bomb ends at the limit of its pod, and all pods together leave the node what it needs.
+    /// A fork bomb ends at the limit of its pod, and all pods together leave the node enough processes.
     #[test]
     fn pods_cannot_have_the_processes_of_the_node() {
         let mut config = Config::default();

@@ -1,9 +1,9 @@
-//! Bytes of a pipe become lines.
+//! Splits the bytes of a pipe into lines.
 
-/// Of a longer line the beginning is kept: a program that never ends its line must not fill the memory.
+/// Maximum length of a line in bytes; the rest is cut. A program that never ends its line must not fill the memory.
 pub(crate) const LONGEST: usize = 16 * 1024;
 
-/// So much more is given, to be looked at and then left out: a secret that begins before the cut is whole.
+/// Extra bytes passed to the redactor, which are cut afterwards: a secret that begins before the cut is complete.
 const MORE: usize = 8 * 1024;
 
 #[derive(Default)]

@@ -1,8 +1,8 @@
-//! How much memory a program of a node may take, by the machine's. Pure.
+//! Memory limits of the node's programs, by the machine's memory. No I/O.
 
 use units::Bytes;
 
-/// A part of the machine's memory.
+/// A share of the machine's memory, between two bounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) percent: u64,
@@ -20,14 +20,14 @@ impl Share {
     }
 }
 
-/// At this size of its memory a program in Go collects its garbage, however long it would have waited otherwise: else its
-/// heap could grow past the limit with nothing in it that is needed.
+/// `GOMEMLIMIT` of a Go program: near this size Go collects garbage, whatever GOGC says. Otherwise garbage alone could
+/// grow the heap past the limit.
 pub(crate) const fn heap(limit: Bytes) -> Bytes {
     Bytes::new(limit.get() / 5 * 4)
 }
 
-/// The kubelet's `kubeReserved`: half a GiB for the programs of an idle node, and a tenth of the machine, up to 4 GiB, for
-/// programs under load and for the kernel. At most half: a small machine runs pods, too.
+/// The kubelet's `kubeReserved`: half a GiB for the programs of an idle node, and a tenth of the machine, up to 4 GiB,
+/// for programs under load and for the kernel. At most half of the machine, so that a small machine can run pods.
 pub(crate) fn reserved(machine: Bytes) -> Bytes {
     let more = Bytes::new(machine.get() / 10).min(mib(4 << 10));
     mib(512).saturating_add(more).min(Bytes::new(machine.get() / 2))
@@ -44,14 +44,14 @@ mod tests {
     use super::*;
     use crate::user::{limited, memory_limit};
 
-    /// `MemTotal` of the smallest machine that the launcher allows: the kernel reserves some.
+    /// `MemTotal` of the smallest machine that the launcher allows. The kernel reserves some memory.
     const SMALLEST: Bytes = mib(1280 - 100);
 
     /// Memory of all programs together on an idle node.
     const IDLE: Bytes = mib(418 + 82);
 
     fn machines() -> impl Strategy<Value = Bytes> {
-        // As many small ones as large ones.
+        // Draws the power of two first, so that small machines are as frequent as large ones.
         (0_u32..11, 0_u64..1024).prop_map(|(bits, more)| {
             Bytes::new(SMALLEST.get() << bits).saturating_add(Bytes::new((more << bits) << 20))
         })
@@ -78,7 +78,7 @@ mod tests {
 
         #[test]
         fn an_idle_node_is_far_from_every_limit(machine in machines()) {
-            // More than all of them have together.
+            // The limit is above the idle memory of all programs together.
             prop_assert!(memory_limit("kube-apiserver", machine).unwrap() > IDLE);
             prop_assert!(memory_limit("kubelet", machine).unwrap() > mib(4 * 47));
         }

@@ -1,5 +1,5 @@
-//! The cluster's networks stay those of its creation: Services and Nodes keep their addresses in etcd,
-//! and another network would leave them outside of it.
+//! Keeps the cluster's networks as they were at its creation. etcd stores the addresses of Services and Nodes, which
+//! would be outside of another network.
 
 use std::path::PathBuf;
 
@@ -25,8 +25,8 @@ pub enum NetworksError {
     Record { path: PathBuf },
 }
 
-/// Compares the cluster's networks with those of the configuration; the first start stores them.
-/// Durable when this returns. Waits for the disk.
+/// Compares the configured networks with the stored ones. The first start stores them, durably when this returns. Waits
+/// for the disk.
 pub fn keep(config: &Config) -> Result<(), NetworksError> {
     let asked = [
         ("controlPlane.podNetwork", "pods", config.cluster_pods),

@@ -1,4 +1,4 @@
-//! The kernel's nf_tables rules (nft(8)) for packets of pods.
+//! nf_tables rules (nft(8)) for the packets of pods.
 
 use std::net::Ipv4Addr;
 
@@ -8,41 +8,43 @@ use ipnet::Ipv4Net;
 use crate::cni::LINKS;
 use crate::{Config, dns};
 
-/// The name of our own table: kube-proxy and the CNI plugins have theirs.
+/// Name of the node's own table. kube-proxy and CNI plugins have other tables.
 const TABLE: &str = "granary";
 
-/// The rules of a node whose pods have addresses of `pods`, as one transaction, however often it is loaded.
+/// The rules of a node whose pods have addresses of `pods`, as one transaction that can be loaded repeatedly.
 ///
-/// Each pod has a link of its own to the node, and the node a route to its address through that link. A packet whose source
-/// has no such route did not come from the pod with this address (`fib`): the pod's link, not its MAC address, identifies it.
-/// No frame passes from link to link, so that ARP and MAC addresses of a pod reach the node alone, which keeps neighbours for
-/// each link separately.
+/// Each pod has its own link to the node, and the node has a route to the pod's address through that link. The rules
+/// drop a packet whose source address has no route through its input interface (`fib`): the pod's link, not its MAC
+/// address, identifies the pod. Frames do not pass between links, so ARP and MAC addresses of a pod reach only the
+/// node, which keeps neighbors per link.
 ///
-/// A pod's address passes links of pods, the mesh and loopback, and no other interface. Nor does a Service's pass any other
-/// into the node: kube-proxy forwards packets of any sender. Pods have IPv4 alone: their IPv6 packets, from addresses
-/// that their interfaces give themselves, are dropped.
+/// Packets with a pod's address pass only links of pods, the mesh and loopback. Packets to a Service's address enter
+/// the node only through these interfaces, because kube-proxy forwards packets of any sender. Pods have IPv4 only: the
+/// rules drop their IPv6 packets, whose link-local addresses the interfaces assign themselves.
 ///
-/// From another interface than `lo` the kernel takes nothing for a loopback address, until portmap has set the link's
-/// `route_localnet` for a host port.
+/// The kernel accepts packets to loopback addresses only from `lo`, until portmap sets `route_localnet` of a link for a
+/// host port.
 ///
-/// A Service's address that is still one when a packet leaves has not been translated: kube-proxy does not have the Service
-/// yet, or any more. Its own rule against that may be an hour late: it reads the network of Services from the API server, and
-/// writes the rule with the next full synchronization. The kernel does not track the dropped packets, so that the next
-/// attempt is translated.
+/// A packet that leaves the node with a Service's address as destination has not been translated: kube-proxy has not
+/// programmed the Service yet, or has removed it. kube-proxy's own rule for such packets may be an hour late, because
+/// kube-proxy reads the Service network from the API server and writes the rule at the next full synchronization. The
+/// kernel does not track the dropped packets, so the next attempt is translated.
 ///
-/// Packets of a pod to other machines have its node's address, from which other nodes accept requests at one port. The rule
-/// is applied after the translation of Services' addresses, because users create Services.
+/// Packets of a pod to other machines get the node's address as source. Other nodes accept requests from node addresses
+/// at one port. The rule applies after the translation of Services' addresses, because users create Services.
 ///
-/// A Service may claim any address (external IPs, the status of a load balancer). Requests to the API server, packets of the
-/// mesh and the node's questions for the time are not tracked, so that no rule of kube-proxy applies to them: untracked
-/// packets pass no chain of type `nat`, and kube-proxy's filters look at `ct state new` only. (`accept` would end this chain
-/// alone.) The same holds for what the node's programs ask each other by loopback, which a pod's host port could take, and for
-/// queries of pods to the node's CoreDNS: kube-proxy neither translates nor rejects them, and a host port 53 does not take
-/// them. Answers of the API server are tracked, because those to a connection by its Service are translated back;
-/// without `nf_conntrack_tcp_loose` the kernel takes none of them for a new connection.
+/// A Service may claim any address (external IPs, load balancer status). Requests to the API server, packets of the
+/// mesh and NTP requests of the node are not tracked, so that no rule of kube-proxy applies to them: untracked packets
+/// pass no chain of type `nat`, and kube-proxy's filters match `ct state new` only. (`accept` would end this chain
+/// alone.) The same holds for loopback connections between the node's programs, which a pod's host port could take
+/// over, and for queries of pods to the node's CoreDNS: kube-proxy neither translates nor rejects them, and a pod's
+/// host port 53 does not receive them. Answers of the API server are tracked, because those to a connection through its
+/// Service are translated back. Without `nf_conntrack_tcp_loose` the kernel does not treat any of them as a new
+/// connection.
 ///
-/// Chains of one hook come after each other by priority, whosever they are: `raw` (-300) is before connections are looked
-/// up (-200) and addresses translated (-100), when an answer from outside still has the node's address; `srcnat` is 100.
+/// The kernel runs chains of a hook by priority, across all tables: `raw` (-300) is before the lookup of connections
+/// (-200) and the translation of addresses (-100), when an answer from outside still has the node's address; `srcnat`
+/// is 100.
 pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     let (cluster, services, mesh) = (config.cluster_pods, config.services, config.mesh.interface);
     let (first, last) = addresses(pods);
@@ -84,11 +86,11 @@ pub(crate) fn rules(config: &Config, pods: Ipv4Net) -> String {
     ))
 }
 
-/// The rules of a node whose pods have the network of a CNI plugin: those that protect the node itself, whatever the plugin
-/// does. The names of the pods' interfaces are unknown, so that the rules name the interface to other machines.
+/// The rules of a node whose pod network belongs to a CNI plugin. They protect the node itself, independent of the
+/// plugin. The names of the pods' interfaces are unknown, so the rules name the interface to other machines.
 ///
-/// Only pods of this node reach its CoreDNS. Packets to a port [`STATUS_PORT`] of other nodes are those of pods: the node's own
-/// are not forwarded.
+/// Only pods of this node reach its CoreDNS. Forwarded packets to [`STATUS_PORT`] of other nodes are those of pods: the
+/// kernel does not forward the node's own packets.
 pub(crate) fn node_rules(config: &Config) -> String {
     let (uplink, cluster, dns) = (&config.uplink, config.cluster_pods, config.dns_service());
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
@@ -109,13 +111,13 @@ pub(crate) fn node_rules(config: &Config) -> String {
     ))
 }
 
-/// The transaction that replaces the table by one with these chains.
+/// The transaction that replaces the table with one that has these chains.
 fn table(chains: &str) -> String {
-    // Declared first, so that there is one to delete.
+    // The declaration creates a missing table, so that the deletion does not fail.
     format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chains}}}\n")
 }
 
-/// The chain for packets that the node sends, with more rules.
+/// The chain for packets that the node sends, with the additional rules `more`.
 fn starting(config: &Config, more: &str) -> String {
     let (services, dns) = (config.services, config.dns_service());
     let (api, api_port) = (config.api_server.ip(), config.api_server.port());
@@ -133,14 +135,15 @@ fn starting(config: &Config, more: &str) -> String {
     )
 }
 
-/// Where the node's programs listen on loopback: API server; etcd for clients, members and metrics; kubelet's health,
-/// kube-proxy's metrics and health; CoreDNS' readiness and metrics. A pod's host port would take connections to any of them.
+/// Loopback ports of the node's programs: API server; etcd for clients, peers and metrics; the kubelet's health;
+/// kube-proxy's metrics and health; CoreDNS' readiness and metrics. A pod's host port would take over connections to
+/// any of them.
 const OWN_PORTS: [u16; 9] = [API_PORT, 2379, 2380, 2381, 10248, 10249, 10256, dns::READINESS_PORT, dns::METRICS_PORT];
 
 const NTP: u16 = 123;
 const DNS_PORT: u16 = 53;
 
-/// The first and the last address that a pod can have: the node has the first one of the range.
+/// First and last address that a pod can have. The node has the first address of the range.
 fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
     (Ipv4Addr::from_bits(pods.network().to_bits() + 2), Ipv4Addr::from_bits(pods.broadcast().to_bits() - 1))
 }
@@ -149,7 +152,7 @@ fn addresses(pods: Ipv4Net) -> (Ipv4Addr, Ipv4Addr) {
 mod tests {
     use super::*;
 
-    /// The plugin decides about its pods' packets.
+    /// With a CNI plugin, the node has no rules for packets of pods.
     #[test]
     fn beside_a_plugin_no_rule_is_about_links_of_pods() {
         let config = Config { uplink: "eth1".to_owned(), ..Config::default() };

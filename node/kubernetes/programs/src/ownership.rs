@@ -1,5 +1,5 @@
-//! Owners of a confined program's files. Ensured at each start of the program, while it does not run: a data disk of a
-//! release that ran all programs as root gets its owners so, and after a power cut the next start completes the change.
+//! Owners of a confined program's files, set at each start before the program runs. The start thereby converts a data
+//! disk of a release that ran all programs as root, and completes a change that a power cut interrupted.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -10,7 +10,8 @@ use nix::sys::stat::fchmod;
 
 use crate::rights::Rights;
 
-/// Gives the program's user its keys, its directories and its scratch directory. All of them exist. The error has its path.
+/// Changes the owner of the keys, directories and scratch directory to the program's user. All of them must exist. The
+/// error contains the path.
 pub(crate) fn ensure(rights: &Rights, scratch: &Path) -> Result<(), (PathBuf, io::Error)> {
     let owner = rights.user.owner();
     for key in &rights.keys {

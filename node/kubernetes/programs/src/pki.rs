@@ -1,12 +1,13 @@
 //! Certificates, keys and kubeconfigs on the data disk.
 //!
-//! At each start, and while the node runs, certificates that expire within 30 days, do not fit the configuration any more, or
-//! were damaged by a power cut are renewed. The CA gets a new certificate at a start only, for the same key: certificates
-//! that it signed stay valid. A CA that was lost since the first boot is not replaced: none of these would be accepted.
+//! At each start, and while the node runs, the node renews certificates that expire within 30 days, do not fit the
+//! configuration any more, or were damaged by a power cut. Only a start renews the CA's certificate, with the same key,
+//! so that the certificates that the CA signed stay valid. The node does not replace a CA that was lost after the first
+//! boot: no program would accept the existing certificates.
 //!
-//! Kubernetes' programs read their files again by themselves, within five minutes (client-go's `transport`, the API
-//! server's and kubelet's serving certificates), so that nothing has to be restarted for them. Clients that
-//! [`Credentials::client`] returns do not.
+//! The Kubernetes programs read changed files within five minutes (client-go's `transport`, serving certificates of the
+//! API server and the kubelet), so a renewal restarts none of them. Clients that [`Credentials::client`] returns keep
+//! their certificates.
 
 pub(crate) mod certificate;
 pub(crate) mod expiry;
@@ -40,26 +41,27 @@ use crate::pki::store::{ENCRYPTION, PUBLIC, PkiError, Store, file};
 
 pub struct Credentials {
     pki: PathBuf,
-    /// All that this node signs, except the CA. Empty on a node that has joined.
+    /// All certificates that this node signs, except the CA's. Empty on a worker.
     wanted: Vec<Wanted>,
     server: String,
     admin: Mutex<String>,
-    /// Whose certificates are published. Empty on a node that has joined.
+    /// Administrators whose certificates are published. Empty on a worker.
     administrators: Vec<AdministratorRequest>,
     public: Mutex<PublicCertificates>,
-    /// New certificates that no [`Renewal`] names: of passes that failed later.
+    /// New certificates of failed passes, which no [`Renewal`] has named yet.
     made: Mutex<BTreeSet<&'static str>>,
     requested: Expiries,
     secrets: Option<StoredSecrets>,
 }
 
 impl Credentials {
-    /// Creates the keys and certificates that are missing, expire or do not fit the configuration. Waits for the disk.
+    /// Creates missing keys and certificates, and renews those that expire or do not fit the configuration. Waits for
+    /// the disk.
     pub fn ensure(config: &Config, now: OffsetDateTime) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
         store.is_not_a_workers()?;
-        // Before anything is changed.
+        // Errors of the keyring must precede all changes.
         let keyring = Keyring::find(&store, config)?;
         store.ca(&pki, &config.paths.kubelet_pki, now)?;
         store.service_accounts()?;
@@ -76,9 +78,9 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// Of a node that joins the cluster whose API server is at `server` (`HOST:PORT`) and whose CA has this
-    /// certificate, PEM. The node signs none of its certificates, it requests them, see
-    /// [`Requested`](crate::Requested). Waits for the disk.
+    /// Credentials of a node that joins the cluster with the API server `server` (`HOST:PORT`) and the CA certificate
+    /// `ca` (PEM). The node signs no certificates, but requests them, see [`Requested`](crate::Requested). Waits for
+    /// the disk.
     pub fn joining(config: &Config, server: &str, ca: &str) -> Result<Self, PkiError> {
         let pki = config.paths.pki.clone();
         let store = Store::create(&pki)?;
@@ -92,26 +94,26 @@ impl Credentials {
         Ok(Self { pki, wanted, server, admin, administrators, public, made, requested, secrets: None })
     }
 
-    /// The certificate of the CA of the cluster that the node has joined, PEM; `None` if it has joined none. Waits
+    /// CA certificate (PEM) of the cluster that the node has joined; `None` if the node has not joined a cluster. Waits
     /// for the disk.
     pub fn joined(config: &Config) -> Result<Option<String>, PkiError> {
         let store = Store::create(&config.paths.pki)?;
         store.is_not_a_control_planes()?;
-        // The CA's is there as soon as the node has found it.
+        // The node stores the CA's certificate at discovery, before it has joined.
         let kubelets = store.read_pair(Identity::Kubelet.name())?;
         Ok(store.read("ca.crt")?.filter(|_| kubelets.is_some()))
     }
 
-    /// Makes those certificates again whose time has come `now`, under a node that runs. The CA's is left alone,
-    /// and an error in the log says when it is time to restart the node for it. A node that has joined makes none, and
-    /// only reports the end of its CA. Waits for the disk.
+    /// Renews the certificates that are due at `now`, while the node runs. The CA's certificate stays: an error in the
+    /// log asks for a restart of the node in time. A worker renews nothing here, and only reports the expiry of its
+    /// CA's certificate. Waits for the disk.
     pub fn renew(&self, now: OffsetDateTime) -> Result<Renewal, PkiError> {
         let store = Store::open(&self.pki)?;
         if self.wanted.is_empty() {
             let found = store.read("ca.crt")?.ok_or(Stale::Absent);
             let found = found.and_then(|ca| certificate::validity(&ca));
             let validity = found.map_err(|source| PkiError::Trust { path: self.certificate("ca"), source })?;
-            // A clock that is behind is noticed by the node that signs.
+            // The control plane reports a clock that is behind.
             let _ = check_ca(validity, now);
             let expiries = vec![Expiry { name: "ca", at: validity.to() }];
             return Ok(Renewal { made: Vec::new(), expiries, lasting: None });
@@ -131,7 +133,7 @@ impl Credentials {
         for wanted in &self.wanted {
             if let Some(stale) = plan.due.get(wanted.name) {
                 found.insert(wanted.name, Ok(store.issue(&ca, wanted, *stale, now)?));
-                // Its clients have to connect again, also if this pass fails at the next one.
+                // Clients of this certificate have to connect again, even if this pass fails at the next certificate.
                 self.made.lock().unwrap_or_else(PoisonError::into_inner).insert(wanted.name);
             }
         }
@@ -153,8 +155,8 @@ impl Credentials {
         Ok(Renewal { made: made.into_iter().collect(), expiries, lasting: Some(Lasting { renewal }) })
     }
 
-    /// When those certificates end that the node asks for ([`Requested`](crate::Requested)), by name: as far as they
-    /// were looked at, now and later.
+    /// Expiry of the certificates that the node requests ([`Requested`](crate::Requested)), by name. A certificate
+    /// appears after its first check.
     pub fn requested(&self) -> watch::Receiver<Vec<Expiry>> {
         self.requested.subscribe()
     }
@@ -167,13 +169,13 @@ impl Credentials {
         file(&self.pki, identity.name(), "kubeconfig")
     }
 
-    /// An administrator's kubeconfig for the node's address, with the private key inside. Good as long as the
+    /// An administrator's kubeconfig for the node's address, with the private key in the file. Valid as long as the
     /// certificate of [`Identity::Admin`].
     pub fn admin_kubeconfig(&self) -> String {
         self.admin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those that every client may read. Empty on a node that has joined.
+    /// Certificates that every client may read. Empty on a worker.
     pub fn public(&self) -> PublicCertificates {
         self.public.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -182,13 +184,13 @@ impl Credentials {
         self.client_as(identity, None).await
     }
 
-    /// A client that shows the bootstrap token, and no certificate.
+    /// A client that authenticates with the bootstrap token, without a certificate.
     pub(crate) async fn client_with(&self, token: &Token) -> Result<kube::Client, ClientError> {
         let user = AuthInfo { token: Some(token.reveal().into()), ..AuthInfo::default() };
         self.client_as(Identity::Kubelet, Some(user)).await
     }
 
-    /// A client by the kubeconfig of an identity, with another user if there is one.
+    /// A client with the kubeconfig of an identity, and optionally other credentials.
     async fn client_as(&self, identity: Identity, user: Option<AuthInfo>) -> Result<kube::Client, ClientError> {
         let path = self.kubeconfig(identity);
         let read = async {
@@ -204,7 +206,7 @@ impl Credentials {
         apiclient::client(config).map_err(|source| ClientError::Client { path, source: Box::new(source) })
     }
 
-    /// How far the Secrets in etcd are stored as configured. A node that has joined has none.
+    /// Record of the stored form of Secrets in etcd. `None` on a worker.
     pub fn secrets(&self) -> Option<&StoredSecrets> {
         self.secrets.as_ref()
     }
@@ -234,7 +236,7 @@ pub enum ClientError {
     Client { path: PathBuf, source: Box<kube::Error> },
 }
 
-/// Only a start of the control plane renews the CA's certificate.
+/// Only a start of the control plane renews the CA's certificate, so an expiring one is an error in the log.
 fn check_ca(ca: Validity, now: OffsetDateTime) -> Result<(), Stale> {
     let lasts = ca.check(now, ca.shortly_before_its_end());
     if let Err(reason @ (Stale::Expiring | Stale::Expired)) = lasts {
@@ -262,7 +264,7 @@ mod tests {
     use crate::pki::certificate::Pair;
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
-    /// When leaves are renewed, and the CA is not.
+    /// Time at which leaf certificates are renewed, and the CA's is not.
     const LATER: OffsetDateTime = time::macros::datetime!(2027-02-04 12:00 UTC);
 
     type Files = BTreeMap<String, String>;
@@ -279,7 +281,7 @@ mod tests {
             Self { config, scratch }
         }
 
-        /// With its files.
+        /// A disk with all files.
         fn ensured() -> (Self, Files) {
             let disk = Self::new();
             disk.ensure(NOW).unwrap();
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(disk.files(), before);
     }
 
-    /// After the CA's end its next look was always due, and it looked without a pause.
+    /// Regression: after the expiry of the CA, the next check was always due, and the worker checked without a pause.
     #[test]
     fn a_node_that_has_joined_only_reports_the_end_of_its_ca() {
         let disk = Disk::new();
@@ -383,12 +385,12 @@ mod tests {
         assert_eq!(credentials.renew(later).unwrap().made, Vec::<&str>::new());
     }
 
-    /// The administrator's client kept its certificate until that had expired.
+    /// Regression: the administrator's client kept its certificate until it had expired.
     #[test]
     fn the_renewals_of_a_failed_pass_are_in_the_next_result() {
         let disk = Disk::new();
         let credentials = disk.ensure(NOW).unwrap();
-        // The write of the last certificate cannot replace it.
+        // The directory prevents the replacement of the last certificate.
         let name = Identity::SnapshotController.name();
         let obstacle = disk.config.paths.pki.join(format!(".{name}.crt.new"));
         fs::create_dir(&obstacle).unwrap();
@@ -411,7 +413,7 @@ mod tests {
         assert!(matches!(error, PkiError::Clock { .. }), "{error}");
     }
 
-    /// The error of a running node said to restart it, and the start replaced the CA.
+    /// Regression: the running node's error asked for a restart, and the start replaced the CA.
     #[test]
     fn a_lost_ca_is_restored_from_a_copy_and_never_replaced() {
         let disk = Disk::new();
@@ -468,7 +470,7 @@ mod tests {
             disk.ensure(NOW + Duration::days(days)).unwrap();
             assert!(current.exists(), "{days}");
         }
-        // With the database: it would need the key of its Secrets.
+        // etcd's directory is removed too, because the database would need the key of its Secrets.
         for directory in [&disk.config.paths.pki, &disk.config.paths.etcd] {
             fs::remove_dir_all(directory).unwrap();
         }
@@ -476,12 +478,13 @@ mod tests {
         assert!(!current.exists());
     }
 
-    /// A cut between the two left the kubelet with a certificate that the API server rejected, at every later boot.
+    /// Regression: a power cut between the two steps left the kubelet with a certificate that the API server rejected
+    /// at every later boot.
     #[test]
     fn a_new_ca_waits_until_kubelets_own_certificate_is_gone() {
         let mut disk = Disk::new();
         let current = kubelets_own(&mut disk);
-        // No file: it cannot be removed, and what comes after that is cut off.
+        // The kubelet's certificate is a directory here. Its removal fails, which interrupts the start at this step.
         fs::create_dir_all(&current).unwrap();
         let error = disk.ensure(NOW).err().unwrap();
         assert!(matches!(error, PkiError::Remove { .. }), "{error}");
@@ -493,7 +496,7 @@ mod tests {
         assert!(!current.exists() && disk.files().contains_key("ca.crt"));
     }
 
-    /// All workers know the CA by the digest of its key: with another one they were lost.
+    /// Workers accept the CA by the digest of its key: with another key, all workers would be lost.
     #[test]
     fn a_ca_at_its_end_gets_a_new_certificate_for_its_key() {
         let servers = ["apiserver", "etcd", "kubelet-server"];
@@ -506,7 +509,7 @@ mod tests {
         disk.ensure(NOW + Duration::days(3640)).unwrap();
         assert_eq!(disk.changed(&before), wanted, "servers show the new one, the rest stays");
 
-        // A clock that is years ahead, and is put right.
+        // A clock that is years ahead, and is then corrected.
         disk.ensure(NOW + Duration::days(9000)).unwrap();
         let ca = disk.files()["ca.crt"].clone();
         disk.ensure(NOW).unwrap();
@@ -536,7 +539,7 @@ mod tests {
         assert_eq!(disk.changed(&before), Vec::<String>::new());
     }
 
-    /// The error said to set the clock, which was correct.
+    /// Regression: the error asked to set the clock, which was correct.
     #[test]
     fn a_clock_that_was_ahead_at_first_is_named_as_cause() {
         let disk = Disk::new();

@@ -1,7 +1,8 @@
-//! The pod network of a node: the addresses of its pods, and the rules for packets between pods and others.
+//! The pod network of a node: the addresses of its pods, and the packet filter rules.
 //!
-//! The cluster gives a Node its range of addresses after kubelet has registered it. Until then there is no network
-//! configuration: kubelet says `NetworkPluginNotReady`, and no pod is started but those in the host's network.
+//! kube-controller-manager assigns a range of addresses to a Node after the kubelet has registered it. Until then the
+//! node has no CNI configuration: the kubelet reports `NetworkPluginNotReady`, and starts only pods in the host's
+//! network.
 
 use std::error::Error;
 use std::fs::{self, DirBuilder};
@@ -27,12 +28,13 @@ use crate::program::{Program, ProgramError};
 
 use crate::{Config, Paths, cni, nftables};
 
-/// A pod in the host's network may have changed the rules: they are loaded again after this, and count from zero.
+/// Interval at which the rules are loaded again, because a pod in the host's network may have changed them. Each load
+/// resets the counters.
 const INTERVAL: Duration = Duration::from_mins(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PodsError {
-    /// Another control plane's, or another configuration than the control plane has.
+    /// The range is from another control plane, or the worker's configuration differs from the control plane's.
     #[error(
         "the cluster gives this node's pods the addresses {range}, which are no /{NODE_PREFIX} of the pod network {network} of \
          the configuration: worker.podNetwork has to be what the control plane has as controlPlane.podNetwork"
@@ -48,9 +50,9 @@ pub enum PodsError {
     WatchEnded,
 }
 
-/// Waits for the own Node's range, and gives pods their network. Healthy when they have it; then follows the range until
-/// it is cancelled, and repairs every five minutes what others have changed. Stopped or started again, it leaves what
-/// is there. `client` may watch the own Node.
+/// Waits for the range of the node's own Node, and configures the pod network. Healthy when the network is configured.
+/// Then follows changes of the range, and restores the rules every five minutes, until cancelled. The configuration
+/// remains after a stop or restart. `client` must be able to watch the Node.
 pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), PodsError> {
     let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
     let mut nodes = pin!(watcher(Api::<Node>::all(client), own).default_backoff().applied_objects());
@@ -71,7 +73,7 @@ pub async fn run(cx: Context, client: Client, config: Config) -> Result<(), Pods
             },
         };
         let Some(pods) = found else { continue };
-        // Before the first pod: no packet of one shall ever pass without them.
+        // The rules must precede the first pod, so that they apply to each packet of a pod.
         load(&config, nftables::rules(&config, pods)).complete(&config.paths, &cx).await.map_err(PodsError::Rules)?;
         if cx.is_cancelled() {
             return Ok(());
@@ -104,8 +106,8 @@ fn range(node: &Node, network: Ipv4Net) -> Result<Option<Ipv4Net>, PodsError> {
     }
 }
 
-/// Without a network of the node for pods: loads the rules that protect the node itself, and again every five minutes, until
-/// it is cancelled. Healthy when they are loaded. Stopped or started again, it leaves what is there.
+/// Runs on a node whose pod network belongs to a CNI plugin. Loads the rules that protect the node itself, and again
+/// every five minutes, until cancelled. Healthy when the rules are loaded. The rules remain after a stop or restart.
 pub async fn protect(cx: Context, config: Config) -> Result<(), PodsError> {
     let mut again = interval(INTERVAL);
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,8 +131,9 @@ fn load(config: &Config, rules: String) -> Program {
     }
 }
 
-/// containerd reads its directory again when a file there is written or renamed, not when one comes (2.3,
-/// `cni_conf_syncer.go`): so this one is complete when it comes, and is renamed there. One that is right is not touched.
+/// containerd reads its directory again when a file there is written or renamed, but not when a file is created (2.3,
+/// `cni_conf_syncer.go`). Therefore the complete file is moved there under another name, and then renamed. A file that
+/// is already correct is not changed.
 fn write(paths: &Paths, text: &str) -> io::Result<()> {
     let directory = cni::directory(paths);
     DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;

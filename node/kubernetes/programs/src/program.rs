@@ -31,9 +31,9 @@ use crate::sandbox::{Sandbox, SandboxError};
 use crate::{Paths, memory, ownership, sys, user};
 
 const TAIL: usize = 12;
-/// After SIGTERM. Less than the supervisor's own deadline, so that SIGKILL comes from here.
+/// Time from SIGTERM to SIGKILL. Shorter than the supervisor's deadline, so that this module sends SIGKILL.
 const STOP_DEADLINE: Duration = Duration::from_secs(7);
-/// The output of an ended program, unless a child of it keeps the pipe.
+/// Time to read the output of an ended program. A child process may keep the pipe open.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(500);
 
 pub type Service = Box<dyn Fn(Context) -> Running + Send + Sync>;
@@ -101,7 +101,7 @@ impl fmt::Display for Tail {
 
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    /// Its file's name, the name of its cgroup, and `service` in the log.
+    /// Name of the executable, of the cgroup, and of `service` in the log.
     pub name: &'static str,
     pub arguments: Vec<String>,
     pub directories: Vec<(PathBuf, u32)>,
@@ -109,13 +109,13 @@ pub struct Program {
     /// Files that only root may read.
     pub secrets: Vec<(PathBuf, Secret)>,
     pub environment: Vec<(&'static str, PathBuf)>,
-    /// Memory limit, if it is not the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
+    /// Memory limit that replaces the share of [`Paths::memory`]. Needs [`Paths::cgroups`].
     pub memory: Option<Bytes>,
-    /// Rights, if it is confined. Enforced as [`Paths::confinement`] says.
+    /// Rights of a confined program. [`Paths::confinement`] enables their enforcement.
     pub rights: Option<Rights>,
 }
 
-/// The content of a file that no log may show.
+/// Content of a file that must not appear in a log.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -137,7 +137,7 @@ struct Prepared {
 }
 
 impl Program {
-    /// The service: run it, healthy when `ready` says so.
+    /// The service that runs the program, and is healthy when `ready` succeeds.
     pub fn service<R, F>(self, paths: &Paths, ready: R) -> Service
     where
         R: Fn() -> F + Send + Sync + 'static,
@@ -185,7 +185,7 @@ impl Program {
         }
     }
 
-    /// Runs it to its end, which has to be a success. A stop of the service stops it.
+    /// Runs the program to its end, which must be successful. A stop of the service stops the program.
     pub(crate) async fn complete(&self, paths: &Paths, cx: &Context) -> Result<(), ProgramError> {
         let mut process = self.start(paths).await?;
         tokio::select! {
@@ -203,12 +203,12 @@ impl Program {
 
     async fn start(&self, paths: &Paths) -> Result<Process, ProgramError> {
         let (program, prepared) = (self.clone(), paths.clone());
-        // A panic of `prepare` is one of the service.
+        // A panic of `prepare` becomes a panic of the service.
         let Prepared { cgroup, sandbox } = match spawn_blocking(move || program.prepare(&prepared)).await {
             Ok(prepared) => prepared?,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and this with it.
+                // The runtime shuts down, and drops this future.
                 Err(_) => std::future::pending().await,
             },
         };
@@ -251,13 +251,14 @@ impl Program {
             .env("PATH", format!("{}:{}", paths.programs.display(), paths.cni_programs.display()))
             .env("HOME", self.home(paths))
             .env("TMPDIR", self.temporary(paths))
-            // Go's collector then takes little of the time of a boot; memory is there.
+            // Memory is available, so Go's garbage collector should use little CPU time during the boot.
             .env("GOGC", "400")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A terminal's signals are for us, who stop the programs in order.
+            // In its own process group, the program does not receive the terminal's signals: the node stops the
+            // programs in order.
             .process_group(0)
             .kill_on_drop(true);
         if let Some(limit) = self.limit(paths).filter(|_| paths.cgroups.is_some()) {
@@ -288,7 +289,7 @@ impl Program {
             }
         }
         for (path, mode) in &self.directories {
-            // Other programs share the directory above.
+            // Other programs share the parent directory.
             if let Some(parent) = path.parent() {
                 make(parent, 0o755)?;
             }
@@ -326,7 +327,7 @@ impl Program {
     }
 }
 
-/// Also if the file exists with another mode.
+/// Sets the mode even if the file exists with another mode.
 fn write_secret(path: &Path, content: &str) -> io::Result<()> {
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -348,9 +349,9 @@ struct Memory {
 }
 
 impl Process {
-    /// SIGTERM, and SIGKILL after a deadline. Returns when it has ended.
+    /// Sends SIGTERM, and SIGKILL after a deadline. Returns when the program has ended.
     async fn stop(&mut self) {
-        // Until it is waited for, the ID is the child's.
+        // The kernel does not reuse the process ID before the wait.
         if let Some(id) = self.child.id().and_then(|id| i32::try_from(id).ok())
             && let Err(errno) = kill(Pid::from_raw(id), Signal::SIGTERM)
         {
@@ -376,7 +377,7 @@ impl Process {
         }
     }
 
-    /// Reads what it wrote before its end.
+    /// Reads the output that the program wrote before its end.
     async fn drain(&mut self) {
         let all = async { while self.output.join_next().await.is_some() {} };
         if timeout(DRAIN_DEADLINE, all).await.is_err() {
@@ -392,7 +393,7 @@ impl Process {
 async fn copy(program: &'static str, mut pipe: impl AsyncRead + Unpin, tail: Arc<Mutex<Tail>>) {
     let (mut lines, mut redactor, mut buffer) = (Lines::default(), Redactor::default(), vec![0; 8 * 1024]);
     let mut each = |line: &str| {
-        // Before it is stored: a private key has several lines, and the last lines are shown on the status page.
+        // Redacts before the line is stored: a private key has several lines, and the status page shows the last lines.
         let line = nodelog::clip(redactor.line(line).into_owned(), LONGEST);
         let line = Line::parse(&line);
         log(program, &line);
@@ -426,7 +427,7 @@ pub(crate) mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A directory with one program: the shell, under another name, with a script as its argument.
+    /// A directory with one program: a copy of the shell under another name, with a script as its argument.
     struct Scratch {
         directory: TempDir,
         paths: Paths,
@@ -448,7 +449,8 @@ pub(crate) mod tests {
             Self { directory, paths, script }
         }
 
-        /// The script's `$1` is a file with a greeting. It has only the shell's own commands.
+        /// The script's `$1` is the path of a file with a greeting. The script can use only the shell's built-in
+        /// commands.
         fn start<F>(&self, ready: impl Fn() -> F + Send + Sync + 'static) -> Supervisor
         where
             F: Future<Output = Result<(), NotReady>> + Send + 'static,
@@ -488,7 +490,7 @@ pub(crate) mod tests {
         let tree = scratch.start(std::future::pending);
         let error = error_of(&tree).await;
         assert!(error.starts_with("program ended with exit status: 3; it said last: "), "{error}");
-        // Two pipes: their order is not known.
+        // stdout and stderr are two pipes, so the order of the lines is undefined.
         let (_, said) = error.split_once("last: ").unwrap();
         assert!(said == "hello | no disk" || said == "no disk | hello", "{said}");
     }

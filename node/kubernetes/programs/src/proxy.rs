@@ -8,7 +8,8 @@ use crate::{Config, Credentials, Rights, User, ready};
 
 const LIBRARIES: &str = "/usr/lib";
 
-/// Asks the API server as `identity`. Healthy when the rules of the present services are in the kernel.
+/// kube-proxy with the API client identity `identity`. Healthy when the rules of the current Services are in the
+/// kernel.
 pub fn service(config: &Config, credentials: &Credentials, identity: Identity) -> Service {
     program(config, credentials, identity).service(&config.paths, || ready::http(10256, "/healthz"))
 }
@@ -39,7 +40,8 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials, identity
         // A user who may create Services could redirect connections to any address. The API server rejects new ones.
         "featureGates": {"AllowServiceExternalIPs": false},
         "clientConnection": {"kubeconfig": credentials.kubeconfig(identity)},
-        // The kernel's own limits of connection tracking are left as they are: kube-proxy may not change them.
+        // kube-proxy has no right to change the kernel's limits of connection tracking, so these stay at their
+        // defaults.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",

@@ -1,4 +1,4 @@
-//! Registries, as containerd and the kubelet read them: `hosts.toml` for each registry, and the kubelet's `config.json`.
+//! Configuration of registries: containerd's `hosts.toml` for each registry, and the kubelet's `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::Paths;
 
 const HUB: &str = "docker.io";
 
-/// Files with their contents. They may contain credentials.
+/// Paths and contents of files, which may contain credentials.
 type Files = Vec<(PathBuf, String)>;
 
 /// The directory that containerd reads at each pull (`config_path`).
@@ -19,7 +19,7 @@ pub(crate) fn directory(paths: &Paths) -> PathBuf {
     paths.generated("certs.d")
 }
 
-/// Directory of the CAs for every registry. Go adds those in `SSL_CERT_DIR` to the image's public ones.
+/// Directory of the CAs for all registries. Go adds those in `SSL_CERT_DIR` to the image's public ones.
 pub(crate) fn cas(paths: &Paths) -> PathBuf {
     paths.generated("cas")
 }
@@ -67,7 +67,7 @@ pub(crate) fn credentials(images: &Images) -> String {
         .iter()
         .filter_map(|registry| Some((registry.name.as_str(), registry.credentials.as_ref()?)))
         .map(|(name, found)| {
-            // The name under which the kubelet looks up images without a host.
+            // The kubelet uses this name for images without a registry.
             let key = if name == HUB { "https://index.docker.io/v1/" } else { name };
             (key.to_owned(), json!({"auth": basic(found)}))
         })

@@ -1,4 +1,4 @@
-//! Rights of a confined program. Pure.
+//! Rights of a confined program. No I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -6,38 +6,38 @@ use crate::user::{Capability, User};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confinement {
-    /// They are. A kernel without Landlock or seccomp filters fails the service.
+    /// The node enforces the rights. The service fails if the kernel has no Landlock or seccomp filters.
     #[default]
     Enforced,
-    /// They run as the caller's user with all that it may: on a build machine there are neither users nor Landlock.
+    /// Programs run as the caller's user without limits, because a build machine has neither the users nor Landlock.
     Disabled,
 }
 
-/// A program's rights. All else is denied: files by Landlock and their owners, system calls by a seccomp filter,
-/// and set-user-ID programs and file capabilities have no effect (`no_new_privs`).
+/// Rights of a program. Landlock and file owners deny all other files, a seccomp filter denies system calls.
+/// Set-user-ID programs and file capabilities have no effect (`no_new_privs`).
 #[derive(Clone, Debug)]
 pub struct Rights {
     pub user: User,
     pub capabilities: &'static [Capability],
-    /// Files that the user owns and the program reads. They may be replaced while it runs: it may read all files in their
-    /// directories whose mode allows it.
+    /// Files that the user owns and the program reads. A file may be replaced while the program runs, so the program
+    /// may read each file in these directories whose mode allows it.
     pub keys: Vec<PathBuf>,
-    /// Other files, and directories with all in them, that it reads. One that is missing gives no right.
+    /// Other files, and directories with their contents, that the program reads. A missing path gives no right.
     pub reads: Vec<PathBuf>,
-    /// Directories that the user owns, with all in them. Mode 0700.
+    /// Directories that the user owns, with their contents. Mode 0700.
     pub owns: Vec<PathBuf>,
-    /// Files, and directories with all in them, that it starts or loads, beside its own file.
+    /// Files, and directories with their contents, that the program executes or loads, besides its own file.
     pub starts: Vec<PathBuf>,
 }
 
 impl Rights {
-    /// Of a program that has the capabilities of its user, and reads keys and nothing else.
+    /// Rights of a program that has the capabilities of its user, and reads only `keys`.
     pub fn new(user: User, keys: impl Into<Vec<PathBuf>>) -> Self {
         let (capabilities, keys) = (user.capabilities(), keys.into());
         Self { user, capabilities, keys, reads: vec![], owns: vec![], starts: vec![] }
     }
 
-    /// Access by path. `program` is its own file, `scratch` its directory for temporary files.
+    /// Rules for paths. `program` is the program's file, `scratch` its directory for temporary files.
     pub(crate) fn rules<'a>(&'a self, program: &'a Path, scratch: &'a Path) -> Vec<(Access, &'a Path)> {
         let of = |access, paths: &'a [PathBuf]| paths.iter().map(move |path| (access, &**path));
         let keys = self.keys.iter().filter_map(|key| key.parent());
@@ -52,8 +52,8 @@ impl Rights {
     }
 }
 
-/// Readable for every program: the kernel's view of the machine, random numbers, and settings of resolvers. Modes keep
-/// secrets of other processes in `/proc`.
+/// Readable for every program: the kernel's view of the machine, random numbers, and resolver settings. File modes
+/// protect secrets of other processes in `/proc`.
 const SYSTEM: [&str; 4] = ["/proc", "/sys", "/etc", "/dev/urandom"];
 
 /// Access to a file, or to a directory with its contents.
@@ -62,7 +62,7 @@ pub(crate) enum Access {
     Read,
     Start,
     Device,
-    /// All but start programs, and make devices, sockets and links.
+    /// All accesses except the execution of programs and the creation of devices, sockets and links.
     Own,
 }
 
@@ -82,7 +82,7 @@ mod tests {
         let own: Vec<_> = with(Access::Own).collect();
         assert_eq!(own, [Path::new("/ephemeral/programs/etcd"), Path::new("/data/etcd")]);
         assert_eq!(with(Access::Start).collect::<Vec<_>>(), [Path::new("/usr/bin/etcd")]);
-        // A renewed key is another file.
+        // A renewed key is another inode, so the rule is for the directory.
         assert!(with(Access::Read).any(|path| path == Path::new("/data/pki")));
     }
 }

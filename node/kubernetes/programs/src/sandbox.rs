@@ -1,4 +1,4 @@
-//! A sandbox: made for one start of a program from its [`Rights`], and entered between fork(2) and execve(2).
+//! A sandbox, created from a program's [`Rights`] for one start, and entered between fork(2) and execve(2).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::rights::{Access, Rights};
 use crate::user::{Capability, User};
 use crate::{seccomp, sys};
 
-/// Linux 6.12. It also confines signals and abstract sockets to the program and its children.
+/// Needs Linux 6.12. This version also limits signals and abstract sockets to the program and its children.
 const LANDLOCK: ABI = ABI::V6;
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// For the program in the file `program` with its scratch directory. All directories exist.
+    /// Sandbox of the program `program` with its scratch directory. All directories must exist.
     pub(crate) fn new(rights: &Rights, program: &Path, scratch: &Path) -> Result<Self, SandboxError> {
         sys::has_seccomp().map_err(SandboxError::Seccomp)?;
         Ok(Self {
@@ -58,7 +58,7 @@ fn ruleset(rules: &[(Access, &Path)]) -> Result<OwnedFd, SandboxError> {
     for (access, path) in rules {
         let failed = |source| SandboxError::Path { path: path.to_path_buf(), source };
         let metadata = match path.metadata() {
-            // A missing file gives no right. The program's own directories and its file exist.
+            // A missing file gives no right. The program's file and its own directories must exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound && *access == Access::Read => continue,
             found => found.map_err(failed)?,
         };
@@ -66,7 +66,7 @@ fn ruleset(rules: &[(Access, &Path)]) -> Result<OwnedFd, SandboxError> {
         let rights = rights(*access) & if metadata.is_dir() { BitFlags::all() } else { of_files() };
         ruleset = ruleset.add_rule(PathBeneath::new(opened, rights))?;
     }
-    // `None` only if the kernel has no Landlock, which was an error above.
+    // `None` only if the kernel has no Landlock, which fails above.
     Option::from(ruleset).ok_or_else(|| SandboxError::Seccomp(io::ErrorKind::Unsupported.into()))
 }
 

@@ -4,7 +4,7 @@ use crate::pki::identity::Identity;
 use crate::program::{Program, Service};
 use crate::{Config, Credentials, Rights, User};
 
-/// Healthy as soon as it runs: without a port it cannot be asked.
+/// Healthy as soon as it runs: kube-scheduler has no port for a readiness request.
 pub fn service(config: &Config, credentials: &Credentials) -> Service {
     program(credentials).service(&config.paths, || std::future::ready(Ok(())))
 }

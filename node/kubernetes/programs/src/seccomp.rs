@@ -1,8 +1,8 @@
-//! The filter of system calls of confined programs: seccomp(2), assembled here. Pure.
+//! The seccomp(2) filter of confined programs, assembled from BPF instructions. No I/O.
 //!
-//! It denies what programs of the node never call and what has let processes take over kernels. It is the second line: most
-//! of these calls need a capability that the programs do not have. The kernel decides on an allowed call without running the
-//! filter, except on `clone`, since the filter reads the number of the call only.
+//! The filter denies system calls that the node's programs never use and that exploits of the kernel have used. It is
+//! the second line of defense: most of these calls need a capability that the programs do not have. Except for `clone`,
+//! the filter reads only the number of the call, so the kernel allows a call without running the filter.
 
 use nix::libc::{self, c_long, sock_filter};
 
@@ -46,7 +46,7 @@ pub(crate) const DENIED: [c_long; 61] = [
     // Namespaces.
     libc::SYS_setns,
     libc::SYS_unshare,
-    // The kernel, and its time.
+    // The kernel and its time.
     libc::SYS_reboot,
     libc::SYS_kexec_load,
     libc::SYS_kexec_file_load,
@@ -75,13 +75,13 @@ pub(crate) const DENIED: [c_long; 61] = [
     libc::SYS_kcmp,
     libc::SYS_move_pages,
     libc::SYS_migrate_pages,
-    // Files without a path to them, and devices.
+    // Files by handle instead of path, and devices.
     libc::SYS_name_to_handle_at,
     libc::SYS_open_by_handle_at,
     libc::SYS_mknod,
     libc::SYS_mknodat,
     libc::SYS_fanotify_init,
-    // Large parts of the kernel that no program of the node needs.
+    // Large parts of the kernel that the node's programs do not need.
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
@@ -97,19 +97,19 @@ pub(crate) const DENIED: [c_long; 61] = [
 ];
 
 const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
-/// As from a kernel without it: C libraries then call `clone`, whose flags a filter can read.
+/// Error of a kernel without clone3(2): C libraries then call `clone`, whose flags a filter can read.
 const ENOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
 
 pub(crate) fn filter() -> Vec<sock_filter> {
     let mut filter = Vec::new();
-    // Calls of 32-bit programs have another architecture; those of x32 have this one and a bit in their number.
+    // 32-bit system calls have another architecture. Those of x32 have this architecture and a bit in their number.
     filter.extend([load(ARCHITECTURE), skip_if_equal(X86_64), answer(EPERM)]);
     filter.extend([load(NUMBER), unless_any_bit(X32), answer(EPERM)]);
     for number in DENIED {
         filter.extend([unless_equal(call(number)), answer(EPERM)]);
     }
     filter.extend([unless_equal(call(libc::SYS_clone3)), answer(ENOSYS)]);
-    // Not clone: the next four do not apply.
+    // For other calls than `clone`, skips the next four instructions.
     filter.push(jump(libc::BPF_JEQ, call(libc::SYS_clone), 0, 3));
     filter.extend([load(FIRST_ARGUMENT), unless_any_bit(NAMESPACES), answer(EPERM)]);
     filter.push(answer(libc::SECCOMP_RET_ALLOW));
@@ -137,7 +137,7 @@ const fn unless_equal(value: u32) -> sock_filter {
     jump(libc::BPF_JEQ, value, 0, 1)
 }
 
-/// The next instruction applies to a value with one of these bits.
+/// The next instruction applies to values with one of these bits.
 const fn unless_any_bit(bits: u32) -> sock_filter {
     jump(libc::BPF_JSET, bits, 0, 1)
 }
@@ -158,7 +158,7 @@ mod tests {
 
     const I386: u32 = 0x4000_0003;
 
-    /// Interprets the filter as the kernel does, for a call with this first argument.
+    /// Interprets the filter like the kernel, for a call with the first argument `argument`.
     fn decide(architecture: u32, number: u32, argument: u32) -> u32 {
         let (filter, mut at, mut accumulator) = (filter(), 0, 0);
         loop {
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn threads_and_processes_are_allowed_and_namespaces_are_not() {
         let clone = call(libc::SYS_clone);
-        // Go's threads, and its processes (`forkAndExecInChild1`).
+        // clone(2) flags of Go for threads and for processes (`forkAndExecInChild1`).
         for flags in [0x0005_0f00, 0x0000_4111, 0x11] {
             assert_eq!(decide(X86_64, clone, flags), libc::SECCOMP_RET_ALLOW);
         }

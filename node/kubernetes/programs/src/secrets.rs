@@ -1,8 +1,8 @@
-//! How Secrets in etcd that are stored in another form get the present one.
+//! Converts Secrets in etcd to the configured form.
 //!
-//! The API server writes with its first key and reads with all. A data disk of a release that did not encrypt has Secrets
-//! in plain text, and one whose key was replaced has Secrets of the former key: they stay readable, and [`rewrite`] has
-//! each written again. It notes on the disk when all are, and does nothing at later boots.
+//! The API server writes with its first key and reads with all keys. A data disk of a release without encryption has
+//! Secrets in plain text, and a disk whose key was replaced has Secrets of the former key. These Secrets stay readable.
+//! [`rewrite`] writes each of them again, records the completion on the disk, and does nothing at later boots.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use tracing::{info, warn};
 
 use crate::{PkiError, StoredSecrets};
 
-/// Secrets that are listed with one request. The metadata of each may have more than 256 KiB.
+/// Secrets per list request. The metadata of each may exceed 256 KiB.
 const PAGE: u32 = 50;
 
-/// For one request. The API server itself ends a request after a minute, also one that waits for a webhook.
+/// Deadline of one request. The API server itself ends a request after a minute, even while a webhook delays it.
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// Rejected Secrets that are named in the log at each pass.
+/// Maximum number of rejected Secrets that each pass logs by name.
 const NAMED: usize = 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +36,7 @@ pub enum RewriteError {
     List(#[source] RequestError),
     #[error("cannot write Secret {secret} again")]
     Write { secret: String, source: RequestError },
-    /// The API server rejected some of them. All others are written.
+    /// The API server rejected some Secrets. All others are written.
     #[error(
         "the API server rejects {count} Secrets that have to be written again, such as {secret} ({reason}): make the \
          admission webhook or policy allow it, or delete the Secret"
@@ -59,11 +59,11 @@ pub enum RequestError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewritten {
     pub secrets: usize,
-    /// Those that were stored in another form than the present one.
+    /// Secrets that were stored in another form.
     pub changed: usize,
 }
 
-/// Has all Secrets stored in the present form, unless they are. A service: done when they are.
+/// Service that stores all Secrets in the configured form, and is then done.
 pub async fn rewrite(cx: Context, client: Client, stored: StoredSecrets) -> Result<(), RewriteError> {
     let rewritten = tokio::select! {
         () = cx.cancelled() => return Ok(()),
@@ -76,10 +76,11 @@ pub async fn rewrite(cx: Context, client: Client, stored: StoredSecrets) -> Resu
     Ok(())
 }
 
-/// Writes all Secrets again and notes it; `None` if the note is there. Every step may be the last before a power cut.
+/// Writes all Secrets again and records the completion; `None` if the record exists. A power cut may end the work after
+/// each step.
 pub async fn rewrite_once(client: &Client, stored: &StoredSecrets) -> Result<Option<Rewritten>, RewriteError> {
-    let (its, noted) = (stored.clone(), stored.clone());
-    if spawn_blocking(move || its.is_complete()).await?? {
+    let (checked, noted) = (stored.clone(), stored.clone());
+    if spawn_blocking(move || checked.is_complete()).await?? {
         return Ok(None);
     }
     let rewritten = rewrite_all(client).await?;
@@ -87,7 +88,7 @@ pub async fn rewrite_once(client: &Client, stored: &StoredSecrets) -> Result<Opt
     Ok(Some(rewritten))
 }
 
-/// One pass over all Secrets, also past those that the API server rejects.
+/// One pass over all Secrets. Continues after a Secret that the API server rejects.
 pub async fn rewrite_all(client: &Client) -> Result<Rewritten, RewriteError> {
     let all = Api::<Secret>::all(client.clone());
     let mut rewritten = Rewritten::default();
@@ -131,7 +132,7 @@ enum Outcome {
     Rejected(String),
 }
 
-/// A patch without a change has the API server write an object only if it is stored in another form.
+/// For an empty patch, the API server writes the object only if its stored form differs.
 async fn write_again(client: &Client, found: &PartialObjectMeta<Secret>) -> Result<Outcome, RequestError> {
     let secrets = Api::<Secret>::namespaced(client.clone(), &found.namespace().unwrap_or_default());
     let (name, parameters, patch) = (found.name_any(), PatchParams::default(), Patch::Merge(json!({})));

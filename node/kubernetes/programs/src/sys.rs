@@ -11,8 +11,8 @@ use tokio::process::Command;
 
 use crate::sandbox::Sandbox;
 
-/// Has the program begin in the cgroup whose `cgroup.procs` this is: what it takes and whom it starts counts there from
-/// the first moment. If the kernel does not let it, it begins where its parent is.
+/// Starts the program in the cgroup with this `cgroup.procs`, which accounts its memory and its children from the
+/// beginning. If the kernel rejects the write, the program starts in its parent's cgroup.
 ///
 /// cgroups(7): `0` stands for the process that writes.
 pub(crate) fn begin_in(command: &mut Command, procs: OwnedFd) {
@@ -25,7 +25,8 @@ pub(crate) fn begin_in(command: &mut Command, procs: OwnedFd) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Has the program begin in a sandbox, after what was asked before; it does not start if the kernel rejects a part.
+/// Starts the program in a sandbox, after earlier `pre_exec` steps. The start fails if the kernel rejects a part of the
+/// sandbox.
 pub(crate) fn confine(command: &mut Command, sandbox: Sandbox) {
     // SAFETY: `enter` makes system calls alone, by syscall(2) and prctl(2), which are async-signal-safe: the wrappers of
     // setresuid(2) in C libraries signal other threads and take locks. It allocates and frees nothing; an `io::Error` of
@@ -57,19 +58,19 @@ struct CapabilityData {
 
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
-/// Gives everything up, in the order in which the kernel demands the rights for it.
+/// Drops all privileges, in the order in which the kernel requires privileges for the next steps.
 fn enter(sandbox: &Sandbox) -> io::Result<()> {
     for number in 0..64 {
         if sandbox.capabilities & 1 << number != 0 {
             continue;
         }
         match prctl(libc::PR_CAPBSET_DROP, number, 0) {
-            // The kernel has fewer.
+            // The kernel supports fewer capabilities.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
             dropped => dropped?,
         }
     }
-    // Until execve(2).
+    // Keeps the capabilities until execve(2).
     prctl(libc::PR_SET_KEEPCAPS, 1, 0)?;
     let id = c_long::from(sandbox.user.id());
     // SAFETY: setgroups(2) reads no element of an empty list; setresgid(2) and setresuid(2) take numbers.
@@ -89,7 +90,7 @@ fn enter(sandbox: &Sandbox) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) })
 }
 
-/// These and no others, also after execve(2) (ambient).
+/// Sets exactly these capabilities, also after execve(2) (ambient).
 fn set_capabilities(wanted: u64) -> io::Result<()> {
     let header = CapabilityHeader { version: CAPABILITY_VERSION, process: 0 };
     #[expect(clippy::cast_possible_truncation, reason = "the halves")]

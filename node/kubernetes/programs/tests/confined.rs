@@ -1,7 +1,7 @@
-//! The kernel enforces the rights of a confined program. Needs root.
+//! Tests that the kernel enforces the rights of a confined program. Needs root.
 //!
-//! The program is this one again: libtest takes any word after `--skip`, and [`ATTACKER`], [`IDENTIFIED`], [`BYSTANDER`] and
-//! [`SIGNALS`] distinguish the test of the same name to be the program.
+//! The confined program is this test binary. libtest accepts any word after `--skip`; the words [`ATTACKER`],
+//! [`IDENTIFIED`], [`BYSTANDER`] and [`SIGNALS`] make the test of the same name act as the program.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -28,33 +28,33 @@ use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// In the program's arguments: this, and the root of its [`Node`].
+/// Argument of the confined program: this prefix and the root of its [`Node`].
 const ATTACKER: &str = "attacks-";
-/// In the same: this, and the process ID of its [`Bystander`].
+/// Argument of the confined program: this prefix and the process ID of its [`Bystander`].
 const PEER: &str = "peer-";
-/// In the arguments of a process that waits until it is killed.
+/// Argument of a process that waits until it is killed.
 const BYSTANDER: &str = "waits";
-/// In the arguments of a process that signals another one: this, and its process ID.
+/// Argument of a process that signals another process: this prefix and the process ID.
 const SIGNALS: &str = "signals-";
-/// In the arguments of a program with the set-user-ID bit.
+/// Argument of a program with the set-user-ID bit.
 const IDENTIFIED: &str = "prints-its-user";
 const PRINTED: &str = "effective user ";
 
 const TEST: &str = "a_confined_program_can_do_nothing_that_it_has_no_right_to";
 
-/// Another user than those of confined programs.
+/// A user ID that no confined program has.
 const OTHER_USER: u32 = 1000;
 
 fn name(text: &str) -> Name {
     Name::try_from(text).unwrap()
 }
 
-/// The abstract socket outside of the program's rules.
+/// The abstract socket, which the program's rules do not include.
 fn socket(root: &Path) -> SocketAddr {
     SocketAddr::from_abstract_name(root.as_os_str().as_bytes()).unwrap()
 }
 
-/// This program, started by the user of the confined one without its rules.
+/// This test binary as the confined program's user, without the program's rules.
 fn unconfined(word: &str) -> Command {
     let id = User::Scheduler.id();
     let mut command = Command::new(env::current_exe().unwrap());
@@ -62,7 +62,7 @@ fn unconfined(word: &str) -> Command {
     command
 }
 
-/// Another process of the program's user, without its rules.
+/// Another process of the confined program's user, without the program's rules.
 struct Bystander(Child);
 
 impl Bystander {
@@ -108,7 +108,7 @@ impl Node {
             Dir::open(&root.join("pki")).unwrap().write(&name(key), b"key", Mode::S_IRUSR).unwrap();
         }
         chown(root.join("pki/other.key"), Some(User::Etcd.id()), Some(User::Etcd.id())).unwrap();
-        // Of a release that ran the program as root.
+        // Files of a release that ran the program as root.
         fs::create_dir_all(root.join("data/member/log")).unwrap();
         fs::write(root.join("data/member/log/1"), "old").unwrap();
         symlink("../public/file", root.join("data/link")).unwrap();
@@ -160,7 +160,7 @@ fn wait(tree: &Supervisor, file: &Path) {
     }
 }
 
-/// The attempts whose success would break a wall. All succeed without one.
+/// Attempts that the sandbox must prevent. Without the sandbox, all succeed.
 const FORBIDDEN: [&str; 10] = [
     "write outside",
     "read outside",
@@ -178,7 +178,7 @@ const OWN_USER: &str = "signal a process of its user";
 const ABSTRACT: &str = "connect to an abstract socket";
 const ALLOWED: [&str; 4] = ["write inside", "rename inside", "read its key", "read a renewed key"];
 
-/// In the program: tries everything, writes down what came of it, and waits until it is stopped.
+/// Runs in the program: makes all attempts, writes the results to a file, and waits until it is stopped.
 fn attack_if_started_so() {
     if env::args().any(|word| word == IDENTIFIED) {
         println!("{PRINTED}{}", geteuid());
@@ -219,7 +219,7 @@ fn attack_if_started_so() {
     };
     let raised = || {
         let mut command = Command::new(root.join("raised"));
-        // Root is root already.
+        // A root process is root already, so it changes to another user first.
         if geteuid().is_root() {
             command.uid(OTHER_USER);
         }
@@ -243,7 +243,7 @@ fn attack_if_started_so() {
         ("rename inside", text(fs::rename(data.join("one"), data.join("member/two")))),
         ("read its key", read(root.join("pki/own.key"))),
         ("read a renewed key", renewed()),
-        // Last: without a wall it changes what the process is.
+        // The last attempt, because without a sandbox it changes the process.
         ("namespace", namespace()),
     ];
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -256,7 +256,7 @@ fn attack_if_started_so() {
     }
 }
 
-/// A process with threads cannot have a user namespace of its own: EINVAL comes after the decision whether it may.
+/// A process with threads cannot create a user namespace: the kernel returns EINVAL after the permission check.
 fn namespace() -> String {
     match unshare(CloneFlags::CLONE_NEWUSER) {
         Ok(()) | Err(Errno::EINVAL) => "done".to_owned(),
@@ -264,7 +264,7 @@ fn namespace() -> String {
     }
 }
 
-/// As PID 1 does it while the program runs.
+/// Replaces the key while the program runs, as PID 1 does.
 fn renew_key(node: &Node, tree: &Supervisor) {
     wait(tree, &node.scratch.path().join("data/ready"));
     let pki = Dir::open(&node.scratch.path().join("pki")).unwrap();
@@ -287,7 +287,7 @@ async fn a_confined_program_can_do_nothing_that_it_has_no_right_to() {
     for attempt in [OWN_USER, ABSTRACT] {
         assert_eq!(report[attempt], std::io::Error::from(Errno::EPERM).to_string(), "{attempt}");
     }
-    // Its user alone does not deny the signal.
+    // The user ID alone does not prevent the signal.
     let signaller = unconfined(&format!("{SIGNALS}{}", node.bystander.0.id())).status().unwrap();
     assert!(signaller.success(), "{signaller}");
     let id = User::Scheduler.id();
@@ -342,7 +342,7 @@ async fn a_confined_program_has_the_capability_that_it_needs() {
     tree.stop(LIMIT).await.unwrap();
 }
 
-/// A power cut or a repair of an administrator leaves some files to another user.
+/// Some files belong to another user after a power cut or a repair by an administrator.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_corrects_owners_and_rejects_a_second_name() {
     let node = Node::new(Confinement::Enforced);

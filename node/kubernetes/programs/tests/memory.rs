@@ -1,7 +1,7 @@
-//! Limits of memory, as the kernel keeps them. Needs root, and a machine whose other programs do not use cgroups.
+//! Memory limits that the kernel enforces. Needs root, and a machine whose other programs do not use cgroups.
 //!
-//! The program that is limited is this one again: libtest takes any word after `--skip`, and [`EATER`] distinguishes the test of
-//! the same name to be the program.
+//! The limited program is this test binary. libtest accepts any word after `--skip`; the word [`EATER`] makes the test
+//! of the same name act as the program.
 
 use std::env;
 use std::fs;
@@ -20,13 +20,13 @@ use units::Bytes;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The program's argument: this, and a number of MiB.
+/// Argument of the program: this prefix and a number of MiB.
 const EATER: &str = "takes-mib-";
 
-/// In the program: allocates the memory of its argument, and waits until it is stopped.
+/// Runs in the program: allocates the memory of its argument, and waits until it is stopped.
 fn eat_if_started_so() {
     let Some(mib) = env::args().find_map(|word| word.strip_prefix(EATER)?.parse::<usize>().ok()) else { return };
-    // Before it takes anything: what counts elsewhere has no limit.
+    // Reads the cgroup before the allocation: memory that is allocated in another cgroup has no limit.
     fs::copy("/proc/self/cgroup", format!("/tmp/began-{mib}")).unwrap();
     println!("taking {mib} MiB");
     let mut taken = Vec::new();
@@ -39,7 +39,7 @@ fn eat_if_started_so() {
     }
 }
 
-/// The hierarchy; there is one for all tests.
+/// The cgroup2 hierarchy, shared by all tests.
 fn cgroups() -> &'static Path {
     static MOUNTED: Mutex<bool> = Mutex::new(false);
     let path = Path::new("/tmp/cgroup");
@@ -72,7 +72,7 @@ impl Node {
         Self { name, paths, _scratch: scratch }
     }
 
-    /// The program is a test of this one, which takes so much memory.
+    /// Starts this test binary with a test that allocates `mib` MiB.
     fn start(&self, test: &str, mib: u64, limit: Bytes) -> Supervisor {
         let argument = format!("{EATER}{mib}");
         let program = Program {
@@ -98,7 +98,7 @@ fn wait(tree: &Supervisor, what: &str, mut has_come: impl FnMut() -> bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_above_its_limit_is_killed_and_started_again() {
     eat_if_started_so();
-    // A name in the node's list: its kills are counted.
+    // The node counts OOM kills only of programs in its list.
     let node = Node::with("kube-proxy");
     let test = "a_program_above_its_limit_is_killed_and_started_again";
     let tree = node.start(test, 4096, Bytes::new(32 << 20));

@@ -1,5 +1,5 @@
-//! The items to check or to explain: the automated items of the benchmark for control plane, etcd and node, and some
-//! that it leaves to people.
+//! The items to check or to explain: the automated items of the benchmark for control plane, etcd and node, and some of
+//! its manual items.
 
 #[rustfmt::skip]
 pub(super) const ITEMS: [&str; 75] = [
@@ -21,7 +21,8 @@ const PODS: &str = "not applicable: PID 1 starts the program, there is no pod sp
 const UNIT: &str = "not applicable: PID 1 starts kubelet, there is no service file";
 const OWNER: &str = "PID 1, which is root, writes the file";
 
-/// Items that no check covers, or not on every node: the reason. `docs/operations/security.md` has those that do not pass.
+/// Reasons for items without a check on some or all nodes. `docs/operations/security.md` lists the items that do not
+/// pass.
 pub(super) const REASONS: [(&str, &str); 24] = [
     ("1.1.1", PODS),
     ("1.1.2", PODS),

@@ -1,4 +1,4 @@
-//! Making and judging certificates. No files, no clock.
+//! Creates and verifies certificates. No files, no clock.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,10 +17,10 @@ const CA_NAME: &str = "granary";
 const CA_LIFE: Duration = Duration::days(10 * 365);
 const LEAF_LIFE: Duration = Duration::days(365);
 const RENEWAL: Duration = Duration::days(30);
-/// Clocks of machines that start for the first time differ.
+/// New certificates are valid from a day ago, because the clocks of machines differ at their first boot.
 const SKEW: Duration = Duration::days(1);
 
-/// The DNS name that etcd requires of its clients: other certificates of the CA must not give access to all objects.
+/// DNS name that etcd requires in client certificates. Other certificates of the CA must not give access to etcd.
 pub(crate) const ETCD_CLIENT: &str = "etcd-client.granary.invalid";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(crate) enum ServerName {
     Ip(IpAddr),
 }
 
-/// A certificate and its private key, both PEM. Has no `Clone` and no `Debug`.
+/// A certificate and its private key, both PEM. Without `Clone` and `Debug`.
 pub(crate) struct Pair {
     pub(crate) certificate: String,
     pub(crate) key: String,
@@ -89,7 +89,7 @@ impl Validity {
         Self { from, to }
     }
 
-    /// Of what [`Ca::issue`] makes.
+    /// Validity of a certificate from [`Ca::issue`].
     pub(crate) fn of_new_leaf(now: OffsetDateTime) -> Self {
         Self { from: now - SKEW, to: now + LEAF_LIFE }
     }
@@ -102,12 +102,12 @@ impl Validity {
         self.to
     }
 
-    /// When a certificate that this node signs is renewed, which takes no time.
+    /// Renewal time of a certificate that this node signs. Signing takes no time.
     pub(crate) fn shortly_before_its_end(self) -> OffsetDateTime {
         self.to - RENEWAL
     }
 
-    /// When it is time to ask others for a new one: they may be away for long.
+    /// Time to request a new certificate from the control plane, which may be unreachable for long.
     pub(crate) fn after_two_thirds(self) -> OffsetDateTime {
         self.from + (self.to - self.from) * 2 / 3
     }
@@ -139,16 +139,17 @@ impl Ca {
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pair))
     }
 
-    /// Another certificate for the same key, PEM. It begins when the one before did: a clock that was ahead for a while
-    /// does no harm.
+    /// Another certificate for the same key, PEM. It starts at the former certificate's start, so that a clock that was
+    /// ahead for a while does no harm.
     pub(crate) fn renew(&self, before: Validity, now: OffsetDateTime) -> Result<String, rcgen::Error> {
         let mut params = params_of_ca(Validity { from: before.from, to: now + CA_LIFE });
-        // By itself it would be made of the key, and two certificates of one CA have two numbers: RFC 5280, 4.1.2.2.
+        // rcgen derives the serial number from the key, but two certificates of one CA need different numbers: RFC
+        // 5280, 4.1.2.2.
         params.serial_number = Some(now.unix_timestamp().unsigned_abs().into());
         Ok(params.self_signed(self.issuer.key())?.pem())
     }
 
-    /// The one that `pair` holds, if it lasts.
+    /// The CA in `pair`, if it is valid and not due for renewal.
     #[cfg(test)]
     pub(crate) fn load(pair: &Pair, now: OffsetDateTime) -> Result<Self, Stale> {
         let (ca, validity) = Self::open(pair)?;
@@ -156,7 +157,7 @@ impl Ca {
         Ok(ca)
     }
 
-    /// The one that `pair` holds. Says nothing of the time.
+    /// The CA in `pair` and its validity, without a check of the time.
     pub(crate) fn open(pair: &Pair) -> Result<(Self, Validity), Stale> {
         let pem = pem_of(&pair.certificate)?;
         let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;
@@ -178,13 +179,15 @@ impl Ca {
         let key = KeyPair::generate()?;
         let mut certificate = params_of_leaf(wanted, now)?.signed_by(&key, &self.issuer)?.pem();
         if let Purpose::Server(_) = wanted.purpose {
-            // A joining node has the CA's digest, and gets its certificate from the server: RFC 8446, 4.4.2.
+            // A joining node has only the CA's digest, and receives the CA's certificate from the server: RFC 8446,
+            // 4.4.2.
             certificate.push_str(&self.certificate);
         }
         Ok(Pair { certificate, key: key.serialize_pem() })
     }
 
-    /// A certificate, PEM, for another holder's public key (SubjectPublicKeyInfo, DER). Lasts as those of [`Ca::issue`].
+    /// A certificate (PEM) for another holder's public key (SubjectPublicKeyInfo, DER). Its lifetime is that of
+    /// [`Ca::issue`].
     pub(crate) fn certify(
         &self,
         wanted: &Wanted,
@@ -192,14 +195,14 @@ impl Ca {
         now: OffsetDateTime,
     ) -> Result<String, rcgen::Error> {
         let mut params = params_of_leaf(wanted, now)?;
-        // By itself it would be made of the key, which gets more than one certificate: RFC 5280, 4.1.2.2.
+        // rcgen derives the serial number from the key, which gets more than one certificate: RFC 5280, 4.1.2.2.
         let time = now.unix_timestamp_nanos().to_be_bytes();
         let number = Sha256::new().chain_update(public_key).chain_update(time).finalize();
         params.serial_number = Some(SerialNumber::from_slice(&number[..16]));
         Ok(params.signed_by(&SubjectPublicKeyInfo::from_der(public_key)?, &self.issuer)?.pem())
     }
 
-    /// Whether `pair` is what [`Ca::issue`] would make. Says nothing of the time.
+    /// Checks that `pair` is a certificate as [`Ca::issue`] would create it. Does not check the time.
     pub(crate) fn verify(&self, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
         let validity = verify(&self.certificate, wanted, pair)?;
         match wanted.purpose {
@@ -274,12 +277,12 @@ fn subject_of(wanted: &Wanted) -> DistinguishedName {
     subject
 }
 
-/// From when to when a certificate, PEM, is valid. Says nothing of who signed it.
+/// Validity of a certificate (PEM). Does not check its signature.
 pub(crate) fn validity(certificate: &str) -> Result<Validity, Stale> {
     Ok(Validity::of(&pem_of(certificate)?.parse_x509().map_err(|_| Stale::Unreadable)?))
 }
 
-/// Whether the CA with this certificate signed `pair` for what is wanted. Says nothing of the time.
+/// Checks that the CA with the certificate `ca` signed `pair` for `wanted`. Does not check the time.
 pub(crate) fn verify(ca: &str, wanted: &Wanted, pair: &Pair) -> Result<Validity, Stale> {
     let pem = pem_of(&pair.certificate)?;
     let certificate = pem.parse_x509().map_err(|_| Stale::Unreadable)?;

@@ -1,4 +1,4 @@
-//! When certificates end.
+//! Expiry of certificates.
 
 use time::OffsetDateTime;
 use tokio::sync::watch;

@@ -8,7 +8,7 @@ pub(crate) const ADMINISTRATOR: &str = "granary:admin";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
-    /// An administrator: group `system:masters`, the only certificate of it. etcd lets it in, too.
+    /// An administrator: the only certificate in the group `system:masters`. etcd accepts it too.
     Admin,
     ControllerManager,
     Scheduler,
@@ -18,7 +18,8 @@ pub enum Identity {
     /// The node's storage: `granary:node:NAME` in the group `granary:nodes`. A control plane signs the certificate, a
     /// worker requests it ([`Requested`](crate::Requested)).
     Storage,
-    /// The node's CoreDNS: `granary:dns:NAME` in the group `granary:dns`, by a certificate as that of [`Self::Storage`].
+    /// The node's CoreDNS: `granary:dns:NAME` in the group `granary:dns`. The certificate is issued like that of
+    /// [`Self::Storage`].
     Dns,
     SnapshotController,
 }
@@ -35,7 +36,7 @@ impl Identity {
         Self::SnapshotController,
     ];
 
-    /// The name of its certificate: the file's, without extension.
+    /// Name of the certificate's file, without extension.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",

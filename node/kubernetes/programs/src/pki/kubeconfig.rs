@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::pki::certificate::Pair;
 
-/// A kubeconfig that names the files: they may be renewed under it.
+/// A kubeconfig with paths of files, which the node may renew while programs use the kubeconfig.
 pub(crate) fn with_files(server: &str, ca: &Path, certificate: &Path, key: &Path) -> String {
     config(
         json!({"server": server, "certificate-authority": ca}),

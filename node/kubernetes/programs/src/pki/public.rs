@@ -1,8 +1,9 @@
-//! Certificates that the node publishes: of the cluster's CA, and of the administrators in its configuration.
+//! Certificates that the node publishes: that of the cluster's CA, and those of the administrators in the
+//! configuration.
 //!
-//! A certificate cannot be revoked. Therefore an administrator has rights by the user name, which is that of one key, and
-//! only while the configuration has the request; the group has none. The certificates are in memory only: each start signs
-//! others.
+//! A certificate cannot be revoked. Therefore an administrator's rights depend on the user name, which belongs to one
+//! key, and exist only while the configuration has the request. The group has no rights. The certificates are only in
+//! memory: each start signs new ones.
 
 use cluster::{ADMINISTRATORS_GROUP, AdministratorRequest};
 use time::OffsetDateTime;
@@ -11,7 +12,7 @@ use tracing::info;
 use crate::pki::certificate::{Ca, Purpose, Validity, Wanted};
 use crate::pki::store::PkiError;
 
-/// None of them is secret: the private keys are elsewhere.
+/// None of the certificates is secret. The private keys are elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublicCertificates {
     pub ca: String,
@@ -20,7 +21,7 @@ pub struct PublicCertificates {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdministratorCertificate {
-    /// As in the request, a DNS label.
+    /// Name in the request, a DNS label.
     pub name: String,
     pub user: String,
     pub certificate: String,
@@ -28,7 +29,7 @@ pub struct AdministratorCertificate {
 }
 
 impl PublicCertificates {
-    /// For these requests. Certificates of `self` that are not due for renewal are kept.
+    /// Certificates for these requests. Keeps the certificates of `self` that are not due for renewal.
     pub(crate) fn renewed(
         &self,
         ca: &Ca,
@@ -76,7 +77,7 @@ mod tests {
 
     const NOW: OffsetDateTime = time::macros::datetime!(2026-03-01 12:00 UTC);
 
-    /// A request for more than an administrator gets, and its key.
+    /// A request for more rights than an administrator gets, and its key.
     fn greedy() -> (AdministratorRequest, KeyPair) {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -98,7 +99,8 @@ mod tests {
         (config, scratch)
     }
 
-    /// With this group, the certificate could not lose its rights; with the name, it would open etcd.
+    /// With the requested group, the certificate's rights could not be withdrawn. With the requested DNS name, etcd
+    /// would accept it.
     #[test]
     fn a_request_for_masters_gets_the_group_of_administrators() {
         let (request, key) = greedy();
@@ -157,7 +159,7 @@ mod tests {
         assert!(public.administrators.is_empty() && !public.ca.is_empty());
     }
 
-    /// Its configuration has no requests; one that has them nevertheless has no key to sign with.
+    /// A worker's configuration has no requests. With requests, a worker still has no key to sign certificates.
     #[test]
     fn a_worker_does_not_sign() {
         let (config, _scratch) = with(&greedy().0);
@@ -167,7 +169,7 @@ mod tests {
         assert_eq!(credentials.public(), PublicCertificates::default());
     }
 
-    /// The identities of the node do not become administrators by their names.
+    /// An administrator's certificate does not pass as that of one of the node's identities.
     #[test]
     fn a_certificate_of_an_administrator_is_of_no_identity() {
         let (request, key) = greedy();

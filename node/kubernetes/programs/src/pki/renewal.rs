@@ -11,11 +11,11 @@ use crate::pki::requested::Lasting;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) due: BTreeMap<&'static str, Stale>,
-    /// When the first of the others is due. Nothing without others.
+    /// Earliest renewal time of the certificates that are not due; `None` if all are due.
     pub(crate) next: Option<OffsetDateTime>,
 }
 
-/// For certificates of which this is known, all but the time: each is in `due`, or lasts until `next`.
+/// Plans the renewal of the certificates with these checks: each is either in `due` or valid until `next`.
 pub(crate) fn plan(found: &BTreeMap<&'static str, Result<Validity, Stale>>, now: OffsetDateTime) -> Plan {
     let mut plan = Plan { due: BTreeMap::new(), next: None };
     for (&name, found) in found {
@@ -31,13 +31,13 @@ pub(crate) fn plan(found: &BTreeMap<&'static str, Result<Validity, Stale>>, now:
     plan
 }
 
-/// The node's certificates after a check: none that it signs is due.
+/// The node's certificates after a check. None that the node signs is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
     pub made: Vec<&'static str>,
-    /// When each ends, by name, with that of the CA.
+    /// Expiry of each certificate by name, including the CA's.
     pub expiries: Vec<Expiry>,
-    /// Until when this holds. `None` on a node that makes none.
+    /// Time of the next renewal. `None` on a worker, which signs no certificates.
     pub lasting: Option<Lasting>,
 }
 
@@ -101,7 +101,7 @@ mod tests {
             }
         }
 
-        /// Each look is up to an hour late, and still weeks early.
+        /// Each check is up to an hour late, and still weeks early.
         #[test]
         fn who_follows_the_plans_never_has_an_expired_certificate(found in found(), late in prop::collection::vec(0_i64..60, 1..30)) {
             let (mut found, mut now) = (found, NOW);

@@ -1,4 +1,4 @@
-//! Certificates that a worker requests: approved by the cluster, stored on the data disk.
+//! Certificates that a worker requests. The cluster approves and signs them; the worker stores them on the data disk.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::pki::store::{PkiError, Store};
 use crate::pki::wanted;
 use crate::pki::{ClientError, Credentials};
 
-/// How long the cluster may take for an answer: at a first boot its controllers have just been started.
+/// Deadline of the cluster's answer. At a first boot, the controllers have just been started.
 const LIMIT: Duration = Duration::from_secs(300);
 
 const LOOK: Duration = Duration::from_secs(3600);
@@ -54,10 +54,10 @@ pub enum IdentityError {
          Node of this node if there is one, then create a token, and write it into worker.token"
     )]
     NoToken,
-    /// The machine's clock is behind, most likely: the Node must not be deleted because of that.
+    /// The machine's clock is probably behind, which is not a reason to delete the Node.
     #[error("the node's certificate {name} is not valid yet at {now}; set the machine's clock")]
     Clock { name: &'static str, now: OffsetDateTime },
-    /// The kubelet's certificate has expired, and the API server would only answer 401.
+    /// The kubelet's certificate has expired, and the API server would answer 401.
     #[error(
         "cannot ask for the certificate {name}: that of the node's kubelet expired at {at}; a worker gets a new one when its \
          Node is deleted, and a new token is in worker.token"
@@ -77,13 +77,13 @@ pub struct Requested {
     signer: &'static str,
     credentials: Arc<Credentials>,
     asker: Asker,
-    /// Kept over failures, so that a node which tries again does not ask again.
+    /// Pending request, kept over failures, so that a retry does not send another request.
     asked: Mutex<Option<Asked>>,
 }
 
 enum Asker {
     Kubelet,
-    /// With a token while there is none of kubelet's own that counts.
+    /// The kubelet, with a token while it has no valid certificate.
     Token(Option<Token>),
 }
 
@@ -94,7 +94,7 @@ enum Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// The reason, if the API server does not accept the credential.
+    /// The error for a credential that the API server rejects; `None` for other errors.
     fn refused(&self, error: &kube::Error) -> Option<IdentityError> {
         match (self, error) {
             (Self::Token(token), kube::Error::Api(status)) if status.code == 401 => {
@@ -105,13 +105,13 @@ impl Shown<'_> {
     }
 }
 
-/// A request, and the key that it is for: on the disk only together with its certificate.
+/// A request and its key. The key is written to the disk only together with the certificate.
 struct Asked {
     request: String,
     key: KeyPair,
 }
 
-/// A certificate, or several, is on the disk, and it is not yet time for another one.
+/// Renewal time of one or more certificates on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lasting {
     pub(crate) renewal: OffsetDateTime,
@@ -123,22 +123,22 @@ impl Lasting {
         Self { renewal: one.renewal.min(other.renewal) }
     }
 
-    /// Waits until it is time for another certificate. Cancel-safe.
+    /// Waits until the renewal time. Cancel-safe.
     pub async fn renewal(self) {
         while let Ok(left) = Duration::try_from(self.renewal - OffsetDateTime::now_utc()) {
-            // A moment later, so that it is over then.
+            // One second more, so that the renewal time has passed afterwards.
             sleep(left.min(LOOK) + Duration::from_secs(1)).await;
         }
     }
 }
 
 impl Requested {
-    /// Of the storage of the configuration's node: what [`Identity::Storage`] works with.
+    /// Certificate of the node's storage, [`Identity::Storage`].
     pub fn storage(config: &Config, credentials: &Arc<Credentials>) -> Self {
         Self::of_client(config, credentials, Identity::Storage)
     }
 
-    /// Of the CoreDNS of the configuration's node: what [`Identity::Dns`] works with.
+    /// Certificate of the node's CoreDNS, [`Identity::Dns`].
     pub fn dns(config: &Config, credentials: &Arc<Credentials>) -> Self {
         Self::of_client(config, credentials, Identity::Dns)
     }
@@ -148,13 +148,13 @@ impl Requested {
         Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client", Asker::Kubelet)
     }
 
-    /// Of the kubelet of a node that joins: what [`Identity::Kubelet`] works with. A node that has joined needs no token.
+    /// Client certificate of a joining node's kubelet, [`Identity::Kubelet`]. A node that has joined needs no token.
     pub fn kubelet(config: &Config, credentials: &Arc<Credentials>, token: Option<Token>) -> Self {
         let wanted = Identity::Kubelet.wanted(&config.node);
         Self::new(config, credentials, wanted, "kubernetes.io/kube-apiserver-client-kubelet", Asker::Token(token))
     }
 
-    /// Of the kubelet of a node that has joined, to serve with.
+    /// Serving certificate of the kubelet of a node that has joined.
     pub fn kubelet_server(config: &Config, credentials: &Arc<Credentials>) -> Self {
         let wanted = wanted::kubelet_server(config);
         Self::new(config, credentials, wanted, "kubernetes.io/kubelet-serving", Asker::Kubelet)
@@ -171,10 +171,9 @@ impl Requested {
         Self { pki, wanted, signer, credentials, asker, asked: Mutex::default() }
     }
 
-    /// Returns when the certificate is on the disk, where [`Credentials::client`] finds it. One that is there and
-    /// lasts is kept; otherwise the node asks for one with a new key, and waits for minutes. [`Credentials::requested`]
-    /// then has its end.
-    /// Cancel-safe: what was asked for is waited for the next time.
+    /// Returns when the certificate is on the disk, where [`Credentials::client`] reads it. Keeps a certificate that is
+    /// not due for renewal. Otherwise the node requests one for a new key, and waits up to some minutes. Afterwards,
+    /// [`Credentials::requested`] has the expiry. Cancel-safe: the next call continues to wait for the same request.
     pub async fn ensure(&self) -> Result<Lasting, IdentityError> {
         let mut asked = self.asked.lock().await;
         let stale = match self.on_disk().await? {
@@ -216,7 +215,8 @@ impl Requested {
         Ok(lasting)
     }
 
-    /// A kubelet whose certificate still counts renews it itself. One that has expired is of no more use than none.
+    /// The credential for the request. A kubelet with a valid certificate renews it itself. An expired certificate is
+    /// treated as a missing one.
     fn shown(&self, stale: Stale) -> Result<Shown<'_>, IdentityError> {
         match (&self.asker, stale) {
             (Asker::Kubelet, _) | (Asker::Token(_), Stale::Expiring) => Ok(Shown::Certificate),
@@ -251,7 +251,7 @@ impl Requested {
         }
     }
 
-    /// The certificate on the disk, or why it cannot be used. Cancel-safe.
+    /// Renewal time of the certificate on the disk, or the reason that prevents its use. Cancel-safe.
     pub async fn on_disk(&self) -> Result<Result<Lasting, Stale>, IdentityError> {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let look = move || {
@@ -261,7 +261,7 @@ impl Requested {
             Ok::<_, PkiError>(found.and_then(|(ca, pair)| certificate::verify(&ca, &wanted, &pair)))
         };
         let found = spawn_blocking(look).await??;
-        // Also of one that should have been renewed: its end is a metric.
+        // A certificate that is overdue for renewal is published too: its expiry is a metric.
         Ok(found
             .inspect(|&validity| self.publish(validity))
             .and_then(|found| lasting(found, OffsetDateTime::now_utc())))
@@ -297,7 +297,7 @@ impl Requested {
         }
     }
 
-    /// Nothing is written that could not be used.
+    /// Writes the pair only if it is usable.
     async fn keep(&self, pair: Pair, request: &str) -> Result<Lasting, IdentityError> {
         let (pki, wanted) = (self.pki.clone(), self.wanted.clone());
         let keep = move || {
@@ -339,7 +339,7 @@ enum Answer {
 }
 
 impl Answer {
-    /// None yet, if the request still waits.
+    /// `None` while the request is pending.
     fn of(request: Option<&CertificateSigningRequest>) -> Option<Self> {
         let Some(request) = request else { return Some(Self::Gone) };
         let status = request.status.as_ref()?;
@@ -348,7 +348,7 @@ impl Answer {
             let [reason, message] = [&found.reason, &found.message].map(|text| text.as_deref().unwrap_or("no word"));
             Some(format!("{reason}: {message}"))
         };
-        // Denied and Failed stay for ever, and come without a certificate.
+        // The conditions Denied and Failed are permanent, and such a request has no certificate.
         condition("Denied").map(Self::Denied).or_else(|| condition("Failed").map(Self::NotSigned)).or_else(|| {
             let certificate = status.certificate.as_ref()?;
             Some(Self::Signed(String::from_utf8_lossy(&certificate.0).into_owned()))
@@ -364,7 +364,7 @@ async fn answer(
     let answered = |found: Option<&CertificateSigningRequest>| Answer::of(found).is_some();
     match await_condition(requests.clone(), request, answered).await {
         Ok(found) => Ok(Answer::of(found.as_ref()).unwrap_or(Answer::Gone)),
-        // A token may end while its request waits.
+        // A token may expire while its request is pending.
         Err(error) => {
             Err(cause(&error).and_then(|error| shown.refused(error)).unwrap_or_else(|| IdentityError::Step {
                 step: format!("wait for the answer to the certificate signing request {request}"),
@@ -433,7 +433,7 @@ mod tests {
             Self { identity: Requested::storage(&config, &credentials), ca, store, _scratch: scratch }
         }
 
-        /// A certificate that was signed so many days ago, for a year.
+        /// A certificate that was signed `days` ago and is valid for a year.
         fn issue(&self, wanted: &Wanted, days: i64) -> Pair {
             self.ca.issue(wanted, OffsetDateTime::now_utc() - time::Duration::days(days)).unwrap()
         }
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(node.after_writing(&node.issue(&wanted, 400)).await, Err(Stale::Expired));
     }
 
-    /// A worker that was off for a year used its expired certificate, whatever token it got.
+    /// Regression: a worker that was off for a year used its expired certificate instead of a new token.
     #[test]
     fn the_token_is_shown_unless_kubelets_certificate_still_counts() {
         let node = Node::new();
@@ -469,7 +469,7 @@ mod tests {
         for stale in [Stale::Absent, Stale::Expired, Stale::OtherCa] {
             assert!(matches!(kubelet(None).shown(stale), Err(IdentityError::NoToken)), "{stale}");
         }
-        // The error said to delete the Node.
+        // Regression: the error asked to delete the Node.
         let error = kubelet(None).shown(Stale::NotYet).unwrap_err().to_string();
         assert!(error.ends_with("; set the machine's clock"), "{error}");
         for token in [None, Some(Token::generate().unwrap())] {
@@ -536,7 +536,7 @@ mod tests {
         let over = Lasting { renewal: OffsetDateTime::now_utc() - time::Duration::seconds(1) };
         over.renewal().await;
         let later = Lasting { renewal: OffsetDateTime::now_utc() + time::Duration::days(30) };
-        // The runtime's clock runs ahead here; the wall's does not.
+        // The runtime's paused clock advances here, the system clock does not.
         assert!(timeout(Duration::from_secs(90 * 86400), later.renewal()).await.is_err());
     }
 }

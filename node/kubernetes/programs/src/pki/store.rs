@@ -1,4 +1,4 @@
-//! The directory of certificates, keys and kubeconfigs, and what belongs into it. Waits for the disk.
+//! The directory of certificates, keys and kubeconfigs, and its content. Waits for the disk.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,7 +15,7 @@ use crate::pki::certificate::{Ca, Pair, Stale, Validity, Wanted};
 use crate::pki::identity::Identity;
 use crate::pki::kubeconfig;
 
-/// The key that signs tokens of service accounts again, for kube-controller-manager: a key belongs to one user.
+/// Copy of the key that signs tokens of service accounts, for kube-controller-manager: a key file belongs to one user.
 pub(crate) const CONTROLLERS_SIGNING_KEY: &str = "controller-manager-sa";
 
 pub(crate) const ENCRYPTION: &str = "encryption.json";
@@ -39,7 +39,7 @@ pub enum PkiError {
          empty data disk for a worker"
     )]
     ControlPlane,
-    /// The clock is behind, or was ahead when the CA was created: nothing is replaced because of that.
+    /// The clock is behind, or was ahead when the CA was created. Neither is a reason to replace the CA.
     #[error(
         "the cluster's CA is valid from {from}, and the machine's clock is at {now}: set the clock if it is behind; if it \
          is correct, it was ahead at the first boot of this disk: start the node after {from}, or use an empty data disk \
@@ -81,8 +81,8 @@ pub(crate) fn file(pki: &Path, name: &str, extension: &str) -> PathBuf {
     pki.join(format!("{name}.{extension}"))
 }
 
-/// Makes the kubelet start with the certificate of this node's CA: those that it requested itself, and prefers, were signed
-/// by another CA, and it would not notice. Durable when this returns.
+/// Deletes the client certificates that the kubelet requested itself, so that it starts with the certificate of this
+/// node's CA. The kubelet would prefer them, although another CA signed them. Durable when this returns.
 fn forget_kubelets_own(kubelet_pki: &Path) -> Result<(), PkiError> {
     let path = kubelet_pki.join("kubelet-client-current.pem");
     match fs::remove_file(&path).and_then(|()| File::open(kubelet_pki)?.sync_all()) {
@@ -115,7 +115,7 @@ impl Store {
         Ok(Self { dir: Dir::open(pki)? })
     }
 
-    /// Only a control plane signs: one of these keys is there even if the other was lost.
+    /// Only a control plane has signing keys. One of the two exists even if the other was lost.
     fn is_a_control_planes(&self) -> Result<bool, PkiError> {
         Ok(self.read("ca.key")?.is_some() || self.read("sa.key")?.is_some())
     }
@@ -129,8 +129,8 @@ impl Store {
         if self.is_a_control_planes()? { Err(PkiError::ControlPlane) } else { Ok(()) }
     }
 
-    /// Makes the CA at the first boot. One that is at its end keeps its key, by whose digest workers know it, and
-    /// gets a new certificate. A lost one is not replaced, so that it can be restored.
+    /// Creates the CA at the first boot. An expiring CA gets a new certificate for the same key, whose digest workers
+    /// accept. A lost CA is not replaced, so that it can be restored.
     pub(crate) fn ca(&self, pki: &Path, kubelet_pki: &Path, now: OffsetDateTime) -> Result<(), PkiError> {
         let unmade = |source| PkiError::Certificate { name: "ca", source };
         let found = self.read_pair("ca")?.ok_or(Stale::Absent).and_then(|pair| Ca::open(&pair));
@@ -148,7 +148,8 @@ impl Store {
             }
             Err(stale) => stale,
         };
-        // Made once the CA is on the disk: a first boot that was cut before has nothing to lose.
+        // `sa.key` is created after the CA. If it is missing, a power cut interrupted the first boot, and the cluster
+        // has nothing to lose.
         if self.dir.read(&name_of("sa.key"))?.is_some() {
             return Err(PkiError::Ca { pki: pki.to_path_buf(), source: lost });
         }
@@ -156,7 +157,7 @@ impl Store {
             warn!(reason = %lost, "CA and all certificates replaced");
         }
         let (_, pair) = Ca::make(now).map_err(unmade)?;
-        // First: once the new CA is on the disk, the next boot finds nothing to do.
+        // The deletion must precede the new CA: once the CA is on the disk, the next boot has nothing to do here.
         forget_kubelets_own(kubelet_pki)?;
         self.write_pair("ca", &pair)?;
         info!(name = "ca", reason = %lost, "certificate made");
@@ -177,7 +178,8 @@ impl Store {
         Ok(Validity::of_new_leaf(now))
     }
 
-    /// The keys that sign tokens of service accounts. Replaced only when unreadable: that ends every token.
+    /// The keys that sign tokens of service accounts. Only an unreadable key is replaced, which invalidates every
+    /// token.
     pub(crate) fn service_accounts(&self) -> Result<(), PkiError> {
         let found = self.read("sa.key")?.and_then(|pem| KeyPair::from_pem(&pem).ok());
         let key = match found {
@@ -204,7 +206,7 @@ impl Store {
         self.write(&format!("{name}.crt"), &pair.certificate, PUBLIC)
     }
 
-    /// Invalid UTF-8 counts as absent.
+    /// Invalid UTF-8 is treated as a missing file.
     pub(crate) fn read(&self, name: &str) -> Result<Option<String>, PkiError> {
         Ok(self.dir.read(&name_of(name))?.and_then(|content| String::from_utf8(content).ok()))
     }

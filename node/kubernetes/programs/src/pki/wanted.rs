@@ -1,4 +1,5 @@
-//! The certificates of the control plane's programs, but those of identities: of servers, and of the API server as a client.
+//! Certificates of the control plane's programs that are not an `Identity`: those of servers, and the API server's
+//! client certificates.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +29,7 @@ fn api_server(config: &Config) -> Wanted {
     }
 }
 
-/// The API server's own as kubelet's client. The reconciler gives this user the role that it needs, and no other.
+/// The API server's client certificate for the kubelet. The reconciler binds this user to the required role only.
 fn kubelets_client() -> Wanted {
     Wanted { name: "apikubelet", common_name: API_SERVER_USER.into(), organization: None, purpose: Purpose::Client }
 }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
     use crate::Identity;
 
-    /// Such a certificate cannot be revoked, and no role limits it.
+    /// A certificate cannot be revoked, and no role limits the group `system:masters`.
     #[test]
     fn only_the_administrators_certificate_is_in_masters() {
         let identities = Identity::ALL.map(|identity| identity.wanted("granary"));

@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::client::Body;
 use serde_json::{Value, json};
 
-/// The page with the label for tenants' namespaces.
+/// The page with the labels for a tenant's namespace.
 const PAGE: &str = include_str!("../../../../../docs/operations/security.md");
 
 /// The objects of the tutorial docs/database.md.
@@ -52,7 +52,7 @@ fn pod(changes: &[(&str, Value)]) -> Result<Pod, Failure> {
     Ok(serde_json::from_value(pod)?)
 }
 
-/// Waits until pods can be created in the namespace: each needs a service account, which a controller creates.
+/// Waits until pods can be created in the namespace: each pod needs a service account, which a controller creates.
 async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure> {
     let accounts = Api::<ServiceAccount>::namespaced(cluster.admin(), namespace);
     let pods = Api::<Pod>::namespaced(cluster.admin(), namespace);
@@ -61,7 +61,7 @@ async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure
         Ok::<_, kube::Error>(found.map_or(Seen::NotYet("none".into()), |_| Seen::Done(())))
     })
     .await?;
-    // The plugin that adds it reads a cache.
+    // The admission plugin for service accounts reads a cache.
     let good = pod(&[]).map_err(std::io::Error::other)?;
     eventually(PATIENCE, &format!("a pod in namespace {namespace}"), async || {
         pods.create(&dry_run(), &good).await.map(|_| Seen::Done(()))
@@ -72,7 +72,7 @@ async fn pods_in(cluster: &Cluster, namespace: &str) -> Result<Api<Pod>, Failure
 
 struct Change {
     fields: Vec<(&'static str, Value)>,
-    /// How the API server names the setting that `baseline` forbids; `None` if only `restricted` forbids it.
+    /// Name of the setting in the API server's message, if `baseline` forbids it; `None` if only `restricted` does.
     forbidden: Option<&'static str>,
 }
 
@@ -81,12 +81,13 @@ fn escalation() -> Vec<(&'static str, Value)> {
     vec![("/spec/containers/0/securityContext/allowPrivilegeEscalation", true.into())]
 }
 
-/// A container of a pod in a user namespace sees all of its `/proc`. `baseline` allows it.
+/// A container of a pod in a user namespace may see all of its `/proc`. `baseline` allows this.
 fn unmasked() -> Vec<(&'static str, Value)> {
     vec![("/spec/hostUsers", false.into()), ("/spec/containers/0/securityContext/procMount", "Unmasked".into())]
 }
 
-/// Each setting that `baseline` forbids, alone, and two that it allows. All are valid without Pod Security.
+/// One change for each setting that `baseline` forbids, and two changes that it allows. All are valid without Pod
+/// Security.
 fn changes() -> Vec<Change> {
     let change = |fields, forbidden| Change { fields, forbidden: Some(forbidden) };
     let one = |pointer, value, forbidden| change(vec![(pointer, value)], forbidden);
@@ -103,13 +104,13 @@ fn changes() -> Vec<Change> {
         one("/spec/hostIPC", true.into(), "host namespaces"),
         one("/spec/hostNetwork", true.into(), "host namespaces"),
         one("/spec/containers/0/ports", json!([{"containerPort": 80, "hostPort": 80}]), "hostPort"),
-        // The kubelet connects, in the node's network.
+        // The kubelet connects from the node's network.
         one("/spec/containers/0/livenessProbe", probe("httpGet"), "probe or lifecycle host"),
         one("/spec/containers/0/readinessProbe", probe("tcpSocket"), "probe or lifecycle host"),
         one("/spec/containers/0/securityContext", privileged, "privileged"),
         one("/spec/initContainers", first, "privileged"),
         capability("SYS_ADMIN"),
-        // With it, a container opens files of all volumes by their handles.
+        // With this capability, a container opens files of all volumes by their handles.
         capability("DAC_READ_SEARCH"),
         capability("BPF"),
         capability("NET_ADMIN"),
@@ -118,7 +119,7 @@ fn changes() -> Vec<Change> {
         one("/spec/securityContext/appArmorProfile", json!({"type": "Unconfined"}), "forbidden AppArmor profile"),
         one("/spec/securityContext/seLinuxOptions", json!({"type": "spc_t"}), "seLinuxOptions"),
         one("/spec/securityContext/sysctls", json!([{"name": "kernel.msgmax", "value": "8192"}]), "forbidden sysctls"),
-        // Valid in the host's network only.
+        // This setting is valid only in the host's network.
         change(
             vec![
                 ("/spec/hostNetwork", true.into()),
@@ -131,7 +132,7 @@ fn changes() -> Vec<Change> {
     ]
 }
 
-/// Asserts that Pod Security rejects the pod at this level, because of a setting if one is named.
+/// Asserts that Pod Security rejects the pod at this level, and names `setting` if there is one.
 fn violates(answer: Result<Pod, kube::Error>, level: &str, setting: Option<&str>, what: &dyn Debug) {
     match answer {
         Err(kube::Error::Api(status)) => {
@@ -143,7 +144,7 @@ fn violates(answer: Result<Pod, kube::Error>, level: &str, setting: Option<&str>
     }
 }
 
-/// docs/operations/security.md, "Rights of a tenant": its manifest.
+/// Creates the namespace of the manifest in docs/operations/security.md, "Rights of a tenant".
 async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let (_, rest) = PAGE.split_once("Pod Security admission").ok_or("the page does not mention Pod Security")?;
     let (_, rest) = rest.split_once("\n```yaml\n").ok_or("the page has no manifest")?;
@@ -154,7 +155,7 @@ async fn a_tenants_namespace_rejects_pods(cluster: Arc<Cluster>) -> Result<(), F
     namespaces.create(&PostParams::default(), &namespace).await?;
     let tenants = pods_in(&cluster, &name).await?;
     for Change { fields, .. } in changes() {
-        // Its names of some settings differ.
+        // `restricted` uses other names for some settings.
         violates(tenants.create(&dry_run(), &pod(&fields)?).await, "restricted", None, &fields);
     }
     remove(&namespaces, &name).await
@@ -177,7 +178,8 @@ async fn the_database_of_the_tutorial_is_restricted(cluster: Arc<Cluster>) -> Re
     remove(&namespaces, "tutorial").await
 }
 
-/// The default level. A pod that mounted `/` of the node had all volumes, the CA's key and etcd.
+/// Tests the default level. Regression: a pod that mounted `/` of the node had access to all volumes, the CA's key and
+/// etcd.
 async fn without_a_label_pods_cannot_reach_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let unlabelled = pods_in(&cluster, "default").await?;
     for Change { fields, forbidden } in changes() {
@@ -191,7 +193,7 @@ async fn without_a_label_pods_cannot_reach_the_node(cluster: Arc<Cluster>) -> Re
     Ok(())
 }
 
-/// Not even where Pod Security allows everything.
+/// The API server rejects the pod even in a namespace that Pod Security does not limit.
 async fn a_pod_without_a_user_namespace_has_a_masked_proc(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = pods_in(&cluster, "kube-system").await?;
     let mut fields = unmasked();
@@ -206,7 +208,7 @@ async fn a_pod_without_a_user_namespace_has_a_masked_proc(cluster: Arc<Cluster>)
     Ok(())
 }
 
-/// The same pods, in a namespace that an administrator labelled, and in the one that is exempt.
+/// Creates the same pods in a namespace that an administrator labeled, and in the exempt namespace.
 async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let namespaces = Api::<Namespace>::all(cluster.admin());
     let labelled = serde_json::from_value(json!({
@@ -223,7 +225,7 @@ async fn in_a_labelled_namespace_pods_reach_the_node(cluster: Arc<Cluster>) -> R
     remove(&namespaces, "storage-driver").await
 }
 
-/// A client shows the warning to the user who creates the pod.
+/// Clients show the warning to the user who creates the pod.
 async fn a_pod_that_is_not_restricted_gets_a_warning(cluster: Arc<Cluster>) -> Result<(), Failure> {
     pods_in(&cluster, "default").await?;
     for (fields, warned) in [(Vec::new(), false), (escalation(), true)] {
@@ -239,7 +241,7 @@ async fn a_pod_that_is_not_restricted_gets_a_warning(cluster: Arc<Cluster>) -> R
     Ok(())
 }
 
-/// kube-proxy sent connections to the address to the Service's pods, also those of the node itself.
+/// Regression: kube-proxy redirected connections for the address to the Service's pods, even those of the node itself.
 async fn a_service_cannot_claim_an_address(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let services = Api::<Service>::default_namespaced(cluster.admin());
     let service = |addresses: Value| {
@@ -258,7 +260,7 @@ async fn a_service_cannot_claim_an_address(cluster: Arc<Cluster>) -> Result<(), 
     Ok(())
 }
 
-/// The provisioner never receives such a claim.
+/// The API server rejects the claim, so the provisioner never receives it.
 async fn a_claim_of_size_zero_is_invalid(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
     let sized = |size: &str| {

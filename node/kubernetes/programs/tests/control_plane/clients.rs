@@ -1,4 +1,4 @@
-//! Which clients the API server accepts.
+//! Authentication and authorization of the API server's clients.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("a_pods_token_is_valid_for_an_hour_and_not_without_its_pod", a_pods_token_ends)
 }
 
-/// Paths that an API server with anonymous requests shows to all clients, and some that it does not.
+/// Paths that an API server with anonymous requests serves to all clients, and some that it does not.
 const PATHS: [&str; 8] =
     ["/", "/api", "/version", "/healthz", "/livez", "/readyz", "/metrics", "/api/v1/namespaces/default/configmaps"];
 
@@ -67,7 +67,7 @@ async fn a_request_without_an_identity_is_unauthorized(cluster: Arc<Cluster>) ->
             }
         }
     }
-    // The same requests with an identity reach their handlers.
+    // With an identity, the same requests reach their handlers.
     for path in PATHS {
         cluster.admin().request_text(Request::get(path).body(Vec::new())?).await?;
     }
@@ -81,13 +81,13 @@ async fn an_identity_without_a_role_is_forbidden(cluster: Arc<Cluster>) -> Resul
     Ok(())
 }
 
-/// The review that the kubelet's webhook sends to the API server before it answers a request to port 10250.
+/// The review that the kubelet's webhook sends to the API server before the kubelet answers a request on port 10250.
 async fn kubelet_learns_about_anonymous_clients(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let reviews = Api::<SubjectAccessReview>::all(cluster.client(Identity::Kubelet).await?);
     for (user, groups, allowed) in [
         ("system:anonymous", ["system:unauthenticated"], false),
         ("jane", ["system:authenticated"], false),
-        // The API server as kubelet's client: the reconciler, which does not run here, binds its role.
+        // The API server as the kubelet's client. The reconciler, which does not run here, binds the role of this user.
         (API_SERVER_USER, ["system:authenticated"], false),
         ("granary:admin", ["system:masters"], true),
     ] {
@@ -100,7 +100,7 @@ async fn kubelet_learns_about_anonymous_clients(cluster: Arc<Cluster>) -> Result
     Ok(())
 }
 
-/// Each of two pods gets a token, with the lifetime that a kubelet requests. One pod is deleted.
+/// Each of two pods gets a token with the lifetime that a kubelet requests. Then one pod is deleted.
 async fn a_pods_token_ends(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pods = Api::<Pod>::default_namespaced(cluster.admin());
     let accounts = Api::<ServiceAccount>::default_namespaced(cluster.admin());
@@ -118,15 +118,15 @@ async fn a_pods_token_ends(cluster: Arc<Cluster>) -> Result<(), Failure> {
         let token = granted.status.and_then(|status| status.token).ok_or("the answer has no token")?;
         let claims = claims(&token)?;
         let [from, to] = ["iat", "exp"].map(|claim| claims[claim].as_i64().unwrap_or_default());
-        // The status of the answer has the requested time, even if the token is valid for a year.
+        // The status of the response has the requested time, even if the token is valid for a year.
         assert!(from > 0 && to - from == 3607, "{claims}");
         clients.push(client_as(&cluster, serde_json::from_value(json!({"token": token}))?).await?);
     }
-    // Nothing has assigned a node to it: it is removed at once.
+    // The pod has no node, so the API server deletes it immediately.
     pods.delete("deleted", &DeleteParams::default()).await?;
     let [deleted, kept] = &*clients else { panic!("{} clients", clients.len()) };
     assert_eq!(code(kept).await?, 200);
-    // The API server watches pods, and keeps the result of a token for 10 s.
+    // The API server watches pods, and caches the result of a token for 10 s.
     eventually(PATIENCE, "the end of the token", async || {
         let code = code(deleted).await?;
         Ok::<_, kube::Error>(if code == 401 { Seen::Done(()) } else { Seen::NotYet(code.to_string()) })
@@ -135,7 +135,7 @@ async fn a_pods_token_ends(cluster: Arc<Cluster>) -> Result<(), Failure> {
     remove(&pods, "kept").await
 }
 
-/// The lifetime of the token in the volume that the API server adds to the pod.
+/// Lifetime of the token in the volume that the API server adds to the pod.
 fn lifetime(pod: &Pod) -> Option<i64> {
     let volumes = pod.spec.as_ref()?.volumes.iter().flatten();
     let projected = volumes.filter_map(|volume| volume.projected.as_ref());
@@ -148,7 +148,7 @@ fn claims(token: &str) -> Result<Value, Failure> {
     Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims)?)?)
 }
 
-/// The code of the answer to a request that each identity may make.
+/// Status code of the response to a request that each identity may send.
 async fn code(client: &Client) -> Result<u16, kube::Error> {
     let request = Request::get("/version").body(Vec::new()).map_err(kube::Error::HttpError)?;
     match client.request_text(request).await {

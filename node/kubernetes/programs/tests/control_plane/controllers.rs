@@ -1,4 +1,4 @@
-//! Behavior of the controller manager.
+//! Behavior of kube-controller-manager.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ fn claim(class: &str) -> Result<PersistentVolumeClaim, serde_json::Error> {
     serde_json::from_value(envtest::claim(json!({"name": class}), class, json!({})))
 }
 
-/// Waits until kube-controller-manager has seen the PV. It binds an earlier claim at its next comparison, up to 15 s
-/// later.
+/// Waits until kube-controller-manager has processed the PV. A claim that was created earlier is bound at the next
+/// comparison, up to 15 s later.
 pub async fn is_available(volumes: &Api<PersistentVolume>, name: &str) -> Result<(), Failure> {
     until(&format!("the phase Available of PV {name}"), async || {
         let phase = volumes.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
@@ -48,7 +48,7 @@ async fn the_controllers_bind_a_claim_to_a_volume(cluster: Arc<Cluster>) -> Resu
     remove(&volumes, "by-hand").await
 }
 
-/// The provisioner cannot report it: only a class names a provisioner.
+/// The provisioner cannot report this error: only a class names a provisioner.
 async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(cluster.admin());
     let uid = claims.create(&PostParams::default(), &claim("missing")?).await?.uid();
@@ -69,7 +69,8 @@ async fn a_claim_of_a_missing_class_gets_an_event(cluster: Arc<Cluster>) -> Resu
     remove(&claims, "missing").await
 }
 
-/// A machine with files of the time zones hides whether the program has them: see `contents_test` of the image.
+/// If the machine has files of the time zones, this test does not show whether the program has its own: see
+/// `contents_test` of the image.
 async fn a_cron_job_names_a_time_zone(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let jobs = Api::<CronJob>::default_namespaced(cluster.admin());
     let dry = PostParams { dry_run: true, ..PostParams::default() };

@@ -1,4 +1,4 @@
-//! Which clients etcd accepts.
+//! Authentication of etcd's clients.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,7 +32,7 @@ pub fn cases(suite: Suite) -> Suite {
         .case("etcd_serves_no_objects_without_encryption", serves_no_objects_without_encryption)
 }
 
-/// The certificate of a client and its key, PEM.
+/// A client certificate and its key, PEM.
 struct Pair {
     certificate: String,
     key: String,
@@ -60,18 +60,18 @@ fn client(pki: &Path, pair: Option<&Pair>, protocol: &str) -> TlsConnector {
     Arc::new(config).into()
 }
 
-/// Whether the server continues after the handshake: it rejects a client's certificate only then (TLS 1.3).
+/// Whether the server continues after the handshake: in TLS 1.3, a server rejects a client's certificate only then.
 async fn lets_in(client: TlsConnector, port: u16) -> io::Result<()> {
     let stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     let mut stream = client.connect(ServerName::try_from("127.0.0.1").unwrap(), stream).await?;
-    // RFC 9113, 3.4: the client's preface with empty settings, and the beginning of the server's.
+    // RFC 9113, 3.4: the client's preface with empty settings, and the start of the server's preface.
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await?;
     let mut head = [0; 9];
     timeout(LIMIT, stream.read_exact(&mut head)).await??;
     Ok(())
 }
 
-/// The first line of the answer to a client with this certificate, for a URI that is too long for other clients.
+/// First line of the response to a client with this certificate. The URI may be too long for other HTTP clients.
 pub async fn get(pki: &Path, certificate: &str, port: u16, path: &str) -> Result<String, Failure> {
     get_as(pki, &Pair::of(pki, certificate)?, port, path).await
 }
@@ -105,11 +105,11 @@ fn certificates(pki: &Path) -> Result<BTreeSet<String>, Failure> {
     Ok(names)
 }
 
-/// A pod in the host's network reached every object of the cluster.
+/// Regression: a pod in the host's network had access to every object of the cluster.
 async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pki = &cluster.config().paths.pki;
     let names = certificates(pki)?;
-    // Of servers and of identities.
+    // Certificates of servers and of identities.
     for name in ["apiserver", "kubelet-server", "kubelet", "storage"] {
         assert!(names.contains(name), "{name} is not among {names:?}");
     }
@@ -130,7 +130,7 @@ async fn accepts_two_certificates(cluster: Arc<Cluster>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The certificate that the node signs for a request in its configuration.
+/// A certificate that the node signs for a request in its configuration.
 fn administrator(cluster: &Cluster) -> Result<Pair, Failure> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -145,7 +145,7 @@ fn administrator(cluster: &Cluster) -> Result<Pair, Failure> {
     Ok(Pair { certificate: administrator.certificate.clone(), key: key.serialize_pem() })
 }
 
-/// The same CA signs the certificates of both, and the request has the name that etcd requires.
+/// The same CA signs both certificates, and the request has the DNS name that etcd requires.
 async fn rejects_administrators(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let pki = &cluster.config().paths.pki;
     let administrator = administrator(&cluster)?;

@@ -1,4 +1,4 @@
-//! The first part of the pod network belongs to the control plane, whenever kube-controller-manager starts.
+//! The first part of the pod network belongs to the control plane, independent of the start of kube-controller-manager.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ async fn delete(nodes: &Api<Node>, names: &[&str]) -> Result<(), Failure> {
 async fn no_other_node_gets_the_control_planes_pod_range(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let nodes = Api::<Node>::all(cluster.admin());
     cluster.stop_controllers().await?;
-    // It comes before the control plane in the alphabet, and was there before.
+    // This Node precedes the control plane's Node in the alphabet and in its creation time.
     nodes.create(&PostParams::default(), &node("before", None)?).await?;
     let assigned = first_range::assign(&cluster.admin(), cluster.config()).await?;
     assert_eq!(assigned.map(|range| range.to_string()).as_deref(), Some(FIRST));
@@ -76,7 +76,7 @@ async fn a_first_pod_range_in_use_is_left_alone(cluster: Arc<Cluster>) -> Result
     assert_eq!(first_range::assign(&cluster.admin(), cluster.config()).await?, None);
     assert_eq!(nodes.get_opt(cluster.node()).await?, None);
     delete(&nodes, &["other"]).await?;
-    // A Node of an earlier version, which kube-controller-manager had not seen yet.
+    // A Node of an earlier release, which kube-controller-manager has not processed yet.
     nodes.create(&PostParams::default(), &node(cluster.node(), None)?).await?;
     assert!(first_range::assign(&cluster.admin(), cluster.config()).await?.is_some());
     assert_eq!(range(&nodes, cluster.node()).await?, FIRST);

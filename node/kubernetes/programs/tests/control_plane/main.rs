@@ -1,5 +1,5 @@
-//! The control plane's programs with the node's flags: which clients they accept, and what they decide without the help
-//! of the node's own controllers.
+//! The control plane's programs with the node's flags: authentication of clients, and decisions without the node's own
+//! controllers.
 
 mod admission;
 mod clients;

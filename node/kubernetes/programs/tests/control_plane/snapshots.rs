@@ -112,7 +112,7 @@ async fn a_snapshot_gets_a_content(cluster: Arc<Cluster>) -> Result<(), Failure>
     Ok(())
 }
 
-/// Also if it has a finalizer of the controller.
+/// Deletes the object even if it has a finalizer of the controller.
 async fn remove<K: Clone + Debug + DeserializeOwned>(api: &Api<K>, name: &str) -> Result<(), kube::Error> {
     let released = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let deleted = api.delete(name, &DeleteParams::default()).await.map(drop);
@@ -126,7 +126,7 @@ async fn remove<K: Clone + Debug + DeserializeOwned>(api: &Api<K>, name: &str) -
     Ok(())
 }
 
-/// Without groups, the controller panicked at a snapshot whose status names one.
+/// Regression: without support for groups, the controller panicked at a snapshot whose status names a group.
 async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), Failure> {
     let snapshots = snapshots_of(client);
     merge_status(&snapshots, "first", json!({"status": {"volumeGroupSnapshotName": "group"}})).await?;
@@ -136,9 +136,9 @@ async fn one_status_does_not_stop_the_controller(client: &Client) -> Result<(), 
     Ok(())
 }
 
-/// The test writes the status of the group's content, as the node does. The node requires of the controller: the content
-/// names the volumes, and has no label; members come with the handle, and have its annotation; members are deleted after the
-/// content of the group.
+/// The test writes the status of the group's content, as the node does. The node depends on this behavior of the
+/// controller: the content names the volumes and has no label; member snapshots are created with the handle and have
+/// its annotation; members are deleted after the content of the group.
 async fn a_group_gets_members(client: &Client) -> Result<(), Failure> {
     let (groups, snapshots) = (groups_of(client), snapshots_of(client));
     let group_contents = Api::<DynamicObject>::all_with(client.clone(), &group_kind(group::CONTENT));

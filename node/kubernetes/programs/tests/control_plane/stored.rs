@@ -1,4 +1,4 @@
-//! The API server's data on the disk: objects, by way of etcd, and its audit log.
+//! The API server's data on the disk: objects in etcd, and the audit log.
 
 use std::future::pending;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn has(directory: &Path, text: &str) -> io::Result<bool> {
             has(&path, text)?
         } else {
             let content = fs::read(&path)?;
-            // A segment of etcd's log ends with tens of MB of zeros.
+            // A segment of etcd's WAL ends with tens of MB of zeros.
             let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             content[..end].windows(text.len()).any(|window| window == text.as_bytes())
         };
@@ -71,23 +71,23 @@ async fn requests_are_audited_without_their_bodies(cluster: Arc<Cluster>) -> Res
     create(&secrets, secret).await?;
     secrets.get("audited").await?;
     let directory = &cluster.config().paths.audit;
-    // A request is written when it is complete, which its client does not wait for.
+    // The API server logs a request when it is complete, and the client does not wait for that.
     let event = eventually(PATIENCE, "the request in the audit log", async || {
-        let mut its = events(directory, "audited")?.into_iter().filter(|event| event["verb"] == "get");
-        Ok::<_, io::Error>(its.next().map_or_else(|| Seen::NotYet("no request".to_owned()), Seen::Done))
+        let mut found = events(directory, "audited")?.into_iter().filter(|event| event["verb"] == "get");
+        Ok::<_, io::Error>(found.next().map_or_else(|| Seen::NotYet("no request".to_owned()), Seen::Done))
     })
     .await?;
     assert_eq!([&event["level"], &event["user"]["username"]], ["Metadata", "granary:admin"], "{event}");
     assert_eq!(event["responseStatus"]["code"], 200, "{event}");
     assert!(!has(directory, "5c1f0ae2-of-a-body")?, "no bodies");
-    // The node has asked whether the API server is ready before the first case. Others who ask are audited.
+    // The node sent its readiness requests before the first case. Requests of other clients for this path are audited.
     let asks = |event: &&Value| event["requestURI"] == "/readyz" && event["user"]["username"] == "granary:admin";
     assert_eq!(audited(directory)?.iter().find(asks), None);
     Ok(())
 }
 
-/// A line that was longer than a file of the log was lost, and with it the request, on the smallest disk, which the suite
-/// has. Go's server takes 1 MiB of headers, and JSON writes `<` with six characters.
+/// Regression: the API server lost a line that was longer than a file of the log. The suite has the smallest disk. Go's
+/// HTTP server accepts headers of 1 MiB, and JSON writes `<` with six characters.
 async fn a_request_with_a_long_uri_is_audited(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let secrets = Api::<Secret>::default_namespaced(cluster.admin());
     create(&secrets, json!({"metadata": {"name": "padded"}})).await?;
@@ -105,7 +105,7 @@ async fn a_request_with_a_long_uri_is_audited(cluster: Arc<Cluster>) -> Result<(
     Ok(())
 }
 
-/// As a boot of a node with this configuration.
+/// Restarts the API server like a boot of a node with this configuration.
 async fn restart(cluster: &Cluster, secret_storage: SecretStorage, key: u32) -> Result<StoredSecrets, Failure> {
     cluster.stop_api_server().await;
     let secret_key = SecretKey::new(key).ok_or("no key has the number 0")?;
@@ -122,13 +122,13 @@ fn keys(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     Ok(keys.iter().map(|key| key["name"].as_str().unwrap_or_default().to_owned()).collect())
 }
 
-/// A client whose process is killed at a boundary: before or after a request, counted from 0.
+/// A client whose process is killed at a boundary before or after a request, counted from 0.
 fn killed_at(client: Client, boundary: usize) -> (Client, Arc<Notify>) {
     let (passed, killed) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let namespace = client.default_namespace().to_owned();
-    let its = Arc::clone(&killed);
+    let notify = Arc::clone(&killed);
     let service = service_fn(move |request: Request<Body>| {
-        let (client, passed, killed) = (client.clone(), Arc::clone(&passed), Arc::clone(&its));
+        let (client, passed, killed) = (client.clone(), Arc::clone(&passed), Arc::clone(&notify));
         async move {
             let pass = async || {
                 if passed.fetch_add(1, Ordering::Relaxed) == boundary {
@@ -145,7 +145,7 @@ fn killed_at(client: Client, boundary: usize) -> (Client, Arc<Notify>) {
     (Client::new(service, namespace), killed)
 }
 
-/// Writes all Secrets again, with a kill at every boundary. Returns how many boundaries there are.
+/// Writes all Secrets again, with a kill at every boundary. Returns the number of boundaries.
 async fn rewrite_killed_everywhere(cluster: &Cluster, stored: &StoredSecrets) -> Result<usize, Failure> {
     for boundary in 0.. {
         let (client, killed) = killed_at(cluster.admin(), boundary);
@@ -194,7 +194,7 @@ async fn allow_writes(cluster: &Cluster, rejected: &Api<Secret>) -> Result<(), F
     writes_are_rejected(rejected, false).await
 }
 
-/// The API server learns of policies by a watch.
+/// The API server watches policies, so a change has a delay.
 async fn writes_are_rejected(secrets: &Api<Secret>, rejected: bool) -> Result<(), Failure> {
     eventually(PATIENCE, "the policy", async || {
         let patched = secrets.patch_metadata("frozen", &PatchParams::default(), &Patch::Merge(json!({}))).await;
@@ -227,7 +227,7 @@ async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster
     assert!(has(etcd, MAP)?, "what is not encrypted is found");
     assert!(!has(etcd, SECRET)?, "Secrets are encrypted");
 
-    // The configuration of a release without encryption, and the steps of an administrator before a return to it.
+    // The configuration of a release without encryption, after the steps of an administrator before a downgrade.
     cluster.stop_api_server().await;
     assert!(maps.get("kept").await.is_err(), "nothing answers while the API server is away");
     let stored = restart(&cluster, SecretStorage::Plain, 1).await?;
@@ -237,7 +237,7 @@ async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster
     assert!(plain.changed > 0 && plain.changed == plain.secrets, "{plain:?}");
     assert!(has(etcd, SECRET)?, "each Secret is written again");
 
-    // The upgrade.
+    // The upgrade to a release with encryption.
     let stored = restart(&cluster, SecretStorage::Encrypted, 1).await?;
     assert_eq!(value().await?.as_deref(), Some(SECRET), "Secrets of the former release stay readable");
     reject_writes(&cluster, &secrets).await?;
@@ -245,7 +245,8 @@ async fn secrets_are_encrypted_and_an_upgrade_rewrites_them(cluster: Arc<Cluster
     assert!(matches!(&error, RewriteError::Rejected { count: 1, secret, .. } if secret == "default/frozen"), "{error}");
     assert!(!stored.is_complete()?, "a later boot tries again");
     allow_writes(&cluster, &secrets).await?;
-    // All but the frozen one were written before; that one by the request that looked for the policy's end.
+    // All Secrets but the frozen one were written before. The frozen one was written by the request that waited for the
+    // policy's deletion.
     let again = secrets::rewrite_once(&cluster.admin(), &stored).await?.ok_or("no note is there")?;
     assert_eq!((again.secrets, again.changed), (plain.secrets, 0));
     assert_eq!(secrets::rewrite_once(&cluster.admin(), &stored).await?, None, "later boots do nothing");
@@ -266,7 +267,7 @@ async fn a_new_key_replaces_the_old_one(cluster: Arc<Cluster>) -> Result<(), Fai
     assert_eq!(keys(&cluster)?, ["key2", "key1"]);
     readable().await?;
     let boundaries = rewrite_killed_everywhere(&cluster, &stored).await?;
-    // Before and after the list and the write of each Secret.
+    // The boundaries are before and after the list, and before and after the write of each Secret.
     let all = Api::<Secret>::all(cluster.admin()).list_metadata(&ListParams::default()).await?.items.len();
     assert_eq!(boundaries, 2 + 2 * all);
     assert!(has(etcd, "k8s:enc:secretbox:v1:key2:")?);

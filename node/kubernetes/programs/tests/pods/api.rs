@@ -9,7 +9,7 @@ use kube::client::Body;
 use serde_json::json;
 use tower::service_fn;
 
-/// A client of a server whose only Node is `one`, with this range. It never changes: watches have no events.
+/// A client of an API server whose only Node is `one` with this range. The Node never changes: watches have no events.
 pub fn with_range(range: &'static str) -> Client {
     let service = service_fn(move |request: Request<Body>| async move {
         let asked = request.uri().to_string();

@@ -1,4 +1,4 @@
-//! A Service that claims addresses of nodes or of time servers, by external IPs or the status of a load balancer.
+//! A Service that claims addresses of nodes or time servers, by external IPs or load balancer status.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -12,14 +12,14 @@ use crate::node::{self, GATEWAY, LIMIT, LINKS, NODE, Node, OTHER, OUTSIDE, PODS,
 
 const NTP: u16 = 123;
 
-/// kube-proxy's rules for it, as far as packets see them.
+/// kube-proxy's rules for the Service, reduced to their effect on packets.
 const CLAIMS: [&str; 2] = [
     "ip daddr 192.0.2.1 tcp dport 6443 dnat to 10.244.1.5:7000",
     "ip daddr { 192.0.2.1, 192.0.2.9 } udp dport { 123, 7838 } dnat to 10.244.1.5:7000",
 ];
 
-/// A table that translates addresses by these rules, as kube-proxy and portmap do: of arriving packets, and of those that the
-/// node sends.
+/// A table that translates addresses by these rules, as kube-proxy and portmap do, for arriving packets and for those
+/// that the node sends.
 fn translation(table: &str, rules: &[&str]) -> String {
     format!(
         "
@@ -58,7 +58,7 @@ table ip no_endpoints {
 }
 ";
 
-/// portmap's rules for a pod with the host port of the API server, as far as packets by loopback see them.
+/// portmap's rules for a pod with the host port of the API server, reduced to their effect on loopback packets.
 const HOST_PORT: &str = "
 table ip host_port {
     chain from_host {
@@ -72,7 +72,7 @@ table ip host_port {
 }
 ";
 
-/// A Service with an address of the cluster may have the port of time servers.
+/// A Service with a cluster address may have the port of time servers.
 const CLUSTER_SERVICE: &str = "
 table ip cluster_service {
     chain from_host {
@@ -82,7 +82,7 @@ table ip cluster_service {
 }
 ";
 
-/// kube-proxy's rules for the Service of the DNS with a pod as its endpoint, which are portmap's for a host port 53, too.
+/// kube-proxy's rules for the DNS Service with a pod as its endpoint. portmap has the same rules for a host port 53.
 const DNS_CLAIM: &str = "ip daddr 10.96.0.10 udp dport 53 dnat to 10.244.1.5:7000";
 
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
@@ -94,7 +94,7 @@ enum End {
     Service,
 }
 
-/// Waits until one of the two has something.
+/// Waits until one of the two receives something.
 fn first(mut destination: impl FnMut() -> bool, mut service: impl FnMut() -> bool) -> End {
     let mut end = None;
     let look = || {
@@ -105,7 +105,7 @@ fn first(mut destination: impl FnMut() -> bool, mut service: impl FnMut() -> boo
     end.unwrap()
 }
 
-/// A child process of another test has the listener of an earlier connection, too, from its fork to its exec.
+/// Retries the bind: a child process of another test has a copy of an earlier listener from its fork to its exec.
 fn listen(on: &Namespace, address: (Ipv4Addr, u16)) -> TcpListener {
     let mut listener = None;
     let bind = || {
@@ -120,23 +120,23 @@ fn listen(on: &Namespace, address: (Ipv4Addr, u16)) -> TcpListener {
 }
 
 impl Node {
-    /// A node on which a Service claims addresses, without rules of ours.
+    /// A node with a Service that claims addresses, without the node's rules.
     fn claimed() -> Self {
         let node = Self::bare();
         node.route_loopback();
-        // As the node has it.
+        // The value that the node sets.
         node.host.run(|| fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0").unwrap());
         node.load(&translation("claims", &CLAIMS));
         node
     }
 
-    /// With the rules, and with one more Service that claims the same.
+    /// Loads the node's rules, and one more Service that claims the same addresses.
     fn protect(&self) {
         self.network(RANGE).unwrap();
         self.load(NO_ENDPOINTS);
     }
 
-    /// Where a datagram from `source` ends that is sent to `to`.
+    /// Receiver of a datagram from `source` to `to`.
     fn datagram(&self, from: &Namespace, source: (Ipv4Addr, u16), to: (&Namespace, Ipv4Addr, u16)) -> End {
         let ends = [node::socket(to.0, to.1, to.2), node::socket(&self.pods[0], PODS[0], PORT)];
         ends.iter().for_each(|end| end.set_nonblocking(true).unwrap());
@@ -146,7 +146,7 @@ impl Node {
         first(|| received(&ends[0]), || received(&ends[1]))
     }
 
-    /// Where a connection to the API server ends to this address of the node. It carries an answer.
+    /// Receiver of a connection to the API server at this address of the node. The server sends an answer.
     fn connection(&self, from: &Namespace, address: Ipv4Addr) -> End {
         let server = listen(&self.host, (address, API_PORT));
         let service = listen(&self.pods[0], (PODS[0], PORT));
@@ -166,7 +166,7 @@ impl Node {
 #[test]
 fn a_service_cannot_claim_the_api_server() {
     let node = Node::claimed();
-    // Another node, and this one.
+    // From another node, and from this one.
     for from in [&node.outside, &node.host] {
         assert_eq!(node.connection(from, NODE), End::Service);
     }
@@ -239,7 +239,7 @@ fn no_other_machine_reaches_the_nodes_dns() {
     node.loses("the node routes for pods only", (&node.other, OTHER), (&node.host, DNS));
 }
 
-/// Its pods' interfaces have any names.
+/// With a CNI plugin, the names of the pods' interfaces are unknown.
 #[test]
 fn a_node_with_a_cni_plugin_protects_itself() {
     let node = Node::claimed();
@@ -259,11 +259,11 @@ fn a_node_with_a_cni_plugin_protects_itself() {
     assert_eq!(connect(), [End::Destination, End::Destination]);
 
     let (pod, outside) = ((&node.pods[1], PODS[1]), (&node.outside, OUTSIDE));
-    // The plugin's portmap has set `route_localnet`.
+    // portmap of the CNI plugin has set `route_localnet`.
     node.loses_what("loopback", loopback, to_loopback);
     node.loses("for pods of this node", outside, (&node.host, DNS));
     node.loses_by("for nodes", pod, (OUTSIDE, 7839).into(), outside);
-    // The plugin decides about other packets.
+    // The plugin filters other packets.
     assert_eq!(node::reaches(outside, pod), OUTSIDE);
     assert_eq!(node::reaches(pod, outside), PODS[1]);
 }

@@ -1,4 +1,4 @@
-//! Frames as no socket of a network protocol sends them: a pod may open raw sockets (`NET_RAW`).
+//! Frames that no socket of a network protocol sends. A pod may open raw sockets (`NET_RAW`).
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsRawFd as _;
@@ -7,7 +7,8 @@ use ktest_support::Namespace;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, sendto, socket};
 
-/// IEEE 802.1Q's tag, and that of providers. With zeros after it, it names no VLAN: the receiver removes it and goes on.
+/// VLAN tags of IEEE 802.1Q and of providers. A tag with zeros after it names no VLAN: the receiver removes it and
+/// processes the rest.
 pub const TAG: [u8; 4] = [0x81, 0x00, 0, 0];
 pub const PROVIDERS_TAG: [u8; 4] = [0x88, 0xa8, 0, 0];
 
@@ -36,7 +37,7 @@ impl Frame<'_> {
         send(from, bytes);
     }
 
-    /// RFC 791 and RFC 768; no checksum of the datagram.
+    /// RFC 791 and RFC 768; the datagram has no checksum.
     fn packet(self) -> Vec<u8> {
         let mut packet = vec![0x45, 0, 0, 29, 0, 0, 0, 0, 64, UDP, 0, 0];
         packet.extend(self.source.octets());
@@ -52,8 +53,8 @@ impl Frame<'_> {
     }
 }
 
-/// Announces on the link that this address is at this MAC address (a gratuitous ARP request, RFC 5227). Hosts that have the
-/// address update it at once.
+/// Announces on the link that `address` is at the MAC address `at` (a gratuitous ARP request, RFC 5227). Hosts that
+/// have an entry for the address update it immediately.
 pub fn claim(address: Ipv4Addr, at: Mac, from: (&Namespace, &'static str)) {
     let address = address.octets();
     // Ethernet, IPv4, lengths of their addresses, request.

@@ -1,4 +1,4 @@
-//! The rules for packets of pods, by packets. Senders and receivers are hosts of their own in one kernel.
+//! Tests the rules for packets of pods with packets. Senders and receivers are network namespaces of one kernel.
 
 mod api;
 mod claims;
@@ -26,7 +26,7 @@ fn what_leaves_the_cluster_has_the_nodes_address() {
     let node = Node::new();
     let outside = (&node.outside, OUTSIDE);
     assert_eq!(reaches((&node.pods[0], PODS[0]), outside), NODE);
-    // The host's own packets, from whatever address of it.
+    // Packets of the host itself, from each of its addresses.
     assert_eq!(reaches((&node.host, NODE), outside), NODE);
     assert_eq!(reaches((&node.host, GATEWAY), outside), NODE);
 }
@@ -122,7 +122,7 @@ fn no_packet_passes_the_rules_behind_tags() {
     }
 }
 
-/// As packets of an unknown connection: no address in them is translated.
+/// Rules that make packets of a pod untracked: the kernel translates no address in them.
 const UNTRACKED: &str = "
 table ip untracked {
     chain from {
@@ -154,7 +154,7 @@ fn pods_have_no_ipv6() {
     let [pod, host] = [&node.pods[0], &node.host].map(|end| end.run(|| UdpSocket::bind(("::", PORT)).unwrap()));
     let number = node.pods[0].run(|| if_nametoindex("end").unwrap());
     let all = SocketAddrV6::new("ff02::1".parse().unwrap(), PORT, 0, number);
-    // Its interface asks first whether another interface has the address that it gives itself.
+    // IPv6 duplicate address detection precedes the use of the link-local address.
     eventually("an address of IPv6", || pod.send_to(b"test", all).is_ok());
     host.set_read_timeout(Some(node::LIMIT)).unwrap();
     assert_eq!(host.recv(&mut [0; 8]).unwrap(), b"test".len());
@@ -167,7 +167,7 @@ fn pods_have_no_ipv6() {
     assert!(host.recv(&mut [0; 8]).is_err());
 }
 
-/// kube-proxy's and the portmap plugin's rules, as far as packets see them.
+/// Rules of kube-proxy and the portmap plugin, reduced to their effect on packets.
 const TRANSLATION: &str = "
 table ip services {
     chain translate {
@@ -210,7 +210,7 @@ fn services_and_host_ports_work_beside_these_rules() {
     }
 }
 
-/// A tenant may lead a Service wherever it likes.
+/// A tenant may redirect a Service to any address.
 const A_TENANTS_SERVICE: &str = "
 table ip tenant {
     chain to {
@@ -247,7 +247,7 @@ fn other_machines_do_not_reach_services() {
     }
 }
 
-/// Before kube-proxy has a Service, and after its deletion.
+/// kube-proxy has not programmed the Service yet, or has deleted it.
 #[test]
 fn packets_to_an_unknown_service_stay_on_the_node() {
     let node = Node::bare();
@@ -268,7 +268,7 @@ fn rules_are_there_once_however_often_they_are_loaded() {
     node.network(RANGE).unwrap();
     assert_eq!(node.rules().len(), rules.len());
     assert_eq!(node.conflist(), conflist);
-    // The Node was deleted and made again.
+    // The Node was deleted and created again.
     node.network("10.244.9.0/24").unwrap();
     assert_eq!(node.rules().len(), rules.len());
     let text = node.rules().join("\n");

@@ -1,4 +1,4 @@
-//! Two pods of one node: neither takes the other's address, at whichever layer.
+//! Two pods of one node: neither can use the other's address, at any layer.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -37,11 +37,11 @@ fn a_pod_cannot_send_from_the_address_of_another_pod() {
     assert_eq!(reaches((&node.host, Ipv4Addr::UNSPECIFIED), other), GATEWAY);
 }
 
-/// The rules are missing for up to five minutes after their deletion.
+/// After a deletion, the rules are missing for up to five minutes.
 #[test]
 fn without_rules_the_kernel_itself_drops_another_pods_address() {
     let node = Node::bare();
-    // As of each link that appears on a node.
+    // The value that the node sets for each new link.
     node.host.run(|| fs::write(format!("/proc/sys/net/ipv4/conf/{}/rp_filter", LINKS[0]), "1").unwrap());
     let dropped = || {
         let counters = node.host.run(|| fs::read_to_string("/proc/thread-self/net/netstat").unwrap());
@@ -88,7 +88,7 @@ fn a_pod_cannot_answer_for_the_gateway_or_for_another_pod() {
     for address in [GATEWAY, victim.1] {
         claim(address, mac(thief.0, "end"), (thief.0, "end"));
     }
-    // Sent last, and accepted: a link carries frames in order.
+    // This claim is the last, and is accepted: a link delivers frames in order.
     claim(thief.1, ABSENT, (thief.0, "end"));
     eventually("the pod's own claim", || neighbour(&node.host, thief.1) == Some(text(ABSENT)));
     assert_eq!(neighbour(victim.0, GATEWAY), Some(gateway));

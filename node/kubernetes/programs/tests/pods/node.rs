@@ -1,5 +1,5 @@
-//! A node with two pods, a network outside, and another node behind the mesh's interface, which is a cable here. Pods have
-//! links, addresses and routes as the CNI plugin `ptp` makes them:
+//! A node with two pods, an outside network, and another node behind the mesh's interface, which is a veth pair here.
+//! Pods have links, addresses and routes like those of the CNI plugin `ptp`:
 //!
 //! ```text
 //! pod 10.244.1.5 ── veth0 10.244.1.1 ─┐      ┌── eth0 192.0.2.1 ────────── 192.0.2.9 outside
@@ -30,7 +30,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// The node's own address among pods: the router of each of its pods, and its address in the mesh.
+/// The node's own address in the pod range: the gateway of its pods, and its address in the mesh.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 pub const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 244, 1, 5), Ipv4Addr::new(10, 244, 1, 6)];
 pub const OTHER: Ipv4Addr = Ipv4Addr::new(10, 244, 2, 5);
@@ -74,7 +74,7 @@ impl Node {
             route(pod, (GATEWAY, 32), "end", None, None);
             route(pod, any, "end", Some(GATEWAY), None);
         }
-        // It has found out by whom it could reach pods and Services.
+        // The outside host has a route to pods and Services through the node.
         addresses(&node.outside, "end", &[(OUTSIDE, 24)]);
         for network in [cluster, ([10, 96, 0, 0].into(), 16)] {
             route(&node.outside, network, "end", Some(NODE), None);
@@ -91,17 +91,17 @@ impl Node {
         node
     }
 
-    /// Gives the pods their network, and ends that service. Returns its error.
+    /// Runs the service that configures the pod network until it is healthy, and stops it. Returns its error.
     pub fn network(&self, range: &'static str) -> Result<(), String> {
         self.network_with(range, "/usr/bin".into())
     }
 
-    /// The same with the programs of another directory.
+    /// Like [`Self::network`], with the programs of another directory.
     pub fn network_with(&self, range: &'static str, programs: PathBuf) -> Result<(), String> {
         self.network_while(range, programs, async || ())
     }
 
-    /// The same, and something else on this host before the service ends.
+    /// Like [`Self::network_with`], and runs `meanwhile` on this host before the service stops.
     pub fn network_while(
         &self,
         range: &'static str,
@@ -116,7 +116,7 @@ impl Node {
         self.supervise(start, meanwhile)
     }
 
-    /// Loads the rules of a node whose pods have the network of a CNI plugin.
+    /// Loads the rules of a node whose pod network belongs to a CNI plugin.
     pub fn protect_itself(&self) {
         let config = self.config("/usr/bin".into());
         let start = |settings| Supervisor::start("rules", settings, move |cx| pods::protect(cx, config.clone()));
@@ -129,7 +129,7 @@ impl Node {
         Config { node: "one".to_owned(), address: NODE, api_server, paths, ..Config::default() }
     }
 
-    /// Ends a service when it is healthy, and something else has happened. Returns its error.
+    /// Runs a service until it is healthy and `meanwhile` has ended, and stops it. Returns its error.
     fn supervise(
         &self,
         start: impl FnOnce(Settings) -> Supervisor + Send + 'static,
@@ -164,7 +164,7 @@ impl Node {
         self.host.run(rules).unwrap()
     }
 
-    /// Rules beside ours, as kube-proxy and the plugins have them.
+    /// Loads rules beside those of the node, like those of kube-proxy and the plugins.
     pub fn load(&self, rules: &str) {
         let file = self.scratch.path().join("more.nft");
         fs::write(&file, rules).unwrap();
@@ -172,7 +172,7 @@ impl Node {
         assert!(status.unwrap().success());
     }
 
-    /// As portmap does as soon as a pod has a host port: packets from the pod's link may be for loopback addresses.
+    /// Permits packets from pods' links to loopback addresses, as portmap does as soon as a pod has a host port.
     pub fn route_loopback(&self) {
         self.host
             .netlink(async |netlink| netlink.link().set(LinkUnspec::new_with_name("lo").up().build()).execute().await);
@@ -183,7 +183,7 @@ impl Node {
         });
     }
 
-    /// How many packets the rules with this comment have dropped.
+    /// Number of packets that the rules with this comment have dropped.
     pub fn dropped(&self, comment: &str) -> u64 {
         let mut rules = self.rules();
         rules.retain(|rule| rule.ends_with(&format!("drop comment \"{comment}\"")));
@@ -195,13 +195,13 @@ impl Node {
         rules.iter().map(count).sum()
     }
 
-    /// A packet is lost by the rules with this comment, and does not reach its destination.
+    /// Asserts that the rules with this comment drop a packet, and that the packet does not arrive.
     #[track_caller]
     pub fn loses(&self, comment: &str, from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) {
         self.loses_by(comment, from, (to.1, PORT).into(), to);
     }
 
-    /// The same of one that is sent to `by`.
+    /// Like [`Self::loses`], with `by` as the packet's destination address.
     #[track_caller]
     pub fn loses_by(
         &self,
@@ -213,7 +213,7 @@ impl Node {
         self.loses_what(comment, to, || assert_eq!(socket(from, source, 0).send_to(b"?", by).unwrap(), 1));
     }
 
-    /// The same of one that `send` sends.
+    /// Like [`Self::loses`], with the packets that `send` sends.
     #[track_caller]
     pub fn loses_what(&self, comment: &str, to: (&Namespace, Ipv4Addr), send: impl FnOnce()) {
         let there = socket(to.0, to.1, PORT);
@@ -234,10 +234,11 @@ pub fn rules() -> Result<Vec<String>, String> {
     Ok(String::from_utf8(output.stdout).unwrap().lines().map(|line| line.trim().to_owned()).collect())
 }
 
-/// A packet from one to the other reaches it, sent to `by`, and its answer comes back from there. From where it seems to come.
+/// Sends a packet to `by`, asserts that it reaches `to` and that its answer arrives. Returns the packet's source
+/// address at the receiver.
 pub fn reaches_by(from: (&Namespace, Ipv4Addr), by: SocketAddr, to: (&Namespace, Ipv4Addr)) -> IpAddr {
     let (here, there) = (socket(from.0, from.1, 0), socket(to.0, to.1, PORT));
-    // Packets of others are dropped.
+    // A connected socket drops packets of other senders.
     here.connect(by).unwrap();
     here.send(b"ping").unwrap();
     let mut bytes = [0; 8];
@@ -253,7 +254,7 @@ pub fn reaches(from: (&Namespace, Ipv4Addr), to: (&Namespace, Ipv4Addr)) -> IpAd
     reaches_by(from, (to.1, PORT).into(), to)
 }
 
-/// The packet of `send` arrives. Returns its source address.
+/// Asserts that the packet of `send` arrives. Returns its source address.
 #[track_caller]
 pub fn receives(to: (&Namespace, Ipv4Addr), send: impl FnOnce()) -> IpAddr {
     let there = socket(to.0, to.1, PORT);
@@ -265,7 +266,7 @@ pub fn socket(host: &Namespace, address: Ipv4Addr, port: u16) -> UdpSocket {
     let end = Instant::now() + LIMIT;
     let socket = loop {
         match host.run(move || UdpSocket::bind((address, port))) {
-            // A program that another test has just started has the last test's until its exec(2).
+            // A child process of another test keeps the last test's socket open until its exec(2).
             Err(error) if error.kind() == AddrInUse && Instant::now() < end => sleep(Duration::from_millis(1)),
             bound => break bound.unwrap(),
         }
@@ -310,7 +311,7 @@ fn route(
     });
 }
 
-/// From an interface of this name to one named `end`.
+/// Creates a veth pair between the interface `name` of `host` and the interface `end` of `to`.
 fn cable(host: &Namespace, name: &'static str, to: &Namespace) {
     let there = to.descriptor();
     host.netlink(async move |netlink| {

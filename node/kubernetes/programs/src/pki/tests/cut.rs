@@ -1,4 +1,4 @@
-//! Boots that a power cut ended.
+//! Boots that a power cut interrupted.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ enum Left {
     Absent,
     Empty,
     Half,
-    /// The state before the renewal: of a pair the key may be new and the certificate not.
+    /// The state before the renewal. In a pair, the key may be new and the certificate old.
     Former,
 }
 
@@ -51,8 +51,8 @@ fn renewed() -> &'static (Files, Files) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any of the files but the CA's, which is not there without the rest, and the key of the Secrets, which is never
-    /// replaced; and beside each of them what a write that was cut leaves.
+    /// Cuts any files except the CA's, which exists only with the others, and the key of the Secrets, which is never
+    /// replaced. Beside each file may be the rest of an interrupted write.
     #[test]
     fn wherever_the_power_fails_the_next_boot_finishes(
         lefts in prop::collection::vec(left(), 64),
@@ -88,7 +88,7 @@ proptest! {
         let signs = rcgen::KeyPair::from_pem(&settled["sa.key"]).unwrap();
         prop_assert_eq!(signs.public_key_pem(), &*settled["sa.pub"]);
         for (name, text) in whole.iter().filter(|(name, _)| name.ends_with(".kubeconfig")) {
-            // They name the files by their paths, and each disk is a directory of its own.
+            // Kubeconfigs contain paths of files, which differ between the disks.
             prop_assert_eq!(settled[name].lines().count(), text.lines().count(), "{}", name);
             prop_assert!(settled[name].contains(&*pki.to_string_lossy()), "{}", name);
         }

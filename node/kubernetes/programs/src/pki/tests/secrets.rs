@@ -4,12 +4,12 @@ use cluster::{SecretKey, SecretStorage};
 
 use super::*;
 
-/// The directory that etcd creates at its first start.
+/// Creates the directory that etcd creates at its first start.
 fn member(disk: &Disk) {
     fs::create_dir_all(disk.config.paths.etcd.join("member")).unwrap();
 }
 
-/// All Secrets are stored in the present form, which a later boot finds.
+/// Records that all Secrets are stored in the current form.
 fn complete(disk: &Disk) {
     disk.ensure(NOW).unwrap().secrets().unwrap().complete().unwrap();
 }
@@ -37,7 +37,7 @@ fn a_key_of_secrets_that_is_lost_or_damaged_is_never_replaced() {
     assert_eq!(disk.changed(&before), Vec::<String>::new());
 }
 
-/// A new key was created, and all Secrets were unreadable.
+/// Regression: the node created a new key, and all Secrets were unreadable.
 #[test]
 fn a_disk_without_the_key_is_an_error_while_etcd_needs_it() {
     let (disk, _) = Disk::ensured();
@@ -51,7 +51,7 @@ fn a_disk_without_the_key_is_an_error_while_etcd_needs_it() {
     assert!(matches!(&error, PkiError::SecretsKey { path } if *path == pki.join("secrets.key")), "{error}");
     assert!(error.to_string().contains("restore it from a backup"), "{error}");
     assert_eq!(disk.files(), before, "nothing is changed, not even what would be renewed");
-    // The whole directory.
+    // The whole directory is lost.
     fs::remove_dir_all(&pki).unwrap();
     assert!(matches!(disk.ensure(NOW), Err(PkiError::SecretsKey { .. })));
     assert!(disk.files().is_empty());
@@ -79,7 +79,7 @@ fn a_key_of_another_cluster_or_backup_changes_nothing() {
     assert!(matches!(&error, PkiError::OtherSecretsKey { .. }), "{error}");
     assert_eq!(disk.files(), before);
 
-    // The backup is from before the rotation.
+    // The backup is older than the rotation.
     fs::write(&path, &own["secrets.key"]).unwrap();
     disk.config.settings.secret_key = SecretKey::new(2).unwrap();
     disk.ensure(NOW).unwrap();
@@ -87,7 +87,8 @@ fn a_key_of_another_cluster_or_backup_changes_nothing() {
     assert!(matches!(disk.ensure(NOW), Err(PkiError::OtherSecretsKey { .. })));
 }
 
-/// docs/operations/lost-node.md: the disk of a new machine, which has booted once, gets `pki` of the lost one.
+/// docs/operations/lost-node.md: the disk of a new machine that has booted once gets the directory `pki` of the lost
+/// one.
 #[test]
 fn another_machine_uses_restored_keys_without_its_own_list() {
     let (lost, former) = Disk::ensured();
@@ -111,7 +112,7 @@ fn another_machine_uses_restored_keys_without_its_own_list() {
     machine.ensure(NOW).unwrap();
 }
 
-/// A release that did not encrypt, or that did not write down which keys etcd needs.
+/// Data disks of a release without encryption, and of one without the record of keys that etcd needs.
 #[test]
 fn a_disk_of_a_former_release_gets_a_key_or_keeps_its_own() {
     let (disk, _) = Disk::ensured();
@@ -159,7 +160,7 @@ fn the_way_secrets_are_stored_changes_and_their_key_stays() {
     assert_eq!(disk.changed(&before), Vec::<String>::new());
 }
 
-/// Of a boot with another form that was cut, Secrets are left that have it.
+/// An interrupted boot with another form may leave Secrets in that form.
 #[test]
 fn every_change_of_the_form_has_the_secrets_written_again() {
     let mut disk = Disk::new();
@@ -173,7 +174,7 @@ fn every_change_of_the_form_has_the_secrets_written_again() {
     disk.config.settings.secret_storage = SecretStorage::Encrypted;
     assert!(!is_complete(&disk), "the boot in between may have written some in plain text");
     complete(&disk);
-    // A snapshot of etcd was restored.
+    // Restore of an etcd snapshot.
     fs::remove_dir_all(disk.config.paths.etcd.join("member")).unwrap();
     member(&disk);
     assert!(!is_complete(&disk));
@@ -191,7 +192,7 @@ fn the_old_key_reads_until_all_secrets_are_written_again() {
         disk.ensure(NOW).unwrap();
         assert_eq!(names(&disk), ["key2", "key1"]);
     }
-    // Another one before all Secrets have the second.
+    // Another rotation starts before all Secrets have the second key.
     disk.config.settings.secret_key = SecretKey::new(7).unwrap();
     disk.ensure(NOW).unwrap();
     assert_eq!(names(&disk), ["key7", "key2", "key1"]);
@@ -206,7 +207,7 @@ fn the_old_key_reads_until_all_secrets_are_written_again() {
     assert_eq!(disk.changed(&settled), Vec::<String>::new(), "a smaller number changes nothing");
 }
 
-/// The order is the one in which the node writes.
+/// The files are cut in the order in which the node writes them.
 #[test]
 fn a_rotation_that_was_cut_is_finished_by_the_next_boot() {
     let read = |disk: &Disk| {
@@ -223,7 +224,7 @@ fn a_rotation_that_was_cut_is_finished_by_the_next_boot() {
     complete(&disk);
     disk.ensure(NOW).unwrap();
     let second = read(&disk);
-    // Adding writes the key first, removing writes it after the list.
+    // An addition writes the key first, a removal writes the key after the list.
     for (from, to, order) in [(&first, &both, [0, 1, 2]), (&both, &second, [1, 0, 2])] {
         for cut in 0..=order.len() {
             for (file, content) in from {
