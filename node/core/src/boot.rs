@@ -1,4 +1,4 @@
-//! The boot, top to bottom.
+//! The boot, in order from top to bottom.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -59,24 +59,25 @@ pub enum BootError {
     Overlap { address: Ipv4Addr, network: Ipv4Net, role: &'static str },
 }
 
-/// How far a boot is, for the case that it fails.
+/// Progress of a boot, for the shutdown after a failure.
 #[derive(Debug, Default)]
 pub struct BootState {
     pub host: Host,
     pub writer: Option<Writer>,
     pub log: Option<Stream>,
     pub on_failure: End,
-    /// The restrictions of the pods, if they are loaded: pods run until the node ends all processes.
+    /// The restrictions of pods, once they are loaded. They stay in force until the node has ended all processes.
     pub guard: Option<Arc<PodGuard>>,
 }
 
-/// Boots the node, and returns with all services stopped when its end was requested.
+/// Boots the node. Returns after a shutdown request, when all services have stopped.
 pub fn run(boot: &mut BootState) -> Result<End, BootError> {
-    // Without this the kernel restarts at Ctrl-Alt-Del at once, and nothing is unmounted, reboot(2).
+    // Otherwise the kernel restarts the machine immediately at Ctrl-Alt-Del, without unmounting file systems,
+    // reboot(2).
     set_cad_enabled(false).map_err(StepError::of("cannot take over Ctrl-Alt-Del; this program is for PID 1"))?;
     let line = fs::read_to_string("/proc/cmdline").map_err(StepError::of("cannot read the kernel's command line"))?;
     let command_line = CommandLine::parse(&line);
-    // Reported below, when the channel to the host is open.
+    // The error is reported below, when the channel to the host is open.
     let level = command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log);
     let (stream, recent, disk_health) = log::start(level).map_err(StepError::of("cannot begin the log"))?;
     boot.log = Some(stream.clone());
@@ -125,7 +126,7 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let guard = Arc::new(PodGuard::new(CGROUPS, storage.data(), notices));
     boot.guard = Some(Arc::clone(&guard));
     let end = runtime.block_on(serve(&config, storage, (guard, queue), modules, &host, Logs { stream, recent }));
-    // A thread that waits for the kernel must not hold the end up.
+    // A thread that waits for the kernel must not delay the shutdown.
     runtime.shutdown_background();
     end
 }
@@ -152,7 +153,7 @@ async fn serve(
     let network = Network::open(config.network.clone()).await.map_err(StepError::of("cannot configure the network"))?;
     let addressing = tokio::select! {
         end = requests.next() => return Ok(end),
-        // With DHCP for as long as it takes.
+        // With DHCP, this waits without a limit.
         given = network.configure() => given.map_err(StepError::of("cannot configure the network"))?,
     };
     let cluster = config.role.networks();
@@ -244,18 +245,19 @@ async fn serve(
     if let Err(overdue) = tree.stop(STOP).await {
         warn!(error = %overdue, "services did not stop in time");
     }
-    // Before the loop devices are detached: one that any process has open would keep the data disk mounted. The last close of a
-    // device waits until its dirty pages are written: a disk that does not answer must not keep the machine on.
+    // Closes the descriptors before the loop devices are detached: a device that any process has open would keep the
+    // data disk mounted. The last close of a device waits until its dirty pages are written. A disk that does not
+    // respond must not keep the machine on.
     if timeout(STOP, spawn_blocking(move || plugin.close())).await.is_err() {
         warn!("loop devices were not closed in time");
     }
     Ok(end)
 }
 
-/// The root of the services, one attempt of it for each call.
+/// The root of the services. Each call is one attempt.
 type Root = Box<dyn Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
 
-/// The node's role, after it has checked its disk.
+/// The node's role, after the check of its data disk.
 enum Prepared {
     ControlPlane(Arc<Credentials>, Arc<Certificates>),
     Worker(Box<config::Worker>, watch::Sender<CertificateStatus>),
@@ -299,8 +301,8 @@ impl Prepared {
     }
 }
 
-/// The observer of the service tree. Only the direct children of the root are announced to the host: the services that
-/// its role starts, not of their parts.
+/// Observer of the service tree. Announces only direct children of the root to the host: the services of the role,
+/// without their parts.
 fn announce_stage(host: &Host, change: &Change<'_>) {
     if change.path.split('.').count() != 2 {
         return;

@@ -18,7 +18,8 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug, Default)]
 pub struct CertificateStatus {
     pub expiries: Vec<Expiry>,
-    /// How often a certificate of this program's clients (administrator, storage) was renewed: they have to connect again.
+    /// Number of renewals of the client certificates that this program uses (administrator, storage). After each
+    /// renewal, the clients connect again.
     pub client_renewals: u32,
     pub public: PublicCertificates,
 }
@@ -37,8 +38,8 @@ impl Certificates {
         self.status.subscribe()
     }
 
-    /// The service: checks each hour, when a certificate is due, when a requested one was received, and after the clock was
-    /// set. Healthy after the first check.
+    /// Service that checks the certificates each hour, when one is due, when a requested one arrives, and after a step
+    /// of the clock. Healthy after the first check.
     pub async fn run(
         self: Arc<Self>,
         cx: Context,
@@ -75,7 +76,7 @@ impl Certificates {
                 () = cx.cancelled() => return Ok(()),
                 () = is_due => {}
                 Ok(()) = requested.changed() => {}
-                // Reports a CA near its end again, long before the next certificate is due.
+                // Reports an expiring CA again, long before the next certificate is due.
                 () = sleep(INTERVAL) => {}
                 () = is_set(&mut clock, steps) => {}
             }
@@ -83,14 +84,14 @@ impl Certificates {
     }
 }
 
-/// Waits until the clock was set again after this many steps. Cancel-safe.
+/// Waits for the first clock step after the step number `steps`. Cancel-safe.
 async fn is_set(clock: &mut watch::Receiver<clock::ClockState>, steps: u32) {
     if clock.wait_for(|state| state.steps != steps).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Waits until a certificate is due for renewal; a step of the clock is noticed at once. Cancel-safe.
+/// Waits until a certificate is due for renewal. A step of the clock takes effect immediately. Cancel-safe.
 pub(crate) async fn renewal(lasting: Lasting, mut clock: watch::Receiver<clock::ClockState>) {
     loop {
         let steps = clock.borrow().steps;
@@ -117,7 +118,7 @@ mod tests {
     async fn certificates_are_renewed_in_time_and_after_a_clock_step() {
         let scratch = tempfile::tempdir().unwrap();
         let pki = scratch.path().join("pki");
-        // With 25 days left.
+        // 25 days before the expiry.
         let issued = OffsetDateTime::now_utc() - Span::days(340);
         let credentials = Arc::new(Credentials::ensure(&config(&pki), issued).unwrap());
         let old = credentials.admin_kubeconfig();
@@ -143,7 +144,7 @@ mod tests {
         tree.stop(Duration::from_secs(5)).await.unwrap();
     }
 
-    /// The CA's end was logged once a year, when the other certificates were due.
+    /// Regression: the expiry of the CA was logged once a year, when the other certificates were due.
     #[tokio::test(start_paused = true)]
     async fn certificates_are_checked_each_hour() {
         let scratch = tempfile::tempdir().unwrap();
@@ -162,7 +163,8 @@ mod tests {
         tree.stop(Duration::from_secs(5)).await.unwrap();
     }
 
-    /// The metric lacked the storage identity's certificate, without which no volume is provisioned.
+    /// Regression: the metric lacked the certificate of the storage identity, without which the node provisions no
+    /// volumes.
     #[tokio::test]
     async fn the_expiry_of_a_requested_certificate_is_published_at_once() {
         let scratch = tempfile::tempdir().unwrap();

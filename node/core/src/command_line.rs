@@ -1,11 +1,11 @@
-//! The node's parameters on the kernel's command line: those that are needed before the configuration is read.
+//! The node's parameters on the kernel's command line. They take effect before the configuration is read.
 
 use config::FailureAction;
 use tracing::Level;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandLineError {
-    /// A word of ours that this release does not know.
+    /// A parameter with the node's prefix that this release does not support.
     #[error(
         "the kernel's command line has {word}, which is unknown to this release; known are {}; all other settings are \
          in the configuration",
@@ -20,10 +20,10 @@ pub enum CommandLineError {
 
 const LOG: &str = "granary.log";
 const FAILURE: &str = "granary.failure";
-/// `granary.system` is for the initramfs of a direct boot alone, `granary.failure` for it too.
+/// Only the initramfs of a direct boot reads `granary.system`; it also reads `granary.failure`.
 const WORDS: [&str; 3] = [LOG, FAILURE, "granary.system"];
 
-/// The words of the kernel's command line that are for the node.
+/// The node's parameters on the kernel's command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandLine {
     /// Lowest level of the programs' messages on the console; `error` by default.
@@ -33,7 +33,8 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Reads it; words that do not start with `granary.` are the kernel's. Of two the last counts.
+    /// Parses the command line. Words without the prefix `granary.` are the kernel's. The last value of a parameter
+    /// counts.
     pub fn parse(line: &str) -> Result<Self, CommandLineError> {
         for word in line.split_whitespace().filter(|word| word.starts_with("granary.")) {
             let word = word.split_once('=').map_or(word, |(key, _)| key);

@@ -1,4 +1,4 @@
-//! The services of a node that is the control plane of its cluster.
+//! The services of a control plane node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::certificates::{CertificateStatus, Certificates};
 use crate::member::{BaseServices, Member, StorageIdentity};
 use crate::status::administrator_path;
 
-/// Time limit of the requests that assign the node's pod range: the boot waits for them.
+/// Deadline of the requests that assign the node's pod range, because the boot waits for them.
 const RANGE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Longest time that snapshots wait for the boot.
+/// Longest time that the snapshot services wait for the boot.
 const BOOT_LIMIT: Duration = Duration::from_mins(5);
 
 pub(crate) struct ControlPlane {
@@ -37,8 +37,8 @@ impl ControlPlane {
         Self { member, credentials, certificates }
     }
 
-    /// The root of the services, in boot order. A node is Ready without kube-controller-manager, which starts slowly: its
-    /// pod range and its storage identity do not wait for it.
+    /// The root of the services, in boot order. A Node is Ready without kube-controller-manager, which starts slowly.
+    /// Therefore the pod range and the storage identity do not wait for it.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let Self { member, credentials, .. } = &*self;
         let (certificates, clock) = (Arc::clone(&self.certificates), member.keeper.state());
@@ -60,9 +60,10 @@ impl ControlPlane {
         self.announce_credentials();
         self.show_ca();
         let admin = credentials.client(Identity::Admin).await?;
-        // The first service with this client: until it runs, users that are not listed any more have all rights.
+        // The first service with this client: until it runs, users that the configuration does not list any more have
+        // all rights.
         let administrators = start_administrators(&cx, &admin, &member.services);
-        // The reconciler is next, because the storage identity gets its permissions from the reconciler's objects.
+        // The reconciler is next, because its objects give the storage identity its permissions.
         let reconciler = start_reconciler(&cx, &admin);
         member.start_pods(&cx, credentials, Identity::Proxy, modules, runtime).await?;
         assign_range(&admin, &member.services).await;
@@ -92,7 +93,7 @@ impl ControlPlane {
         self.administer(&cx, renewals, seen, &boot, services).await
     }
 
-    /// Starts the services with the administrator's client again after each renewal of its certificate.
+    /// Restarts the services that use the administrator's client after each renewal of its certificate.
     async fn administer(
         &self,
         cx: &Context,
@@ -128,7 +129,7 @@ impl ControlPlane {
         self.member.host.announce(Announcement::Credentials { kubeconfig: self.credentials.admin_kubeconfig() });
     }
 
-    /// A user verifies `/ca.crt`, which comes from the network, with the digest on the console.
+    /// Logs the digest with which a user verifies `/ca.crt`, because that file comes from the network.
     fn show_ca(&self) {
         let public = self.credentials.public();
         if let Some(digest) = ca_digest(&public.ca) {
@@ -141,7 +142,8 @@ impl ControlPlane {
     }
 }
 
-/// Called before kube-controller-manager starts. If it fails, the node waits until kube-controller-manager assigns a range.
+/// Must precede kube-controller-manager. If the assignment fails, the node waits until kube-controller-manager assigns
+/// a range.
 async fn assign_range(admin: &Client, services: &programs::Config) {
     let error: BoxError = match timeout(RANGE_LIMIT, first_range::assign(admin, services)).await {
         Ok(Ok(None)) => return,
@@ -185,7 +187,7 @@ fn start_snapshots(cx: &Context, admin: &Client, boot: &[Handle; 2]) -> Handle {
     })
 }
 
-/// The controller waits for the kinds that [`start_snapshots`] creates. If they come later, it is started again.
+/// The controller needs the kinds that [`start_snapshots`] creates, and restarts until they exist.
 fn start_snapshot_controller(cx: &Context, controller: Service, snapshots: Handle) {
     let (controller, boot) = (Arc::new(controller), [snapshots]);
     cx.start("snapshot-controller", move |cx| {
@@ -197,16 +199,16 @@ fn start_snapshot_controller(cx: &Context, controller: Service, snapshots: Handl
     });
 }
 
-/// Waits, in the first attempt of a service, until each of these services was healthy, or for [`BOOT_LIMIT`]. No pod needs
-/// snapshots before kube-controller-manager has created service accounts, and the kinds and the controller of snapshots take CPU
-/// time from its start. Other nodes need them even if this one never becomes Ready.
+/// Waits, in the first attempt of a service, until each of `services` was healthy, or for [`BOOT_LIMIT`]. No pod needs
+/// snapshots before kube-controller-manager has created service accounts, and the kinds and the controller of snapshots
+/// would take CPU time from its start. Other nodes need them even if this one never becomes Ready.
 async fn after_boot(cx: &Context, services: &[Handle]) {
     if cx.attempt() > 1 {
         return;
     }
     let healthy = async {
         for service in services {
-            // One that was stopped was started again with another client.
+            // A stopped service has been started again with another client.
             _ = service.healthy().await;
         }
     };
@@ -234,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// How long a service waits for a Ready node and a kube-controller-manager that is healthy after `delay`.
+    /// Time that a service waits for a Ready node and a kube-controller-manager that is healthy after `delay`.
     async fn wait_with(delay: Duration) -> Duration {
         let (sender, mut waited) = mpsc::channel(1);
         let tree = Supervisor::start("granary", Settings::default(), move |cx| {
@@ -264,7 +266,7 @@ mod tests {
         waited
     }
 
-    /// Regression: a Ready node started them while kube-controller-manager started.
+    /// Regression: a Ready node started the snapshot services while kube-controller-manager started.
     #[tokio::test(start_paused = true)]
     async fn snapshots_wait_for_kube_controller_manager() {
         let delay = Duration::from_secs(40);

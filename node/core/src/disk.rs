@@ -1,4 +1,4 @@
-//! Which disk holds the data, as the configuration says, and which ones hold images.
+//! Selects the data disk by the configuration, and finds the disks with archives of images.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,19 @@ use tracing::info;
 
 const BLOCKS: &str = "/sys/class/block";
 
-/// Not empty on a machine with a USB controller.
+/// The directory has entries on a machine with a USB controller.
 const USB: &str = "/sys/bus/usb/devices";
 
-/// How long a disk on USB may take: the kernel looks at a port after it has loaded the driver of the controller, and at the
-/// disk a second later (`delay_use` of usb-storage). Loading the driver of any other controller waits for its disks. Without
-/// its data disk, a node would format another one and begin a new cluster, and reject both disks at its next boot.
+/// Time for a USB disk to appear: the kernel scans a port after it has loaded the driver of the controller, and the
+/// disk a second later (`delay_use` of usb-storage). For all other controllers, the load of the driver waits for the
+/// disks. Without its data disk, a node would format another disk, create a new cluster, and reject both disks at its
+/// next boot.
 const LATE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// None, or none that is ours or empty. Nothing was written.
+    /// No disk, or only disks with other data. The node has written nothing.
     #[error("the node has no data disk that it can use")]
     Find(#[from] FindError),
     #[error("no disk has {what} {name:?}, which the configuration names; there are {}", .seen.join(", "))]
@@ -33,10 +34,10 @@ pub enum DiskError {
     List(#[source] io::Error),
 }
 
-/// Waits for a disk with data that appears late. If no disk has a node's data, and nothing is configured, creates a
-/// partition on the boot disk if that is the place for them ([`DataDisk::find`]).
+/// Waits for a data disk that appears late. If no disk has a node's data and the configuration names none, may create a
+/// partition on the boot disk ([`DataDisk::find`]).
 pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
-    // An empty disk is only taken at once if the configuration names it.
+    // An empty disk ends the wait only if the configuration names it.
     let is_found = || look(wanted).is_ok_and(|disk| disk.has_data() || !matches!(wanted, Disk::Any));
     wait(Path::new(USB), LATE, is_found);
     match wanted {
@@ -45,7 +46,7 @@ pub fn find(wanted: &Disk) -> Result<DataDisk, DiskError> {
     }
 }
 
-/// The disk for the data, of those that there are now. Writes nothing.
+/// Selects the data disk among the present disks. Writes nothing.
 fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
     let programs = Programs::default();
     let (what, name, read): (_, _, fn(&Path) -> Option<String>) = match wanted {
@@ -59,7 +60,7 @@ fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
     match DataDisk::choose_named(&seen, is_meant, &programs)? {
         Some(chosen) => Ok(chosen),
         None => {
-            // Without a look at their content: they may be broken.
+            // Lists names only, without reading the disks, which may be broken.
             let disks = entries(Path::new("/sys/block")).into_iter().filter(|disk| disk.join("device").exists());
             let names = disks.filter_map(|disk| Some(disk.file_name()?.to_string_lossy().into_owned()));
             let seen = names.collect::<BTreeSet<_>>().into_iter().collect();
@@ -68,12 +69,12 @@ fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
     }
 }
 
-/// None of a directory that cannot be listed.
+/// Empty for a directory that cannot be listed.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// On a machine with a USB controller, looks until the disk is found, or until `limit` has passed.
+/// On a machine with a USB controller, waits until the disk is found or `limit` has passed.
 fn wait(usb: &Path, limit: Duration, mut is_found: impl FnMut() -> bool) {
     if entries(usb).is_empty() || is_found() {
         return;
@@ -88,7 +89,7 @@ fn wait(usb: &Path, limit: Duration, mut is_found: impl FnMut() -> bool) {
     }
 }
 
-/// The disks and partitions whose content is an archive of images, by name.
+/// Disks and partitions with archives of images, by name.
 pub fn image_archives() -> Result<Vec<Archive>, DiskError> {
     archives_among(Path::new(BLOCKS)).map_err(DiskError::List)
 }
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(localstorage::ARCHIVE_SERIALS, IMAGE_ARCHIVE_PREFIX);
     }
 
-    /// The node formatted another disk, or created a partition on the boot disk.
+    /// Regression: the node formatted another disk, or created a partition on the boot disk.
     #[test]
     fn a_disk_that_appears_late_is_waited_for_if_there_is_usb() {
         let usb = tempfile::tempdir().unwrap();

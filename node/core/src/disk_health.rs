@@ -1,5 +1,5 @@
-//! Faults of the data disk itself. The kernel has no counter of failed requests to virtio and NVMe disks: it logs them.
-//! NVMe controllers have warnings of their own.
+//! Faults of the data disk. The kernel has no counter of failed requests for virtio and NVMe disks, but logs them. NVMe
+//! controllers also report warnings.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use volume::{DiskFault, DiskObserver};
 
 const BLOCKS: &str = "/sys/block";
 
-/// Age up to which warnings are not read again: each statistics call of a volume uses them.
+/// Maximum age of cached warnings. Each statistics call of a volume uses the warnings.
 const FRESH: Duration = Duration::from_mins(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum HealthError {
     Find(#[from] FindError),
 }
 
-/// A consumer of the log, and an observer of the volumes. Clones are the same one.
+/// A consumer of the log, and an observer of the volumes. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct DiskHealth(Arc<Observed>);
 
@@ -45,12 +45,12 @@ struct Observed {
 }
 
 impl DiskHealth {
-    /// Observes the disks of this file system. The log is read from the boot on: if its reader starts after this call, no
-    /// failed request is missed.
+    /// Observes the disks of this file system. The log contains all records since the boot: if its reader starts after
+    /// this call, no failed request is missed.
     pub fn observe(&self, file_system: BorrowedFd<'_>) -> Result<(), HealthError> {
         let device = fstat(file_system).map_err(|errno| HealthError::Device(errno.into()))?.st_dev;
         let disks = disks(Path::new(BLOCKS), device)?;
-        // The first ones stay: a node has one data disk.
+        // Later calls keep the first disks: a node has one data disk.
         self.0.disks.get_or_init(|| disks);
         Ok(())
     }
@@ -58,7 +58,7 @@ impl DiskHealth {
 
 impl Sink for DiskHealth {
     fn take(&self, record: &Record) {
-        // Any process with the permission to write to /dev/kmsg can imitate the text, but not the origin.
+        // Any process with write access to /dev/kmsg can imitate the text, but not the origin.
         if record.origin == Origin::Kernel
             && let Some(disks) = self.0.disks.get()
             && kernel::text::failed_disk(&record.message).is_some_and(|disk| disks.contains(disk))
@@ -104,13 +104,13 @@ fn warning(disk: &str) -> Option<DiskFault> {
     }
 }
 
-/// The names of the disks that have this device, also through devices that are stacked on them.
+/// Names of the disks that contain this device, also through stacked devices.
 fn disks(blocks: &Path, device: dev_t) -> Result<BTreeSet<String>, HealthError> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(blocks).map_err(HealthError::List)? {
         let disk = entry.map_err(HealthError::List)?;
         if sysfs::holds(&disk.path(), device)? {
-            // sysfs has `!` for `/`.
+            // sysfs replaces `/` in names by `!`.
             found.insert(disk.file_name().to_string_lossy().replace('!', "/"));
         }
     }

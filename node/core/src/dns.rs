@@ -15,16 +15,16 @@ use crate::certificates::renewal;
 pub(crate) struct Dns {
     pub(crate) services: programs::Config,
     pub(crate) credentials: Arc<Credentials>,
-    /// Of a worker. A control plane signs the certificate with its others.
+    /// Certificate of a worker's CoreDNS. A control plane signs its own with the others.
     pub(crate) certificate: Option<Arc<Requested>>,
     pub(crate) clock: watch::Receiver<::clock::ClockState>,
     pub(crate) name_servers: watch::Receiver<Vec<Ipv4Addr>>,
-    /// The service that loads the rules for packets.
+    /// The service that loads the packet filter rules.
     pub(crate) network: Handle,
 }
 
 impl Dns {
-    /// Answers the node's pods until it is cancelled. Healthy when CoreDNS is.
+    /// Runs CoreDNS for the node's pods until cancelled. Healthy when CoreDNS is healthy.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         tokio::select! {
             () = cx.cancelled() => Ok(()),
@@ -33,7 +33,7 @@ impl Dns {
     }
 
     async fn serve(&self, cx: &Context) -> Result<Infallible, BoxError> {
-        // Before, any machine could reach the address through the node.
+        // Without the rules, any machine could reach the address through the node.
         self.network.healthy().await?;
         network::add_to_loopback(self.services.dns_service()).await?;
         if let Some(certificate) = &self.certificate {
@@ -60,8 +60,8 @@ impl Dns {
     }
 }
 
-/// Requests the certificate and its successors, which CoreDNS reads by itself. Healthy when there is one, even if it is due
-/// for renewal: the API server may be unreachable.
+/// Requests the certificate and its renewals, which CoreDNS reads by itself. Healthy with a certificate that is due for
+/// renewal, because the API server may be unreachable.
 async fn keep(
     cx: Context,
     certificate: Arc<Requested>,

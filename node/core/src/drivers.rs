@@ -1,4 +1,4 @@
-//! Drivers of the machine's devices: of those present at the boot, then of those that appear.
+//! Drivers of the machine's devices: of those present at boot, and of those that appear later.
 
 use std::path::Path;
 use std::thread;
@@ -11,10 +11,10 @@ use crate::status::chain;
 
 const DIRECTORY: &str = "/usr/lib/modules/drivers";
 
-/// Loads the drivers of the devices that the machine has, then, in a thread that runs until the machine is off, of those that
-/// appear. A driver that cannot be loaded is logged: the node may not need its device.
+/// Loads the drivers of present devices. Then a thread loads the drivers of devices that appear, until the machine is
+/// off. A driver that fails to load is only logged: the node may not need its device.
 pub(crate) fn start() -> Result<(), StepError> {
-    // First, so that no device is missed that appears meanwhile.
+    // Opened first, so that a device that appears meanwhile is not missed.
     let uevents = Uevents::open().map_err(StepError::of("cannot open the socket for messages about devices"))?;
     let mut drivers = Drivers::open(DIRECTORY).map_err(StepError::of("cannot read which drivers the image has"))?;
     log(&drivers.load_present(Path::new(BUSES)));

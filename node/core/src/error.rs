@@ -2,7 +2,7 @@
 
 use supervisor::BoxError;
 
-/// No caller distinguishes it from other failed steps.
+/// Error of a step that callers do not distinguish from other steps.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct StepError {
@@ -11,7 +11,7 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// For `map_err`.
+    /// Constructor for `map_err`.
     pub(crate) fn of<E: Into<BoxError>>(text: impl Into<String>) -> impl FnOnce(E) -> Self {
         let text = text.into();
         |source| Self { text, source: source.into() }

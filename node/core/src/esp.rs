@@ -1,4 +1,4 @@
-//! EFI system partitions (ESP), on which the machine's owner puts files for the node.
+//! EFI system partitions (ESP), on which the administrator puts files for the node.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use nix::libc::dev_t;
 use nix::mount::MsFlags;
 use nix::sys::stat::stat;
 
-/// The name in the partition table that the disk image gives its EFI system partition.
+/// Name of the EFI system partition in the partition table of the disk image.
 const NAME: &str = "ESP";
 const BLOCKS: &str = "/sys/class/block";
 
@@ -21,14 +21,14 @@ pub struct PartitionsError {
     source: io::Error,
 }
 
-/// Mounts a partition, read-only. The place is an existing directory.
+/// Mounts a partition read-only at an existing directory.
 pub(crate) fn mount(device: &Path, place: &Path) -> Result<(), FilesystemError> {
     mount::filesystem(Filesystem {
         kind: "vfat",
         source: device,
         target: place,
         flags: MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
-        // The character sets whose modules the image has.
+        // Character sets whose modules the image contains.
         data: "codepage=437,iocharset=ascii",
     })
 }
@@ -36,28 +36,28 @@ pub(crate) fn mount(device: &Path, place: &Path) -> Result<(), FilesystemError> 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Partitions {
     pub(crate) all: Vec<PathBuf>,
-    /// They are on the disk that the node has started from. Otherwise QEMU has started it, from an image without
-    /// partitions, and other systems may own them.
+    /// The partitions are on the disk from which the node has started. Otherwise QEMU has started the node from an
+    /// image without partitions, and the partitions may belong to other systems.
     pub(crate) of_the_system: bool,
 }
 
 impl Partitions {
-    /// Those of the disk that the node has started from, or else all.
+    /// The partitions of the disk from which the node has started. If it has none, the partitions of all disks.
     pub(crate) fn find() -> Result<Self, PartitionsError> {
         let root = stat("/").map_err(|errno| PartitionsError { path: "/".into(), source: errno.into() })?.st_dev;
         Self::look(Path::new(BLOCKS), root)
     }
 
-    /// `root` is the device of the system.
+    /// `root` is the device of the node's root file system.
     fn look(blocks: &Path, root: dev_t) -> Result<Self, PartitionsError> {
         let read = |source| PartitionsError { path: blocks.to_owned(), source };
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(blocks).map_err(read)? {
             let entry = entry.map_err(read)?;
-            // A disk may go away at any time.
+            // A disk may disappear at any time.
             let Ok(uevent) = fs::read_to_string(entry.path().join("uevent")) else { continue };
             if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(NAME)) {
-                // A partition's directory lies in its disk's.
+                // The directory of a partition is below that of its disk.
                 let place = fs::canonicalize(entry.path());
                 let is_ours =
                     place.is_ok_and(|place| place.parent().is_some_and(|disk| holds(disk, root).unwrap_or(false)));
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// A sysfs with two disks, on the second the system behind dm-verity, and a third without partitions.
+    /// A sysfs with three disks: the second has the system with dm-verity, the third has no partitions.
     fn sysfs() -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         let blocks = sysfs.path().join("class");
@@ -114,7 +114,7 @@ mod tests {
         (all, of_the_system)
     }
 
-    /// A foreign disk with an EFI system partition was asked first.
+    /// Regression: the node read the EFI system partition of a foreign disk first.
     #[test]
     fn only_the_disk_that_the_system_is_on_configures_it() {
         let sysfs = sysfs();

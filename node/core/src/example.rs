@@ -1,4 +1,4 @@
-//! The services' configuration in the tests of this crate.
+//! Configuration of the programs for the tests of this crate.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-//! The service that restricts pods: it creates the pods' cgroup, loads [`lsm::Guard`] for it, and verifies by a self-test
-//! that the kernel denies each call. containerd starts only after that, and kubelet runs only while pods are restricted.
+//! The service that restricts pods: it creates the pods' cgroup, loads [`lsm::Guard`] for it, and runs a self-test that
+//! checks that the kernel denies each call. containerd starts only afterwards, and the kubelet runs only while pods are
+//! restricted.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,21 +25,22 @@ use tracing::{info, warn};
 
 use crate::status::chain;
 
-/// kubelet's name for the cgroup of all pods (`--cgroup-root` is the root, the driver `cgroupfs`).
+/// The kubelet's name for the cgroup of all pods (`--cgroup-root` is the root, the driver `cgroupfs`).
 const PODS: &str = "kubepods";
-/// Of the self-test, below [`PODS`].
+/// Cgroup of the self-test, below [`PODS`].
 const SELF_TEST: &str = "self-test";
 const ARGUMENT: &str = "guard-self-test";
-/// How long the self-test may take; it makes about twenty system calls.
+/// Deadline of the self-test, which makes about twenty system calls.
 const SELF_TEST_TIME: Duration = Duration::from_secs(30);
-/// `/dev/loop0`: of the devices that the driver creates when it is loaded. Volumes get higher numbers.
+/// `/dev/loop0`, one of the devices that the driver creates when it is loaded. Volumes get higher numbers.
 const FIRST_LOOP: DeviceNumber = DeviceNumber { major: 7, minor: 0 };
-/// Links to the logs of containers, by the names of their pods. kubelet has no option for this directory.
+/// Links to the logs of containers, by the names of their pods. The kubelet has no option for this directory.
 const LOG_LINKS: &str = "/var/log/containers";
-/// How often the cgroup is verified and denials are reported. Of a container that ends earlier, only the number is reported.
+/// Interval of the verification of the cgroup and of the reports of denials. For a container that ends within the
+/// interval, only the number of denials is reported.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pods are not restricted, so none may run.
+/// Pods are not restricted, so no pod may run.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     #[error("cannot create the cgroup {path}")]
@@ -61,7 +63,7 @@ pub enum GuardError {
     Panicked(#[from] JoinError),
 }
 
-/// Pods are not restricted any more, so kubelet must not start any.
+/// Pods are not restricted any more, so the kubelet must not start pods.
 #[derive(Debug, thiserror::Error)]
 #[error("kubelet does not run because pods are not restricted: {0}")]
 pub struct NotRestricted(Arc<str>);
@@ -74,13 +76,13 @@ pub struct PodGuard {
 }
 
 impl PodGuard {
-    /// For the hierarchy at `cgroups` and the disk that is mounted at `data`.
+    /// Guard for the cgroup hierarchy at `cgroups` and the disk that is mounted at `data`.
     pub fn new(cgroups: impl Into<PathBuf>, data: impl Into<PathBuf>, notices: Notices) -> Self {
         let restrictions = Arc::new(Restrictions::new(LOG_LINKS, notices));
         Self { cgroups: cgroups.into(), data: data.into(), restrictions }
     }
 
-    /// The restrictions in force. They outlive a restart of the service.
+    /// The restrictions in force. They stay loaded when the service restarts.
     pub fn restrictions(&self) -> Arc<Restrictions> {
         Arc::clone(&self.restrictions)
     }
@@ -95,20 +97,20 @@ impl PodGuard {
     }
 
     async fn keep(self: &Arc<Self>, cx: &Context) -> Result<(), GuardError> {
-        let this = Arc::clone(self);
-        spawn_blocking(move || this.ensure()).await??;
+        let guard = Arc::clone(self);
+        spawn_blocking(move || guard.ensure()).await??;
         cx.healthy();
         loop {
             tokio::select! {
                 () = cx.cancelled() => return Ok(()),
                 () = sleep(INTERVAL) => {}
             }
-            let this = Arc::clone(self);
-            spawn_blocking(move || this.verify()).await??;
+            let guard = Arc::clone(self);
+            spawn_blocking(move || guard.verify()).await??;
         }
     }
 
-    /// A service that runs only while pods are restricted: the kubelet, without which the node is not Ready.
+    /// Wraps a service that runs only while pods are restricted: the kubelet, without which the node is not Ready.
     pub fn while_restricted<F, Fut, E>(
         self: &Arc<Self>,
         service: F,
@@ -131,7 +133,7 @@ impl PodGuard {
         }
     }
 
-    /// Loads the programs for the pods' cgroup if they are not loaded for it yet, and runs the self-test.
+    /// Loads the BPF programs for the pods' cgroup if necessary, and runs the self-test.
     fn ensure(&self) -> Result<(), GuardError> {
         let cgroup = self.cgroup()?;
         if self.restrictions.cgroup() != Some(cgroup) {
@@ -143,7 +145,8 @@ impl PodGuard {
         Ok(())
     }
 
-    /// A cgroup that was removed and created again has another ID, and the programs would apply to no task.
+    /// Loads the restrictions again if the cgroup has another ID: a cgroup that was removed and created again has a new
+    /// ID, to which the loaded programs do not apply.
     fn verify(&self) -> Result<(), GuardError> {
         if self.restrictions.cgroup() == Some(self.cgroup()?) {
             self.restrictions.report(&self.cgroups);
@@ -173,19 +176,19 @@ impl PodGuard {
         Ok(DeviceNumber::from_stat(found.dev()))
     }
 
-    /// Runs each denied call in a process in a cgroup below that of the pods. The process runs this program again, because
-    /// cgroup2 does not move single threads. The first loop device, which the driver creates and no volume uses, is published
-    /// during the test.
+    /// Runs each denied call in a process in a cgroup below that of the pods. The process runs this program again,
+    /// because cgroup2 does not move single threads. The first loop device, which the driver creates and no volume
+    /// uses, is published during the test.
     fn self_test(&self) -> Result<(), GuardError> {
         let cgroup = self.pods().join(SELF_TEST);
-        // It is not removed: while it exists, no process can remove the cgroup of the pods.
+        // The cgroup stays: while it exists, no process can remove the cgroup of the pods.
         ensure_directory(&cgroup).map_err(|source| GuardError::CreateCgroup { path: cgroup.clone(), source })?;
         let directory = self.data.join(SELF_TEST);
         ensure_directory(&directory).map_err(|source| GuardError::Directory { path: directory.clone(), source })?;
         self.restrictions.publish(FIRST_LOOP)?;
         let tried = run(Command::new("/proc/self/exe").arg(ARGUMENT).args([&cgroup, &directory]));
         self.restrictions.withdraw(FIRST_LOOP)?;
-        // The next self-test uses a directory that is left.
+        // The next self-test uses a directory that remains.
         if let Err(error) = fs::remove_dir(&directory) {
             warn!(path = %directory.display(), %error, "cannot remove the self-test's directory");
         }
@@ -196,7 +199,7 @@ impl PodGuard {
     }
 }
 
-/// Waits until pods are not restricted, and returns the reason. Cancel-safe.
+/// Waits until the restrictions fail, and returns the reason. Cancel-safe.
 async fn failure(mut enforcement: watch::Receiver<Enforcement>) -> Arc<str> {
     loop {
         if let Enforcement::Failed(reason) = &*enforcement.borrow_and_update() {
@@ -208,7 +211,8 @@ async fn failure(mut enforcement: watch::Receiver<Enforcement>) -> Arc<str> {
     }
 }
 
-/// Returns the output of the self-test's child. The child may block on a disk that does not answer, so it has a deadline.
+/// Returns the output of the self-test's child. The child may block on a disk that does not respond, so it has a
+/// deadline.
 fn run(child: &mut Command) -> Result<String, GuardError> {
     let child = child.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().map_err(GuardError::Start)?;
@@ -236,7 +240,7 @@ fn ensure_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The self-test's child, if these are its arguments: prints each call that was not denied.
+/// Entry point of the self-test's child; `None` for other arguments. Prints each call that the kernel did not deny.
 pub fn self_test(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let [mode, cgroup, directory] = [arguments.nth(1)?, arguments.next()?, arguments.next()?];
     if mode != ARGUMENT {
@@ -289,7 +293,7 @@ mod tests {
             assert!(self_test(arguments(other)).is_none(), "{other:?}");
         }
         assert!(self_test(arguments(&["init", ARGUMENT, "/nonexistent", "/nonexistent"])).is_some());
-        // There is no such cgroup: the self-test fails, and does not pass.
+        // This cgroup does not exist: the self-test must fail.
         assert!(probe(Path::new("/nonexistent"), Path::new("/nonexistent")).is_err());
     }
 
@@ -308,9 +312,9 @@ mod tests {
         const PATIENCE: Duration = Duration::from_secs(30);
         let (_scratch, guard) = guard();
         guard.restrictions.set(Enforcement::Enforced);
-        let its = Arc::clone(&guard);
+        let shared = Arc::clone(&guard);
         let tree = Supervisor::start("node", Settings::default(), move |cx| {
-            let guard = Arc::clone(&its);
+            let guard = Arc::clone(&shared);
             async move {
                 let kubelet = |cx: Context| async move {
                     cx.healthy();
@@ -319,7 +323,7 @@ mod tests {
                 let kubelet = cx.start("kubelet", guard.while_restricted(kubelet));
                 kubelet.healthy().await?;
                 cx.healthy();
-                // Fails: there are no cgroups.
+                // The service fails, because there are no cgroups.
                 cx.start("pod-guard", move |cx| Arc::clone(&guard).run(cx));
                 cx.cancelled().await;
                 Ok::<(), BoxError>(())
@@ -336,7 +340,7 @@ mod tests {
         });
         let reason = reason.await.unwrap();
         assert!(reason.contains("pods are not restricted: cannot create the cgroup"), "{reason}");
-        // The guard's next attempt succeeds.
+        // Simulates that the guard's next attempt succeeds.
         guard.restrictions.set(Enforcement::Enforced);
         eventually(PATIENCE, "kubelet to run", async || {
             guard.restrictions.set(Enforcement::Enforced);

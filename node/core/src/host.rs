@@ -10,7 +10,7 @@ use std::time::Duration;
 use cluster::announcement::{self, Announcement, StageState};
 use nix::time::{ClockId, clock_gettime};
 
-/// Announces stages and errors to the host. Without a port it does nothing.
+/// Announces stages and errors to the host. Without a port, the announcements are dropped.
 ///
 /// If the host does not read, only the writing thread waits; announcements that do not fit into the queue are dropped.
 #[derive(Clone, Debug, Default)]
@@ -18,10 +18,10 @@ pub struct Host {
     lines: Option<SyncSender<Announcement>>,
 }
 
-/// Length of the queue. A boot has fewer than a hundred announcements.
+/// Length of the queue. A boot sends fewer than a hundred announcements.
 const QUEUE: usize = 1024;
 
-/// The writing thread; it ends when the last [`Host`] is dropped.
+/// The writing thread, which ends when the last [`Host`] is dropped.
 #[derive(Debug)]
 pub struct Writer {
     running: Option<Receiver<()>>,
@@ -49,7 +49,7 @@ impl Host {
 
     pub fn announce(&self, announcement: Announcement) {
         if let Some(lines) = &self.lines {
-            // The writer ends early only when the port is gone.
+            // The writer ends early only if the port is gone.
             if let Err(TrySendError::Full(lost)) = lines.try_send(announcement) {
                 tracing::warn!(announcement = ?lost, "host channel full, announcement dropped");
             }
@@ -58,8 +58,8 @@ impl Host {
 }
 
 impl Writer {
-    /// Waits until the queue is written, but not longer than `limit`: the host may have stopped reading. Every [`Host`] has
-    /// to be dropped before.
+    /// Waits until the queue is written, but at most for `limit`: the host may have stopped reading. The caller must
+    /// drop every [`Host`] first.
     pub fn finish(self, limit: Duration) {
         if self.running.is_some_and(|running| running.recv_timeout(limit) == Err(RecvTimeoutError::Timeout)) {
             tracing::warn!("host channel not read in time, announcements dropped");

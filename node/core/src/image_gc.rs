@@ -1,9 +1,9 @@
 //! Removes unused images when containerd's part of the data disk is nearly full.
 //!
-//! The part is a project limit of XFS. The kubelet reads the size of the whole file system (`statfs` of the mount), so its
-//! own thresholds would be reached too late and are off; it only removes images that were unused for a week. Here, the
-//! quota of the part decides, and images are removed by the Container Runtime Interface, the one that was unused for the
-//! longest time first. Pinned images, which are those of the node image, stay.
+//! An XFS project limits this part. The kubelet reads the size of the whole file system (`statfs` of the mount),
+//! would therefore reach its own thresholds too late, and has them disabled; it removes only images that were unused
+//! for a week. This service uses the quota of the part, and removes images through the Container Runtime Interface, the
+//! least recently used one first. Pinned images, which are those of the node image, stay.
 
 mod metrics;
 mod plan;
@@ -25,11 +25,11 @@ use self::plan::{Fill, HIGH, History, Phase, Step, plan};
 use self::runtime::Runtime;
 use crate::error::StepError;
 
-/// Between two looks at the quota, one system call. The kernel reports no usage below a hard limit. A pull that does not fit
-/// fills the part for a few seconds only, until containerd has removed its data; the kubelet repeats it later. Between two
-/// removals, XFS frees the blocks of removed files in the background.
+/// Interval between two reads of the quota, which are one system call each. The kernel does not notify of usage below a
+/// hard limit. A pull that does not fit fills the part only for a few seconds, until containerd has removed its data;
+/// the kubelet repeats the pull later. Between two removals, XFS frees the blocks of removed files in the background.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Between two lists of images and containers, which record the images in use.
+/// Interval between two lists of images and containers, which record the images in use.
 const LISTING: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +40,11 @@ struct Progress {
 
 #[derive(Debug)]
 pub struct ImageGc {
-    /// Of containerd, in the project that limits images and writable layers.
+    /// containerd's directory in the project that limits images and writable layers.
     directory: PathBuf,
     socket: PathBuf,
     metrics: Metrics,
-    /// Kept when the service restarts.
+    /// Survives restarts of the service.
     history: Mutex<History>,
 }
 
@@ -109,13 +109,13 @@ impl ImageGc {
             Ok(read) => read,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime ends, and this with it.
+                // The runtime shuts down, and drops this future.
                 Err(_) => std::future::pending().await,
             },
         }
     }
 
-    /// Removes at most one image. Also lists the images when nothing is to be removed, to record which ones are in use.
+    /// Removes at most one image. Lists the images even if none has to be removed, to record the images in use.
     async fn pass(&self, runtime: &mut Runtime, fill: Fill, phase: Phase, now: Instant) -> Result<Phase, StepError> {
         let images = runtime.images().await?;
         let step = {
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::image_gc::plan::LEAST_AGE;
 
-    /// A container runtime with these images, one pinned, and a container of one of them.
+    /// A container runtime with these images, one of them pinned, and a container that uses one of them.
     #[derive(Clone, Debug)]
     struct Fake(Arc<Mutex<Vec<&'static str>>>);
 
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Ends when the set is dropped.
+    /// The server stops when the returned set is dropped.
     fn serve(fake: &Fake, socket: &Path) -> JoinSet<Result<(), tonic::transport::Error>> {
         let server = Server::builder()
             .add_service(ImageServiceServer::new(fake.clone()))
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(gc.metrics.total(), 2);
     }
 
-    /// Regression: no other image was tried.
+    /// Regression: the service tried no other image.
     #[tokio::test]
     async fn an_image_that_cannot_be_removed_does_not_keep_the_others() {
         let scratch = tempfile::tempdir().unwrap();

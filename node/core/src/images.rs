@@ -1,4 +1,4 @@
-//! Archives of images that the machine's owner has given to the node: on disks and partitions of their own, or in a directory of
+//! Archives of images that the administrator adds to the node: on separate disks and partitions, or in a directory of
 //! the EFI system partition.
 
 use std::fs;
@@ -18,12 +18,12 @@ use crate::disk::{self, DiskError};
 use crate::error::StepError;
 use crate::esp::{self, Partitions};
 
-/// On the EFI system partition.
+/// Directory on the EFI system partition.
 const DIRECTORY: &str = "images";
-/// Archives that a boot reads from EFI system partitions: each of them costs the start of a program.
+/// Maximum number of archives that a boot imports from EFI system partitions: each import starts a program.
 const MOST: usize = 64;
 
-/// The archives, with the partitions on which they are. [`GivenArchives::unmount`] is due after their import.
+/// The archives, and the mounts of their partitions. After the import, call [`GivenArchives::unmount`].
 #[derive(Debug)]
 pub struct GivenArchives {
     archives: Vec<Archive>,
@@ -31,8 +31,8 @@ pub struct GivenArchives {
 }
 
 impl GivenArchives {
-    /// Those of disks first, in the order of their names. Mounts EFI system partitions that have archives below a directory of
-    /// `ephemeral`; the node starts without those that it cannot read.
+    /// Lists the archives on disks first, in the order of their names. Mounts EFI system partitions with archives below
+    /// a directory of `ephemeral`. The node starts without archives that it cannot read.
     ///
     /// # Errors
     /// The disks cannot be listed.
@@ -51,7 +51,7 @@ impl GivenArchives {
     fn find_on_esps(&mut self, places: &Path) -> Result<(), StepError> {
         let mut files = Vec::new();
         for device in Partitions::find().map_err(StepError::of("cannot find the EFI system partition"))?.all {
-            // A partition that another system owns does not hide the next one.
+            // An unreadable partition of another system does not hide the next one.
             match self.find_on(&device, places) {
                 Ok(found) => files.extend(found),
                 Err(error) => {
@@ -86,16 +86,16 @@ impl GivenArchives {
     }
 }
 
-/// One that stays mounted is unmounted at the end of the node.
+/// Unmounts a partition. On an error, it stays mounted until the shutdown of the node.
 fn unmount(place: &Path) {
     match mount::unmount(place) {
-        // An earlier attempt of the service has unmounted it.
+        // An earlier attempt of the service has unmounted the partition.
         Ok(()) | Err(UnmountError::NotMounted) => {}
         Err(error) => warn!(place = %place.display(), error = causes::of(&error), "EFI system partition stays mounted"),
     }
 }
 
-/// The files that end with `.tar`, in any case, in the order of their names. A missing directory has none.
+/// Files with the extension `.tar`, in upper or lower case, in the order of their names. Empty for a missing directory.
 fn archives_in(directory: &Path) -> io::Result<Vec<Archive>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -113,7 +113,7 @@ fn archives_in(directory: &Path) -> io::Result<Vec<Archive>> {
     Ok(found)
 }
 
-/// Imports all images, unmounts the partitions, and is done. containerd has to be healthy.
+/// Imports all images, unmounts the partitions, and is done. containerd must be healthy.
 pub(crate) fn service(
     config: &programs::Config,
     given: GivenArchives,
@@ -123,7 +123,7 @@ pub(crate) fn service(
     move |cx| {
         let (import, given) = (Arc::clone(&import), Arc::clone(&given));
         async move {
-            // After an error, the next attempt needs the files.
+            // After an error, the next attempt needs the mounted files.
             import(cx).await?;
             spawn_blocking(move || given.unmount()).await?;
             Ok(())

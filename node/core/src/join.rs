@@ -1,4 +1,4 @@
-//! How a worker gets into its cluster, and keeps the certificates with which it is in it.
+//! Joins a worker to its cluster, and renews its certificates.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::certificates::renewal;
 
-/// The data disk belongs to a node that cannot be this one.
+/// The data disk belongs to another node.
 #[derive(Debug, thiserror::Error)]
 pub enum OtherCluster {
     #[error(transparent)]
@@ -26,7 +26,7 @@ pub enum OtherCluster {
     Joined { joined: CaDigest, asked: CaDigest },
 }
 
-/// Why the node is not in its cluster, or cannot stay there. Tried again after a while.
+/// The node cannot join its cluster, or cannot stay in it. The service retries later.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
@@ -39,7 +39,7 @@ pub enum JoinError {
     Identity(#[from] IdentityError),
 }
 
-/// Looks whether the node on the data disk, if there is one, is in the cluster of this CA. Waits for the disk.
+/// Checks that the node on the data disk, if there is one, is in the cluster of this CA. Waits for the disk.
 pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster> {
     let joined = Credentials::joined(services)?.and_then(|pem| ca_digest(&pem));
     match joined {
@@ -51,13 +51,13 @@ pub fn check_disk(services: &Config, asked: CaDigest) -> Result<(), OtherCluster
 pub(crate) struct Join {
     services: Config,
     worker: Worker,
-    /// Kept over failures: others work with these credentials, and what was asked for is waited for again.
+    /// Kept over failures: other services use these credentials, and a retry continues to wait for the same request.
     known: OnceCell<Known>,
     joined: watch::Sender<bool>,
     clock: watch::Receiver<clock::ClockState>,
 }
 
-/// The credentials and certificates of a node that has its cluster's CA.
+/// Credentials and certificates of a node that has its cluster's CA.
 struct Known {
     credentials: Arc<Credentials>,
     kubelet: Requested,
@@ -73,7 +73,7 @@ impl Join {
         *self.worker.server.ip()
     }
 
-    /// Those of a node that has joined; waited for until then.
+    /// Credentials of the joined node. Waits until the node has joined.
     pub(crate) async fn credentials(&self) -> Arc<Credentials> {
         let mut joined = self.joined.subscribe();
         loop {
@@ -87,7 +87,7 @@ impl Join {
         }
     }
 
-    /// Joins, and from then on renews kubelet's certificates. Healthy when kubelet can be started.
+    /// Joins the cluster, and then renews the kubelet's certificates. Healthy when the kubelet can start.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
         tokio::select! {
             () = cx.cancelled() => Ok(()),
@@ -97,7 +97,8 @@ impl Join {
 
     async fn stay(&self, cx: &Context) -> Result<(), JoinError> {
         let known = self.known.get_or_try_init(|| self.know()).await?;
-        // The control plane may be unreachable, or have the node's address as another node's, which only the kubelet can correct.
+        // The control plane may be unreachable, or may have recorded the node's address for another node, which only
+        // the kubelet can correct.
         if known.is_usable().await? {
             self.is_in(cx);
         }
@@ -122,8 +123,8 @@ impl Join {
         Ok(Known { credentials, kubelet, server })
     }
 
-    /// Requests the CA's certificate from the control plane. A node that has joined has it on its disk, too: that one
-    /// is used while the control plane is unreachable.
+    /// Requests the CA's certificate from the control plane. While the control plane is unreachable, a node that has
+    /// joined uses the certificate on its disk.
     async fn trust(&self) -> Result<Credentials, JoinError> {
         let Self { services, worker, .. } = self;
         let wanted = services.clone();
@@ -143,8 +144,8 @@ impl Join {
 }
 
 impl Known {
-    /// Whether kubelet can be started with what is on the disk, though it may be time for other certificates: one that it
-    /// serves with under an earlier address is better than none.
+    /// Whether the kubelet can start with the certificates on the disk, even if they are due for renewal. A serving
+    /// certificate for an earlier address is better than none.
     async fn is_usable(&self) -> Result<bool, IdentityError> {
         let client = matches!(self.kubelet.on_disk().await?, Ok(_) | Err(Stale::Expiring));
         let server = matches!(self.server.on_disk().await?, Ok(_) | Err(Stale::Expiring | Stale::OtherSubject));
@@ -180,8 +181,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The API server of the control plane with these keys, as far as a machine that does not trust it sees it, and how
-    /// each handshake ended.
+    /// The API server of the control plane with these keys, reduced to its handshake with a joining machine. The
+    /// receiver gets the result of each handshake.
     async fn serve(pki: &Path, tasks: &mut JoinSet<()>) -> (SocketAddrV4, mpsc::Receiver<io::Result<()>>) {
         let chain = CertificateDer::pem_file_iter(pki.join("apiserver.crt")).unwrap().collect::<Result<_, _>>();
         let key = PrivateKeyDer::from_pem_file(pki.join("apiserver.key")).unwrap();
@@ -220,8 +221,8 @@ mod tests {
             networks: Networks::default(),
         };
         let join = Arc::new(Join::new(config(&pki), worker, watch::Sender::default().subscribe()));
-        let its = Arc::clone(&join);
-        let tree = Supervisor::start("join", Settings::default(), move |cx| Arc::clone(&its).run(cx));
+        let service = Arc::clone(&join);
+        let tree = Supervisor::start("join", Settings::default(), move |cx| Arc::clone(&service).run(cx));
         eventually(LONG, "two attempts", async || {
             let status = tree.status();
             let error = status.last_error.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Which kernel runs, and how old it is.
+//! Release and age of the running kernel.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ impl Kernel {
         Ok(Self { release: text(name.release()), version: text(name.version()) })
     }
 
-    /// Build date, which Debian's kernels have in their version: `… Debian 6.12.95-1~bpo12+1 (2026-07-05)`.
+    /// Build date. Debian's kernels have it in their version: `… Debian 6.12.95-1~bpo12+1 (2026-07-05)`.
     pub fn built(&self) -> Option<UtcDateTime> {
         let (_, rest) = self.version.rsplit_once('(')?;
         let (date, _) = rest.split_once(')')?;
         Some(Date::parse(date, &Iso8601::DATE).ok()?.midnight().as_utc())
     }
 
-    /// Age, `None` if the build date is unknown or later than `now`, the time since 1970.
+    /// Age of the kernel; `now` is the time since 1970. `None` if the build date is unknown or later than `now`.
     pub fn age(&self, now: Duration) -> Option<Duration> {
         now.checked_sub(Duration::from_secs(self.built()?.unix_timestamp().try_into().ok()?))
     }

@@ -1,10 +1,10 @@
-//! The node's one program: PID 1 after the initramfs, and everything of ours that runs on a node.
+//! The node's program: PID 1 after the initramfs, and all services that are part of Granary.
 //!
-//! [`boot`] reads top to bottom: the configuration ([`source`]), the kernel's settings, the data disk, the network,
-//! then the services in the order in which they need each other.
+//! [`boot`] reads from top to bottom: the configuration ([`source`]), the kernel's settings, the data disk, the
+//! network, then the services in the order of their dependencies.
 //!
-//! Control of a running node: SIGTERM or its power button shuts it down, SIGINT (Ctrl-Alt-Del) restarts
-//! the machine, SIGUSR1 starts the CSI plugin and the provisioner again ([`restart`]); [`status`] shows its state.
+//! Control of a running node: SIGTERM or the power button shuts it down, SIGINT (Ctrl-Alt-Del) restarts the machine,
+//! SIGUSR1 restarts the CSI plugin and the provisioner ([`restart`]). [`status`] shows the node's state.
 #![forbid(unsafe_code)]
 
 pub mod boot;

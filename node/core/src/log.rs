@@ -1,5 +1,5 @@
-//! The log of the node: what its own program and the programs that it runs say, and the kernel. Crate `nodelog` has the
-//! stream; who gets what of it is decided here.
+//! The log of the node: records of the node's program, of the programs that it runs, and of the kernel. Crate `nodelog`
+//! implements the stream; this module selects the records of each sink.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,11 +17,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::disk_health::DiskHealth;
 
-/// Starts it, on the console and in memory, keeps the last warnings, and the failed requests of the data disk. A second call changes
-/// nothing.
+/// Starts the log on the console and in memory, with the last warnings and the failed requests of the data disk. A
+/// second call changes nothing.
 ///
-/// We speak from `info` on, libraries from `warn` on, the node's programs (etcd, kubelet, …) from `info` on; on the
-/// console and among the last warnings from `programs` on.
+/// Lowest levels: `info` for the node's program, `warn` for libraries, `info` for the programs that the node runs
+/// (etcd, kubelet, …). The console and the last warnings have records of these programs from the level `programs` on.
 pub fn start(programs: Level) -> Result<(Stream, Recent, DiskHealth), StartError> {
     let filter = Targets::new()
         .with_default(Level::INFO)
@@ -43,12 +43,13 @@ pub fn start(programs: Level) -> Result<(Stream, Recent, DiskHealth), StartError
     Ok((stream, recent, disk_health))
 }
 
-/// `/dev/console`, and the other consoles that the kernel writes to. One that cannot be opened has its messages only.
+/// `/dev/console`, and the other consoles to which the kernel writes. A console that cannot be opened shows only the
+/// kernel's messages.
 fn consoles() -> Vec<Box<dyn Write + Send>> {
     let mut all: Vec<Box<dyn Write + Send>> = vec![Box::new(io::stdout())];
     let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();
     for name in kernel::text::other_consoles(&active) {
-        // It must not become the controlling terminal of PID 1.
+        // The console must not become the controlling terminal of PID 1.
         let opened =
             File::options().write(true).custom_flags(OFlag::O_NOCTTY.bits()).open(Path::new("/dev").join(name));
         all.extend(opened.map(|console| -> Box<dyn Write + Send> { Box::new(console) }));
@@ -56,7 +57,8 @@ fn consoles() -> Vec<Box<dyn Write + Send>> {
     all
 }
 
-/// As records: standard error is the console, and a task that panics while that is stopped would never end.
+/// Logs panics as records: standard error is the console, and a task that panics while a terminal has stopped output
+/// would never end.
 fn log_panics(stream: Stream) {
     panic::set_hook(Box::new(move |panicked| {
         let thread = thread::current();
@@ -78,9 +80,9 @@ impl Warnings {
         let from = match record.origin {
             Origin::Module(_) => Level::WARN,
             Origin::Program(_) => self.programs,
-            // Its warnings are about the machine as it was built; its errors are about now.
+            // The kernel's warnings are about the hardware and firmware. Its errors are about the current state.
             Origin::Kernel => Level::ERROR,
-            // Any process with the permission to write there.
+            // Any process with write access to /dev/kmsg can write such records.
             Origin::Kmsg => return None,
         };
         match record.level {

@@ -1,4 +1,4 @@
-//! `/init` of the system image: starts the node, and when it is asked to, ends it.
+//! `/init` of the system image: starts the node, and shuts it down on request.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -17,14 +17,14 @@ use node_core::status::chain;
 use nodelog::Stream;
 
 fn main() -> ExitCode {
-    // The kernel gives PID 1 arguments of its own.
+    // The kernel gives PID 1 its own arguments.
     if process::id() != 1
         && let Some(ended) = guard::self_test(env::args_os()).or_else(|| csi::guard(env::args_os()))
     {
         return ended;
     }
     let mut state = BootState::default();
-    // A panic of PID 1 is a panic of the kernel, with nothing unmounted.
+    // A panic of PID 1 would panic the kernel, with all file systems mounted.
     let end = catch_unwind(AssertUnwindSafe(|| boot::run(&mut state)));
     // Pods stay restricted until `power::leave` has ended them.
     let BootState { host, writer, log, on_failure, guard: _guard } = state;
@@ -44,29 +44,30 @@ fn main() -> ExitCode {
     if let Some(writer) = writer {
         writer.finish(PATIENCE);
     }
-    // Its file is on the data disk, which is unmounted now.
+    // The log file is on the data disk, which is unmounted next.
     if log.is_some_and(|log| !log.close(PATIENCE)) {
         print(log, "the end of the log was not written to the disk in time");
     }
     // The last two are mounts of the data disk on a node with a CNI plugin of the administrator.
     power::leave(["/ephemeral", "/data", "/opt/cni/bin", "/etc/cni/net.d"].map(Path::new));
-    // File systems that could not be unmounted are reported there only.
+    // The console is the only place for reports of file systems that could not be unmounted.
     wait_for_console(log);
-    // Comes back only if the kernel refuses to power off.
+    // Returns only if the kernel rejects the power-off.
     let errno = power::off(end);
     print(log, &format!("error: cannot power off: {errno}"));
     wait_for_console(log);
     ExitCode::FAILURE
 }
 
-/// For the host to read the last announcements, and for the disk to store the end of the log.
+/// Time for the host to read the last announcements, and for the disk to store the end of the log.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// For the console to show them: a serial line is slow. A terminal that was
-/// stopped (Ctrl-S) must not keep the machine on.
+/// Time for the console to print the rest: a serial line is slow. A stopped terminal (Ctrl-S) must not keep the machine
+/// on.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Details of the line before them, such as the problems of a configuration, are indented.
+/// Prints and announces the error. Indented lines are details of the previous line, such as the problems of a
+/// configuration.
 fn fatal(host: &Host, log: Option<&Stream>, message: String) {
     let message = nodelog::redact(&message).into_owned();
     for (number, line) in message.lines().enumerate() {
@@ -79,11 +80,12 @@ fn fatal(host: &Host, log: Option<&Stream>, message: String) {
     host.announce(Announcement::Fatal { message });
 }
 
-/// On the console, after what was logged. Before there is a log nothing runs yet that could be held up.
+/// Prints on the console, after the logged records. Before the log starts, no service runs that a slow console could
+/// delay.
 fn print(log: Option<&Stream>, text: &str) {
     match log {
         Some(log) => log.print(text),
-        // `println!` panics when the console is gone.
+        // `println!` panics if the console is gone.
         None => drop(writeln!(io::stdout(), "{text}")),
     }
 }

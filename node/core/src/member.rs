@@ -1,4 +1,4 @@
-//! The services of every node, control plane or worker.
+//! The services of every node, control plane and worker.
 
 use std::future::pending;
 use std::net::Ipv4Addr;
@@ -52,14 +52,14 @@ pub(crate) struct Member {
     pub(crate) host: Host,
 }
 
-/// Services without dependencies that others wait for.
+/// Services without dependencies, for which others wait.
 pub(crate) struct BaseServices {
     pub(crate) modules: Handle,
     pub(crate) guard: Handle,
 }
 
 impl Member {
-    /// Starts the services that need no cluster. `server` is the API server's address if another node runs it.
+    /// Starts the services that do not need the cluster. `server` is the API server's address if another node runs it.
     pub(crate) fn start_base(&self, cx: &Context, server: Option<Ipv4Addr>) -> BaseServices {
         cx.start("orphans", orphans::run);
         let uplink = Arc::clone(&self.uplink);
@@ -93,8 +93,8 @@ impl Member {
         Ok([images, csi])
     }
 
-    /// Starts kube-proxy with this identity, if the node has it, the removal of unused images, and the kubelet. The certificates of both programs
-    /// have to exist.
+    /// Starts kube-proxy with the identity `proxy` if the node has kube-proxy, the removal of unused images, and the
+    /// kubelet. The certificates of kube-proxy and the kubelet must exist.
     pub(crate) async fn start_pods(
         &self,
         cx: &Context,
@@ -116,8 +116,8 @@ impl Member {
         Ok(())
     }
 
-    /// The provisioner, and the watch that registers the CSI plugin again if its CSINode entry is lost. Healthy when the
-    /// provisioner is.
+    /// Runs the provisioner, and the watch that registers the CSI plugin again if its CSINode entry is lost. Healthy
+    /// when the provisioner is healthy.
     async fn provision(self: Arc<Self>, cx: Context, identity: StorageIdentity) -> Result<(), BoxError> {
         identity
             .with_client(&cx, |client| {
@@ -137,7 +137,7 @@ impl Member {
             .await
     }
 
-    /// The pods' network, and the mesh. Healthy when pods have addresses.
+    /// Runs the pod network and the mesh. Healthy when pods have addresses.
     async fn connect(self: Arc<Self>, cx: Context, identity: StorageIdentity) -> Result<(), BoxError> {
         identity
             .with_client(&cx, |client| {
@@ -149,7 +149,7 @@ impl Member {
             .await
     }
 
-    /// `certificate` is that of CoreDNS, if the node requests it.
+    /// `certificate` is CoreDNS' certificate if the node requests it.
     pub(crate) fn start_network_and_storage(
         self: &Arc<Self>,
         cx: &Context,
@@ -187,7 +187,7 @@ impl Member {
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             found = ready => {
-                // Once for each boot: the kubelet writes it when it registers the node.
+                // Once per boot: the kubelet writes this field when it registers the node.
                 if let Some(system) = found?.and_then(|node| node.status?.node_info) {
                     self.facts.kubernetes.get_or_init(|| system.into());
                 }
@@ -200,7 +200,7 @@ impl Member {
     }
 }
 
-/// The identity of the node's storage: a control plane signs the certificate with its others, a worker requests it.
+/// The identity of the node's storage. A control plane signs the certificate with its others, a worker requests it.
 #[derive(Clone)]
 pub(crate) struct StorageIdentity {
     credentials: Arc<Credentials>,
@@ -224,7 +224,7 @@ impl StorageIdentity {
         Self { credentials: Arc::clone(credentials), source }
     }
 
-    /// Done when there is a certificate, even if it is due for renewal.
+    /// Done when a certificate exists, even if it is due for renewal.
     pub(crate) async fn request(self, cx: Context) -> Result<(), BoxError> {
         if let CertificateSource::Requested { certificate, .. } = &self.source
             && !matches!(certificate.on_disk().await?, Ok(_) | Err(Stale::Expiring))
@@ -238,7 +238,7 @@ impl StorageIdentity {
         Ok(())
     }
 
-    /// Waits for a certificate. The future that it returns ends when services need another client.
+    /// Waits for a certificate. The returned future ends when services need another client.
     async fn ensure(&self) -> Result<BoxFuture<'static, ()>, BoxError> {
         match &self.source {
             CertificateSource::Signed(status) => {
@@ -257,7 +257,7 @@ impl StorageIdentity {
                 let clock = clock.clone();
                 Ok(Box::pin(async move {
                     tokio::select! {
-                        // Also if the certificate was rejected only because the clock was wrong.
+                        // Covers a certificate that was rejected only because the clock was wrong.
                         () = renewal(lasting, clock.clone()) => info!("certificate of the node's storage is due for renewal"),
                         () = jump(clock.clone(), jumps) => info!("clock jumped, connecting to the API server again"),
                     }
@@ -266,8 +266,8 @@ impl StorageIdentity {
         }
     }
 
-    /// Runs services with a client of this identity, and starts them again when they need another client. Healthy when the
-    /// first service is.
+    /// Runs services with a client of this identity, and restarts them when they need another client. Healthy when the
+    /// first service is healthy.
     async fn with_client(self, cx: &Context, start: impl Fn(Client) -> [Handle; 2]) -> Result<(), BoxError> {
         loop {
             let replaced = tokio::select! {
@@ -294,8 +294,9 @@ impl StorageIdentity {
     }
 }
 
-/// Waits until the clock has jumped again after this many jumps: the API server, which runs on another node, may have closed
-/// connections meanwhile, which a watch would notice after minutes. A control plane stood still at both ends. Cancel-safe.
+/// Waits for the first clock jump after the jump number `jumps`. An API server on another node may have closed
+/// connections during the jump, which a watch would notice only after minutes. On a control plane, both ends of a
+/// connection stood still. Cancel-safe.
 async fn jump(mut clock: watch::Receiver<::clock::ClockState>, jumps: u32) {
     if clock.wait_for(|state| state.jumps != jumps).await.is_err() {
         pending().await
@@ -316,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// A watch of an API server that had closed the connection waited for minutes.
+    /// Regression: after the API server had closed the connection, a watch waited for minutes.
     #[tokio::test]
     async fn a_clock_jump_reconnects_to_the_api_server_of_another_node() {
         let sender = watch::Sender::new(::clock::ClockState::default());

@@ -20,12 +20,12 @@ use units::Bytes;
 
 use crate::error::StepError;
 
-/// The mesh on an uplink with packets of at most `mtu` bytes.
+/// Configuration of the mesh on an uplink with the MTU `mtu`.
 pub fn of_uplink(mtu: u32) -> programs::Mesh {
     programs::Mesh { interface: INTERFACE, port: MESH_PORT, mtu: mtu.saturating_sub(OVERHEAD) }
 }
 
-/// The parts of the mesh, created when it first runs.
+/// The parts of the mesh, created at its first run.
 pub struct Mesh {
     node: String,
     pods: Ipv4Net,
@@ -47,8 +47,8 @@ impl Mesh {
         }
     }
 
-    /// Keeps the mesh until it is cancelled. Healthy when the node has its place in it. After an
-    /// error, it is tried again, and pods on this node reach each other meanwhile.
+    /// Runs the mesh until cancelled. Healthy when the node is part of it. The supervisor retries after an error; pods
+    /// on this node reach each other meanwhile.
     pub async fn run(self: Arc<Self>, cx: Context, client: Client) -> Result<(), BoxError> {
         let (device, metrics) = self.made.get_or_try_init(|| self.make()).await?.clone();
         let networks = vec![PodNetwork { network: self.pods.into(), node_prefix: NODE_PREFIX }];

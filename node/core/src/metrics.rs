@@ -1,4 +1,4 @@
-//! The metrics of the node's program. docs/metrics.md describes each.
+//! The metrics of the node's program. docs/metrics.md describes each metric.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, Opts};
 use crate::kernel::Kernel;
 use crate::system;
 
-/// The node's own metrics at one moment.
+/// The node's own metrics at one point in time.
 pub fn collectors(
     clock: &ClockState,
     certificates: &[Expiry],

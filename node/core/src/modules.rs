@@ -1,4 +1,4 @@
-//! Kernel modules that the configuration names.
+//! Kernel modules from the configuration.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use kernel::modules::{Catalog, LoadError, ModuleName};
 use supervisor::{BoxError, Context};
 use tracing::info;
 
-/// Modules of the image that not every node loads.
+/// Directory of the modules that not every node loads.
 pub(crate) const DIRECTORY: &str = "/usr/lib/modules/optional";
 
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Looks for modules in a directory of the image. `None`: there is nothing to load.
+    /// Searches the modules in a directory of the image. `None` without modules to load.
     pub(crate) fn find(directory: &str, names: &[ModuleName]) -> Result<Option<Arc<Self>>, ModulesError> {
         if names.is_empty() {
             return Ok(None);
@@ -45,7 +45,7 @@ impl Modules {
         }
     }
 
-    /// Loads them. The node runs without them if that fails, and the service is started again.
+    /// Loads the modules. After an error, the node runs without them, and the supervisor restarts the service.
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), BoxError> {
         let load = move || self.catalog.load(&self.names).map_err(ModulesError::Load);
         let report = tokio::task::spawn_blocking(load).await??;

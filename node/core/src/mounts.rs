@@ -1,4 +1,4 @@
-//! Detaches loop devices and unmounts file systems when the node ends.
+//! Detaches loop devices and unmounts file systems at the shutdown of the node.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,14 +10,14 @@ use mount::Entry;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-/// How long a file system may stay busy: descriptors of threads that end close late.
+/// Time that a file system may stay busy: threads close their descriptors late.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// Unmounts everything at and below `tops`, for a machine whose other processes have ended. The log of the node names
-/// file systems that cannot be unmounted; these replay their own logs at the next boot.
+/// Unmounts all file systems at and below `tops`, after the machine's other processes have ended. The node's log names
+/// file systems that cannot be unmounted; they replay their journals at the next boot.
 ///
-/// A loop device keeps the file system of its image mounted, and no process has it: devices that the kubelet did not
-/// unpublish are detached first.
+/// A loop device keeps the file system of its image busy without any process. Therefore devices that the kubelet did
+/// not unpublish are detached first.
 pub fn release(tops: &[&Path]) {
     let table = match mount::table() {
         Ok(table) => table,
@@ -33,8 +33,8 @@ pub fn release(tops: &[&Path]) {
     }
 }
 
-/// Newest first, so that a mount goes before the one that it stands on. A container's root is an overlay
-/// whose layers are on the data disk: it goes before that, wherever it is mounted.
+/// Newest mounts first, so that a mount is unmounted before the mount below it. The layers of a container's root (an
+/// overlay) are on the data disk, so the overlay is unmounted first, wherever it is mounted.
 fn newest_first(table: Vec<Entry>, tops: &[&Path]) -> Vec<Entry> {
     let mut leaving: Vec<_> =
         table.into_iter().filter(|entry| tops.iter().any(|top| entry.point.starts_with(top))).collect();
@@ -42,7 +42,7 @@ fn newest_first(table: Vec<Entry>, tops: &[&Path]) -> Vec<Entry> {
     leaving
 }
 
-/// The loop devices whose files are on one of these file systems.
+/// Detaches the loop devices whose files are on one of these file systems.
 fn detach(filesystems: &BTreeSet<DeviceNumber>) {
     let devices = match loopdev::list() {
         Ok(devices) => devices,

@@ -1,7 +1,7 @@
 //! Reaps the processes that PID 1 inherits when their parent ends.
 //!
-//! The service that started a child awaits it within milliseconds; reaping one of these children here
-//! would lose its exit status. A zombie that is older than [`GRACE`] is an orphan.
+//! The service that started a child waits for it within milliseconds. If this module reaped such a child, its exit
+//! status would be lost. Therefore only a zombie that is older than [`GRACE`] is an orphan.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use supervisor::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
-/// How long an own child may stay unreaped. A zombie costs one entry of the process table.
+/// Time that a service's child may stay unreaped. A zombie costs one entry of the process table.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A child that has ended. Its number is not given away before it is reaped.
+/// A child that has ended. The kernel does not reuse its process ID before it is reaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Zombie {
     pid: i32,
-    /// Start in clock ticks since boot: distinguishes a reused number.
+    /// Start time in clock ticks since boot, which distinguishes a reused process ID.
     start: u64,
 }
 
-/// The service: looks after each `SIGCHLD`, and once more when the grace is over.
+/// Service that checks for zombies after each `SIGCHLD`, and when the grace period of a zombie ends.
 pub async fn run(cx: Context) -> Result<(), io::Error> {
     let mut ended = signal(SignalKind::child())?;
     let mut seen: HashMap<Zombie, Instant> = HashMap::new();
@@ -42,7 +42,7 @@ pub async fn run(cx: Context) -> Result<(), io::Error> {
                         seen.insert(zombie, now);
                     }
                     Ok(_) => tracing::debug!(pid = zombie.pid, "orphan reaped"),
-                    // ECHILD: its parent was quicker after all.
+                    // ECHILD: its parent has reaped the process meanwhile.
                     Err(_) => {}
                 }
             }

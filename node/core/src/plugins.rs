@@ -1,4 +1,4 @@
-//! Directories of CNI plugins that the administrator installs, mounted where their DaemonSets write to.
+//! Directories of CNI plugins that the administrator installs, mounted at the paths to which their DaemonSets write.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use nix::mount::MsFlags;
 use crate::error::StepError;
 use crate::storage::Storage;
 
-/// containerd starts the programs of the plugins.
+/// Mount attributes of the plugins' programs, which containerd executes.
 const PROGRAMS: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
 
-/// Mounts the directories of the data disk on those that plugins and containerd use, and shares all mounts: a plugin's pod may
-/// mount a file system for the node (`mountPropagation: Bidirectional`, as for `/sys/fs/bpf`), and see later mounts of the node
-/// (`HostToContainer`). The container runtime rejects both if the mounts are not shared. Mounts below shared ones are
-/// shared, too (mount_namespaces(7)). Once per boot.
+/// Mounts directories of the data disk at the paths that plugins and containerd use, and makes all mounts shared: a
+/// plugin's pod may mount a file system for the node (`mountPropagation: Bidirectional`, as for `/sys/fs/bpf`), and see
+/// later mounts of the node (`HostToContainer`). The container runtime rejects both if the mounts are not shared.
+/// Mounts below shared mounts are shared, too (mount_namespaces(7)). Call once per boot.
 pub fn mount(storage: &Storage, paths: &programs::Paths) -> Result<(), StepError> {
     bind(storage.cni_programs()?, &paths.installed_cni_programs, PROGRAMS)?;
     bind(storage.cni_configurations()?, &paths.installed_cni_configurations, Attributes::INERT)?;

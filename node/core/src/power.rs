@@ -1,4 +1,4 @@
-//! Requests to end the node, and its end.
+//! Shutdown requests, and the shutdown of the machine.
 
 use std::convert::Infallible;
 use std::fs::{self, File};
@@ -35,8 +35,8 @@ impl From<FailureAction> for End {
     }
 }
 
-/// Ways to ask for the end: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console)
-/// for a restart. Watched from its creation.
+/// Shutdown requests: SIGTERM or a power button for power-off, SIGINT (Ctrl-Alt-Del at the console) for a restart.
+/// Requests count from the creation on.
 #[derive(Debug)]
 pub struct Requests {
     terminate: Signal,
@@ -49,7 +49,7 @@ pub struct Requests {
 impl Requests {
     pub fn watch() -> io::Result<Self> {
         let (pressed, button) = mpsc::channel(1);
-        // Many machines have two of that name, and use one.
+        // Many machines have two devices with this name, and use one.
         let buttons = buttons(Path::new("/sys/class/input"));
         if buttons.is_empty() {
             tracing::warn!("this machine has no power button; end it with SIGTERM");
@@ -81,7 +81,7 @@ fn buttons(inputs: &Path) -> Vec<PathBuf> {
     entries.flatten().filter_map(button).collect()
 }
 
-/// The thread blocks in read(2) until the machine is off: it has no other end.
+/// The thread blocks in read(2) until the machine is off.
 fn watch(device: PathBuf, pressed: mpsc::Sender<()>) -> io::Result<()> {
     let mut events = File::open(&device)?;
     thread::Builder::new().name("power-button".into()).spawn(move || {
@@ -104,16 +104,16 @@ fn is_press(event: &[u8; EVENT]) -> bool {
     event[16..] == [1, 0, 116, 0, 1, 0, 0, 0]
 }
 
-/// How long processes may take after SIGTERM.
+/// Time for processes to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a disk may write nothing while it is unmounted. A large machine has dirty pages for minutes.
+/// Time without written pages after which an unmount is abandoned. A large machine has dirty pages for minutes.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
-/// Ends every other process, and gives back what is below `tops`, unless their disk does not answer: it must not keep the
+/// Ends all other processes, and unmounts the file systems below `tops`. A disk that does not respond must not keep the
 /// machine on.
 pub fn leave<const N: usize>(tops: [&'static Path; N]) {
-    // From PID 1, -1 means every other process. ESRCH: there is none.
+    // From PID 1, -1 is every other process. ESRCH: there is no other process.
     for (stop, patience) in [(signal::Signal::SIGTERM, PATIENCE), (signal::Signal::SIGKILL, PATIENCE)] {
         let _ = kill(Pid::from_raw(-1), stop);
         if wait_for_the_last(patience) {
@@ -139,7 +139,7 @@ fn unmount(tops: &[&Path]) {
     sync();
 }
 
-/// Whether the thread has ended; `false` if nothing was written for so long.
+/// Waits until the thread has ended; `false` if the disk writes no pages for the duration `standstill`.
 fn wait_for_the_disk(
     running: &Receiver<Infallible>,
     standstill: Duration,
@@ -156,13 +156,13 @@ fn wait_for_the_disk(
     true
 }
 
-/// Pages that have to be written to disks, proc_meminfo(5).
+/// Amount of data that the kernel still has to write to disks, proc_meminfo(5).
 fn unwritten() -> Bytes {
     let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     ["Dirty:", "Writeback:"].iter().filter_map(|name| kernel::text::size(&table, name)).sum()
 }
 
-/// Turns the machine off. Does not return unless the kernel refuses.
+/// Turns the machine off or restarts it. Returns only if the kernel rejects the call.
 pub fn off(how: End) -> Errno {
     let mode = match how {
         End::PowerOff => RebootMode::RB_POWER_OFF,
@@ -172,7 +172,7 @@ pub fn off(how: End) -> Errno {
     errno
 }
 
-/// Reaps until no child is left: at the end, no service awaits one.
+/// Reaps children until none is left: at the shutdown, no service waits for a child.
 fn wait_for_the_last(patience: Duration) -> bool {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     let start = Instant::now();
@@ -190,7 +190,7 @@ fn wait_for_the_last(patience: Duration) -> bool {
 mod tests {
     use super::*;
 
-    /// The machine stayed on, and had to be reset.
+    /// Regression: the machine stayed on, and had to be reset.
     #[test]
     fn a_disk_that_writes_nothing_does_not_hold_the_end_up() {
         let (runs, running) = channel();

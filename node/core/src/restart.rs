@@ -1,4 +1,4 @@
-//! SIGUSR1 starts services of the node's own program again: there is no shell to do it from.
+//! SIGUSR1 restarts services of the node's program, because the node has no shell.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 #[error("asked to start again by SIGUSR1")]
 pub struct RestartRequested;
 
-/// The service; at SIGUSR1 it ends wherever it waits, unfinished, and as a failure: the supervisor stops its children
-/// and starts it again after a back-off. Work in the kernel or on the disk at that moment is finished.
+/// Wraps a service so that SIGUSR1 cancels it at its next await point, as a failure: the supervisor stops its children
+/// and restarts it after a back-off. Current work in the kernel or on the disk is completed.
 pub fn on_request<F, Fut, E>(service: F) -> impl Fn(Context) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,

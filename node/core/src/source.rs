@@ -1,4 +1,4 @@
-//! Where the node's configuration comes from: the machine it runs on, or a file beside the system image.
+//! The source of the node's configuration: the machine that runs the node, or a file beside the system image.
 
 use std::fmt;
 use std::fs::File;
@@ -11,10 +11,10 @@ use tracing::warn;
 
 use crate::esp::{self, Partitions, PartitionsError};
 
-/// The name in QEMU's fw_cfg, as the kernel's module `qemu_fw_cfg` shows it.
+/// Path of QEMU's fw_cfg entry in the file system of the kernel module `qemu_fw_cfg`.
 const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.granary/config/raw";
 const FILE: &str = "granary.json";
-/// Empty at this time; the file system that belongs here is mounted later.
+/// Empty at this time. The file system of this directory is mounted later.
 const PLACE: &str = "/ephemeral";
 const LARGEST: u64 = 64 << 10;
 
@@ -53,7 +53,7 @@ pub enum SourceError {
 
 pub fn read() -> Result<(Source, Config), SourceError> {
     let (found, text) = find()?;
-    // Nothing at all is as good as `{}`.
+    // An empty text is equivalent to `{}`.
     let text = if text.trim().is_empty() { "{}" } else { &text };
     match Config::parse(text) {
         Ok(config) => Ok((found, config)),

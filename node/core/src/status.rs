@@ -1,4 +1,4 @@
-//! The contents of this node's status pages. The crate `status` renders them and checks access.
+//! The contents of this node's status pages. The crate `status` renders them and controls access.
 
 use std::error::Error;
 use std::iter;
@@ -28,7 +28,7 @@ use crate::kernel::Kernel;
 use crate::mesh::Mesh;
 use crate::metrics;
 
-/// The metric that counts orphans, by kind: only the provisioner compares disk and cluster.
+/// Metric with the number of orphans by kind. Only the provisioner compares the disk with the cluster.
 const ORPHANS: &str = "granary_orphans";
 
 const _: () = assert!(status::ALMOST_FULL == cluster::ALMOST_FULL);
@@ -58,8 +58,8 @@ impl From<NodeSystemInfo> for Kubernetes {
     }
 }
 
-/// Serves the status on the node's `own` address, also to the API server if that is elsewhere, until it is cancelled. Healthy
-/// when it listens.
+/// Serves the status on the node's address `own`, also to the API server at `server` if another node runs it, until
+/// cancelled. Healthy when it listens.
 pub async fn run(cx: Context, own: Ipv4Addr, server: Option<Ipv4Addr>, facts: Facts) -> Result<(), StepError> {
     let address = SocketAddr::from((own, STATUS_PORT));
     let listener = TcpListener::bind(address).await.map_err(StepError::of(format!("cannot listen on {address}")))?;
@@ -125,7 +125,7 @@ pub(crate) fn administrator_path(name: &str) -> String {
     format!("/administrators/{name}.crt")
 }
 
-/// Without administrators, the port has nothing for other machines.
+/// Without administrators, the port serves no files to other machines.
 fn public_files(certificates: &PublicCertificates) -> Vec<PublicFile> {
     let administrators = certificates.administrators.iter();
     let mut files: Vec<_> = administrators
@@ -137,7 +137,7 @@ fn public_files(certificates: &PublicCertificates) -> Vec<PublicFile> {
     files
 }
 
-/// As the metric `granary_clock_synchronized` has it: a server that is lost is not one that answered.
+/// Consistent with the metric `granary_clock_synchronized`: a server that is lost is reported as unsynchronized.
 fn clock(state: clock::ClockState, servers: &[SocketAddr]) -> status::Clock {
     match (state.last, state.problem, servers) {
         (None, None, []) => status::Clock::Alone,
@@ -189,7 +189,7 @@ fn orphans(families: &[MetricFamily]) -> Vec<Orphans> {
     counted
         .filter_map(|metric| {
             let kind = metric.get_label().first()?.value().to_owned();
-            // A count, kept as a float.
+            // The gauge stores an integer count as a float.
             let found = metric.get_gauge().get_value() as u64;
             (found > 0).then_some(Orphans { kind, found })
         })

@@ -1,4 +1,4 @@
-//! The node's disk, and what the services need to know of it.
+//! The node's disk, and the paths and limits that services need.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::error::StepError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// There is no disk for the data, or none that is ours or empty. Nothing was written.
+    /// The machine has no data disk, or only disks with other data. The node has written nothing.
     #[error(transparent)]
     Find(#[from] DiskError),
     #[error("cannot mount")]
@@ -29,7 +29,7 @@ pub enum StorageError {
     Volumes(#[from] volume::StartError),
 }
 
-/// The mounted data disk and `/ephemeral`, with the volumes on the first.
+/// The mounted data disk with the volumes, and `/ephemeral`.
 #[derive(Debug)]
 pub struct Storage {
     data: Mounted<Data>,
@@ -39,13 +39,13 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Finds, checks, makes if it is empty, and mounts the data disk; mounts `/ephemeral`.
+    /// Finds and checks the data disk, formats it if it is empty, and mounts it. Also mounts `/ephemeral`.
     pub fn open(config: &config::Storage) -> Result<Self, StorageError> {
         let root = Root::at(PathBuf::from("/"));
         let ephemeral = mount_ephemeral(root.ephemeral)?;
         let data = disk::find(&config.disk)?.mount(root.data)?;
         let budget = data.budget()?;
-        // More than the disk has leaves nothing for volumes.
+        // A reserve larger than the disk leaves no space for volumes.
         let reserve = budget.reserve().checked_add(config.keep_free).unwrap_or(Bytes::new(u64::MAX));
         let other_projects = projects(&data)?;
         let settings =
@@ -58,7 +58,7 @@ impl Storage {
         self.data.path()
     }
 
-    /// The file system that is gone after a reboot.
+    /// The file system whose content a reboot deletes.
     pub fn ephemeral(&self) -> &Path {
         self.ephemeral.path()
     }
@@ -87,13 +87,13 @@ impl Storage {
         }
     }
 
-    /// Where the node's log is, and how much it may take.
+    /// Directory and size limits of the node's log.
     pub fn log(&self) -> (PathBuf, nodelog::Bounds) {
         let limit = self.budget.bytes(Part::NodeLog);
         (self.data.log.node.path().to_owned(), nodelog::Bounds::within(limit))
     }
 
-    /// Images, and what containers write to their own root: a directory of the project that limits them.
+    /// Directory of the project that limits images and the writable layers of containers.
     pub fn images(&self) -> PathBuf {
         self.data.containerd.overlayfs.snapshots.path().to_owned()
     }
@@ -120,7 +120,7 @@ impl Storage {
     }
 }
 
-/// Projects of the directories with limits that are not volumes.
+/// Project IDs of the limited directories that are not volumes.
 fn projects(data: &Mounted<Data>) -> Result<BTreeSet<ProjectId>, StorageError> {
     let parts = data.open_parts()?;
     let projects = parts.iter().filter_map(|part| fsquota::project(part).transpose());

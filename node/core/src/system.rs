@@ -1,4 +1,4 @@
-//! The kernel's file systems, settings and limits, before anything else runs.
+//! The kernel's file systems, settings and limits, set before any service runs.
 
 use std::fs;
 use std::io;
@@ -15,15 +15,15 @@ use config::NodeName;
 
 use crate::error::StepError;
 
-/// Directories of file systems on `/dev` and `/sys` that are created before the mount.
+/// Directories in file systems of `/dev` and `/sys`, created before the mounts.
 const DIRECTORIES: [&str; 3] = ["/dev/pts", "/dev/shm", "/dev/mqueue"];
 
 const NO_PROGRAMS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC).union(MsFlags::MS_NODEV);
 
-/// Kind, target, flags and data. `/dev`, `/proc` and `/sys` come from the initramfs.
+/// Type, target, flags and data. The initramfs mounts `/dev`, `/proc` and `/sys`.
 ///
-/// `nsdelegate`: a container's cgroup namespace is a border for the container's own rights. securityfs shows the state of
-/// lockdown and the active LSMs.
+/// `nsdelegate`: a container's cgroup namespace is a delegation boundary. securityfs shows the state of lockdown and
+/// the active LSMs.
 const MOUNTS: [(&str, &str, MsFlags, &str); 5] = [
     ("devpts", "/dev/pts", MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC), "mode=0620,ptmxmode=0666"),
     ("tmpfs", "/dev/shm", MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV), "mode=1777"),
@@ -36,10 +36,10 @@ const SETTINGS: &str = include_str!("sysctl.conf");
 
 const CONNECTION_SETTINGS: &str = include_str!("conntrack.conf");
 
-/// Open files of one process; containers get it too.
+/// Limit of open files per process, also for containers.
 const OPEN_FILES: u64 = 1 << 20;
 
-/// Mounts, settings, limits and the host name. Once per boot.
+/// Sets up mounts, settings, limits and the host name. Call once per boot.
 pub fn prepare(node: &NodeName) -> Result<(), StepError> {
     for path in DIRECTORIES {
         make(Path::new(path))?;
@@ -54,7 +54,7 @@ pub fn prepare(node: &NodeName) -> Result<(), StepError> {
     sethostname(node.as_str()).map_err(StepError::of(format!("cannot set the host name {node}")))
 }
 
-/// The directories of `/ephemeral` that links of the read-only root lead to, and the files there.
+/// Creates the directories and files of `/ephemeral` to which links of the read-only root refer.
 pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), StepError> {
     for below in ["etc", "run", "tmp", "var/lib", "var/log", "var/run", "var/tmp"] {
         make(&ephemeral.join(below))?;
@@ -66,34 +66,34 @@ pub fn prepare_links(ephemeral: &Path, node: &NodeName) -> Result<(), StepError>
     Ok(())
 }
 
-/// A link in `/var/log`, which kubelet serves to administrators: `/api/v1/nodes/NODE/proxy/logs/NAME/`.
+/// Creates a link in `/var/log`, which the kubelet serves to administrators: `/api/v1/nodes/NODE/proxy/logs/NAME/`.
 pub fn show_log(ephemeral: &Path, name: &str, directory: &Path) -> Result<(), StepError> {
     let path = ephemeral.join("var/log").join(name);
     symlink(directory, &path).map_err(StepError::of(format!("cannot write {}", path.display())))
 }
 
-/// machine-id(5): 32 hexadecimal digits. The node's name makes it, so that it stays the same.
+/// machine-id(5): 32 hexadecimal digits, derived from the node's name, so that the ID stays the same.
 fn machine_id(node: &NodeName) -> String {
-    // FNV-1a, 128 bits: not a secret, only different for different names.
+    // FNV-1a, 128 bits. The ID is not secret, it only differs between names.
     let hash = node.as_str().bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
         (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
     });
     format!("{hash:032x}\n")
 }
 
-/// Settings of modules that are loaded later than the others.
+/// Applies settings of kernel modules that are loaded later than the others.
 pub fn prepare_connections() -> Result<(), StepError> {
     apply(CONNECTION_SETTINGS, Path::new(SYSCTL_ROOT))
 }
 
-/// Memory of the machine, without what the kernel took at its start (`MemTotal`), proc_meminfo(5). `None` if the kernel
-/// does not show it.
+/// Memory of the machine without the part that the kernel reserves at its start (`MemTotal`), proc_meminfo(5). `None`
+/// if the kernel does not report it.
 pub fn machine_memory() -> Option<Bytes> {
     kernel::text::size(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// Memory of this process, with its share of what it shares (PSS), proc_pid_smaps(5). `None` if the kernel
-/// does not show it.
+/// Memory of this process with its share of shared pages (PSS), proc_pid_smaps(5). `None` if the kernel does not report
+/// it.
 pub fn own_memory() -> Option<Bytes> {
     kernel::text::size(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
 }
@@ -104,10 +104,10 @@ fn make(path: &Path) -> Result<(), StepError> {
 
 const SYSCTL_ROOT: &str = "/proc/sys";
 
-/// A setting of each network interface, as [`SETTINGS`] writes it.
+/// Placeholder in [`SETTINGS`] for each network interface.
 const EACH: &str = "*";
 
-/// The lines of sysctl.d(5) that set something.
+/// Assignments of sysctl.d(5).
 fn settings(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once('=')).map(|(key, value)| (key.trim(), value.trim()))
@@ -124,8 +124,8 @@ fn apply(text: &'static str, root: &Path) -> Result<(), StepError> {
     Ok(())
 }
 
-/// Writes `BEFORE*AFTER`. A kernel without IPv6 (`ipv6.disable=1`) has none of its settings and needs none; an interface may
-/// disappear meanwhile.
+/// Writes `BEFORE*AFTER`. A kernel without IPv6 (`ipv6.disable=1`) has none of its settings and needs none. An
+/// interface may disappear meanwhile.
 fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Result<(), StepError> {
     let directory = setting_path(root, before.trim_end_matches('.'));
     let interfaces = match interfaces(&directory) {
@@ -144,8 +144,8 @@ fn write_each(root: &Path, before: &str, after: &str, value: &'static str) -> Re
 
 const FOR_ALL: [&str; 2] = ["default", "all"];
 
-/// The directories of settings of interfaces, as sysctl(8) writes them: `/` is a `.` of the name. [`FOR_ALL`] first, so that
-/// an interface that appears meanwhile has the new default, or is found.
+/// Names of the interfaces with settings, in the form of sysctl(8): `/` stands for a `.` in a name. [`FOR_ALL`] is
+/// first, so that an interface that appears meanwhile has the new default or is in the list.
 fn interfaces(directory: &Path) -> io::Result<Vec<String>> {
     let mut found = FOR_ALL.map(str::to_owned).to_vec();
     for entry in fs::read_dir(directory)? {
@@ -157,7 +157,7 @@ fn interfaces(directory: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// The end of line is needed: the kernel sees no write(2) of an empty value.
+/// Appends an end of line, because the kernel receives no write(2) of an empty value.
 fn write_setting(root: &Path, key: &str, value: &str) -> io::Result<()> {
     fs::write(setting_path(root, key), format!("{value}\n"))
 }
@@ -166,7 +166,7 @@ fn not_set(key: &str, value: &str) -> impl FnOnce(io::Error) -> StepError {
     StepError::of(format!("cannot set {key} to {value:?}"))
 }
 
-/// sysctl(8): `.` separates, and `/` stands for a `.` of a name.
+/// sysctl(8): `.` separates components, and `/` stands for a `.` in a name.
 fn setting_path(root: &Path, key: &str) -> PathBuf {
     root.join(key.split('.').map(|part| part.replace('/', ".")).collect::<PathBuf>())
 }
@@ -207,7 +207,7 @@ mod tests {
 
     const REDIRECTS: &str = "# Comment\nnet.ipv4.conf.*.send_redirects = 0\nnet.ipv6.conf.*.accept_redirects = 0";
 
-    /// There are no settings of IPv6, as in a kernel without it.
+    /// The directory has no settings of IPv6, as with a kernel without IPv6.
     #[test]
     fn settings_apply_to_present_and_future_interfaces() {
         let root = network(&["all", "default", "eth0.7", "lo"]);

@@ -13,15 +13,15 @@ use crate::kernel::Kernel;
 
 const PORT: u16 = 123;
 
-/// How long a node whose clock is wrong waits for a time server.
+/// Time that a node with a wrong clock waits for a time server.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The same for a clock that may be right: time for one server that is there.
+/// Time that a node whose clock may be correct waits for a time server.
 const GLANCE: Duration = Duration::from_secs(2);
 
-/// Sets the clock by one of these servers if they answer: certificates are signed next, and from then on it is never set
-/// back. A clock that cannot be right, before the kernel's build date, waits for an answer; any other takes
-/// what comes at once. Without an answer the clock goes on as it is.
+/// Sets the clock from one of these servers if they answer. The node signs certificates next, and never sets the clock
+/// back afterwards. A clock before the kernel's build date is wrong: the node waits longer for an answer. Without an
+/// answer, the clock stays as it is.
 pub async fn start(servers: &[Ipv4Addr]) -> Arc<Keeper> {
     let servers = servers.iter().map(|server| (*server, PORT).into()).collect();
     let built = Kernel::running().ok().and_then(|kernel| kernel.built());
@@ -43,7 +43,7 @@ async fn keep(servers: Vec<SocketAddr>, clock: impl Clock, built: Option<UtcDate
     }
     match timeout(if is_wrong { PATIENCE } else { GLANCE }, keeper.first()).await {
         Ok(Ok(())) => {}
-        // The server's answer may be the reason, and the service asks again.
+        // The server's answer may cause the error, and the clock service asks again.
         Ok(Err(error)) => warn!(error = causes::of(&error), "cannot set the clock, continuing with it"),
         Err(_) if is_wrong => warn!("no time server answers, the clock is wrong"),
         Err(_) => info!("no time server answers at once, continuing with the clock"),
@@ -67,7 +67,7 @@ mod tests {
     /// The server's time since 1970.
     const TRUE: Nanoseconds = 1_800_000_000 * SECOND;
 
-    /// A clock that stands still, and the kernel's answer to who sets it.
+    /// A clock that stands still, and the kernel's result of setting it.
     #[derive(Clone, Debug)]
     struct FakeClock {
         now: Arc<Mutex<Nanoseconds>>,
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// A server that says [`TRUE`]. Ends when the set is dropped.
+    /// A server that answers with [`TRUE`]. It stops when the set is dropped.
     async fn server() -> (SocketAddr, JoinSet<()>) {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = socket.local_addr().unwrap();
@@ -121,7 +121,7 @@ mod tests {
         UtcDateTime::from_unix_timestamp(1_780_000_000).ok()
     }
 
-    /// It was set later, under the services, which had made certificates of the future.
+    /// Regression: the clock was set after the services had signed certificates that were not valid yet.
     #[tokio::test]
     async fn a_clock_that_is_ahead_is_set_before_certificates_are_signed() {
         let (address, _server) = server().await;
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(keeper.state().borrow().steps, 1);
     }
 
-    /// It ended the boot.
+    /// Regression: the error ended the boot.
     #[tokio::test]
     async fn a_clock_that_cannot_be_set_goes_on() {
         let (address, _server) = server().await;

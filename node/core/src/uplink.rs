@@ -1,4 +1,4 @@
-//! The node's address while it runs: DHCP's lease is renewed, and pods learn of other name servers.
+//! The node's address while it runs: renews the DHCP lease, and updates the name servers of pods.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use tracing::{error, info, warn};
 
 const ETHERNET_MTU: u32 = 1500;
 
-/// The network, and what it was when the services were started.
+/// The network, and its addressing at the start of the services.
 #[derive(Debug)]
 pub struct Uplink {
     network: Network,
@@ -44,13 +44,13 @@ impl Uplink {
         self.network.mtu().unwrap_or(ETHERNET_MTU)
     }
 
-    /// Returns when DHCP has given the node another address. The services have the first one in their certificates
-    /// and arguments: the node has to restart.
+    /// Returns when DHCP has assigned another address to the node. The services have the first address in their
+    /// certificates and arguments, so the node has to restart.
     pub async fn moved(&self) {
         self.moved.notified().await;
     }
 
-    /// Keeps the address, as a service. `missed` is the time that passed unseen by timers.
+    /// Service that keeps the address. `missed` is the time that timers did not count.
     pub async fn run(&self, cx: Context, missed: watch::Receiver<Duration>) -> Result<(), NetworkError> {
         cx.healthy();
         let renewed = |now: &Addressing| {
@@ -78,7 +78,7 @@ impl Uplink {
 }
 
 fn name_servers(all: &[Ipv4Addr]) -> String {
-    // Resolvers read three.
+    // Resolvers read at most three.
     all.iter().take(3).map(|server| format!("nameserver {server}\n")).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The services of a node that has joined the cluster of a control plane.
+//! The services of a worker.
 
 use std::sync::Arc;
 

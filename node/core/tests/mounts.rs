@@ -1,4 +1,4 @@
-//! The node's last step, on a disk with volumes that kubelet did not unpublish.
+//! The node's last step of a shutdown, on a disk with volumes that the kubelet did not unpublish.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -36,7 +36,7 @@ impl Data {
         self.place.path()
     }
 
-    /// A volume in block mode: an image, its loop device, and the device's node where kubelet wants it.
+    /// Publishes a volume in block mode: an image, its loop device, and the device at the kubelet's target path.
     fn publish(&self, name: &str) -> (PathBuf, Backing) {
         let (image, target) = (self.path().join(name), self.path().join(format!("{name}.target")));
         let file = File::create_new(&image).unwrap();
@@ -69,7 +69,7 @@ fn a_disk_is_unmounted_although_volumes_are_published() {
     data.publish("b");
     fs::create_dir(data.path().join("pod")).unwrap();
     bind(data.path(), &data.path().join("pod"));
-    // Only in the device's page cache: no pod has synced it.
+    // The data is only in the device's page cache: no pod has synced it.
     File::options().write(true).open(&device).unwrap().write_all(b"written last").unwrap();
 
     mounts::release(&[data.path()]);

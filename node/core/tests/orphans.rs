@@ -14,7 +14,7 @@ use tokio::time::pause;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// This process inherits as PID 1 does.
+/// This process inherits orphans like PID 1.
 #[tokio::test]
 async fn an_orphan_is_reaped_and_a_child_is_left_to_its_parent() {
     set_child_subreaper(true).unwrap();
@@ -24,7 +24,7 @@ async fn an_orphan_is_reaped_and_a_child_is_left_to_its_parent() {
         becomes(process, Some('Z')).await;
     }
 
-    // From here on the grace takes no time: the clock advances whenever no task runs.
+    // From here on, the grace period takes no time: the clock advances whenever no task runs.
     pause();
     let tree = Supervisor::start("orphans", Settings::default(), orphans::run);
     tree.handle().healthy().await.unwrap();
@@ -35,7 +35,7 @@ async fn an_orphan_is_reaped_and_a_child_is_left_to_its_parent() {
 }
 
 fn orphan() -> u32 {
-    // It ends when its input is closed. A shell gives such a process another standard input.
+    // The process ends when its input is closed. A shell gives a background process another standard input.
     let script = "exec 3<&0; (read -r line <&3) >/dev/null & echo $!";
     let mut shell = Command::new("/bin/sh");
     let mut parent = shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -56,7 +56,7 @@ async fn becomes(process: u32, wanted: Option<char>) {
     .unwrap();
 }
 
-/// As proc_pid_stat(5) has it; `None` if there is no such process.
+/// State of a process as in proc_pid_stat(5); `None` if the process does not exist.
 fn state(process: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()

@@ -1,5 +1,5 @@
-//! The EFI system partition, as the kernel reads it: a node that was started from the disk finds its configuration, or says what is
-//! wrong with it, and archives of images. Needs root and one scratch disk.
+//! The EFI system partition in the kernel: a node that was started from the disk finds its configuration, or reports
+//! its errors, and finds archives of images. Needs root and one scratch disk.
 
 use std::fs::{self, File};
 use std::num::NonZeroU32;
@@ -69,8 +69,7 @@ impl Machine {
         format!("{}{number}", self.disk.path().display())
     }
 
-    /// The result of a start from the disk: where the node found its configuration and its name, or why it
-    /// has none.
+    /// Result of a start from the disk: the source of the configuration and the node's name, or the error.
     fn result(&self) -> String {
         self.in_the_system(|| match source::read() {
             Ok((found, config)) => format!("{found}, {}", config.node),
@@ -78,7 +77,7 @@ impl Machine {
         })
     }
 
-    /// The archives of images that a start from the disk finds, with their contents.
+    /// Archives of images that a start from the disk finds, with their contents.
     fn archives(&self) -> String {
         self.in_the_system(|| {
             let given = GivenArchives::find(Path::new("/ephemeral")).unwrap();
@@ -92,7 +91,7 @@ impl Machine {
         })
     }
 
-    /// The text that a process returns whose root is the system.
+    /// Returns the text of a process whose root is the node's system.
     fn in_the_system(&self, work: impl FnOnce() -> String) -> String {
         let root = self.root.path();
         mount(Some(&*self.partition(2)), root, Some("ext4"), MsFlags::empty(), None::<&str>).unwrap();
@@ -110,12 +109,12 @@ impl Machine {
         })
         .wait();
         BOUND.iter().for_each(|name| unmount(&root.join(name)).unwrap());
-        // Nothing was left mounted below it.
+        // The unmount succeeds only if nothing is mounted below.
         unmount(root).unwrap();
         fs::read_to_string(self.answer()).unwrap()
     }
 
-    /// In a directory that the node has too.
+    /// A file in a directory that the node shares.
     fn answer(&self) -> PathBuf {
         self.root.path().with_extension("answer")
     }

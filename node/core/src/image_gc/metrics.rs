@@ -1,4 +1,4 @@
-//! The metrics of containerd's part of the data disk. docs/metrics.md describes each.
+//! Metrics of containerd's part of the data disk. docs/metrics.md describes each metric.
 
 use fsquota::Quota;
 use prometheus::core::Collector;

@@ -1,4 +1,4 @@
-//! Which image is removed next. Pure.
+//! Selects the next image to remove. No I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,11 +11,12 @@ use tokio::time::Instant;
 pub(crate) const HIGH: Fill = Fill(85);
 pub(crate) const LOW: Fill = Fill(80);
 
-/// A container starts after its image was pulled; until then, no container uses the image. The kubelet waits longer
-/// (`imageMinimumGCAge`, 2 minutes), but pulls an image again that is missing when the container is created.
+/// Minimum age of an image. A container starts after its image was pulled; until then, no container uses the image. The
+/// kubelet waits longer (`imageMinimumGCAge`, 2 minutes), but pulls an image again that is missing when the container
+/// is created.
 pub(crate) const LEAST_AGE: Duration = Duration::from_secs(60);
 
-/// How full a part is, in percent: of its blocks or of its inodes, whichever is more. 0 without limits.
+/// Usage of a part in percent of its block or inode limit, whichever is higher. 0 without limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fill(pub(crate) u64);
 
@@ -31,14 +32,14 @@ impl fmt::Display for Fill {
     }
 }
 
-/// The digest of an image's configuration, as containerd identifies it.
+/// Digest of an image's configuration, which is containerd's image ID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ImageId(pub(crate) String);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) id: ImageId,
-    /// For the log.
+    /// Name for the log.
     pub(crate) name: String,
     pub(crate) usage: Usage,
 }
@@ -46,16 +47,16 @@ pub(crate) struct Image {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
     Pinned,
-    /// A container has it, which may have ended: the kubelet starts some again.
+    /// A container uses the image. The container may have ended, and the kubelet restarts some.
     InUse,
     Unused,
 }
 
-/// When images were first listed, and last in use. In memory only, as the kubelet's.
+/// Times of each image's first listing and last use. Only in memory, like the kubelet's.
 #[derive(Debug, Default)]
 pub(crate) struct History(BTreeMap<ImageId, Seen>);
 
-/// Ordered by how urgently an image is kept.
+/// Images with smaller values are removed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     used: Option<Instant>,
@@ -73,7 +74,7 @@ impl History {
         }
     }
 
-    /// Counts as a use, so that an image that cannot be removed does not keep the others from being removed.
+    /// Records the attempt as a use, so that an image that cannot be removed does not block the removal of others.
     pub(crate) fn tried(&mut self, image: &Image, now: Instant) {
         if let Some(seen) = self.0.get_mut(&image.id) {
             seen.used = Some(now);
@@ -87,11 +88,11 @@ impl History {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Until the high threshold is reached.
+    /// Ends when the usage reaches the high threshold.
     Idle,
-    /// Until the low threshold is reached.
+    /// Ends when the usage falls to the low threshold.
     Removing,
-    /// As `Removing`, but no image can be removed.
+    /// Like `Removing`, but no image can be removed.
     Exhausted,
 }
 
@@ -99,13 +100,13 @@ pub(crate) enum Phase {
 pub(crate) enum Step<'a> {
     Enough,
     Remove(&'a Image),
-    /// The only unused images are new.
+    /// All unused images are new.
     Wait,
     /// All images are pinned or in use.
     Exhausted,
 }
 
-/// One image at a time, because only the quota shows how much space its removal frees: images share layers, and CRI has only
+/// Removes one image at a time, because only the quota shows the freed space: images share layers, and CRI has only
 /// compressed sizes.
 pub(crate) fn plan<'a>(fill: Fill, phase: Phase, images: &'a [Image], history: &History, now: Instant) -> Step<'a> {
     let is_enough = match phase {
@@ -183,7 +184,7 @@ mod tests {
         let just = now + LEAST_AGE - Duration::from_secs(1);
         history.record(&images, just);
         assert_eq!(plan(Fill(99), Phase::Idle, &images, &history, just), Step::Wait);
-        // Removed and pulled again: it is new.
+        // An image that was removed and pulled again is new.
         history.record(&[], just);
         history.record(&images, just);
         assert_eq!(plan(Fill(99), Phase::Idle, &images, &history, now + LEAST_AGE), Step::Wait);

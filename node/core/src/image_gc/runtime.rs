@@ -1,4 +1,4 @@
-//! containerd's images and containers, by the Container Runtime Interface.
+//! containerd's images and containers, through the Container Runtime Interface.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,9 +12,9 @@ use tonic::transport::{Channel, Endpoint};
 use super::plan::{Image, ImageId, Usage};
 use crate::error::StepError;
 
-/// For one call. containerd removes the files of an image before it answers.
+/// Deadline of one call. containerd removes the files of an image before it responds.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The kubelet's limit for a message of a container runtime.
+/// The kubelet's size limit for a message of a container runtime.
 const LARGEST: usize = 16 << 20;
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Connects at the first call, and again after a restart of containerd.
+    /// Connects at the first call, and reconnects after a restart of containerd.
     pub(crate) fn at(socket: &Path) -> Result<Self, StepError> {
         let endpoint = Endpoint::try_from(format!("unix://{}", socket.display()));
         let endpoint = endpoint.map_err(StepError::of("containerd's socket has an invalid path"))?;
@@ -35,7 +35,8 @@ impl Runtime {
         })
     }
 
-    /// The containers are listed last: an image is in use if a container started from it meanwhile.
+    /// Lists the images and whether they are in use. The containers are listed last, so that a container that starts
+    /// meanwhile counts.
     pub(crate) async fn images(&mut self) -> Result<Vec<Image>, StepError> {
         let listed = self.images.list_images(ListImagesRequest {}).await;
         let listed = listed.map_err(StepError::of("containerd does not list images"))?.into_inner().images;
@@ -57,7 +58,7 @@ impl Runtime {
         Ok(listed.into_iter().map(image).collect())
     }
 
-    /// With all its names. Done if it does not exist.
+    /// Removes the image with all its names. Succeeds if the image does not exist.
     pub(crate) async fn remove(&mut self, Image { id, name, .. }: &Image) -> Result<(), StepError> {
         let image = Some(ImageSpec { image: id.0.clone() });
         let text = format!("containerd does not remove the image {name}, will try the others first");
