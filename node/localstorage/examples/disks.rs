@@ -1,6 +1,6 @@
-//! Shows the disks of this machine, and which one a node would take for its data.
+//! Prints the disks of this machine, and the one that a node would select for its data.
 //!
-//! `disks [BLKID]` writes nothing. BLKID is the path of `blkid`, `/usr/bin/blkid` if there is none. Needs root.
+//! `disks [BLKID]` writes nothing. BLKID is the path of `blkid`, `/usr/bin/blkid` by default. Needs root.
 
 use std::env;
 use std::error::Error;

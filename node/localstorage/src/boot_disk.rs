@@ -1,9 +1,9 @@
-//! The partition for data on the disk that the node was started from.
+//! The data partition on the disk from which the node was started.
 //!
-//! A disk that an image was written to has its system partitions and, behind them, free space: the first
-//! boot creates a partition of all of it, and a boot on a disk that was enlarged makes it longer. Partitions
-//! begin and end at whole MiB, and the new one where the image ended: the same image, written to the same
-//! disk once more, lies beside the data of before, and finds them.
+//! A disk with a written image has the system partitions and, after them, free space. The first boot creates a
+//! partition in all of the free space, and a boot on an enlarged disk extends the partition. Partitions begin and end
+//! at whole MiB, and the data partition begins at the end of the image. If the same image is written to the same disk
+//! again, the new system finds the former data.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,22 +23,22 @@ use crate::error::FindError;
 use crate::plan::MINIMUM;
 use crate::{sys, sysfs};
 
-/// Type of the partition that holds the node's data: a random UUID, made for this purpose.
+/// Type of the partition with the node's data: a random UUID, generated for this purpose.
 pub const DATA_PARTITION: Guid = guid!("793a9f54-88f2-464f-99d7-63533fe78374");
 
 const NAME: &str = "DATA";
-/// A new random UUID with each read, random(4).
+/// Returns a new random UUID at each read, random(4).
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// A partition for data in the free space.
+    /// A data partition in the free space.
     New,
-    /// The partition for data, as long as the disk allows.
+    /// Extend the data partition as far as the disk allows.
     Longer,
 }
 
-/// The partition table of the boot disk could not be changed. It is the one from before, or the new one.
+/// The partition table of the boot disk could not be changed. The disk has either the former or the new table.
 #[derive(Debug, thiserror::Error)]
 pub enum BootDiskError {
     #[error("cannot {step} {}", path.display())]
@@ -62,15 +62,14 @@ fn remedy(kind: Guid) -> &'static str {
     }
 }
 
-/// A change of a table: what it says after it, of which partition.
+/// A change of the table: the new table, and the changed partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
     table: Table,
     partition: Partition,
 }
 
-/// Makes the change on the disk that the node was started from, if there is one to make. `true`: the disks
-/// are others now.
+/// Changes the table of the disk from which the node was started, if necessary. `true` if the disks have changed.
 pub(crate) fn change(seen: &[FoundDisk], wanted: Wanted) -> Result<bool, FindError> {
     let Some(disk) = BootDisk::open(seen)? else { return Ok(false) };
     let Some(table) = disk.table()? else { return Ok(false) };
@@ -101,8 +100,8 @@ pub(crate) fn change(seen: &[FoundDisk], wanted: Wanted) -> Result<bool, FindErr
     Ok(true)
 }
 
-/// The disk that the node was started from, if our file system lies in it where no partition is any more: an
-/// image was written over its beginning. Writes nothing.
+/// Name of the boot disk if it has the node's file system outside of all partitions: an image was written over the
+/// beginning of the disk. Writes nothing.
 pub(crate) fn former_data(seen: &[FoundDisk]) -> Result<Option<String>, FindError> {
     let Some(disk) = BootDisk::open(seen)? else { return Ok(None) };
     let found = holds_former_data(disk.size, disk.sector, |buffer, at| disk.device.read_exact_at(buffer, at));
@@ -145,7 +144,7 @@ impl BootDisk {
         self.device.read_exact_at(&mut head, 0).map_err(self.failed("read the partition table of"))?;
         match Table::parse(&head, self.sector) {
             Ok(table) => Ok(Some(table)),
-            // The plain image of a system, as a kernel without firmware is given it.
+            // The disk is a plain system image, which a kernel without firmware gets.
             Err(ParseError::None) => Ok(None),
             Err(error) => {
                 warn!(device = %self.path.display(), %error, "boot disk without a new partition");
@@ -154,7 +153,7 @@ impl BootDisk {
         }
     }
 
-    /// Refuses the place of a new partition if the table that the disk had before says that something is there.
+    /// Rejects the place of a new partition if the former table has a partition there.
     fn is_free(&self, new: &Partition) -> Result<(), BootDiskError> {
         let read = |buffer: &mut [u8], at: u64| self.device.read_exact_at(buffer, at);
         let last = PartitionTable::last(self.size, self.sector, read);
@@ -165,7 +164,7 @@ impl BootDisk {
         Err(BootDiskError::Former { path: self.path.clone(), number, start, size, kind })
     }
 
-    /// Each is durable before the next.
+    /// Makes each write durable before the next.
     fn write(&self, writes: &[gpt::Write]) -> Result<(), BootDiskError> {
         for write in writes {
             let written = self.device.write_all_at(&write.bytes, write.at);
@@ -175,7 +174,8 @@ impl BootDisk {
     }
 }
 
-/// The one disk whose table may be written. A serial number says who may not take a disk, not that it is ours.
+/// Selects the only disk whose table may be changed. A serial number can exclude a disk, but does not show that it is
+/// the boot disk.
 fn started_from(
     seen: &[FoundDisk],
     holds_root: impl Fn(&FoundDisk) -> Result<bool, FindError>,
@@ -188,20 +188,20 @@ fn started_from(
     Ok(None)
 }
 
-/// Partitions of the former table in the place of a new partition, or behind it. The same data partition is
-/// the exception: it is of a node whose image was written once more, or of a change that the power ended.
+/// Partition of the former table at or after the place of a new partition. A data partition with the same start is
+/// excluded: its node's image was written again, or a power cut interrupted a change.
 fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<Extent> {
     let start = Bytes::new(new.first.saturating_mul(u64::from(sector)));
     let is_in_the_way = |found: &&Extent| {
         let is_the_same = found.kind == DATA_PARTITION && found.start == start;
         found.start.saturating_add(found.size) > start && !is_the_same
     };
-    // A node's data are what the message should be about.
+    // If several partitions are in the way, the error should name the node's data.
     last.partitions.iter().filter(is_in_the_way).max_by_key(|found| found.kind == DATA_PARTITION).copied()
 }
 
-/// Whether our file system begins where the table of before has a partition for data, or where a new one
-/// would begin.
+/// Whether the node's file system begins at a data partition of the former table, or at the place of a new data
+/// partition.
 fn holds_former_data<R>(size: Bytes, sector: u32, mut read: R) -> io::Result<bool>
 where
     R: FnMut(&mut [u8], u64) -> io::Result<()>,
@@ -241,7 +241,7 @@ fn random_id() -> Result<Guid, BootDiskError> {
     text.trim_end().parse().map_err(|_| failed(io::ErrorKind::InvalidData.into()))
 }
 
-/// The change to make on a disk of so many sectors, if any. Only space behind all partitions counts.
+/// The change for a disk of `sectors` sectors, if one is necessary. Only space after all partitions counts.
 fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Change> {
     let mib = (1 << 20) / u64::from(table.sector());
     let end = (table.last_usable(sectors)? + 1) / mib * mib;
@@ -249,7 +249,7 @@ fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Chan
     let mut data = table.partitions().filter(|partition| partition.kind == DATA_PARTITION);
     let partition = match (wanted, data.next(), data.next()) {
         (Wanted::New, None, None) => {
-            // The second copy of the image's table is behind its partitions.
+            // The backup table of the image is after its partitions.
             let image = match table.former_end() {
                 Some(former) if former < sectors - 1 => former + 1,
                 Some(_) => image_end(&table)?,
@@ -274,15 +274,15 @@ fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Chan
     Some(Change { table, partition })
 }
 
-/// The writes that must come before a change if the table's second copy is at the end of the disk already, as
-/// sgdisk and parted move it: it would be overwritten while the first one still counts, and they would differ
-/// until the last write. They put it back to where it is in an image.
+/// Writes that must precede a change if the backup table is at the end of the disk already, where sgdisk and parted
+/// move it. The change would overwrite the backup while the primary table still counts, and the two would differ until
+/// the last write. These writes move the backup to its place in an image.
 fn put_back(table: &Table, sectors: u64) -> Option<[gpt::Write; 3]> {
     table.former_end().filter(|former| *former == sectors - 1)?;
     table.writes(image_end(table)?).ok()
 }
 
-/// Where an image with these partitions ends: it has a MiB for the table's second copy (`tools/image`).
+/// End of an image with these partitions: a MiB for the backup table follows them (`tools/image`).
 fn image_end(table: &Table) -> Option<u64> {
     let mib = (1 << 20) / u64::from(table.sector());
     let behind = table.partitions().map(|partition| partition.last + 1).max().unwrap_or(table.first_usable());

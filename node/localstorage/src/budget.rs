@@ -1,50 +1,50 @@
-//! Limits of the directories of the data disk, by its size. Pure.
+//! Limits of the directories of the data disk, by its size. No I/O.
 
 use fsquota::Limits;
 use units::{Bytes, Inodes};
 
-/// A part of the data disk that others than the node itself write to: pods, their images, the
-/// cluster's objects. Each is a directory with a limit of its own, or several with a common one.
+/// A part of the data disk to which others than the node itself write: pods, their images, the cluster's objects. A
+/// part is a directory with its own limit, or several directories with a common limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// Two directories of containerd: images, packed and unpacked, and what containers write to their own root. And one for
-    /// programs and configurations of CNI plugins.
+    /// Directories of containerd for packed and unpacked images and the writable layers of containers, and a directory
+    /// for programs and configurations of CNI plugins.
     Containerd,
-    /// kubelet's directory of pods: emptyDirs above all.
+    /// The kubelet's directory of pods, mainly emptyDir volumes.
     Pods,
     Etcd,
     Log,
-    /// The node's own log: a part, so that no container that prints without end can silence it.
+    /// The node's own log. As a separate part, it cannot be filled by a container with endless output.
     NodeLog,
-    /// The API server's audit log: a part, so that no client that asks without end can silence the node's log.
+    /// The API server's audit log. As a separate part, it cannot fill the node's log if a client sends endless
+    /// requests.
     Audit,
 }
 
-/// How a part grows with the disk.
+/// Growth of a part with the disk.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     permille: u64,
     least: Bytes,
     most: Bytes,
-    /// There is one inode for so many bytes.
+    /// Bytes per inode.
     per_inode: u64,
 }
 
-/// Files that only the node writes, without a limit: keys, certificates, records of
-/// volumes, kubelet's notes.
+/// Files without a limit that only the node writes: keys, certificates, records of volumes, the kubelet's state.
 const NODE: Share = Share { permille: 5, least: mib(16), most: gib(1), per_inode: 8 << 10 };
 
-/// Reserve of XFS, which is part of its size: up to 32 MiB to continue when it is full, and in
-/// every allocation group space for the trees of free inodes and of shared blocks.
+/// Reserve of XFS, included in its size: up to 32 MiB to continue when the file system is full, and space in each
+/// allocation group for the trees of free inodes and of shared blocks.
 const XFS: Share = Share { permille: 20, least: mib(40), most: Bytes::new(u64::MAX), per_inode: u64::MAX };
 
-/// An inode takes this much, and no limit of blocks counts it.
+/// Size of an inode in bytes, which no block limit counts.
 const INODE: u64 = 512;
 
 impl Part {
     pub const ALL: [Self; 6] = [Self::Containerd, Self::Pods, Self::Etcd, Self::Log, Self::NodeLog, Self::Audit];
 
-    /// Its name in the record of project IDs on the disk.
+    /// Name of the part in the record of project IDs on the disk.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Containerd => "containerd",
@@ -56,14 +56,14 @@ impl Part {
         }
     }
 
-    /// Whether every pod can read its project ID: of its root file system, which is an overlay in containerd's directory,
-    /// and of its `/etc/hosts`, which is in kubelet's.
+    /// Whether every pod can read the project ID of the part: from its root file system, an overlay in containerd's
+    /// directory, and from its `/etc/hosts`, which is in the kubelet's directory.
     pub(crate) const fn is_visible_to_pods(self) -> bool {
         matches!(self, Self::Containerd | Self::Pods)
     }
 
-    /// The budget. etcd needs three segments of its log, 64 MB each, before it has written a byte; the
-    /// others begin with what a node without a pod takes. The audit log has 3 files of 6 MiB at least.
+    /// The shares of the disk. etcd allocates three WAL segments of 64 MB each before the first write. The minimum of
+    /// the others is the usage of a node without pods. The audit log has at least 3 files of 6 MiB.
     #[rustfmt::skip]
     const fn share(self) -> Share {
         match self {
@@ -85,7 +85,7 @@ impl Share {
     }
 }
 
-/// A data disk of a certain size, divided. The rest is for volumes.
+/// The division of a data disk of a given size. The rest is for volumes.
 ///
 /// ```
 /// use localstorage::{Budget, Part};
@@ -101,7 +101,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Of a file system of this size (`statfs`).
+    /// Budget of a file system of this size (`statfs`).
     pub const fn of(size: Bytes) -> Self {
         Self { size }
     }
@@ -118,8 +118,7 @@ impl Budget {
         self.limits(part).bytes.unwrap_or_default()
     }
 
-    /// The space that volumes cannot have: all parts with their inodes, the node's own files, and the reserve of
-    /// XFS.
+    /// Space that is unavailable to volumes: all parts with their inodes, the node's own files, and the reserve of XFS.
     pub fn reserve(self) -> Bytes {
         let parts = Part::ALL.into_iter().map(Part::share);
         parts.chain([NODE, XFS]).map(|share| taken(share.of(self.size))).sum()
@@ -149,7 +148,7 @@ mod tests {
     const JOURNAL: Bytes = mib(64);
 
     fn sizes() -> impl Strategy<Value = Bytes> {
-        // As many small disks as large ones.
+        // Draws the power of two first, so that small disks are as frequent as large ones.
         (29_u32..60, any::<u64>()).prop_map(|(bits, more)| Bytes::new((1 << bits) + more % (1 << bits)))
     }
 
@@ -161,7 +160,7 @@ mod tests {
         assert!(budget.reserve() < gib(2), "{}", budget.reserve());
     }
 
-    /// The rows of docs/architecture.md, in the order of [`Part::ALL`].
+    /// Compares the rows of docs/architecture.md, in the order of [`Part::ALL`].
     #[test]
     fn the_table_of_the_documentation_has_these_shares() {
         let docs = include_str!("../../../docs/architecture.md");

@@ -4,26 +4,26 @@ use units::Bytes;
 
 use crate::signature::{Mark, Signature};
 
-/// Label of the file system that this node makes, all twelve bytes that XFS has for one.
+/// Label of the node's file system: twelve bytes, the maximum of XFS.
 pub const LABEL: &str = "granary-data";
 
-/// Label of that file system until it is complete: one that no other program uses, since what has it
+/// Label of the node's file system until it is complete. No other program uses the label, because a file system with it
 /// is formatted.
 pub(crate) const UNFINISHED_LABEL: &str = "new-793a9f54";
 
-/// How much of each end of a disk is read.
+/// Bytes that are read at each end of a disk.
 pub(crate) const END: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros at both ends, and no mark of any format.
+    /// Zeros at both ends, and no signature of any format.
     Empty,
     Ours(Geometry),
     /// An incomplete file system of the node, which never had data.
     Unfinished,
-    /// Something that we did not make.
+    /// Content that does not come from the node.
     Foreign(Signature),
-    /// Not read, since the disk is not a candidate.
+    /// Not read, because the disk is not a candidate.
     Unexamined,
 }
 
@@ -31,13 +31,13 @@ pub enum Content {
 pub struct Geometry {
     pub block: Bytes,
     pub blocks: u64,
-    /// Part of the space that inodes may take.
+    /// Maximum percentage of the space for inodes.
     pub inode_percent: u8,
 }
 
 impl Geometry {
-    /// How many blocks there could be on a disk of this size, if the file system should grow. Less
-    /// than 1 MiB is not worth it: XFS cannot use so little.
+    /// Number of blocks on a disk of this size, if the file system should grow. XFS cannot use less than 1 MiB of
+    /// additional space.
     pub(crate) fn blocks_to_grow_to(&self, disk: Bytes) -> Option<u64> {
         let present = self.block.checked_mul(self.blocks)?;
         let gained = disk.saturating_sub(present);
@@ -45,7 +45,7 @@ impl Geometry {
     }
 }
 
-/// The two ends of a disk, 1 MiB each, or the whole disk twice if it is smaller.
+/// The first and the last MiB of a disk, or the whole disk twice if it is smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'disk> {
     pub head: &'disk [u8],
@@ -54,20 +54,20 @@ pub struct Ends<'disk> {
 }
 
 impl Ends<'_> {
-    /// Whether it is our file system. The superblock alone decides: it is the one place of the disk that
-    /// holds nothing of tenants, while they could make anything else look like a mark of some format.
+    /// Geometry of the node's file system, if the disk has it. Only the superblock decides: it contains no data of
+    /// tenants, which could imitate the signatures of other formats elsewhere.
     pub fn ours(&self) -> Option<Geometry> {
         Superblock::parse(self.head).filter(|found| found.state() == Some(Progress::Whole)).map(|found| found.geometry)
     }
 
-    /// Content of the disk, by its ends and the signatures that `blkid` finds. An empty disk is one of which
-    /// both say so.
+    /// Content of the disk, by its ends and the signatures that `blkid` finds. A disk is empty only if both show
+    /// nothing.
     pub fn content(&self, marks: &[Mark]) -> Content {
         if let Some(geometry) = self.ours() {
             return Content::Ours(geometry);
         }
         let begun = Superblock::parse(self.head).is_some_and(|found| found.state() == Some(Progress::Begun));
-        // The signatures that blkid finds on the node's own file system.
+        // `blkid` finds this signature on the node's own file system.
         if begun && marks.iter().all(|mark| mark.format == "xfs") {
             return Content::Unfinished;
         }
@@ -82,7 +82,7 @@ impl Ends<'_> {
 
     fn first_byte_that_is_not_zero(&self) -> Option<u64> {
         let first = |bytes: &[u8]| {
-            // By words: each end has 1 MiB.
+            // Compares words of 8 bytes, because each end has 1 MiB.
             let (words, _) = bytes.as_chunks::<8>();
             let zeros = 8 * words.iter().take_while(|word| u64::from_ne_bytes(**word) == 0).count();
             bytes[zeros..].iter().position(|byte| *byte != 0).map(|at| (zeros + at) as u64)
@@ -109,20 +109,20 @@ impl Superblock {
         Some(Self { geometry, label, in_progress: head[126] != 0 })
     }
 
-    /// How far we got with it; `None` if it is another file system.
+    /// Progress of the format; `None` for any other file system.
     fn state(&self) -> Option<Progress> {
         match (self.label.as_str(), self.in_progress) {
             (LABEL, false) => Some(Progress::Whole),
-            // mkfs.xfs writes the superblock first, with a mark that it removes last. Our label with that
-            // mark is not from here, where the label comes after it: an interrupted copy (xfs_copy,
-            // xfs_mdrestore), or damage.
+            // mkfs.xfs writes the superblock first, with an in-progress flag that it clears last. The final label with
+            // this flag does not come from the node, which sets the label afterwards, but from an interrupted copy
+            // (xfs_copy, xfs_mdrestore) or damage.
             (UNFINISHED_LABEL, _) => Some(Progress::Begun),
             _ => None,
         }
     }
 }
 
-/// How far we got with a file system of ours.
+/// Progress of the format of the node's file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Begun,
@@ -196,7 +196,7 @@ pub(crate) mod tests {
 
     #[test]
     fn another_xfs_is_foreign_even_if_it_was_not_finished() {
-        // The last one: xfs_copy of a data disk that was interrupted.
+        // The last image is an interrupted xfs_copy of a data disk.
         for image in [xfs(b"home", 0), xfs(b"home", 1), xfs(b"", 0), xfs(LABEL.as_bytes(), 1)] {
             let marks = [mark("xfs")];
             assert_eq!(image.ends().content(&marks), Content::Foreign(Signature::Known(marks.to_vec())));

@@ -22,25 +22,25 @@ use crate::sysfs::{self, look};
 
 const SYSTEM_SERIAL: &str = "system";
 const DATA_SERIAL: &str = "data";
-/// Beginning of the serial numbers of disks whose content is an archive of images.
+/// Prefix of the serial numbers of disks with archives of images.
 pub const ARCHIVE_SERIALS: &str = "image-";
 
-/// Purpose of a disk. The data disk is selected from those with the greatest role.
+/// Purpose of a disk. Candidates for the data are the disks with the highest role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// The system, or an archive of images: never for the data.
+    /// The system or an archive of images: never selected for the data.
     System,
     Unnamed,
-    /// The machine says, by its serial number, that it is for the data.
+    /// Designated for the data by the serial number.
     Data,
-    /// A partition whose type says that it is for the data, on any disk.
+    /// A partition on any disk, designated for the data by its type.
     Partition,
 }
 
-/// A disk that there is, or a partition for data, which counts as a disk of its own.
+/// A disk of the machine, or a data partition, which counts as a separate disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDisk {
-    /// The kernel's name: `vda`, `vda3`.
+    /// Kernel name: `vda`, `vda3`.
     pub name: String,
     pub device: PathBuf,
     pub role: Role,
@@ -49,7 +49,7 @@ pub struct FoundDisk {
     pub content: Content,
 }
 
-/// The disk for the data: chosen, and not touched yet.
+/// The selected disk for the data, not changed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDisk {
     pub(crate) device: PathBuf,
@@ -65,21 +65,20 @@ pub(crate) enum DiskState {
 }
 
 impl DataDisk {
-    /// Looks at all disks and chooses. If no disk fits, creates a partition in the free space at the end of
-    /// the disk that the node was started from; if one there was chosen, makes it as long as the disk
-    /// allows. Writes nothing else.
+    /// Reads all disks and selects one. If no disk fits, creates a partition in the free space at the end of the boot
+    /// disk. If a partition of the boot disk was selected, extends it as far as the disk allows. Writes nothing else.
     pub fn find() -> Result<Self, FindError> {
         Self::find_with(&Programs::default())
     }
 
-    /// The same with programs of the caller's choice.
+    /// Like [`DataDisk::find`], with other programs.
     pub fn find_with(programs: &Programs) -> Result<Self, FindError> {
         let seen = disks(programs)?;
         let chosen = Self::choose(&seen);
         if let Ok(disk) = &chosen
             && disk.state != DiskState::Formatted
             && seen.iter().all(|disk| disk.role != Role::Partition)
-            // An image was written over the beginning of a node's disk: its data are not to be passed over.
+            // An image was written over the beginning of a node's disk, whose data must not be ignored.
             && let Some(system) = boot_disk::former_data(&seen)?
         {
             return Err(NoDataDisk::Several { disks: vec![system, disk.name()] }.into());
@@ -99,11 +98,11 @@ impl DataDisk {
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
 
-    /// The one disk that the caller means, whatever others there are; `None` if there is none. Its content
-    /// counts even if it was not looked at yet, as where another disk says itself that it is for the data.
+    /// Selects the only disk for which `is_meant` returns `true`, independent of all other disks; `None` without such a
+    /// disk. Reads its content if necessary, because a disk that is not a candidate has not been read.
     ///
     /// # Errors
-    /// [`FindError::Refused`]: it holds something else, or more than one is meant. [`FindError::Look`],
+    /// [`FindError::Refused`]: the disk has other content, or `is_meant` selects several disks. [`FindError::Look`],
     /// [`FindError::Probe`].
     pub fn choose_named<N>(seen: &[FoundDisk], is_meant: N, programs: &Programs) -> Result<Option<Self>, FindError>
     where
@@ -122,14 +121,14 @@ impl DataDisk {
         &self.device
     }
 
-    /// Whether a node's data are on it already.
+    /// Whether the disk already has a node's data.
     pub fn has_data(&self) -> bool {
         self.state == DiskState::Formatted
     }
 }
 
-/// The change of the boot disk. None while another disk has any content: it
-/// can be the data disk, damaged.
+/// The required change of the boot disk. `None` while another disk has any content, because it may be a damaged data
+/// disk.
 fn wanted(seen: &[FoundDisk], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
     let there_is = |role| seen.iter().any(|disk| disk.role == role);
     match chosen {
@@ -154,18 +153,18 @@ fn designated(disk: FoundDisk, programs: &Programs) -> Result<FoundDisk, FindErr
     Ok(FoundDisk { role, content, ..disk })
 }
 
-/// All disks of the machine and their partitions for data, by name. Looks at the content of those that
-/// there is to choose from: both ends, and what `blkid` says. Other disks are only compared with
-/// [`Content::Ours`] by the superblock. Writes nothing.
+/// All disks of the machine and their data partitions, by name. Reads the content of all candidates: both ends, and the
+/// signatures that `blkid` finds. For other disks, only compares the superblock with [`Content::Ours`]. Writes nothing.
 ///
 /// # Errors
-/// [`FindError`]: which disk, and what was tried. A partition for data that the kernel does not show as
-/// its table does is [`FindError::Refused`].
+/// [`FindError`] names the disk and the failed step. [`FindError::Refused`]: the kernel shows a data partition
+/// differently from the partition table.
 pub fn disks(programs: &Programs) -> Result<Vec<FoundDisk>, FindError> {
     disks_among(programs, |_| true)
 }
 
-/// As [`disks`], of those that `is_meant` selects by their directories in sysfs. Other disks are not read: they may be broken.
+/// Like [`disks`], for the disks whose sysfs directories `is_meant` selects. Other disks are not read, because they may
+/// be broken.
 pub fn disks_among<N>(programs: &Programs, is_meant: N) -> Result<Vec<FoundDisk>, FindError>
 where
     N: Fn(&Path) -> bool,
@@ -175,13 +174,13 @@ where
     Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks(is_meant)
 }
 
-/// The device that the running system's root is on.
+/// Device of the running system's root file system.
 pub(crate) fn root() -> Result<dev_t, FindError> {
     let root = Path::new("/");
     Ok(fs::metadata(root).map_err(look("look at", root))?.dev())
 }
 
-/// Content of a block device of this size, or of a part of one. Writes nothing.
+/// Content of a block device of this size, or of the first `size` bytes. Writes nothing.
 pub fn examine(device: &Path, size: Bytes, programs: &Programs) -> Result<Content, FindError> {
     content(device, size, |device| probe(&programs.blkid, device))
 }
@@ -198,7 +197,7 @@ impl Machine<'_> {
         let mut disks = Vec::new();
         for entry in fs::read_dir(&self.blocks).map_err(look("list", &self.blocks))? {
             let path = entry.map_err(look("list", &self.blocks))?.path();
-            // Loop devices, RAM disks and what is stacked on disks have no hardware.
+            // Loop devices, RAM disks and stacked devices have no hardware.
             if path.join("device").exists()
                 && is_meant(&path)
                 && !sysfs::is_hidden(&path)?
@@ -228,8 +227,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The disk at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if its size is 0, as of a card
-    /// reader without a card.
+    /// The disk at a path like `/sys/block/vda` or `/sys/block/vda/vda1`; `None` if its size is 0, as for a card reader
+    /// without a card.
     fn seen(&self, path: &Path) -> Result<Option<FoundDisk>, FindError> {
         let size = sysfs::read_size(&path.join("size"))?;
         let Some(name) = sysfs::name(path).filter(|_| size > Bytes::ZERO) else { return Ok(None) };
@@ -271,8 +270,8 @@ impl Machine<'_> {
         wanted.into_iter().map(|wanted| self.data_partition(path, disk, wanted)).collect()
     }
 
-    /// The kernel may know an older table, or none: only a partition that it shows in the very place is
-    /// the one.
+    /// The kernel may have an older table or none. Therefore the partition must have the same number, start and size in
+    /// the kernel.
     fn data_partition(&self, disk_path: &Path, disk: &FoundDisk, wanted: &Extent) -> Result<FoundDisk, FindError> {
         for path in sysfs::partitions(disk_path)? {
             let number = sysfs::read_number(&path.join("partition"))?;
@@ -296,7 +295,7 @@ fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindE
     }
 }
 
-/// Our file system, by its superblock alone.
+/// Geometry of the node's file system, by its superblock alone.
 fn ours(device: &Path, size: Bytes) -> Result<Option<Geometry>, FindError> {
     let mut head = [0; 512];
     let disk = File::open(device).map_err(look("open", device))?;

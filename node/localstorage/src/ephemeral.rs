@@ -1,4 +1,4 @@
-//! The tree that is empty after every boot.
+//! The directory tree that is empty after each boot.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::tree::{Ephemeral, Tree};
 
 pub(crate) const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-/// Mounts a tmpfs of a quarter of the memory at most, and creates the directories. Does nothing if
-/// something with the right flags is mounted there already.
+/// Mounts a tmpfs of at most a quarter of the memory, and creates the directories. Does nothing if a file system with
+/// the right flags is already mounted there.
 pub fn mount_ephemeral(tree: Ephemeral) -> Result<Mounted<Ephemeral>, MountError> {
     if mounted(&open(tree.path())?, tree.path())?.is_none() {
         mount::filesystem(Filesystem {

@@ -15,7 +15,7 @@ use crate::probe::ProbeError;
 use crate::program::RunError;
 use crate::signature::Signature;
 
-/// No disk can be taken for the data, and none was touched.
+/// No disk is suitable for the data. No disk was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDataDisk {
     #[error("no disk for the data{}; give the machine an empty one, of {MINIMUM} or more", but(foreign))]
@@ -78,7 +78,7 @@ pub enum FindError {
     BootDisk(#[from] BootDiskError),
     #[error("cannot {step} {}", path.display())]
     Look { step: &'static str, path: PathBuf, source: io::Error },
-    /// It is not known what is on a disk. Nothing is formatted then.
+    /// The content of a disk is unknown. The node formats nothing in this case.
     #[error("cannot find out what is on {}", device.display())]
     Probe { device: PathBuf, source: ProbeError },
     #[error("{} does not hold a number", path.display())]
@@ -87,10 +87,10 @@ pub enum FindError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The disk cannot be looked at once more. Nothing was written to it.
+    /// The second check of the disk failed. Nothing was written to the disk.
     #[error("cannot look at {} again before it is used", device.display())]
     Again { device: PathBuf, source: FindError },
-    /// The disk holds something else than when it was chosen. Nothing was written to it.
+    /// The content of the disk has changed since its selection. Nothing was written to the disk.
     #[error("{} holds something else than when it was chosen, and was left alone; choose again", device.display())]
     Changed { device: PathBuf },
     #[error("cannot run {} to format {}", program.display(), device.display())]

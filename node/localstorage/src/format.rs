@@ -1,5 +1,5 @@
-//! Formatting, so that a power cut at any moment leaves an empty disk, one that is known to
-//! be unfinished, or a whole one.
+//! Formats a disk so that a power cut at any time leaves an empty disk, one that is marked as unfinished, or a complete
+//! one.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -16,25 +16,25 @@ use crate::error::MountError;
 use crate::program::{Bounds, Programs, run};
 use crate::sys;
 
-/// `mkfs.xfs` writes some megabytes to a disk of any size. A disk that takes so long for them is broken.
+/// `mkfs.xfs` writes some megabytes to a disk of any size. A disk that needs more time than this is broken.
 const BOUNDS: Bounds = Bounds { time: Duration::from_secs(600), bytes: 64 << 10 };
 
-/// How much of the disk inodes may take. From 1 TB on `mkfs.xfs` gives them 5 %, from 50 TB on 1 %; a volume gets an
-/// inode for 2048 of its bytes, a fifth of the disk in all.
+/// Maximum percentage of the disk for inodes. From 1 TB on `mkfs.xfs` uses 5 %, from 50 TB on 1 %. A volume gets an
+/// inode per 2048 bytes, which is a fifth of the disk in total.
 const INODES: &str = "maxpct=25";
 
 impl DataDisk {
-    /// Formats an empty disk, with the label of an unfinished file system. Durable when it
-    /// returns: `mkfs.xfs` syncs the device.
+    /// Formats an empty disk, with the label of an unfinished file system. Durable when this returns: `mkfs.xfs` syncs
+    /// the device.
     pub(crate) fn format(&self, programs: &Programs) -> Result<(), MountError> {
         let more: &[&str] = match self.state {
             DiskState::Formatted => return Ok(()),
-            // Without -f the program looks for foreign content once more.
+            // Without -f, mkfs.xfs itself checks for foreign content.
             DiskState::Empty => &[],
             DiskState::Unfinished => &["-f"],
         };
         let mkfs = &programs.mkfs;
-        // -K: there is nothing to discard on a disk that is empty.
+        // -K: an empty disk has nothing to discard.
         let mut command = Command::new(mkfs);
         command.args(["-q", "-K", "-i", INODES, "-L", UNFINISHED_LABEL]).args(more).arg(&self.device);
         let made = run(&mut command, BOUNDS).map_err(|source| MountError::Program {
@@ -49,12 +49,11 @@ impl DataDisk {
         Err(MountError::Format { program: mkfs.clone(), device: self.device.clone(), status: made.status, said })
     }
 
-    /// Gives the new, mounted file system the label that later boots look for. From
-    /// here on it is not formatted again.
+    /// Gives the new, mounted file system its final label. Later boots do not format it again.
     pub(crate) fn finish(&self, root: &Dir, path: &Path) -> Result<(), MountError> {
         sys::set_label(root.as_fd(), LABEL).map_err(|source| MountError::Label { path: path.to_owned(), source })?;
-        // The kernel wrote the superblock, but perhaps only into the disk's cache: what comes next must
-        // not outlive it.
+        // The kernel has written the superblock, but perhaps only to the disk's cache. Later writes must not become
+        // durable before it.
         File::open(&self.device)
             .and_then(|disk| disk.sync_all())
             .map_err(|source| MountError::Flush { device: self.device.clone(), source })?;

@@ -1,9 +1,8 @@
-//! The node's own directories: which there are, and the disk that most of them are on.
+//! The node's directories, and the disk that has most of them.
 //!
-//! [`Root`] is the tree as types, read top to bottom in `tree.rs`; every other part of the node takes
-//! its paths from there. A [`Mounted`] tree is one that exists: only [`DataDisk::mount`] and
-//! [`mount_ephemeral`] make one, after the file system is there with the right options and all
-//! directories in it.
+//! [`Root`] is the directory tree as types, defined in `tree.rs`; all other crates of the node take their paths from
+//! there. A [`Mounted`] tree exists: only [`DataDisk::mount`] and [`mount_ephemeral`] return one, after they have
+//! mounted the file system with the right options and created all directories.
 //!
 //! ```no_run
 //! use localstorage::{DataDisk, Root, Tree as _, mount_ephemeral};
@@ -17,18 +16,17 @@
 //! ```
 //!
 //! # The data disk
-//! A partition of the type [`DATA_PARTITION`] on any disk, else the disk with the serial number `data`,
-//! else the one that this node formatted before, else the one empty disk, else a new partition in the
-//! free space at the end of the disk that the node was started from. A disk of this node beside the chosen
-//! one is refused with it. Empty is a disk whose first and
-//! last MiB are zeros and on which `blkid` finds no signature; any other is rejected, never formatted. No other process
-//! reads what is between: raw data there, with zeros around it, is taken for nothing and overwritten. A
-//! format that a power cut ended is begun again. A disk that was enlarged is grown while it is mounted, and
-//! so is the partition at its end if the node was started from it.
-//! The README has the rules as a table, and what to do after a refusal.
+//! The node selects the first of these that exists: a partition of the type [`DATA_PARTITION`] on any disk, the disk
+//! with the serial number `data`, the disk that this node formatted before, the only empty disk, a new partition in the
+//! free space at the end of the boot disk. If another disk has data of this node too, the node rejects both disks. A
+//! disk is empty if its first and last MiB are zeros and `blkid` finds no signature; any other disk is rejected, never
+//! formatted. The content between the ends is not read: raw data there, with zeros around it, is overwritten. A format
+//! that a power cut interrupted starts again. If the disk was enlarged, the file system grows while it is mounted, and
+//! so does the partition at the end of the boot disk.
+//! The README has the rules as a table, and the steps after a rejection.
 //!
-//! Directories that others than the node write to ([`Part`]) have limits, by project quotas, before anything is in
-//! them. [`Budget`] computes them; the rest is reserved for volumes.
+//! Directories to which others than the node write ([`Part`]) have limits, by project quotas, before they have content.
+//! [`Budget`] computes the limits; the rest of the disk is reserved for volumes.
 //!
 //! Needs Linux 5.14, see `fsquota`.
 #![deny(unsafe_code)]

@@ -13,8 +13,8 @@ use crate::error::{MountError, OpenError};
 use crate::projects::budget;
 use crate::tree::{Data, Entry, Tree};
 
-/// A tree that exists: its file system is mounted with the right flags, and all directories are in
-/// it. Stays so until it is unmounted.
+/// A directory tree that exists until it is unmounted: its file system is mounted with the right flags, and has all
+/// directories.
 #[derive(Debug)]
 pub struct Mounted<T> {
     tree: T,
@@ -22,8 +22,8 @@ pub struct Mounted<T> {
 }
 
 impl<T: Tree> Mounted<T> {
-    /// Looks at what is mounted at the tree's root, and creates the missing directories. Each is
-    /// passed to `made` before its content is created. Durable when it returns.
+    /// Checks the mount at the tree's root, and creates the missing directories. Calls `made` for each directory before
+    /// its content is created. Durable when this returns.
     pub(crate) fn complete(
         tree: T,
         mut made: impl FnMut(&Dir, Entry<'_>) -> Result<(), MountError>,
@@ -43,7 +43,7 @@ impl<T: Tree> Mounted<T> {
     /// Opens a directory of the tree.
     ///
     /// # Errors
-    /// [`OpenError`]: it was removed, or something was mounted on it.
+    /// [`OpenError`]: the directory was removed, or another file system is mounted on it.
     pub fn open<D: Tree>(&self, which: impl FnOnce(&T) -> &D) -> Result<Dir, OpenError> {
         self.open_path(which(&self.tree).path())
     }
@@ -91,7 +91,7 @@ impl<T> AsFd for Mounted<T> {
     }
 }
 
-/// The path from the root of a tree, if it is not the root itself.
+/// Path relative to the root of a tree; `None` for the root itself.
 pub(crate) fn below<'path>(root: &Path, path: &'path Path) -> Option<&'path Path> {
     path.strip_prefix(root).ok().filter(|below| !below.as_os_str().is_empty())
 }
@@ -113,7 +113,7 @@ fn inert(root: &Dir, path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Creates a missing directory of a tree. The directories above it exist.
+/// Creates a missing directory of a tree. Its parent must exist.
 pub(crate) fn make(root: &Dir, tree: &Path, path: &Path, mode: Mode) -> Result<Dir, MountError> {
     let failed = |source| MountError::Directory { step: "make", path: path.to_owned(), source };
     let name = Name::try_from(path.file_name().unwrap_or_default())

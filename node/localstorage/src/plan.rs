@@ -1,4 +1,4 @@
-//! Which disk holds the data.
+//! Selects the disk for the data.
 
 use std::ptr;
 
@@ -8,14 +8,14 @@ use crate::content::Content;
 use crate::disk::{FoundDisk, Role};
 use crate::error::NoDataDisk;
 
-/// The smallest disk that is formatted. XFS itself needs 300 MiB.
+/// Size of the smallest disk that is formatted. XFS itself needs 300 MiB.
 pub const MINIMUM: Bytes = Bytes::new(512 << 20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision<'seen> {
-    /// It has our file system: mount it.
+    /// Mount the disk, which has the node's file system.
     Use(&'seen FoundDisk),
-    /// It is empty, or an earlier run began to format it: make our file system on it.
+    /// Format the disk, which is empty, or which an earlier run began to format.
     Format(&'seen FoundDisk),
 }
 
@@ -27,16 +27,16 @@ impl<'seen> Decision<'seen> {
     }
 }
 
-/// Decides from all disks that there are. A partition for data is taken or refused, whatever the others
-/// are; else the disk that is designated by its serial number. Else it is the one that has our file
-/// system; else the one that is empty. The system disk and disks that cannot be written never count.
+/// Decides from all disks of the machine. A data partition is used or rejected, independent of other disks; then the
+/// disk that its serial number designates; then the disk with the node's file system; then the empty disk. The system
+/// disk and read-only disks never count.
 ///
-/// A disk with our file system beside the one that these rules take can be the data disk that was missing
-/// when the other was formatted: neither is used then, unless the serial number designates one that has our
-/// file system too. A read-only disk with it is not replaced by a disk without it.
+/// If another disk has the node's file system too, it may be the data disk that was missing when the selected one was
+/// formatted. In this case no disk is used, unless the serial number designates one that has the node's file system
+/// too. A disk without the node's file system does not replace a read-only disk that has it.
 ///
 /// # Errors
-/// [`NoDataDisk`]: none, or more than one, or something foreign on the only one.
+/// [`NoDataDisk`]: no disk, several disks, or foreign content on the only one.
 pub fn plan(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     let decision = candidate(seen);
     let has_ours = |disk: &FoundDisk| disk.role != Role::System && matches!(disk.content, Content::Ours(_));
@@ -55,7 +55,7 @@ pub fn plan(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     if all.len() == 1 { Ok(decision) } else { Err(several(&all)) }
 }
 
-/// By the rules alone.
+/// The candidate by the order of precedence alone.
 fn candidate(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     let with_role = |role| seen.iter().filter(move |disk| disk.role == role).collect::<Vec<_>>();
     for designated in [with_role(Role::Partition), with_role(Role::Data)] {

@@ -1,4 +1,4 @@
-//! From a chosen disk to a mounted tree.
+//! Mounts a selected disk, and prepares its directory tree.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -20,22 +20,21 @@ use crate::sys;
 use crate::tree::{Data, Tree};
 
 impl DataDisk {
-    /// Formats the disk if it is empty, mounts it, grows the file system if the disk is larger, makes
-    /// the directories, and gives the parts of the disk their limits ([`Budget`](crate::Budget)).
-    /// Repeating it changes nothing.
+    /// Formats the disk if it is empty, mounts it, grows the file system if the disk is larger, creates the
+    /// directories, and sets the limits of the parts of the disk ([`Budget`](crate::Budget)). A second call changes
+    /// nothing.
     ///
-    /// A part that holds data and has no limit, on a disk of a release that set none, stays as it is;
-    /// a warning names it. A part whose project ID can be guessed, on a disk of a release that counted them from 1,
-    /// is moved to another one.
+    /// A part with data and without a limit, on a disk of a release without limits, stays as it is; a warning names it.
+    /// A part with a predictable project ID, on a disk of a release that counted the IDs from 1, gets another project
+    /// ID.
     ///
-    /// # Errors
-    /// [`MountError`], by step. A disk that was half formatted is formatted again by the next call
-    /// after [`DataDisk::find`].
+    /// [`MountError`] names the step. After an interrupted format, the next call after [`DataDisk::find`] formats the
+    /// disk again.
     pub fn mount(self, tree: Data) -> Result<Mounted<Data>, MountError> {
         self.mount_with(&Programs::default(), tree)
     }
 
-    /// The same with programs of the caller's choice.
+    /// Like [`DataDisk::mount`], with other programs.
     pub fn mount_with(self, programs: &Programs, tree: Data) -> Result<Mounted<Data>, MountError> {
         let path = tree.path().to_owned();
         if !self.is_mounted_on(&path)? {
@@ -55,7 +54,7 @@ impl DataDisk {
         Mounted::complete(tree, |dir, entry| projects.limit(dir, entry))
     }
 
-    /// Whether it is this disk that is mounted there, as this node mounts it.
+    /// Whether this disk is mounted at `path` with the node's flags.
     fn is_mounted_on(&self, path: &Path) -> Result<bool, MountError> {
         let dir = open(path)?;
         let place = mount::at(&dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
@@ -70,8 +69,8 @@ impl DataDisk {
         }
     }
 
-    /// The choice may be old: the disk can be another by now, or this value a copy of one that was formatted
-    /// and filled meanwhile.
+    /// Checks the content again, because the selection may be outdated: the disk may have been replaced, or formatted
+    /// and filled through a copy of this value.
     fn look_again(&self, programs: &Programs) -> Result<(), MountError> {
         let found = examine(&self.device, self.size, programs)
             .map_err(|source| MountError::Again { device: self.device.clone(), source })?;

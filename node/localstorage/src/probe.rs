@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::program::{Bounds, Ended, RunError, run};
 use crate::signature::{MalformedLine, Mark};
 
-/// A disk that has to spin up first takes some seconds.
+/// Time and output limit. A disk that has to spin up takes some seconds.
 const BOUNDS: Bounds = Bounds { time: Duration::from_secs(60), bytes: 64 << 10 };
 
-/// Exit status for marks that do not go together.
+/// Exit status for contradictory signatures.
 const AMBIVALENT: i32 = 8;
 
-/// It is not known what is on a disk: nothing is done with it then.
+/// The content of a disk is unknown. The node does not change the disk in this case.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("cannot ask {}", program.display())]
@@ -24,11 +24,11 @@ pub enum ProbeError {
     Malformed { program: PathBuf, source: MalformedLine },
 }
 
-/// The marks that are on a block device; none if nothing is known. Only reads.
+/// Signatures on a block device; empty if `blkid` detects none. Reads only.
 pub(crate) fn probe(blkid: &Path, device: &Path) -> Result<Vec<Mark>, ProbeError> {
-    // The options say: read the device, no cache; in this format, which alone names all of several
-    // formats; with the sizes of sectors, without which the program says of a device that it cannot open
-    // what it says of an empty one.
+    // The options read the device instead of the cache; select this format, the only one that names all of several
+    // signatures; and print the sector sizes, without which the output for a device that `blkid` cannot open is the
+    // same as for an empty one.
     let mut command = Command::new(blkid);
     command.args(["--probe", "--output", "udev", "--info"]).arg(device);
     let ended = run(&mut command, BOUNDS).map_err(|source| ProbeError::Run { program: blkid.to_owned(), source })?;

@@ -1,4 +1,4 @@
-//! Programs of other projects that the node runs on disks.
+//! Third-party programs that the node runs on disks.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Where the programs are. The default is their place in the image.
+/// Paths of the programs. The default is their location in the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
     pub mkfs: PathBuf,
@@ -30,14 +30,14 @@ pub(crate) struct Ended {
     pub(crate) errors: Vec<u8>,
 }
 
-/// How long a program may take, and how much it may write.
+/// Limits of a program's run time and output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) time: Duration,
     pub(crate) bytes: usize,
 }
 
-/// A program could not be started, or did not stay within its bounds and was killed.
+/// A program could not be started, or exceeded its limits and was killed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("it cannot be run")]
@@ -50,7 +50,7 @@ pub enum RunError {
     Long { limit: usize },
 }
 
-/// Runs a program to its end with nothing to read and an empty environment.
+/// Runs a program to its end with an empty standard input and environment.
 pub(crate) fn run(command: &mut Command, bounds: Bounds) -> Result<Ended, RunError> {
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(RunError::Start)?;
@@ -60,7 +60,8 @@ pub(crate) fn run(command: &mut Command, bounds: Bounds) -> Result<Ended, RunErr
             Ok(Ended { status, output, errors })
         }
         Err(error) => {
-            // Not waited for: a program that hangs in the kernel because of its disk does not die either.
+            // Does not wait for the child: a process that hangs in the kernel because of its disk does not end after
+            // SIGKILL.
             let _ = child.kill();
             let _ = child.try_wait();
             Err(error)
@@ -86,7 +87,7 @@ fn collect(child: &mut Child, bounds: Bounds) -> Result<(Vec<u8>, Vec<u8>), RunE
     Ok((output.read, errors.read))
 }
 
-/// Waits until there is something to read, or until the deadline, and takes what is there.
+/// Waits until an output is readable or the deadline has passed, and reads the available bytes.
 fn wait(streams: &mut [Stream], deadline: Instant) -> io::Result<()> {
     let mut open: Vec<&mut Stream> = streams.iter_mut().filter(|stream| stream.open.is_some()).collect();
     let left = deadline.saturating_duration_since(Instant::now());
@@ -101,7 +102,7 @@ fn wait(streams: &mut [Stream], deadline: Instant) -> io::Result<()> {
     open.iter_mut().zip(ready).filter(|(_, ready)| *ready).try_for_each(|(stream, _)| stream.take())
 }
 
-/// One output of a program, until it is closed.
+/// An output pipe of a program.
 struct Stream {
     open: Option<File>,
     read: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Which project each part of the data disk has.
+//! Project IDs of the parts of the data disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,19 @@ use fsquota::ProjectId;
 
 use crate::budget::Part;
 
-/// The first ID that parts get. Those of volumes are counted from 1, each once, and do not come this far.
+/// First ID for parts. The IDs of volumes are counted from 1, used once, and do not reach this value.
 const FIRST: u32 = 1 << 31;
 
-/// The IDs by the names of their parts, as they are recorded on the disk. A part of another release keeps its ID.
+/// Project IDs by the names of the parts, as recorded on the disk. A part of another release keeps its ID.
 ///
-/// An ID that can be guessed has a use for a pod: if it found a way to change the project of its files, it could fill etcd's
-/// limit with them, and the control plane would stop. So the IDs are random numbers, each of its own: a pod can read that of
-/// [some parts](Part::is_visible_to_pods), and must not learn another one by it.
+/// A pod could use a predictable ID: if it found a way to change the project of its files, it could exhaust etcd's
+/// limit, and the control plane would stop. Therefore each ID is an independent random number. A pod can read the IDs
+/// of [some parts](Part::is_visible_to_pods), which must not reveal the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProjectIds(BTreeMap<String, ProjectId>);
 
 impl ProjectIds {
-    /// Reads a record; `None` if it is damaged.
+    /// Parses a record; `None` if it is damaged.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let ids: BTreeMap<String, ProjectId> = serde_json::from_slice(text).ok()?;
         let different: BTreeSet<_> = ids.values().collect();
@@ -34,8 +34,9 @@ impl ProjectIds {
         self.0.get(part.name()).copied()
     }
 
-    /// Gives an ID to each part that has none in the record. `present` is the ID that its directory has: it stays if no pod
-    /// can guess it, and if every pod can read it, since another one would then have no use.
+    /// Assigns an ID to each part that the record does not contain. `present` returns the current ID of its directory.
+    /// The current ID stays if no pod can guess it, or if every pod can read the ID of this part, because another ID
+    /// would have no use then.
     pub(crate) fn complete<E>(
         &mut self,
         present: impl Fn(Part) -> Result<Option<ProjectId>, E>,
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Completes a record with these numbers in place of random ones.
+    /// Completes a record with these numbers instead of random ones.
     fn completed(mut ids: ProjectIds, present: &BTreeMap<Part, u32>, numbers: &[u32], used: &[u32]) -> ProjectIds {
         let mut numbers = numbers.iter();
         let done: Result<(), Infallible> = ids.complete(
@@ -92,12 +93,12 @@ mod tests {
         Part::ALL.map(|part| ids.get(part).unwrap().get())
     }
 
-    /// A release that took the IDs from the counter of volumes.
+    /// IDs of a release that took them from the counter of volumes.
     fn former() -> BTreeMap<Part, u32> {
         Part::ALL.into_iter().zip(1..).collect()
     }
 
-    /// One for each part, from this one on.
+    /// A number for each part, starting with `first`.
     fn numbers(first: u32) -> [u32; Part::ALL.len()] {
         std::array::from_fn(|index| first + u32::try_from(index).expect("a few parts"))
     }

@@ -1,4 +1,4 @@
-//! The parts of the data disk get their projects and limits.
+//! Assigns projects and limits to the parts of the data disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -23,21 +23,22 @@ const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 pub(crate) struct Projects {
     budget: Budget,
     ids: ProjectIds,
-    /// Parts of which a directory has the project.
+    /// Parts of which at least one directory has the project.
     assigned: BTreeSet<Part>,
-    /// Projects of parts whose directories a former release limited by the one above them. Their other directories join these.
+    /// Projects of parts that a former release limited at the parent directory. The other directories of the part join
+    /// these.
     former: BTreeMap<Part, ProjectId>,
 }
 
 impl Projects {
-    /// Of the data disk with this root. The IDs are recorded durably before a directory has one: a move to another project
-    /// that a power cut ends goes on to the same one.
+    /// Projects of the data disk with this root. The IDs are durable before a directory has one: a move to another
+    /// project that a power cut interrupts continues to the same project.
     pub(crate) fn open(root: &Dir, tree: &Data) -> Result<Self, MountError> {
         let budget = budget(root, tree.path())?;
         let path = tree.project_ids.path();
         let name = Name::try_from(path.file_name().unwrap_or_default())
             .map_err(|source| MountError::Name { path: path.to_owned(), source })?;
-        // The directories have their IDs, too.
+        // If the record is lost, the directories still have their IDs.
         let recorded = match root.read(&name) {
             Ok(text) => text.and_then(|text| {
                 let ids = ProjectIds::parse(&text);
@@ -65,11 +66,10 @@ impl Projects {
         Ok(Self { budget, ids, assigned: BTreeSet::new(), former: BTreeMap::new() })
     }
 
-    /// Limits a directory of the tree, if it is a part. Called before it has content: what is in
-    /// a directory when it gets its project is not counted.
+    /// Limits a directory of the tree if it is a part. Must precede the directory's content, which would otherwise not
+    /// count.
     ///
-    /// At every boot: a limit that was changed last may have been lost in a power cut, and the disk may
-    /// have been enlarged.
+    /// Runs at each boot: a power cut may have lost the last change of a limit, and the disk may have been enlarged.
     pub(crate) fn limit(&mut self, dir: &Dir, entry: Entry<'_>) -> Result<(), MountError> {
         let Some((part, id)) = entry.part.and_then(|part| Some((part, self.ids.get(part)?))) else { return Ok(()) };
         let id = self.former.get(&part).copied().unwrap_or(id);
@@ -89,7 +89,7 @@ impl Projects {
                 self.former.extend(outer.map(|outer| (part, outer)));
                 Ok(())
             }
-            // Filled by a release without limits. The node starts nevertheless.
+            // A release without limits has filled the directory. The node starts nevertheless.
             Err(SetError::NotEmpty) => {
                 warn!(
                     %path,
@@ -98,7 +98,7 @@ impl Projects {
                 );
                 Ok(())
             }
-            // Of a former release, in which containerd's root was the directory of the part.
+            // In a former release, the root of containerd was the directory of the part.
             Err(SetError::Nested { outer }) if outer == id => fsquota::set_limits(dir, id, limits).map_err(failed),
             Err(SetError::Nested { outer }) => {
                 is_nested(entry.path);
@@ -110,8 +110,8 @@ impl Projects {
     }
 }
 
-/// From the project of a former release, which every pod could guess. Nothing writes to the directory during a boot. Returns
-/// the project of the directory above, if that one has the limit.
+/// Moves a directory from the project of a former release, which every pod could guess. No process writes to the
+/// directory during a boot. Returns the project of the parent directory if that has the limit.
 fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<Option<ProjectId>, MountError> {
     match fsquota::transfer(dir, id, limits) {
         Ok(Transferred { left: None, .. }) => info!(path = %path.display(), "directory moved to another project"),
@@ -129,7 +129,7 @@ fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<Opt
     Ok(None)
 }
 
-/// The directory above it had the limit once, and keeps it.
+/// The parent directory got the limit in a former release, and keeps it.
 fn is_nested(path: &Path) {
     info!(path = %path.display(), "directory is limited by the one above it");
 }
@@ -155,7 +155,7 @@ fn present(root: &Dir, tree: &Data, part: Part) -> Result<Option<ProjectId>, Mou
     Ok(None)
 }
 
-/// Whether nothing on the disk has this project, and it has no limits.
+/// Whether no file on the disk has this project, and the project has no limits.
 fn is_unused(root: &Dir, path: &Path, id: ProjectId) -> Result<bool, MountError> {
     let quota = fsquota::quota(root, id).map_err(|source| MountError::Project { path: path.to_owned(), source })?;
     Ok(quota.limits == Limits::default() && quota.used == fsquota::Usage::default())

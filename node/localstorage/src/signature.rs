@@ -6,28 +6,28 @@ use std::fmt;
 pub enum Signature {
     /// Signatures that `blkid` finds, at least one.
     Known(Vec<Mark>),
-    /// Bytes that are not zero.
+    /// Non-zero bytes without a known signature.
     Unknown { at: u64 },
 }
 
-/// A mark that a format leaves on a disk.
+/// A signature of a format on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// `blkid`'s name of the format: `ext4`, `linux_raid_member`, `gpt`.
+    /// Name of the format in `blkid`: `ext4`, `linux_raid_member`, `gpt`.
     pub format: String,
     pub usage: Usage,
-    /// Its label. Characters that do not print are replaced.
+    /// Label of the content. Control characters are replaced.
     pub label: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     Filesystem,
-    /// A part of something larger: of a RAID or a volume group.
+    /// A member of a RAID or a volume group.
     Member,
     Encrypted,
     Partitions,
-    /// Something else, such as swap space.
+    /// Any other content, such as swap space.
     Other,
 }
 
@@ -42,7 +42,7 @@ impl Usage {
     }
 }
 
-/// A line of `blkid` that is not like `NAME=value`.
+/// A line of `blkid` that does not have the form `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line:?} is not like NAME=value")]
 pub struct MalformedLine {
@@ -50,8 +50,8 @@ pub struct MalformedLine {
 }
 
 impl Mark {
-    /// Reads what `blkid --probe --output udev` writes. Keys without information on the content, as the number
-    /// of the partition, is passed over.
+    /// Parses the output of `blkid --probe --output udev`. Ignores keys that do not describe the content, such as the
+    /// number of the partition.
     pub fn parse(output: &str) -> Result<Vec<Self>, MalformedLine> {
         let (mut format, mut usage, mut label) = (None, Usage::Other, None);
         let (mut table, mut several) = (None, Vec::new());
@@ -73,7 +73,7 @@ impl Mark {
         Ok(content.into_iter().chain(several).chain(table).collect())
     }
 
-    /// From `filesystem:ext2:1.0`: usage, format, and version if there is one.
+    /// Parses `filesystem:ext2:1.0`: usage, format, and an optional version.
     fn from_triple(triple: &str) -> Self {
         let (usage, rest) = triple.split_once(':').unwrap_or(("", triple));
         let format = rest.split(':').next().unwrap_or(rest);
@@ -88,7 +88,7 @@ fn pair(line: &str) -> Result<(&str, &str), MalformedLine> {
     line.split_once('=').filter(|(name, _)| is_name(name)).ok_or_else(|| MalformedLine { line: line.to_owned() })
 }
 
-/// A label can contain any bytes, and this text is for a terminal.
+/// Replaces control characters: a label can contain any bytes, and this text is for a terminal.
 fn printable(label: &str) -> String {
     label.chars().map(|found| if found.is_control() { char::REPLACEMENT_CHARACTER } else { found }).collect()
 }

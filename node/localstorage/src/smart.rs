@@ -11,7 +11,7 @@ use crate::sys;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmartWarnings(u8);
 
-/// The meaning of each bit, the lowest first.
+/// Meaning of each bit, the lowest first.
 const MEANINGS: [&str; 6] = [
     "its spare space is low",
     "its temperature is outside of the limits",
@@ -22,7 +22,7 @@ const MEANINGS: [&str; 6] = [
 ];
 
 impl SmartWarnings {
-    /// Reads them from an open disk, `/dev/nvme0n1`. Needs `CAP_SYS_ADMIN`.
+    /// Reads the warnings of an open disk such as `/dev/nvme0n1`. Needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
     /// `ENOTTY`: the disk is not an NVMe disk. `EIO`: the controller rejected the command.

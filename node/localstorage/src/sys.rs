@@ -1,5 +1,4 @@
-//! The ioctls that nix lacks: of a mounted XFS its size, growing it, and its label; of a disk its
-//! partitions, and its SMART log.
+//! ioctls that nix lacks: size, growth and label of a mounted XFS; partitions and SMART log of a disk.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
 use std::num::NonZeroU32;
@@ -10,7 +9,7 @@ use units::Bytes;
 
 use crate::content::Geometry;
 
-/// `struct xfs_fsop_geom`, fs/xfs/libxfs/xfs_fs.h. Only its beginning is of use here.
+/// `struct xfs_fsop_geom`, fs/xfs/libxfs/xfs_fs.h. Only the first fields are used.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct FsGeometry {
@@ -76,10 +75,10 @@ struct NvmeCommand {
 const _: () = assert!(size_of::<NvmeCommand>() == 72);
 
 const GET_LOG: u8 = 2;
-/// The log of the whole controller.
+/// Selects the log of the whole controller.
 const ALL_NAMESPACES: u32 = u32::MAX;
 const SMART: u32 = 2;
-/// Of the SMART log.
+/// Size of the SMART log in bytes.
 const LOG_SIZE: usize = 512;
 
 const ADD: c_int = 1;
@@ -91,14 +90,13 @@ const LABEL_SIZE: usize = 256;
 mod ioctl {
     nix::ioctl_write_ptr!(xfs_ioc_fsgrowfsdata, b'X', 110, super::GrowData);
     nix::ioctl_read!(xfs_ioc_fsgeometry, b'X', 126, super::FsGeometry);
-    // `_IO(0x12, 105)`: its number says nothing of the argument.
+    // `_IO(0x12, 105)`: the number does not encode the argument.
     nix::ioctl_write_ptr_bad!(blkpg, nix::request_code_none!(0x12, 105), super::BlockArgument);
     nix::ioctl_readwrite!(nvme_admin, b'N', 0x41, super::NvmeCommand);
     nix::ioctl_write_ptr!(fs_ioc_setfslabel, 0x94, 50, [u8; super::LABEL_SIZE]);
 }
 
-/// How large a mounted file system is. The superblock on the disk may be older, until the kernel writes
-/// what it has in the log.
+/// Geometry of a mounted file system. The superblock on the disk may be older, until the kernel writes back its log.
 ///
 /// `XFS_IOC_FSGEOMETRY`, Linux 5.2.
 pub(crate) fn geometry(fs: BorrowedFd<'_>) -> Result<Geometry, Errno> {
@@ -106,13 +104,13 @@ pub(crate) fn geometry(fs: BorrowedFd<'_>) -> Result<Geometry, Errno> {
     // SAFETY: `fs` is open during the call. The kernel writes one `struct xfs_fsop_geom` (size asserted
     // above) through the pointer and keeps nothing; every bit pattern of it is valid.
     unsafe { ioctl::xfs_ioc_fsgeometry(fs.as_raw_fd(), &raw mut found) }?;
-    // A share of a hundred.
+    // A percentage.
     let inode_percent = u8::try_from(found.imaxpct).map_err(|_| Errno::EOVERFLOW)?;
     Ok(Geometry { block: Bytes::new(found.blocksize.into()), blocks: found.datablocks, inode_percent })
 }
 
-/// Grows the file system to so many blocks, while it is in use. The kernel would change the part for
-/// inodes too: give the present one.
+/// Grows the file system to `blocks` blocks while it is in use. The call also sets the percentage for inodes: pass the
+/// current one.
 ///
 /// `XFS_IOC_FSGROWFSDATA`, xfs(5); needs `CAP_SYS_ADMIN`.
 pub(crate) fn grow(fs: BorrowedFd<'_>, blocks: u64, inode_percent: u8) -> Result<(), Errno> {
@@ -123,12 +121,12 @@ pub(crate) fn grow(fs: BorrowedFd<'_>, blocks: u64, inode_percent: u8) -> Result
     Ok(())
 }
 
-/// Sets the label of a mounted file system, in its superblock on the disk too.
+/// Sets the label of a mounted file system, also in the superblock on the disk.
 ///
 /// `FS_IOC_SETFSLABEL`, XFS since Linux 4.18; needs `CAP_SYS_ADMIN`.
 pub(crate) fn set_label(fs: BorrowedFd<'_>, label: &str) -> Result<(), Errno> {
     let mut wanted = [0; LABEL_SIZE];
-    // One byte less: the kernel reads to the first zero.
+    // The last byte stays zero: the kernel reads up to the first zero.
     let place = wanted[..LABEL_SIZE - 1].get_mut(..label.len()).ok_or(Errno::EINVAL)?;
     place.copy_from_slice(label.as_bytes());
     // SAFETY: `fs` is open during the call. The kernel reads `FSLABEL_MAX` bytes from the pointer, which
@@ -137,14 +135,14 @@ pub(crate) fn set_label(fs: BorrowedFd<'_>, label: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Shows a partition of a disk that is in use, as its table has it by now.
+/// Adds a partition of a disk in use to the kernel's table.
 ///
 /// `BLKPG`; needs `CAP_SYS_ADMIN`.
 pub(crate) fn add_partition(disk: BorrowedFd<'_>, number: NonZeroU32, start: Bytes, size: Bytes) -> Result<(), Errno> {
     change_partition(disk, ADD, number, start, size)
 }
 
-/// Shows a partition with another size, while it and its disk are in use.
+/// Changes the size of a partition in the kernel's table, while the partition and its disk are in use.
 ///
 /// `BLKPG`, Linux 3.6; needs `CAP_SYS_ADMIN`.
 pub(crate) fn resize_partition(
@@ -189,7 +187,7 @@ pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
         namespace: ALL_NAMESPACES,
         address: log.as_mut_ptr().expose_provenance() as u64,
         data_length: LOG_SIZE as u32,
-        // The number of further words of 4 bytes, and the log.
+        // Number of further words of 4 bytes, and the log identifier.
         word_10: (LOG_SIZE as u32 / 4 - 1) << 16 | SMART,
         timeout_milliseconds: 5000,
         ..NvmeCommand::default()
@@ -198,6 +196,6 @@ pub(crate) fn smart_log(disk: BorrowedFd<'_>) -> Result<[u8; LOG_SIZE], Errno> {
     // above) through the pointer, and writes at most `data_length` bytes, the size of `log`, to `address` before it
     // returns. It keeps neither pointer; every bit pattern of both is valid.
     let status = unsafe { ioctl::nvme_admin(disk.as_raw_fd(), &raw mut command) }?;
-    // A positive result is a status of the controller.
+    // A positive result is a status code of the controller.
     if status == 0 { Ok(log) } else { Err(Errno::EIO) }
 }

@@ -10,16 +10,16 @@ use units::Bytes;
 
 use crate::error::FindError;
 
-/// Sizes and places count sectors of 512 bytes, whatever the disk's own are.
+/// Unit of sizes and offsets in bytes, independent of the disk's sector size.
 const SECTOR: u64 = 512;
 
-/// How deep devices are stacked on each other, at most. The kernel has no limit.
+/// Maximum depth of stacked devices. The kernel has no limit.
 const DEEPEST: u32 = 16;
 
-/// A number as the kernel writes it into an attribute: decimal, with a line feed.
+/// Parses a number in a kernel attribute: decimal, with a line feed.
 pub fn number(attribute: &str) -> Option<u64> {
     let digits = attribute.strip_suffix('\n').unwrap_or(attribute);
-    // No sign: the standard library would take one.
+    // The standard library would accept a sign.
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
@@ -33,21 +33,21 @@ pub(crate) fn read_size(path: &Path) -> Result<Bytes, FindError> {
     sectors.checked_mul(SECTOR).ok_or_else(|| FindError::Malformed { path: path.to_owned() })
 }
 
-/// The name of a device node is that of the device, but `!` stands for `/`.
+/// Name of the device node: that of the device with `/` for each `!`.
 pub(crate) fn name(device: &Path) -> Option<String> {
     Some(device.file_name()?.to_str()?.replace('!', "/"))
 }
 
-/// Whether a disk has no node: so are the single paths to an NVMe disk that has several.
+/// Whether a disk has no device node, like the single paths of a multipath NVMe disk.
 pub(crate) fn is_hidden(disk: &Path) -> Result<bool, FindError> {
     Ok(read_number(&disk.join("hidden"))? != 0)
 }
 
-/// The serial number of a disk. virtio-blk has it at the disk, other drivers at its hardware, SCSI and SATA disks as a page of
-/// vital product data behind its head (SPC-4, "Unit Serial Number"); some have none.
+/// Serial number of a disk. virtio-blk has it at the disk, other drivers at the hardware. SCSI and SATA disks have it
+/// in a page of vital product data after a header (SPC-4, "Unit Serial Number"). Some disks have none.
 ///
 /// # Errors
-/// [`FindError::Look`]: the driver cannot read it.
+/// [`FindError::Look`]: the driver cannot read the serial number.
 pub fn serial(disk: &Path) -> Result<Option<String>, FindError> {
     for (place, head) in [("serial", 0), ("device/serial", 0), ("device/vpd_pg80", 4)] {
         let place = disk.join(place);
@@ -74,10 +74,11 @@ pub(crate) fn partitions(disk: &Path) -> Result<Vec<PathBuf>, FindError> {
     Ok(found)
 }
 
-/// Whether a disk, one of its partitions, or what is stacked on them is this device. `disk` is its directory in sysfs.
+/// Whether a disk, one of its partitions, or a device that is stacked on them is `device`. `disk` is its directory in
+/// sysfs.
 ///
 /// # Errors
-/// [`FindError::Look`]: the disk is gone.
+/// [`FindError::Look`]: the disk has disappeared.
 pub fn holds(disk: &Path, device: dev_t) -> Result<bool, FindError> {
     let wanted = format!("{}:{}", major(device), minor(device));
     let places = partitions(disk)?;
@@ -89,7 +90,7 @@ fn is_below(place: &Path, wanted: &str, depth: u32) -> bool {
         return true;
     }
     let Some(depth) = depth.checked_sub(1) else { return false };
-    // Not there for a device that nothing can be stacked on.
+    // The directory is missing for a device that does not support stacked devices.
     let Ok(holders) = fs::read_dir(place.join("holders")) else { return false };
     holders.flatten().any(|holder| is_below(&holder.path(), wanted, depth))
 }

@@ -1,4 +1,4 @@
-//! The node's tree, read top to bottom.
+//! The node's directory tree, from top to bottom.
 
 use std::path::{Path, PathBuf};
 
@@ -6,13 +6,13 @@ use dir::Mode;
 
 use crate::budget::Part;
 
-/// Only root: pods access their files by mounts of their own.
+/// Mode of directories for root only. Pods access their files through their own mounts.
 const PRIVATE: Mode = Mode::S_IRWXU;
-/// Other users can look up names in it, but not list it.
+/// Mode of directories in which other users can look up names, but not list them.
 const SEARCHABLE: Mode = PRIVATE.union(Mode::S_IXGRP).union(Mode::S_IXOTH);
 
-/// Declares directories by what is in them: a field for each entry, its type, its name on the disk,
-/// and the part of the disk that it is, if it has a limit of its own. A directory is private unless it states a `mode`.
+/// Declares a directory by its entries: a field for each entry with its type, its name on the disk, and its part of the
+/// disk if it has a limit. A directory is private unless it states a `mode`.
 macro_rules! directory {
     ($(#[$doc:meta])* $directory:ident $(mode $mode:ident)? {
         $($(#[$entry_doc:meta])* $field:ident: $kind:ty = $name:literal $(limit $part:ident)?,)*
@@ -54,7 +54,7 @@ macro_rules! directory {
 }
 
 directory! {
-    /// The root of the node's file system: read-only, but for what is mounted on it.
+    /// The root of the node's file system, read-only except for the mounts on it.
     Root {
         data: Data = "data",
         ephemeral: Ephemeral = "ephemeral",
@@ -62,20 +62,21 @@ directory! {
 }
 
 directory! {
-    /// The data disk, an XFS with project quotas. A directory without `limit` is written to by the node
-    /// itself alone; volumes have limits of their own.
+    /// The data disk, an XFS with project quotas. Only the node writes to a directory without `limit`; volumes have
+    /// their own limits.
     Data mode SEARCHABLE {
-        /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads them.
+        /// Certificates and keys of the cluster and this node. Keys have mode 0600, and belong to the user that reads
+        /// them.
         pki: Passage = "pki",
         etcd: Directory = "etcd" limit Etcd,
         /// Pods, and the sockets of plugins.
         kubelet: Kubelet = "kubelet",
-        /// The kubelet's own certificates; it renews them itself.
+        /// The kubelet's own certificates, which the kubelet renews itself.
         kubelet_pki: Directory = "kubelet-pki",
         containerd: Containerd = "containerd",
-        /// Programs and configurations of CNI plugins. They count as images do.
+        /// Programs and configurations of CNI plugins. They count towards the limit of images.
         cni: Cni = "cni" limit Containerd,
-        /// Persistent volumes and all that belongs to them, the counter of their project IDs too.
+        /// Persistent volumes and their metadata, including the counter of their project IDs.
         volumes: Directory = "volumes",
         project_ids: File = "project-ids.json",
         log: Log = "log",
@@ -83,21 +84,22 @@ directory! {
 }
 
 directory! {
-    /// The kubelet's root directory. It creates more in it than is named here: without space for its state of a pod it
-    /// could not even end that pod.
+    /// The kubelet's root directory. The kubelet creates further entries outside of the limit: without space for its
+    /// state of a pod, it could not end the pod.
     Kubelet {
         pods: Directory = "pods" limit Pods,
         plugins: Directory = "plugins",
-        /// Sockets by which plugins make themselves known.
+        /// Sockets through which plugins register.
         plugins_registry: Directory = "plugins_registry",
     }
 }
 
 directory! {
-    /// containerd's root directory. Its records are outside of the limit: in a full part it could not record that a container
-    /// has ended, nor which images and layers it removes. containerd creates the directories that are not listed.
+    /// containerd's root directory. The metadata is outside of the limit: in a full part, containerd could not record
+    /// that a container has ended, or which images and layers it removes. containerd creates the directories that are
+    /// not listed.
     Containerd {
-        /// Images, packed.
+        /// Packed images.
         content: Directory = "io.containerd.content.v1.content" limit Containerd,
         overlayfs: Overlayfs = "io.containerd.snapshotter.v1.overlayfs",
     }
@@ -106,13 +108,13 @@ directory! {
 directory! {
     /// containerd's directory for overlays, with a database.
     Overlayfs {
-        /// Images, unpacked, and writable layers of containers.
+        /// Unpacked images, and writable layers of containers.
         snapshots: Directory = "snapshots" limit Containerd,
     }
 }
 
 directory! {
-    /// CNI plugins that the administrator has installed in the cluster: their DaemonSets write here.
+    /// CNI plugins that the administrator installs in the cluster: their DaemonSets write to these directories.
     Cni {
         programs: Directory = "bin",
         configurations: Directory = "net.d",
@@ -120,9 +122,9 @@ directory! {
 }
 
 directory! {
-    /// Logs that outlive a boot.
+    /// Logs that survive a reboot.
     Log mode SEARCHABLE {
-        /// Output of containers, a directory per pod.
+        /// Output of containers, with a directory per pod.
         pods: Directory = "pods" limit Log,
         node: Directory = "node" limit NodeLog,
         audit: Directory = "audit" limit Audit,
@@ -130,14 +132,14 @@ directory! {
 }
 
 directory! {
-    /// A tmpfs, empty after every boot. containerd's bundles are below it: see [`ContainerdState`].
+    /// A tmpfs, empty after each boot. containerd's bundles are below it: see [`ContainerdState`].
     Ephemeral mode SEARCHABLE {
         containerd: ContainerdState = "containerd",
-        /// Addresses that the network plugins gave to pods.
+        /// Addresses that CNI plugins have assigned to pods.
         cni: Directory = "cni",
-        /// Where Kubernetes looks for plugins of an older kind. There are none.
+        /// Directory for FlexVolume plugins. The node has none.
         flexvolume: Directory = "flexvolume",
-        /// Directories of programs with users of their own.
+        /// Directories of programs that have their own users.
         programs: Passage = "programs",
         /// Temporary files (`TMPDIR`).
         tmp: Directory = "tmp",
@@ -145,27 +147,28 @@ directory! {
 }
 
 directory! {
-    /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc looks up the container's root
-    /// below it as a user that is not the node's root. containerd itself sets a private mode on the directories of other containers.
+    /// containerd's state directory. In a pod with a user namespace (`hostUsers: false`), runc resolves the container's
+    /// root below this directory with a user that is not the node's root. containerd itself sets a private mode on the
+    /// directories of other containers.
     ContainerdState mode SEARCHABLE {
         socket: File = "containerd.sock",
     }
 }
 
-/// A place in the tree: a directory with what is in it, or a file. A path, without a guarantee that anything
-/// is there: [`Mounted`](crate::Mounted) is that.
+/// A place in the tree: a directory with its entries, or a file. The path need not exist, unless the tree is
+/// [`Mounted`](crate::Mounted).
 pub trait Tree: Sized {
-    /// Whether it is a directory, which exists as soon as its tree is mounted.
+    /// Whether the place is a directory, which exists as soon as its tree is mounted.
     const DIRECTORY: bool = true;
 
     const MODE: Mode = PRIVATE;
 
-    /// This place at a path. [`Root::at`] is the beginning.
+    /// Creates the place with this path. [`Root::at`] creates the whole tree.
     fn at(path: PathBuf) -> Self;
 
     fn path(&self) -> &Path;
 
-    /// Shows everything below it, directories before what is in them.
+    /// Calls `_see` for each entry below this place, directories before their entries.
     fn visit<'tree>(&'tree self, _see: &mut dyn FnMut(Entry<'tree>)) {}
 }
 
@@ -175,11 +178,11 @@ pub struct Entry<'tree> {
     pub path: &'tree Path,
     pub directory: bool,
     pub mode: Mode,
-    /// The part of the data disk that it is, with a limit of its own. Its content has that limit too.
+    /// Part of the data disk whose limit applies to the entry and its content.
     pub part: Option<Part>,
 }
 
-/// A directory whose content is named elsewhere. Mode 0700.
+/// A directory whose content is defined elsewhere. Mode 0700.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory(PathBuf);
 
@@ -193,7 +196,7 @@ impl Tree for Directory {
     }
 }
 
-/// A directory whose content is named elsewhere, with files of other users than root. Mode 0711.
+/// A directory whose content is defined elsewhere, with files of other users than root. Mode 0711.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passage(PathBuf);
 
@@ -209,7 +212,7 @@ impl Tree for Passage {
     }
 }
 
-/// A file or socket that some program makes.
+/// A file or socket that a program creates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File(PathBuf);
 
@@ -226,7 +229,7 @@ impl Tree for File {
 }
 
 impl Root {
-    /// The tree below a path: `/` on a node, something else in tests.
+    /// The tree below a path: `/` on a node, another directory in tests.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         <Self as Tree>::at(path.into())
     }

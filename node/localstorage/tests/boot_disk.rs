@@ -1,6 +1,6 @@
-//! The disk that a node was started from: what the first boot makes of the space behind the image, and what a boot
-//! makes of a disk that was enlarged. Its first partition is the root of all processes that boot here, mounted
-//! meanwhile, so that the kernel reads no table again. Needs root and one scratch disk.
+//! The boot disk: the first boot uses the space after the image, and a later boot uses the space of an enlarged disk.
+//! The first partition is the root of all processes that boot in these tests. It stays mounted meanwhile, so that the
+//! kernel cannot read the table again. Needs root and one scratch disk.
 
 use std::fs::{self, File};
 use std::num::NonZeroU32;
@@ -23,16 +23,16 @@ const MIB: u64 = 1 << 20;
 const SECTOR: u32 = 512;
 const SECTORS_OF_MIB: u64 = MIB / SECTOR as u64;
 
-/// The image: a table, a system from 1 MiB on, and a MiB with the table's second copy.
+/// The image in MiB: a table, a system from 1 MiB on, and a MiB with the backup table.
 const SYSTEM: [u64; 2] = [1, 33];
 const IMAGE: u64 = 34;
-/// The disk before it was enlarged.
+/// Size of the disk in MiB before it was enlarged.
 const SHORTER: u64 = 640;
 
 const LINUX: Guid = guid!("0fc63daf-8483-4772-8e79-3d69d8477de4");
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 
-/// Of the machine, to its processes.
+/// Directories of the test machine that its processes need.
 const BOUND: [&str; 5] = ["dev", "proc", "sys", "tmp", "usr"];
 
 struct Machine {
@@ -47,7 +47,7 @@ impl Machine {
         machine
     }
 
-    /// The same, and the node has run when the disk was shorter: its data are there.
+    /// A machine whose node has run with the smaller disk: its data exist.
     fn enlarged() -> Self {
         let machine = Self { disk: Disk::take(), root: tempfile::tempdir().unwrap() };
         let mut table = machine.table();
@@ -68,7 +68,7 @@ impl Machine {
         table
     }
 
-    /// Writes a table for a disk of so many MiB, and an empty system.
+    /// Writes a table for a disk of `length` MiB, and an empty system.
     fn install(&self, table: &Table, length: u64) {
         let disk = File::options().write(true).open(self.disk.path()).unwrap();
         let zeros = vec![0; 2 * MIB as usize];
@@ -86,7 +86,7 @@ impl Machine {
         run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", system.to_str().unwrap()]));
     }
 
-    /// Of what a boot writes to change the table, so many writes: then the power is gone.
+    /// Writes the first `made` writes with which a boot changes the table. Then the power fails.
     fn begin_to_write(&self, made: usize, change: impl FnOnce(&mut Table, u64)) {
         let disk = File::options().read(true).write(true).open(self.disk.path()).unwrap();
         let mut head = vec![0; Table::length(SECTOR)];
@@ -99,7 +99,7 @@ impl Machine {
         disk.sync_all().unwrap();
     }
 
-    /// As the kernel does at its start. It does not while a partition is mounted.
+    /// The kernel reads the table at its start, but not while a partition is mounted.
     fn read_table_again(&self) {
         run(Command::new("blockdev").args(["--rereadpt", self.disk.path().to_str().unwrap()]));
     }
@@ -120,13 +120,13 @@ impl Machine {
         fs::read_to_string(path).unwrap().trim().parse().unwrap()
     }
 
-    /// Where the kernel has the data, in MiB: beginning and length.
+    /// Start and length of the data partition in the kernel, in MiB.
     fn data(&self) -> [u64; 2] {
         let directory = self.sysfs().join(self.partition(2).file_name().unwrap());
         ["start", "size"].map(|attribute| self.number(&directory.join(attribute)) / SECTORS_OF_MIB)
     }
 
-    /// All that is behind the image, but for a MiB with the table's second copy.
+    /// Start and length of the space after the image, without the MiB of the backup table.
     fn all_of_it(&self) -> [u64; 2] {
         [IMAGE, self.length() - IMAGE - 1]
     }
@@ -138,7 +138,7 @@ impl Machine {
         PartitionTable::read(size, SECTOR, read).unwrap().unwrap().state
     }
 
-    /// Starts the machine: the system is mounted, nothing else.
+    /// Starts the machine: only the system is mounted.
     fn start(&self) -> Running<'_> {
         self.read_table_again();
         let root = self.root.path();
@@ -161,7 +161,7 @@ fn partition(number: u32, kind: Guid, [start, end]: [u64; 2]) -> Partition {
     Partition { number: NonZeroU32::new(number).unwrap(), kind, id: ID, first, last, name: String::new() }
 }
 
-/// A machine that runs. Dropped, it is off.
+/// A running machine. The drop turns it off.
 struct Running<'machine> {
     machine: &'machine Machine,
 }
@@ -172,7 +172,7 @@ impl Running<'_> {
     }
 
     fn node_starts(&self) {
-        // A process of the machine: its root is the system.
+        // The node runs in a process of the machine, whose root is the system.
         Child::start(|| {
             chroot(self.root()).unwrap();
             std::env::set_current_dir("/").unwrap();
@@ -185,7 +185,7 @@ impl Running<'_> {
         self.root().join("data/kept")
     }
 
-    /// Bytes of the file system for data, less its log.
+    /// Size of the data file system in bytes, without its log.
     fn capacity(&self) -> u64 {
         let seen = statvfs(&self.root().join("data")).unwrap();
         seen.blocks() * seen.fragment_size()
@@ -195,7 +195,7 @@ impl Running<'_> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         let release = |path: &Path| match unmount(path) {
-            // EINVAL: it was not mounted.
+            // EINVAL: the path was not mounted.
             Ok(()) | Err(Errno::EINVAL) => {}
             Err(errno) => eprintln!("{}: {errno}", path.display()),
         };
@@ -215,7 +215,7 @@ fn the_first_boot_uses_the_space_behind_the_image() {
     drop(running);
 
     let running = machine.start();
-    // The kernel reads what is on the disk.
+    // The kernel has read the table on the disk.
     assert_eq!((machine.data(), machine.table_state()), (machine.all_of_it(), TableState::Whole));
     running.node_starts();
     assert_eq!(fs::read(running.kept()).unwrap(), b"kept");
@@ -241,7 +241,7 @@ fn a_partition_grows_with_its_disk_under_a_mounted_system() {
     assert_eq!(fs::read(running.kept()).unwrap(), b"kept");
 }
 
-/// The writes of a table: its second copy, the entries, and the header that makes them count.
+/// Number of writes of a table: the backup, the entries, and the header that makes them valid.
 const WRITES: usize = 3;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A data disk from empty to enlarged, as the kernel and `mkfs.xfs` have it. Needs root and one scratch disk.
+//! A data disk from empty to enlarged, with the real kernel and `mkfs.xfs`. Needs root and one scratch disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -42,10 +42,11 @@ impl Machine {
         machine
     }
 
-    /// All of it: a partition may end where an earlier test has written. The kernel forgets partitions.
+    /// Zeros the whole disk, because a partition may end where an earlier test has written. The kernel removes its
+    /// partitions.
     fn wipe(&self) {
         let disk = File::options().write(true).open(self.disk.path()).unwrap();
-        // Of block devices since Linux 4.9.
+        // Supported for block devices since Linux 4.9.
         fallocate(&disk, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, self.size().cast_signed()).unwrap();
         disk.sync_all().unwrap();
         run(Command::new("blockdev").args(["--rereadpt", self.path()]));
@@ -59,14 +60,14 @@ impl Machine {
         self.disk.path().file_name().unwrap().to_str().unwrap()
     }
 
-    /// How many sectors were written to the disk since the machine was started.
+    /// Number of sectors written to the disk since the machine was started.
     fn written(&self) -> u64 {
         nix::unistd::sync();
         let counts = fs::read_to_string(format!("/sys/block/{}/stat", self.name())).unwrap();
         counts.split_ascii_whitespace().nth(6).unwrap().parse().unwrap()
     }
 
-    /// Asserts that the disk is refused for what is on it, by its name, and not written to.
+    /// Asserts that the disk is rejected by name because of its content, and that nothing is written to it.
     fn is_refused(&self) -> Signature {
         let before = self.written();
         let found = DataDisk::find();
@@ -96,7 +97,7 @@ impl Machine {
         run(Command::new("mkfs.xfs").args(["-q", "-f", "-K"]).args(more).arg(self.path()));
     }
 
-    /// Our file system with nothing in it, mounted in another way than by a node.
+    /// Mounts an empty file system of the node with other options than a node would.
     fn mount_by_hand(&self, flags: MsFlags, options: &str) {
         self.mkfs(&["-L", LABEL]);
         let place = self.root().data;
@@ -107,7 +108,7 @@ impl Machine {
         DataDisk::find().unwrap().mount(self.root().data)
     }
 
-    /// As when the power goes, but for what was not written yet.
+    /// Unmounts the file system: a power cut without the loss of unwritten data.
     fn unmount(&self, data: Mounted<Data>) {
         drop(data);
         unmount(self.root().data.path()).unwrap();
@@ -122,7 +123,7 @@ impl Drop for Machine {
     }
 }
 
-/// Asserts that every directory of a mounted tree is there with its mode, by which only root lists and changes it.
+/// Asserts that every directory of a mounted tree exists with its mode, with which only root can list and change it.
 fn are_private<T: Tree>(mounted: &Mounted<T>) {
     let mut directories = vec![(mounted.path(), T::MODE)];
     mounted.visit(&mut |entry| directories.extend(entry.directory.then_some((entry.path, entry.mode))));
@@ -222,7 +223,7 @@ fn a_place_that_is_taken_is_left_alone() {
     assert!(matches!(machine.mount(), Err(MountError::Occupied { path }) if path == place.path()));
 }
 
-/// As a node mounts file systems.
+/// Flags with which a node mounts file systems.
 const INERT: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
 #[test]

@@ -1,5 +1,5 @@
-//! A first boot, and that of an upgrade, which a power cut ends, at every point. Needs root and three scratch disks: one is recorded
-//! on another, and what the power left is put together on the third.
+//! A first boot and a boot after an upgrade, with a power cut at every point. Needs root and three scratch disks: one
+//! is recorded on another, and the state after the cut is restored on the third.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -19,7 +19,7 @@ mod former;
 #[path = "interrupted/upgrade.rs"]
 mod upgrade;
 
-/// A node's directory for the data disk, and nothing else of it.
+/// Directory of a node that has only the mount point of the data disk.
 struct Node {
     place: TempDir,
 }
@@ -47,7 +47,7 @@ impl Drop for Node {
     }
 }
 
-/// A machine whose only disk is this device.
+/// The only disk of a machine, on this device.
 fn seen(device: &Path) -> Result<FoundDisk, FindError> {
     let name = fs::canonicalize(device).unwrap().file_name().unwrap().to_str().unwrap().to_owned();
     let sectors = fs::read_to_string(Path::new("/sys/block").join(&name).join("size")).unwrap();
@@ -60,7 +60,7 @@ fn kept(data: &Mounted<Data>) -> PathBuf {
     data.pki.path().join("kept")
 }
 
-/// Records a first boot, with a file written and synced after it.
+/// Records a first boot, after which a file is written and synced.
 fn first_boot(before: impl FnOnce(&Recorder)) -> Replay {
     let node = Node::new();
     let recorder = Recorder::on_empty_disk();
@@ -89,13 +89,13 @@ fn kind(content: &Content) -> &'static str {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Boot {
-    /// With a node that works, from a disk of this kind.
+    /// The node works, from a disk in this state.
     Works(&'static str),
-    /// The disk was rejected as one that holds this, and nothing was written to it.
+    /// The disk was rejected because of this content, and nothing was written to it.
     Rejected(String),
 }
 
-/// Lost data of the first boot, or an error without information on it.
+/// Lost data of the first boot, or an unrelated error.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the disk is {0}, though the first boot was over")]
@@ -114,9 +114,9 @@ impl Broken {
     }
 }
 
-/// The next boot ends with a node that works, and nothing that was there is gone. Or it rejects the disk: a disk
-/// may lose any of what it was not asked to keep, so the superblock can be among what is lost and the rest
-/// of the file system not. That looks like a damaged foreign file system, and can be one.
+/// Boots again: the node works and no data is missing, or the node rejects the disk. A disk may lose any unsynced
+/// write, so it can lose the superblock and keep the rest of the file system. This state looks like a damaged foreign
+/// file system, and can be one.
 fn boots_again(disk: FoundDisk, cut: &Cut) -> Result<Boot, Broken> {
     let node = Node::new();
     let (device, found) = (disk.device.clone(), kind(&disk.content));
@@ -136,7 +136,7 @@ fn boots_again(disk: FoundDisk, cut: &Cut) -> Result<Boot, Broken> {
             return Err(Broken::Kept(content));
         }
     }
-    // It is whole: it can be written.
+    // The file system is intact: files can be written.
     fs::write(data.volumes.path().join("written"), vec![1; 1 << 20]).map_err(Broken::other)?;
     data.root().syncfs().map_err(Broken::other)?;
     node.shut_down(data).map_err(Broken::other)?;
@@ -146,21 +146,21 @@ fn boots_again(disk: FoundDisk, cut: &Cut) -> Result<Boot, Broken> {
     }
 }
 
-/// Cuts by a disk that loses writes, the same of the same log.
+/// Cuts with a disk that loses writes. The same log gives the same cuts.
 fn lossy_cuts(replay: &Replay) -> Vec<Cut> {
     let mut cuts = replay.lossy_cuts(4, 16, Tearing::Sectors);
     cuts.retain(Cut::is_lossy);
     cuts
 }
 
-/// How often each end of the next boot was seen.
+/// Number of times that each result of the next boot occurred.
 type Ends = BTreeMap<Boot, u32>;
 
-/// From so many unfinished disks a node is booted, at most: it formats each of them, which takes seconds.
+/// Maximum number of unfinished disks from which a node boots: it formats each of them, which takes seconds.
 const FORMATTED_AGAIN: usize = 4;
 
-/// Every state of the disk that XFS or a boot distinguishes is looked at, and booted from: of the unfinished ones,
-/// which are most of them, from a part. Then some in which writes are lost.
+/// Checks every state of the disk that XFS or a boot distinguishes, and boots from it. For unfinished disks, which are
+/// the majority, boots only from some. Then checks some states with lost writes.
 #[test]
 fn the_next_boot_finishes_a_first_boot_cut_anywhere() {
     let mut replay = first_boot(nothing);
@@ -183,9 +183,9 @@ fn the_next_boot_finishes_a_first_boot_cut_anywhere() {
         *ends.entry(end).or_default() += 1;
     }
     println!("{} cuts, {unfinished} unfinished; the next boot: {whole:?}; after losses: {lossy:?}", cuts.len());
-    // Without losses none is rejected, and the cuts reach every phase of the first boot.
+    // Without losses, no disk is rejected, and the cuts reach every phase of the first boot.
     assert!(whole.keys().eq(&["empty", "ours", "unfinished"].map(Boot::Works)), "{whole:?}");
-    // Most losses do no harm. A disk is rejected for one reason only: its superblock is missing.
+    // Most losses do no harm. A disk is rejected only if its superblock is missing.
     let (mut works, mut rejected) = (0, 0);
     for (end, number) in &lossy {
         match end {
@@ -197,8 +197,8 @@ fn the_next_boot_finishes_a_first_boot_cut_anywhere() {
     assert!(works >= 8 && works > rejected, "{lossy:?}");
 }
 
-/// Shows that the checks above can fail: on a disk that drops flushes synced data is missing, by the checks
-/// themselves and not only because XFS notices that it is broken.
+/// Shows that the checks above can fail: on a disk that drops flushes, synced data is missing, and the checks
+/// themselves detect it, not only XFS.
 #[test]
 fn a_disk_that_drops_flushes_does_not_pass() {
     let mut replay = first_boot(Recorder::drop_flushes);

@@ -1,5 +1,5 @@
-//! The parts of the data disk and their limits, as XFS keeps them. Needs root and one scratch disk, large
-//! enough (8 GiB) that no part has only the least that it can have.
+//! The parts of the data disk and their limits in XFS. Needs root and one scratch disk, large enough (8 GiB) that each
+//! part has more than its minimum.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use units::{Bytes, Inodes};
 
 mod former;
 
-/// A machine whose data disk has our file system, with nothing in it.
+/// A machine whose data disk has an empty file system of the node.
 struct Machine {
     data: Data,
     disk: Disk,
@@ -58,7 +58,7 @@ impl Machine {
         self.boot()
     }
 
-    /// As something else than this release mounts it.
+    /// Mounts the file system without the node.
     fn mount(&self) {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         mount(Some(self.disk.path()), self.data.path(), Some("xfs"), flags, Some("prjquota")).unwrap();
@@ -89,12 +89,12 @@ fn size(seen: &Statvfs) -> Bytes {
     Bytes::new(seen.blocks() * seen.fragment_size())
 }
 
-/// Extends a file, with blocks of its own.
+/// Extends a file with allocated blocks.
 fn extend(file: &File, from: Bytes, by: Bytes) -> nix::Result<()> {
     fallocate(file, FallocateFlags::empty(), from.get().cast_signed(), by.get().cast_signed())
 }
 
-/// Takes all that a directory can have, in ever smaller steps. Returns how much that is.
+/// Fills a directory up to its limit, in ever smaller steps. Returns the number of bytes.
 fn fill(directory: &Path) -> Bytes {
     let file = File::create(directory.join("all")).unwrap();
     let (mut taken, mut step) = (Bytes::ZERO, Bytes::new(256 << 20));
@@ -103,7 +103,7 @@ fn fill(directory: &Path) -> Bytes {
             Ok(()) => taken = taken.saturating_add(step),
             Err(errno) => {
                 assert_eq!(errno, Errno::ENOSPC);
-                // XFS allocates in pieces, and those that it has stay.
+                // XFS allocates in pieces, and keeps those that it has allocated.
                 file.set_len(taken.get()).unwrap();
                 step = Bytes::new(step.get() / 2);
             }
@@ -178,13 +178,13 @@ fn parts_of_the_former_release_move_to_secret_projects() {
     assert_eq!(Part::ALL.map(|part| quota(path(&data, part)).id), before);
 }
 
-/// A damaged record must not cost the node its disk.
+/// A node must still use a disk with a damaged record.
 #[test]
 fn a_lost_record_of_projects_is_restored_from_directories() {
     let (machine, mut data) = Machine::booted();
     let before = Part::ALL.map(|part| quota(path(&data, part)).id);
     let record = fs::read(data.project_ids.path()).unwrap();
-    // The latter cannot be read (EFBIG), as if its sectors were broken.
+    // The second content cannot be read (EFBIG), as if its sectors were broken.
     for content in [b"damaged".to_vec(), vec![b' '; 2 << 20]] {
         fs::write(data.project_ids.path(), content).unwrap();
         data = machine.boot_again(data);
@@ -281,7 +281,7 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
     let ids = Allocator::open(data.open(|data| &data.volumes).unwrap()).unwrap();
     let volume = data.volumes.path().join("volume");
     fs::create_dir(&volume).unwrap();
-    // The volume has few inodes, so that nearly all of the reservation is bytes: the harder case.
+    // The volume has few inodes, so that nearly all of its reservation is for data: the harder case.
     let reservation = free.saturating_sub(Bytes::MIB);
     let limits = Limits { bytes: Some(reservation), inodes: Some(Inodes::new(64)) };
     fsquota::set(File::open(&volume).unwrap(), limits, &ids).unwrap();
@@ -295,7 +295,7 @@ fn full_parts_leave_volumes_all_that_was_not_reserved() {
     let written = File::options().write(true).open(volume.join("all")).unwrap();
     written.write_all_at(&[1; 4096], had.get() - 4096).unwrap();
     written.sync_all().unwrap();
-    // Below this kubelet would evict pods that did no wrong.
+    // Below this limit, the kubelet would evict pods that stay within their limits.
     let seen = statvfs(data.path()).unwrap();
     assert!(seen.blocks_available() * 100 > seen.blocks(), "{} of {}", seen.blocks_available(), seen.blocks());
 }
@@ -342,7 +342,7 @@ fn a_part_does_not_hold_another_project() {
     assert!(matches!(refused, Err(SetError::Nested { outer: found }) if found == outer), "{refused:?}");
 }
 
-/// An overlay as containerd's snapshotter makes it, all below one part.
+/// An overlay like that of containerd's snapshotter, completely below one part.
 struct Overlay {
     root: PathBuf,
     merged: TempDir,
@@ -433,7 +433,7 @@ fn images_and_writable_layers_share_one_limit() {
     assert_eq!(quota(content), quota(snapshots));
 }
 
-/// A former release gave the project to containerd's root, whatever the record says.
+/// A former release assigned the project to containerd's root, whatever the record contains.
 #[test]
 fn the_part_of_a_former_release_grows_with_the_disk() {
     let id = ProjectId::new(1 << 31).unwrap();
@@ -452,7 +452,7 @@ fn the_part_of_a_former_release_grows_with_the_disk() {
         let root = quota(data.containerd.path());
         assert_eq!((root.id, root.limits), (id, limits), "{recorded}");
         assert_eq!(quota(data.containerd.overlayfs.snapshots.path()), root);
-        // Directories that are new in this release count to the same limit.
+        // Directories that are new in this release count towards the same limit.
         assert_eq!(quota(data.cni.path()), quota(data.containerd.path()));
     }
 }

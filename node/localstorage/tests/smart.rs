@@ -1,4 +1,4 @@
-//! The SMART log of an NVMe disk. The kernel's own controller (nvmet, over its loopback transport) answers.
+//! The SMART log of an NVMe disk. The kernel's own controller (nvmet with the loopback transport) responds.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 const LIMIT: Duration = Duration::from_secs(60);
 const NAME: &str = "nqn.2026-01.dev.granary:ktest";
 
-/// Creates a controller for the disk, and returns the NVMe disk.
+/// Creates a controller for the disk, and returns the path of the NVMe disk.
 fn nvme(disk: &Path) -> PathBuf {
     let config = Path::new("/sys/kernel/config");
     mount(Some("configfs"), config, Some("configfs"), MsFlags::empty(), None::<&str>).unwrap();
@@ -31,7 +31,7 @@ fn nvme(disk: &Path) -> PathBuf {
     symlink(&subsystem, port.join("subsystems").join(NAME)).unwrap();
     let mut fabrics = File::options().read(true).write(true).open("/dev/nvme-fabrics").unwrap();
     fabrics.write_all(format!("transport=loop,nqn={NAME}").as_bytes()).unwrap();
-    // The kernel looks for namespaces in the background.
+    // The kernel scans for namespaces in the background.
     let (device, end) = (PathBuf::from("/dev/nvme0n1"), Instant::now() + LIMIT);
     while !device.exists() {
         assert!(Instant::now() < end, "waited for {}", device.display());

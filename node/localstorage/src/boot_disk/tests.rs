@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 const SYSTEM: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 const ID: Guid = guid!("00112233-4455-6677-8899-aabbccddeeff");
 
-/// A disk of GiB of zeros, of which only what was written is kept.
+/// A disk of zeros, of which only the written parts are in memory.
 struct Disk {
     sector: u32,
     size: u64,
@@ -65,8 +65,7 @@ impl Disk {
         self.apply(all.into_iter().take(writes));
     }
 
-    /// All that a boot does, or its first writes, after each of which the table is whole. Returns how many
-    /// there were.
+    /// Performs the writes of a boot, or the first ones, and checks the table after each of them. Returns their number.
     fn boot(&mut self, wanted: Wanted, writes: usize) -> usize {
         let Some(mut change) = self.plan(wanted) else { return 0 };
         let before = put_back(&self.table(), self.sectors());
@@ -90,7 +89,7 @@ impl Disk {
         done
     }
 
-    /// As `sgdisk --move-second-header` leaves it.
+    /// State of a disk after `sgdisk --move-second-header`.
     fn move_second_copy(&mut self) {
         self.apply(self.table().writes(self.sectors()).unwrap());
     }
@@ -107,7 +106,7 @@ impl Disk {
         holds_former_data(Bytes::new(self.size), self.sector, |buffer, at| self.read(buffer, at)).unwrap()
     }
 
-    /// An image of this many MiB over the beginning.
+    /// Writes an image of `length` MiB over the beginning of the disk.
     fn write_image(&mut self, length: u64) {
         let zeros = vec![0; 2 * MIB as usize];
         self.written.push((0, zeros));
@@ -115,13 +114,13 @@ impl Disk {
         self.written.extend(Self::new(self.sector, length, length).written);
     }
 
-    /// As the search for the data disk reads it.
+    /// The table as the search for the data disk reads it.
     fn seen(&self) -> PartitionTable {
         let table = PartitionTable::read(Bytes::new(self.size), self.sector, |buffer, at| self.read(buffer, at));
         table.unwrap().unwrap()
     }
 
-    /// Start and size of the one partition for data, in MiB.
+    /// Start and size of the only data partition, in MiB.
     fn data(&self) -> Option<(u64, u64)> {
         let seen = self.seen();
         let mut data = seen.of_kind(DATA_PARTITION).map(|found| (found.start.get() / MIB, found.size.get() / MIB));
@@ -210,7 +209,7 @@ fn data_behind_the_same_image_are_found_and_kept() {
     assert!(!disk.holds_former_data());
     disk.written.push((100 * MIB, our_superblock()));
     assert!(disk.holds_former_data());
-    // By the place alone, too.
+    // The place alone is sufficient, too.
     disk.written.push((disk.size - MIB, vec![0; MIB as usize]));
     assert!(disk.last().is_none() && disk.holds_former_data());
 }
@@ -298,7 +297,7 @@ proptest! {
             disk.boot(wanted, 9);
             prop_assert_eq!(disk.plan(wanted), None);
             prop_assert_eq!(disk.seen().state, TableState::Whole);
-            // Data that are there stay where they are, and begin where the image ended.
+            // Existing data stay in their place, and begin at the end of the image.
             if let (Some(before), Some(after)) = (before, disk.data()) {
                 prop_assert_eq!(before.0, after.0);
                 prop_assert!(after.1 >= before.1);
@@ -314,7 +313,7 @@ proptest! {
         if let Some(change) = disk.plan(Wanted::New) {
             disk.change(&change, 3);
             let (start, size) = disk.data().unwrap();
-            // Not over the second copy of the image's table either.
+            // The partition does not overlap the backup table of the image either.
             prop_assert_eq!(start, length);
             prop_assert!((start + size) * MIB + 33 * 512 <= disk.size);
             prop_assert!((start + size + 2) * MIB > disk.size);

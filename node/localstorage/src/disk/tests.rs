@@ -30,7 +30,7 @@ impl FakeMachine {
     fn add(&self, name: &str, serial: Option<&str>, content: &[u8]) {
         let block = self.blocks().join(name);
         fs::create_dir_all(block.join("device")).unwrap();
-        // A content as large as a disk is one.
+        // Content larger than 1 MiB is the whole disk.
         let size = if content.len() > 1 << 20 { content.len() as u64 } else { (4 << 20) + 512 };
         fs::write(block.join("size"), format!("{}\n", size / 512)).unwrap();
         fs::write(block.join("ro"), "0\n").unwrap();
@@ -45,7 +45,7 @@ impl FakeMachine {
         File::options().write(true).open(self.devices().join(name)).unwrap().set_len(size).unwrap();
     }
 
-    /// As the kernel shows it; its device holds this.
+    /// Adds a partition as the kernel shows it, with this content.
     fn add_partition(&self, disk: &str, number: u32, start: u64, size: u64, content: &[u8]) {
         let name = format!("{disk}{number}");
         let partition = self.blocks().join(disk).join(&name);
@@ -117,7 +117,8 @@ fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
     assert!(matches!(DataDisk::choose(&seen), Err(FindError::Refused(found)) if found == refusal));
 }
 
-/// The node began a new cluster on another disk, and rejected both when the disk could be written again.
+/// Regression: the node created a new cluster on another disk, and rejected both disks when the first was writable
+/// again.
 #[test]
 fn a_read_only_disk_with_data_is_not_replaced() {
     let machine = FakeMachine::new();
@@ -133,7 +134,7 @@ fn a_read_only_disk_with_data_is_not_replaced() {
     is_refused();
     machine.add("vdc", None, b"");
     is_refused();
-    // A copy is used in its place.
+    // A writable copy is used in its place.
     machine.add("vdd", None, &our_superblock());
     assert!(matches!(DataDisk::choose(&machine.disks()), Ok(disk) if disk.device().ends_with("dev/vdd")));
 }
@@ -150,9 +151,9 @@ fn the_boot_disk_is_used_if_no_other_disk_holds_anything() {
         super::wanted(&seen, &DataDisk::choose(&seen))
     };
     assert_eq!(wanted(&[]), Some(Wanted::New));
-    // Empty, and too small.
+    // The disk is empty and too small.
     assert_eq!(wanted(&[("vdb", None, b"")]), Some(Wanted::New));
-    // An archive of images on a disk that the kernel does not mark as read-only.
+    // An archive of images on a disk that the kernel does not report as read-only.
     assert_eq!(wanted(&[("vdb", Some("image-1"), b"swap")]), Some(Wanted::New));
     assert_eq!(wanted(&[("vdb", Some("data"), b"")]), None);
     assert_eq!(wanted(&[("vdb", None, b"swap")]), None);
@@ -176,7 +177,7 @@ fn a_name_that_two_disks_have_names_none() {
     assert!(matches!(named(&["vdz"]), Ok(None)));
 }
 
-/// A broken disk stopped the boot of a node whose configuration names another one.
+/// Regression: a broken disk stopped the boot of a node whose configuration names another one.
 #[test]
 fn nothing_is_read_of_disks_that_are_not_meant() {
     let machine = FakeMachine::new();
@@ -188,7 +189,7 @@ fn nothing_is_read_of_disks_that_are_not_meant() {
     assert_eq!(seen.iter().map(|disk| disk.name.as_str()).collect::<Vec<_>>(), ["vda"]);
 }
 
-/// A disk of 2 MiB with a partition for data in the sectors 128 to 255.
+/// A disk of 2 MiB with a data partition in the sectors 128 to 255.
 fn disk_with_data() -> Vec<u8> {
     let mut table = gpt::Table::new(gpt::Guid::ZERO, 512).unwrap();
     let (number, id, name) = (NonZeroU32::MIN, gpt::Guid::ZERO, String::new());

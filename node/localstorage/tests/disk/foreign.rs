@@ -1,12 +1,11 @@
-//! Disks that hold something else. Each format that `blkid -k` lists is refused by its name, and nothing is
-//! written.
+//! Disks with other content. Each format that `blkid -k` lists is rejected by its name, and nothing is written.
 
 use std::collections::BTreeSet;
 
 use super::partition::divide;
 use super::*;
 
-/// Asserts that the machine's disk is refused for a format of this name, and that the reason names it.
+/// Asserts that the machine's disk is rejected because of this format, and that the reason names it.
 fn is_refused_as(machine: &Machine, format: &str) {
     match machine.is_refused() {
         Signature::Known(marks) if marks.iter().any(|mark| mark.format == format) => {
@@ -17,13 +16,13 @@ fn is_refused_as(machine: &Machine, format: &str) {
     }
 }
 
-/// Formats that a tool of the guest writes: name, program, and arguments before the device.
+/// Formats that a tool of the guest creates: name, program, and arguments before the device.
 #[rustfmt::skip]
 const TOOLS: &[(&str, &str, &[&str])] = &[
     ("ext2", "mke2fs", &["-q", "-F", "-t", "ext2"]),
     ("ext3", "mke2fs", &["-q", "-F", "-t", "ext3"]),
     ("ext4", "mke2fs", &["-q", "-F", "-t", "ext4"]),
-    // Clusters so large that their number fits into 12, 16 and 32 bits.
+    // Cluster sizes for which the cluster number fits into 12, 16 and 32 bits.
     ("vfat", "mkfs.fat", &["-I", "-F", "12", "-S", "4096", "-s", "128"]),
     ("vfat", "mkfs.fat", &["-I", "-F", "16", "-S", "512", "-s", "64"]),
     ("vfat", "mkfs.fat", &["-I", "-F", "32", "-S", "512", "-s", "8"]),
@@ -111,21 +110,21 @@ fn nothing_is_formatted_when_the_content_is_unknown() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
         path
     };
-    // No interpreter in this guest: it cannot be executed.
+    // The guest does not have this interpreter, so the script cannot be executed.
     for blkid in ["/absent".into(), "/proc/self/mem".into(), script("blkid", "#!/absent\n")] {
         let found = DataDisk::find_with(&Programs { blkid, ..Programs::default() });
         assert!(matches!(&found, Err(FindError::Probe { device, .. }) if device == machine.disk.path()), "{found:?}");
     }
-    // A program that ends well and says nothing has not looked.
+    // A program that succeeds without output has not read the disk.
     let found = DataDisk::find_with(&Programs { blkid: "/usr/bin/wipefs".into(), ..Programs::default() });
     assert!(matches!(found, Err(FindError::Probe { .. })), "{found:?}");
     assert_eq!(machine.written(), written);
 }
 
-/// The name of a format, and the bytes by which `blkid` detects it: those below zero count from the end.
+/// Name of a format, and the bytes by which `blkid` detects it. Negative offsets count from the end.
 type Mark = (&'static str, &'static [(i64, &'static [u8])]);
 
-/// Formats for which the guest has no tool: what util-linux 2.38 checks of each, checksums included.
+/// Formats for which the guest has no tool: the bytes that util-linux 2.38 checks, including checksums.
 #[rustfmt::skip]
 const MARKS: &[Mark] = &[
     ("crypto_LUKS", &[(0, b"LUKS\xba\xbe\0\x01")]),

@@ -1,4 +1,4 @@
-//! A file system on something that becomes larger while it is in use.
+//! A file system on a device that grows while it is in use.
 
 use std::fs::File;
 
@@ -6,7 +6,7 @@ use localstorage::{FoundDisk, Role, examine};
 
 use super::*;
 
-/// A device that can grow at any time: a part of the machine's disk.
+/// A device that can grow at any time: a device mapper target on the machine's disk.
 struct Elastic<'machine> {
     machine: &'machine Machine,
     path: PathBuf,
@@ -88,7 +88,7 @@ fn a_device_enlarged_while_mounted_is_used_as_a_whole() {
     assert_eq!(after.checked_sub(before), AFTER.checked_sub(BEFORE));
     assert_eq!(fs::read(&file).unwrap(), vec![7; 3 << 20]);
 
-    // The superblock on the disk is still the old one: what is mounted decides how far there is to grow.
+    // The superblock on the disk is still the old one: the mounted file system decides about the growth.
     let data = elastic.mount();
     assert_eq!(capacity(&data), after);
 }

@@ -1,11 +1,10 @@
-//! Partitions for data, as `sfdisk` makes and the kernel shows them.
+//! Data partitions that `sfdisk` creates and the kernel shows.
 
 use localstorage::{DATA_PARTITION, Guid, PartitionTable, Programs, Role, TableState, disks};
 
 use super::*;
 
-/// Divides the machine's disk, by a script of `sfdisk` in which DATA stands for the type of the node's
-/// data.
+/// Partitions the machine's disk with a script of `sfdisk` in which DATA stands for the type of the data partition.
 pub(super) fn divide(machine: &Machine, more: &[&str], script: &str) {
     use std::io::Write;
     use std::process::Stdio;
@@ -22,7 +21,7 @@ pub(super) fn divide(machine: &Machine, more: &[&str], script: &str) {
     assert!(sfdisk.wait().unwrap().success(), "{script}");
 }
 
-/// Of a node's own image: a system, and the data in what is left.
+/// The partitions of a node's own image: a system, and the data in the rest.
 const SYSTEM_AND_DATA: &str = "label: gpt\nsize=64M, type=linux\ntype=DATA\n";
 
 fn device(machine: &Machine, number: u32) -> PathBuf {
@@ -92,7 +91,7 @@ fn a_partition_that_the_kernel_does_not_show_is_rejected() {
     let machine = Machine::new();
     divide(&machine, &["--no-reread", "--no-tell-kernel"], SYSTEM_AND_DATA);
     assert_eq!(refusal(), NoDataDisk::NotShown { disk: machine.name().into(), number: 2 });
-    // It shows the first now, and the second in its former place.
+    // The kernel now shows the first partition, and the second at its former place.
     divide(&machine, &[], SYSTEM_AND_DATA);
     divide(&machine, &["--no-reread", "--no-tell-kernel"], "label: gpt\nsize=65M, type=linux\ntype=DATA\n");
     assert_eq!(refusal(), NoDataDisk::NotShown { disk: machine.name().into(), number: 2 });

@@ -1,4 +1,4 @@
-//! A data disk of the release before this one: the projects of its parts are the first IDs of the counter of volumes.
+//! A data disk of the previous release: the projects of its parts are the first IDs of the counter of volumes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,11 +11,12 @@ use units::Bytes;
 /// The first ID that no volume gets.
 pub const FIRST: u32 = 1 << 31;
 
-/// Creates the tree on a file system that is mounted at its root, with something in each part. Durable after a `syncfs`.
+/// Creates the tree on a file system that is mounted at its root, with files in each part. Durable after a `syncfs`.
 pub fn create(data: &Data) {
     let mut entries = Vec::new();
     data.visit(&mut |entry| entries.extend((entry.directory && !is_new(data, entry.path)).then_some(entry)));
-    // The root of containerd was the directory of its part, and inherits its project to those that are the part now.
+    // The root of containerd was the directory of its part, and its project was inherited by the directories that are
+    // the part now.
     let containerd = data.containerd.path();
     let (inner, outer): (Vec<_>, Vec<_>) =
         entries.into_iter().partition(|entry| entry.path != containerd && entry.path.starts_with(containerd));
@@ -41,8 +42,8 @@ pub fn create(data: &Data) {
     }
 }
 
-/// Faults of that disk after a boot of this release: each part has its data, its limits, and an ID that no pod can
-/// guess; but for those that every pod can read, which have the former one. No project is left over.
+/// Faults of that disk after a boot of this release: each part must have its data, its limits, and an ID that no pod
+/// can guess. The parts that every pod can read must have the former ID. No project may be left over.
 pub fn faults(data: &Data) -> Vec<String> {
     let mut faults = Vec::new();
     let mut of_parts = Vec::new();
@@ -83,7 +84,7 @@ pub fn faults(data: &Data) -> Vec<String> {
     faults
 }
 
-/// Whether that release did not have the directory.
+/// Whether the previous release did not have the directory.
 fn is_new(data: &Data, path: &Path) -> bool {
     path.starts_with(data.cni.path())
 }

@@ -1,4 +1,4 @@
-//! The first boot on a disk of the former release, which a power cut ends at every point.
+//! The first boot on a disk of the previous release, with a power cut at every point.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::unistd::syncfs;
 
 use crate::{Node, former, nothing, seen};
 
-/// Records the boot. The disk loses nothing that was there before.
+/// Records the boot. The disk keeps all data from before the recording.
 fn upgrade(before: impl FnOnce(&Recorder)) -> Replay {
     let node = Node::new();
     let recorder = Recorder::on_empty_disk();
@@ -51,8 +51,8 @@ fn lossy_cuts(replay: &Replay, count: usize) -> Vec<Cut> {
     cuts
 }
 
-/// The next boot finishes it: the data are there, nothing has the former projects or their limits, and the IDs are those that
-/// were recorded.
+/// The next boot completes the upgrade: the data exist, no file has the former projects or their limits, and the IDs
+/// are the recorded ones.
 #[test]
 fn the_next_boot_finishes_an_upgrade_cut_anywhere() {
     let mut replay = upgrade(nothing);
