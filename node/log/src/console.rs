@@ -10,8 +10,8 @@ use crate::queue::Dropped;
 use crate::record::{Origin, Record};
 use crate::stream::Shared;
 
-/// Capacity of the queue in bytes: what a serial line of 115,200 baud sends in six seconds. A longer line is accepted
-/// if the queue is empty.
+/// Capacity of the queue in bytes: the output of a serial line of 115,200 baud in six seconds. A longer line is
+/// accepted if the queue is empty.
 const MOST: usize = 64 << 10;
 
 /// Queue between the threads that log, which never wait, and the thread that writes. A terminal may block writes, for
@@ -57,14 +57,14 @@ impl Console {
         Self { programs, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Queues a record if its level is shown on the console. Drops it if the queue is full.
+    /// Queues a record if the console shows its level. Drops the record if the queue is full.
     pub(crate) fn push(&self, record: &Record) -> Result<(), Dropped> {
         if !self.shows(record) {
             return Ok(());
         }
         let line = record.display();
         let mut state = self.state();
-        // After one record, drop all until the thread takes the queue, so that there is one gap.
+        // After one dropped record, drop all until the thread takes the queue, so that there is one gap.
         if state.dropped > 0 || !state.text.is_empty() && state.text.len() + line.len() > MOST {
             state.dropped += 1;
             return Err(Dropped);
@@ -81,7 +81,7 @@ impl Console {
         self.changed.notify_all();
     }
 
-    /// Waits until all lines are written, at most `limit`; returns whether they are.
+    /// Waits until all lines are written, at most for `limit`; returns `false` after the limit.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let busy = |state: &mut State| state.is_writing || !state.text.is_empty();
         let waited = self.changed.wait_timeout_while(self.state(), limit, busy);
@@ -123,7 +123,7 @@ pub(crate) fn run(shared: &Shared, console: &Console, mut out: impl Write) {
         for gap in &gaps {
             shared.emit_elsewhere(gap);
         }
-        // A failure of the console cannot be reported on it.
+        // A failure of the console cannot be reported on the console.
         let _ = out.write_all(&text).and_then(|()| out.flush());
         console.written();
     }
@@ -142,7 +142,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// More lines than fit into the queue twice, because the thread may take it when it is nearly full.
+    /// More than twice the capacity of the queue, because the thread may take the queue when it is nearly full.
     const MANY: u64 = 20_000;
 
     const ALL: Rate = Rate { burst: u32::MAX, per_second: 1000, window: Duration::from_secs(10) };
@@ -303,7 +303,7 @@ mod tests {
         };
         fill(2);
         let (first, reported) = console.take();
-        // While the first text is being written:
+        // The first text is being written.
         fill(3);
         console.push_always("last words");
         assert!(console.push(&record(1)).is_err());

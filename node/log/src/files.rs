@@ -22,8 +22,8 @@ impl Bounds {
     /// about 40 blocks). It counts against the limit until the file is created.
     const RESERVED: u64 = 256 << 10;
 
-    /// Bounds for a directory with this limit: eight files, and space of a ninth for preallocation and extent records
-    /// of XFS.
+    /// Bounds for a directory with this limit: eight files, and a ninth of the space for preallocation and extent
+    /// records of XFS.
     pub const fn within(limit: Bytes) -> Self {
         let limit = limit.get();
         let usable = if limit > 2 * Self::RESERVED { limit - Self::RESERVED } else { limit / 2 };
@@ -112,7 +112,7 @@ impl Files {
         if self.current.is_none()
             && let Some(&last) = numbers(&self.directory)?.last()
         {
-            // One that cannot be read, because its sectors are broken, is not continued.
+            // A file that cannot be read because of broken sectors is not continued.
             self.current = self.open(last).ok();
             next = last.saturating_add(1);
         }
@@ -123,15 +123,15 @@ impl Files {
             Some(Current { number, .. }) => number.saturating_add(1),
             None => next,
         };
-        // Remove before creating, so that the number of files never exceeds the limit. In place of one that cannot be
-        // removed, the next one is.
+        // Remove before creating, so that the number of files never exceeds the limit. If a file cannot be removed, the
+        // next one is removed instead.
         let numbers = numbers(&self.directory)?;
         let mut excess = (numbers.len() + 1).saturating_sub(self.bounds.files.max(1));
         for path in numbers.into_iter().map(|number| self.path(number)) {
             if excess == 0 {
                 break;
             }
-            // XFS frees the space of a removed file in the background, that of a truncated one immediately.
+            // XFS frees the space of a removed file in the background, but that of a truncated file immediately.
             let truncated = File::options().write(true).truncate(true).open(&path);
             excess -= usize::from(truncated.and_then(|_| fs::remove_file(path)).is_ok());
         }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(lines(scratch.path()), ["000000001", "0000", "000000002"]);
     }
 
-    /// Nothing was logged to the disk any more. A directory cannot be read either.
+    /// Regression: nothing was logged to the disk any more. Like a broken file, a directory cannot be read.
     #[test]
     fn a_last_file_that_cannot_be_read_is_followed_by_another() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Conversion of kernel messages to records. Pure.
+//! Conversion of kernel messages to records. No I/O.
 
 use std::time::{Duration, SystemTime};
 

@@ -9,13 +9,13 @@
 //!
 //! Guarantees of [`Stream`]:
 //!
-//! - Records are redacted ([`redact`]) before any output: no sink receives what looks like a secret.
+//! - Records are redacted ([`redact`]) before any output: no sink receives text that looks like a secret.
 //! - A source that exceeds its [`Rate`] is suppressed for a while, and the number of suppressed records is reported.
 //! - Logging never waits for the disk. Up to 2 MiB of records are queued until the disk is available; further ones are
 //!   dropped, counted and reported.
 //! - Logging never waits for the console, whose queue has 64 KiB: Ctrl-S on the terminal does not block the node.
-//! - The files never exceed [`Bounds`]; the oldest is removed first. Lines are not synced: a power failure loses what
-//!   the kernel had not written back, about half a minute.
+//! - The files never exceed [`Bounds`]; the oldest is removed first. Lines are not synced: a power failure loses the
+//!   lines that the kernel had not written back, about half a minute.
 //! - Failures of the log are reported as warnings and never stop the node.
 //!
 //! Output of containers is out of scope: the container runtime and the kubelet collect it.

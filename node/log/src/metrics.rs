@@ -15,7 +15,7 @@ pub struct Metrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reason {
     Disk,
-    /// The kernel overwrote it before it was read.
+    /// The kernel overwrote the record before it was read.
     Kernel,
     /// The queue of the console was full. The record is in the log on the disk.
     Console,

@@ -1,4 +1,4 @@
-//! Rate limits of log sources. Pure: the caller passes the time.
+//! Rate limits of log sources. No I/O: the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -71,7 +71,7 @@ pub(crate) struct Limiter {
     buckets: BTreeMap<String, Bucket>,
 }
 
-/// Names come from this program. More names than this are a bug, and share a bucket.
+/// Maximum number of sources. Names come from this program. More names are a bug, and share a bucket.
 const MOST: usize = 200;
 const OTHERS: &str = "others";
 

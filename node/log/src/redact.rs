@@ -14,8 +14,8 @@ const LONGEST_KEY: usize = 256;
 /// Alternatives of `(before, secret)`; the first match is used. The secret is replaced, the text before it is kept.
 ///
 /// - Private keys (PEM), on a line of their own or with `\n` inside.
-/// - The same in base64, as in a kubeconfig. [`replacement`] keeps certificates, which begin alike.
-/// - JSON web tokens, which service accounts have.
+/// - The same keys in base64, as in a kubeconfig. [`replacement`] keeps certificates, which have the same prefix.
+/// - JSON web tokens, such as those of service accounts.
 /// - Headers: `Authorization: Bearer …`, `"Authorization":["Basic …"]`; and bearer tokens anywhere.
 /// - Values after `password=`, `token=`, `"client_secret":"…"` and so on.
 /// - Bootstrap tokens: `abcdef.0123456789abcdef`.
@@ -42,8 +42,7 @@ static PATTERN: LazyLock<Regex> =
 /// Base64 of `-----BEGIN CERTIFICATE`, which is not secret.
 const CERTIFICATE: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS";
 
-/// Replaces everything that looks like a secret. False positives are accepted. Redacting twice has the same result as
-/// once.
+/// Replaces all text that looks like a secret. False positives are accepted. A second redaction changes nothing.
 pub fn redact(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     // Adjacent tokens may share a delimiter, so that the first search does not match the second token.

@@ -49,7 +49,7 @@ pub struct Stream(Arc<Shared>);
 
 pub(crate) struct Shared {
     sinks: Vec<Box<dyn Sink>>,
-    /// The consoles, once [`Stream::show`] was called.
+    /// The consoles; empty until the call of [`Stream::show`].
     consoles: OnceLock<Vec<Arc<Console>>>,
     limiter: Mutex<Limiter>,
     pub(crate) queue: Queue,
@@ -84,11 +84,11 @@ impl Stream {
         self.0.log(record);
     }
 
-    /// Also writes the records to consoles, those of other programs only from level `programs` on. Only the first call
-    /// has an effect.
+    /// Also writes the records to consoles. Records of other programs appear only from level `programs` on. Only the
+    /// first call has an effect.
     ///
-    /// A separate thread for each writes until the machine is off, so a blocked console blocks neither logging nor another
-    /// console. Records beyond the capacity of its queue are dropped, counted and reported.
+    /// Each console has a thread that writes until the machine is off, so a blocked console blocks neither logging nor
+    /// another console. Records beyond the capacity of its queue are dropped, counted and reported.
     pub fn show(&self, programs: Level, outputs: Vec<Box<dyn Write + Send>>) -> Result<(), StartError> {
         let consoles: Vec<_> = outputs.iter().map(|_| Arc::new(Console::new(programs))).collect();
         if self.0.consoles.set(consoles.clone()).is_err() {
@@ -102,8 +102,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes a text to the consoles unchanged except for secrets, after all earlier records: the last message of a
-    /// node. It is never dropped.
+    /// Writes the last message of a node to the consoles, unchanged except for secrets, after all earlier records. The
+    /// message is never dropped.
     pub fn print(&self, text: &str) {
         for line in redact(text).lines() {
             let mut shown = String::new();
@@ -114,7 +114,7 @@ impl Stream {
         }
     }
 
-    /// Waits until the consoles have shown all records, at most `limit`; returns whether they have.
+    /// Waits until the consoles have shown all records, at most for `limit`; returns `false` after the limit.
     pub fn wait_for_console(&self, limit: Duration) -> bool {
         let start = Instant::now();
         self.0.consoles().iter().all(|console| console.wait(limit.saturating_sub(start.elapsed())))
@@ -190,7 +190,7 @@ impl Shared {
         self.emit_elsewhere(&record);
     }
 
-    /// Logs a record everywhere but on the console.
+    /// Logs a record to all outputs except the console.
     pub(crate) fn emit_elsewhere(&self, record: &Record) {
         self.metrics.records.with_label_values(&[record.word()]).inc();
         for sink in &self.sinks {
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(stream.metrics().written.get(), text.len() as u64);
     }
 
-    /// The last lines of a node whose log directory was full until its end were lost.
+    /// Regression: the last lines of a node whose log directory was full until the shutdown were lost.
     #[test]
     fn lines_behind_a_failed_write_are_written_at_the_end() {
         let scratch = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use crate::files::Files;
 use crate::record::{Origin, Record};
 use crate::stream::Shared;
 
-/// Interval of writes, so that they are few and large. Failed writes are retried after it.
+/// Interval of writes and of retries after a failed write. Writes are therefore few and large.
 const TICK: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(shared: &Shared) {
@@ -24,7 +24,7 @@ pub(crate) fn run(shared: &Shared) {
         }
         writer.write(shared);
         shared.report_suppressed();
-        // Once the lines of a failed write are on the disk, those that are still in the queue follow.
+        // When the lines of a failed write are on the disk, the lines that are still in the queue follow.
         if taken.is_closed && (wanted || !writer.wants_lines()) {
             return;
         }

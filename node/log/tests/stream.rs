@@ -90,7 +90,7 @@ fn written(directory: &Path) -> (u64, Vec<usize>) {
     files.sort();
     let text: Vec<String> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let number = |line: &str| -> Option<usize> {
-        // The last line may be incomplete where the disk was full.
+        // If the disk was full, the last line may be incomplete.
         let record: serde_json::Value = serde_json::from_str(line).ok()?;
         record["message"].as_str().unwrap().split_once(' ')?.0.strip_prefix('n')?.parse().ok()
     };
@@ -115,7 +115,7 @@ fn the_log_stays_within_its_limit() {
     let log = Log::start();
     log.stream.keep(&directory, Bounds::within(limit));
     let mut number = 0;
-    // Three times the limit.
+    // Writes three times the limit.
     while log.written() < 3 * limit.get() {
         let enough = log.written() + (128 << 10);
         for _ in 0..50 {
@@ -181,7 +181,7 @@ fn kernel_messages_are_logged_and_losses_counted() {
     let Log { stream, kept, .. } = Log::start();
     stream.follow_kernel().unwrap();
     let mut kmsg = OpenOptions::new().write(true).open("/dev/kmsg").unwrap();
-    // With a secret, and with an escape sequence that clears a terminal.
+    // The message contains a secret and an escape sequence that clears a terminal.
     kmsg.write_all(b"<2>granary-test: token abcdef.0123456789abcdef \x1b[2J\n").unwrap();
     let found = kept.wait("the message", |record| record.message.contains("granary-test"));
     assert_eq!(found.message, "granary-test: token REDACTED \u{1b}[2J");
@@ -194,7 +194,7 @@ fn kernel_messages_are_logged_and_losses_counted() {
 
     // Otherwise the kernel accepts only ten lines per five seconds from programs.
     fs::write("/proc/sys/kernel/printk_devkmsg", "on\n").unwrap();
-    // More than the buffer holds, before the next reader starts.
+    // Fills the buffer completely before the next reader starts.
     for number in 0..2000 {
         kmsg.write_all(format!("<6>{number} {}\n", "x".repeat(900)).as_bytes()).unwrap();
     }
@@ -207,7 +207,7 @@ fn kernel_messages_are_logged_and_losses_counted() {
     late.stream.close(LIMIT);
 }
 
-/// The kernel counts failed requests of neither virtio nor NVMe disks: its log is the only source.
+/// The kernel has no counter of failed requests for virtio and NVMe disks: its log is the only source.
 #[test]
 fn a_failed_request_names_its_disk() {
     let log = Log::start();
