@@ -1,4 +1,4 @@
-//! Decides how to correct the clock and when to query again. Pure.
+//! Decides how to correct the clock and when to query again. No I/O.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const LONGEST: u8 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Correction {
     Step(Nanoseconds),
-    /// Speed up or slow down the clock until it has made up for this offset.
+    /// Speed up or slow down the clock until the offset is corrected.
     Slew(Nanoseconds),
 }
 

@@ -1,12 +1,13 @@
-//! Detects clock jumps: time during which clocks or timers stopped. Pure.
+//! Detects clock jumps: time during which clocks or timers stopped. No I/O.
 //!
 //! | | `CLOCK_REALTIME` | RTC | `CLOCK_MONOTONIC` | `CLOCK_BOOTTIME` |
 //! |---|---|---|---|---|
 //! | VM stopped: restored from a saved state, migrated, paused, host asleep | stops | continues | stops | stops |
 //! | kernel suspended | set at resume | continues | stops | continues |
 //!
-//! Only changes between two readings count, not differences: an RTC that runs fast or in a local time zone is not a
-//! jump. Only a forward change of the RTC counts; whether a clock is ahead is decided by time servers.
+//! Only a change of the difference between two readings counts, not the difference itself: an RTC that runs fast or in
+//! a local time zone is not a jump. Only a forward change of the RTC counts; time servers decide whether a clock is
+//! ahead.
 //!
 //! Linux 6.12 reseeds its random number generator when the generation ID of a VM changes (vmgenid), but sends no
 //! uevent. Therefore a restored VM is detected by its RTC.
@@ -15,9 +16,9 @@ use crate::Nanoseconds;
 
 const SECOND: Nanoseconds = 1_000_000_000;
 
-/// Minimum jump. Smaller ones have no consequences: the shortest leases in a cluster are renewed every 10 s,
+/// Minimum jump. Smaller jumps have no consequences: the shortest leases in a cluster are renewed every 10 s,
 /// certificates are backdated by minutes, and the next answer of a time server corrects the clock. Live migrations stop
-/// a VM for less.
+/// a VM for a shorter time.
 ///
 /// The RTC counts whole seconds, so a change is certain from 2 s on, and every jump of at least 3 s is detected.
 const LEAST: Nanoseconds = SECOND;

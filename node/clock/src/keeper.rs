@@ -15,7 +15,7 @@ use crate::jump::{ClockOffsets, Jump};
 use crate::query::{QueryError, query};
 use crate::{Clock, Leap, Sample};
 
-/// Offsets above this that may not be stepped are logged as errors for the operator.
+/// Offsets above this limit that may not be stepped are logged for the operator.
 const WRONG: i64 = 1_000_000_000;
 
 /// Interval of jump detection. Reading the RTC of a VM takes about a hundred microseconds.
@@ -55,7 +55,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// With the servers in order of preference.
+    /// A keeper with the servers in order of preference.
     pub fn new(servers: Vec<SocketAddr>, clock: impl Clock) -> Self {
         let (state, missed, turn) = Default::default();
         Self { servers, clock: Arc::new(clock), state, missed, turn }
@@ -69,13 +69,13 @@ impl Keeper {
         self.state.subscribe()
     }
 
-    /// Sum of the clock jumps, which timers do not see.
+    /// Sum of the clock jumps, which timers do not count.
     pub fn missed(&self) -> watch::Receiver<Duration> {
         self.missed.subscribe()
     }
 
-    /// Queries the servers until one answers. Sets a clock that is far off to any time, so call it before other
-    /// programs depend on the clock. Cancel-safe.
+    /// Queries the servers until one answers. Sets a wrong clock to any time, so the call must precede other programs
+    /// that depend on the clock. Cancel-safe.
     pub async fn first(&self) -> Result<(), CorrectError> {
         while self.state.borrow().last.is_none() {
             if self.compare(Poll::default(), Allowed::Any).await?.is_none() {
@@ -133,8 +133,8 @@ impl Keeper {
         }
     }
 
-    /// Compares the clock immediately, as at startup: the first answer may set it forward. Without an answer, the RTC
-    /// does.
+    /// Compares the clock immediately, as at startup: the first answer may set the clock forward. Without an answer,
+    /// the clock is set from the RTC.
     async fn recover(&self, jump: Jump) -> Result<Option<Sample>, CorrectError> {
         self.state.send_modify(|state| state.last = None);
         let compared = timeout(ANSWER, self.compare(Poll::default(), Allowed::Forwards)).await;
@@ -151,14 +151,15 @@ impl Keeper {
         info!(passed_seconds = passed.as_secs_f64(), source, "clock jumped");
         self.state.send_modify(|state| {
             state.jumps += 1;
-            // A step by an answer was already counted.
+            // The step from an answer was already counted.
             state.steps += u32::from(sample.is_none() || jump.suspended.is_some());
         });
         self.missed.send_modify(|missed| *missed += passed);
         Ok(sample)
     }
 
-    /// Queries and corrects. The first correction is limited by `first`. Returns `None` if no server answered.
+    /// Queries the servers and corrects the clock. `first` limits the first correction. Returns `None` if no server
+    /// answered.
     async fn compare(&self, poll: Poll, first: Allowed) -> Result<Option<Sample>, CorrectError> {
         let _turn = self.turn.lock().await;
         let mut problem = None;

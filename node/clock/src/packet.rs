@@ -1,4 +1,4 @@
-//! SNTP messages, RFC 4330, section 4. Pure.
+//! SNTP messages, RFC 4330, section 4. No I/O.
 
 use crate::Nanoseconds;
 
@@ -17,7 +17,7 @@ const ERA: i64 = 1 << 32;
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
-/// Maximum distance of a server from the time source. The machine's clock may be better than a worse one.
+/// Maximum distance of a server from its time source. The machine's own clock may be better than a more distant server.
 const ROOT_DISTANCE: Nanoseconds = 5 * NANOSECONDS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ pub(crate) struct Answer {
     pub(crate) leap: Leap,
 }
 
-/// A request. The server returns `cookie`, which replaces the time of the request: this reveals no clock, and an
-/// attacker who cannot see the request cannot answer it.
+/// A request. The server returns `cookie` in place of the client's time. Therefore the request does not reveal the
+/// clock, and an attacker who cannot see the request cannot answer it.
 pub(crate) fn question(cookie: u64) -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     bytes[0] = CLIENT;

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::packet::{Answer, AnswerError, LENGTH, question};
 use crate::{Clock, Sample};
 
-/// Timeout of a request. The delay of later answers makes them too inaccurate.
+/// Timeout of a request. The delay of a later answer would make it too inaccurate.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Clock offset from one answer. Pure.
+//! Clock offset from one answer. No I/O.
 
 use crate::packet::{Answer, Leap};
 
@@ -14,7 +14,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// From a request at `asked` by the clock that was answered after `took`. RFC 4330, section 5.
+    /// Sample from a request at the time `asked` that was answered after `took`. RFC 4330, section 5.
     pub(crate) fn new(asked: Nanoseconds, took: Nanoseconds, answer: &Answer) -> Self {
         let [asked, took, received, sent] = [asked, took, answer.received, answer.sent].map(i128::from);
         let there = received - asked;

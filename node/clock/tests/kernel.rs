@@ -1,4 +1,4 @@
-//! Corrections by the kernel. Runs in a VM only, because it changes the clock of the machine.
+//! Corrections by the kernel. Runs only in a VM, because it changes the clock of the machine.
 
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -14,7 +14,7 @@ use crate::{Difference, Nanoseconds};
 const SECOND: Nanoseconds = 1_000_000_000;
 const HOUR: Nanoseconds = 3600 * SECOND;
 
-/// Between the delay on loopback and the minimum step.
+/// Limit between the delay on loopback and the minimum step.
 const CLOSE: Nanoseconds = SECOND / 20;
 
 /// A clock that records corrections, with an RTC and a suspension time.
@@ -158,7 +158,7 @@ async fn the_next_server_is_queried_after_an_unusable_answer() {
 
 #[tokio::test]
 async fn the_service_is_healthy_without_a_server() {
-    // Bound and closed, so that the kernel reports an unreachable port.
+    // The socket is bound and closed, so that the kernel reports an unreachable port.
     let closed = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
     let clock = FakeClock::off_by(9 * SECOND);
     let keeper = Arc::new(Keeper::new(vec![closed], clock.clone()));
