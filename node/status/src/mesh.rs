@@ -13,7 +13,8 @@ const KEYS_LAST: Duration = Duration::from_secs(180);
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Mesh {
-    /// Peers without valid keys first, then by name. `None` if they could not be read, which is among the warnings.
+    /// Peers without valid keys first, then by name. `None` if the peers could not be read, which is among the
+    /// warnings.
     pub peers: Option<Vec<Peer>>,
     pub more: usize,
 }

@@ -1,11 +1,12 @@
-//! The metrics of services. docs/metrics.md describes each.
+//! The metrics of services. docs/metrics.md describes each metric.
 
 use prometheus::core::Collector;
 use prometheus::{IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::Service;
 
-/// The text for [`Source::metrics`](crate::Source::metrics): what is registered, and services and `others` as they are now.
+/// The text for [`Source::metrics`](crate::Source::metrics): the registered metrics, and the current ones of the
+/// services and `others`.
 pub fn metrics(
     registry: &Registry,
     services: &[Service],

@@ -24,7 +24,7 @@ pub struct Page {
     /// Services, parents before their children.
     pub services: Vec<Service>,
     pub disk_faults: Vec<String>,
-    /// The data disk; `None` if it could not be read, which is among the warnings.
+    /// The data disk; `None` if the disk could not be read, which is among the warnings.
     pub storage: Option<Storage>,
     /// The mesh; `None` on a node without one.
     pub mesh: Option<Mesh>,
@@ -207,7 +207,7 @@ pub enum Condition {
     Fine,
     /// Created, without a PV.
     Staged,
-    /// The data is being removed or is removed.
+    /// The node is removing the data, or has removed it.
     Retired,
     /// A filesystem volume close to its limit of space or inodes.
     AlmostFull,
@@ -242,7 +242,7 @@ impl Condition {
     }
 }
 
-/// A volume with an invalid record. It is kept, and pods cannot use it.
+/// A volume with an invalid record. The data stays, and pods cannot use the volume.
 #[derive(Clone, Debug, Serialize)]
 pub struct Closed {
     pub id: String,

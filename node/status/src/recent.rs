@@ -43,8 +43,8 @@ impl Severity {
     }
 }
 
-/// The last hundred different warnings and errors. A repeated one is counted and becomes the newest, so that
-/// repetitions do not replace messages of others. Clones share the entries. The log redacts the messages before.
+/// The last hundred different warnings and errors. A repeated message is counted and becomes the newest, so that
+/// repetitions do not replace messages of others. The log has redacted the messages. Clones share the entries.
 #[derive(Clone, Debug, Default)]
 pub struct Recent(Arc<Mutex<VecDeque<Entry>>>);
 

@@ -81,7 +81,7 @@ pub fn fresh() -> Page {
     page
 }
 
-/// Neither the data disk nor the mesh can be read.
+/// The page of a node whose data disk and mesh cannot be read.
 pub fn blind() -> Page {
     let disk_faults = vec!["XFS has shut the file system down".to_owned()];
     Page { disk_faults, storage: None, mesh: Some(Mesh::default()), ..example() }

@@ -58,12 +58,13 @@ pub trait Source: Send + Sync + 'static {
     /// The services, without blocking.
     fn services(&self) -> Vec<Service>;
 
-    /// The last lines of the answer of readiness, such as a restricted mode of operation.
+    /// Last lines of the readiness response, for example about a restricted mode of operation.
     fn remarks(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Files that clients outside of the audience read, too, without blocking. Without files, their connections are closed.
+    /// Files that clients outside of the audience can read, too. Must not block. Without files, the server closes the
+    /// connections of these clients.
     fn public(&self) -> Vec<PublicFile> {
         Vec::new()
     }
@@ -78,7 +79,7 @@ pub trait Source: Send + Sync + 'static {
 /// A certificate, which is not secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicFile {
-    /// Of the URL, with `/` at the beginning.
+    /// Path of the URL, with `/` at the beginning.
     pub path: String,
     pub certificate: String,
 }
@@ -102,7 +103,8 @@ enum Access {
     Public,
 }
 
-/// Answers the audience, and other clients that ask for public files. Never returns; dropping the future closes the connections.
+/// Answers the audience, and other clients that request public files. Never returns; dropping the future closes the
+/// connections.
 pub async fn serve(listener: &TcpListener, audience: Audience, source: Arc<dyn Source>) {
     serve_by(listener, |peer| if audience.has(peer) { Access::All } else { Access::Public }, source).await;
 }
@@ -138,8 +140,8 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
     }
 }
 
-/// The connections of the audience, the oldest first. Clients that open many and send or read nothing delay no probe of
-/// the kubelet. All clients of the API server's proxy are one client here.
+/// The connections of the audience, the oldest first. Clients that open many connections and send or read nothing do
+/// not delay the kubelet's probes. All clients of the API server's proxy count as one client.
 #[derive(Debug, Default)]
 struct Connections(Vec<Connection>);
 
@@ -147,13 +149,13 @@ struct Connections(Vec<Connection>);
 struct Connection {
     peer: IpAddr,
     task: AbortHandle,
-    /// The request is complete, and the node answers it.
+    /// The request is complete, and the server is answering it.
     has_request: Arc<AtomicBool>,
 }
 
 impl Connections {
-    /// If all connections are in use, ends one of the client with the most connections, including the next one: the oldest
-    /// without a request, or the oldest if each is being answered.
+    /// If all connections are in use, ends one of the client with the most connections, including the next one. Of
+    /// these, the oldest connection without a request ends, or the oldest one if all have requests.
     fn make_place(&mut self, next: IpAddr) {
         self.0.retain(|connection| !connection.task.is_finished());
         if self.0.len() < CONNECTIONS {
@@ -257,7 +259,7 @@ impl Server {
         };
         let source = Arc::clone(&self.source);
         let looked = spawn_blocking(move || {
-            // The thread holds the permit: the client may be gone while the disk is still busy.
+            // The thread holds the permit: the client may have disconnected while the disk is still busy.
             let _permit = permit;
             look(&*source)
         });

@@ -179,7 +179,7 @@ fn the_bar_of_an_almost_full_volume_is_highlighted() {
     let high = |volume: &Element| volume.named("meter")[0].attribute("high").map(str::to_owned);
     let body = document.by_id("volumes").named("tbody")[0];
     let found: Vec<_> = body.children.iter().map(high).collect();
-    // The last one is a block volume, which is always full.
+    // The last volume is a block volume, which is always full.
     assert_eq!(
         found,
         [Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), Some("89".to_owned()), None]

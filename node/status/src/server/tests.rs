@@ -94,7 +94,7 @@ fn publishing() -> FakeNode {
 
 async fn ask(address: std::net::SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // The connection of a rejected client may be closed.
+    // The server may have closed the connection of a rejected client.
     let _ = stream.write_all(request).await;
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer).await;
@@ -194,7 +194,7 @@ async fn a_hanging_disk_blocks_few_threads_and_not_readiness() {
         for _ in 0..=LOOKS {
             clients.spawn(async move { ask(address, get("/metrics").as_bytes()).await });
         }
-        // All but the last block on the disk, and none of them ends before it.
+        // All clients but the last block on the disk, so the last one ends first.
         let first = clients.join_next().await.unwrap().unwrap();
         assert!(first.starts_with("HTTP/1.1 503 "), "{first}");
         assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
@@ -275,7 +275,7 @@ async fn connections_without_published_certificates_are_closed() {
     assert!(own.starts_with("HTTP/1.1 404 "), "{own}");
 }
 
-/// Other machines could otherwise keep the API server and monitoring from the status.
+/// Without a limit, other machines could block the API server's and monitoring systems' access to the status.
 #[tokio::test]
 async fn connections_of_other_machines_are_bounded() {
     let is_outside = AtomicBool::new(true);
@@ -300,7 +300,7 @@ async fn connections_of_other_machines_are_bounded() {
     .await;
 }
 
-/// Any pod could keep the pods of the DaemonSet from being ready.
+/// Regression: any pod could prevent the readiness of the DaemonSet's pods.
 #[tokio::test]
 async fn clients_that_send_nothing_keep_no_other_from_readiness() {
     let clients: [fn(u8) -> Ipv4Addr; 2] = [|_| Ipv4Addr::new(127, 0, 0, 2), |number| Ipv4Addr::new(127, 0, 1, number)];
@@ -314,7 +314,7 @@ async fn clients_that_send_nothing_keep_no_other_from_readiness() {
                 stream.write_all(b"GET /he").await.unwrap();
                 held.push(stream);
             }
-            // The time limit of a probe.
+            // Deadline of a probe.
             let probe = timeout(Duration::from_secs(5), ask(address, get("/readyz").as_bytes())).await.unwrap();
             assert!(probe.starts_with("HTTP/1.1 200 OK\r\n"), "{probe}");
             let mut last = held.pop().unwrap();
@@ -346,7 +346,7 @@ async fn the_oldest_connection_of_the_client_with_the_most_ends() {
     let mut tasks = JoinSet::new();
     let mut made = connections(&mut tasks, &[1, 1, 1, 2, 2, 2, 2, 2].map(|number| (number, false)));
     let peers = |made: &Connections| made.0.iter().map(|connection| connection.peer).collect::<Vec<_>>();
-    // The second call finds a place.
+    // The second call finds a free place.
     for _ in 0..2 {
         made.make_place(client(1));
         assert_eq!(peers(&made), [1, 1, 1, 2, 2, 2, 2].map(client));
@@ -357,7 +357,7 @@ async fn the_oldest_connection_of_the_client_with_the_most_ends() {
     assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
 }
 
-/// The ninth request through the API server's proxy ended the first one, which was being answered.
+/// Regression: the ninth request through the API server's proxy ended the first one, which was being answered.
 #[tokio::test]
 async fn a_connection_without_a_request_ends_first() {
     let mut tasks = JoinSet::new();
@@ -366,7 +366,7 @@ async fn a_connection_without_a_request_ends_first() {
         ([(1, true); CONNECTIONS], 1, 0),
         // A probe that has just begun is the only one without a request.
         ([(1, true), (2, true), (3, true), (4, true), (5, true), (6, true), (7, true), (8, false)], 9, 0),
-        // One of another client does not end.
+        // The connection of another client does not end.
         ([(2, false), (1, true), (1, true), (1, true), (1, true), (1, true), (1, true), (1, true)], 2, 1),
     ] {
         let mut made = connections(&mut tasks, &clients);
@@ -385,7 +385,7 @@ async fn a_request_is_answered_when_others_of_its_client_only_connect() {
     served(slow, async |address| {
         let mut first = TcpStream::connect(address).await.unwrap();
         first.write_all(get("/metrics").as_bytes()).await.unwrap();
-        // Another answer, so that the first request has been read.
+        // The response to another request shows that the server has read the first request.
         assert!(ask(address, get("/readyz").as_bytes()).await.starts_with("HTTP/1.1 200 OK\r\n"));
         let mut idle = Vec::new();
         for _ in 0..2 * CONNECTIONS {

@@ -1,4 +1,4 @@
-//! The browser as a process.
+//! The browser process.
 
 use std::env;
 use std::fs::{self, File};
@@ -14,25 +14,26 @@ use crate::connection::{Connection, Error, Event};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Lines of its error output that an error shows.
+/// Number of lines of the browser's error output in an error.
 const LINES: usize = 20;
 
-/// The browser reads requests from descriptor 3 and writes answers to 4: what the test has as its input and output.
+/// The browser reads requests from descriptor 3 and writes answers to descriptor 4: the pipes that the test connects to
+/// its standard input and output.
 const WITH_PIPES: &str = r#"exec "$0" "$@" 3<&0 4>&1 </dev/null 1>&2"#;
 
 const OPTIONS: [&str; 7] = [
     "--remote-debugging-pipe",
-    // Of its own, which root may not use. The build's sandbox has no network, and the pages are ours.
+    // Root cannot use the browser's own sandbox. The build's sandbox has no network, and the test serves the pages.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
-    // The same letters on every machine.
+    // Renders the same glyphs on every machine.
     "--font-render-hinting=none",
     "--force-color-profile=srgb",
     "--hide-scrollbars",
 ];
 
-/// A browser with the libraries and fonts that it is started with: a tree of `//third_party/debian:chromium`.
+/// A browser with its libraries and fonts: a tree of `//third_party/debian:chromium`.
 #[derive(Clone, Debug)]
 pub struct Files(PathBuf);
 
@@ -43,7 +44,7 @@ impl Files {
     }
 }
 
-/// A browser without windows. Dropped, it ends.
+/// A headless browser. The drop ends it.
 pub struct Browser {
     connection: Option<Connection>,
     process: Child,
@@ -53,7 +54,7 @@ pub struct Browser {
 impl Browser {
     pub fn start(files: &Files) -> Result<Self, Error> {
         let place = TempDir::with_prefix("browser-").map_err(Error::Start)?;
-        // Fontconfig takes a relative path for one of its own directory.
+        // Fontconfig resolves a relative path against its own directory.
         let tree = files.0.canonicalize().map_err(Error::Start)?;
         let mut process = Command::new("sh")
             .args(["-c", WITH_PIPES])
@@ -101,7 +102,7 @@ impl Drop for Browser {
     fn drop(&mut self) {
         drop(self.connection.take());
         let deadline = Instant::now() + PATIENCE;
-        // Its profile is removed after it.
+        // The browser's profile is removed after its end.
         while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
             sleep(Duration::from_millis(10));
         }

@@ -1,10 +1,10 @@
-//! Contrast of colours, by the Web Content Accessibility Guidelines 2.2.
+//! Contrast of colors by the Web Content Accessibility Guidelines 2.2.
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A colour without transparency, in sRGB.
+/// An opaque color in sRGB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Colour([u8; 3]);
@@ -14,7 +14,7 @@ pub struct Colour([u8; 3]);
 pub struct ColourError(String);
 
 impl Colour {
-    /// From 1, the same, to 21, black on white. 4.5 is the least for ordinary text (1.4.3).
+    /// Contrast ratio from 1 (equal colors) to 21 (black on white). The minimum for ordinary text is 4.5 (1.4.3).
     pub fn contrast(self, other: Self) -> f64 {
         let (one, other) = (self.luminance(), other.luminance());
         (one.max(other) + 0.05) / (one.min(other) + 0.05)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// For any answer: a page is small, but the machine may be busy.
+/// Deadline of an answer: a page is small, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum Error {
     Gone { said: String },
     #[error("the browser did not answer {request} within {LIMIT:?}")]
     Late {
-        /// The request, or the event that was waited for.
+        /// The request, or the expected event.
         request: String,
     },
     #[error("the browser rejected {request}: {answer}")]
@@ -39,7 +39,7 @@ pub(crate) struct Event {
     pub(crate) facts: Value,
 }
 
-/// The two pipes of a browser. Dropping it ends the browser.
+/// The two pipes of a browser. The drop ends the browser.
 pub(crate) struct Connection {
     requests: ChildStdin,
     messages: Receiver<Value>,
@@ -50,7 +50,7 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(requests: ChildStdin, answers: ChildStdout) -> io::Result<Self> {
         let (sender, messages) = mpsc::channel();
-        // It ends with the pipe.
+        // The thread ends when the browser closes the pipe.
         thread::Builder::new().name("browser".into()).spawn(move || {
             for message in BufReader::new(answers).split(0) {
                 let Some(message) = message.ok().and_then(|message| serde_json::from_slice(&message).ok()) else {
@@ -110,7 +110,7 @@ impl Connection {
     }
 }
 
-/// The owner of the process adds the output.
+/// The owner of the process adds the browser's output.
 fn gone() -> Error {
     Error::Gone { said: String::new() }
 }

@@ -8,9 +8,10 @@ use crate::colour::Colour;
 pub struct Look {
     pub title: String,
     pub language: String,
-    /// Whether the browser takes the page for one of the last century.
+    /// Whether the browser renders the page in quirks mode.
     pub quirks: bool,
-    /// Elements beyond the right edge that no scrolling inside the page reaches, and those wider than their table cell.
+    /// Elements beyond the right edge that scrolling inside the page does not reach, and elements wider than their
+    /// table cell.
     pub overflow: Vec<String>,
     pub texts: Vec<Text>,
     pub headers: Vec<Header>,

@@ -1,8 +1,8 @@
-//! The status page in a headless Chromium without JavaScript, which shows what the node's own server sends and reports the
-//! visible content.
+//! The status page in a headless Chromium without JavaScript. The browser shows the page of the node's own server, and
+//! reports the visible content.
 //!
-//! The browser is driven by its own protocol (Chrome DevTools) over two pipes: a few requests in JSON. The crates that
-//! wrap all of that protocol bring more code than this one has, and a web socket.
+//! The test controls the browser by the Chrome DevTools protocol over two pipes, with a few requests in JSON. Crates
+//! for the whole protocol have more code than this test, and need a web socket.
 #![forbid(unsafe_code)]
 
 mod browser;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 use std::{env, fs};
 
-// Also for `sample`.
+// `sample` uses these types too.
 use status::{
     Certificate, Clock, Closed, Condition, Disk, Inodes, Kernel, Life, Mesh, Mode, Orphans, Page, Peer, Service,
     Severity, Storage, Versions, Volume, Warning,
@@ -42,10 +42,10 @@ const LABEL: usize = 63;
 /// Maximum length of a claim's name.
 const SUBDOMAIN: usize = 253;
 
-/// Ordinary text, by the Web Content Accessibility Guidelines 2.2, 1.4.3.
+/// Minimum contrast of ordinary text, Web Content Accessibility Guidelines 2.2, 1.4.3.
 const LEAST_CONTRAST: f64 = 4.5;
 
-/// The smallest letters, in CSS pixels. Of these an inch of paper has 96: 9 are 6.75 points, as in footnotes.
+/// Minimum font size in CSS pixels. An inch of paper has 96 of them: 9 pixels are 6.75 points, the size of footnotes.
 fn smallest(media: Media) -> f64 {
     match media {
         Media::Screen => 12.0,
@@ -211,7 +211,7 @@ fn the_page_has_landmarks_and_table_headers() {
     });
 }
 
-/// Where the keyboard is, and whether a frame shows it.
+/// Focused element, and whether it has a visible outline.
 const FOCUS: &str = "(() => {
     const focus = document.activeElement;
     const frame = getComputedStyle(focus);
@@ -236,7 +236,7 @@ fn the_page_is_used_with_the_keyboard_alone() {
         let place = "[location.hash, Math.round(document.getElementById('volumes').getBoundingClientRect().top)]";
         assert_eq!(tab.evaluate::<(String, i32)>(place).unwrap(), ("#volumes".to_owned(), 0));
 
-        // On from there, not from the link.
+        // The focus continues at the target, not at the link.
         tab.press("Tab").unwrap();
         assert_eq!(tab.evaluate::<(String, bool)>(FOCUS).unwrap(), ("JSON".to_owned(), true));
         tab.happened();
@@ -246,7 +246,7 @@ fn the_page_is_used_with_the_keyboard_alone() {
     });
 }
 
-/// The text of what is shown at the upper edge of the window, in the middle of the volumes.
+/// Text of the topmost element at the upper edge of the window, when the middle of the volumes is visible.
 const AT_THE_TOP: &str = "(() => {
     const rows = document.querySelectorAll('#volumes tbody tr');
     rows[rows.length / 2].scrollIntoView({block: 'center'});
@@ -272,7 +272,8 @@ fn the_page_can_be_printed() {
     });
 }
 
-/// Pictures of all screens are among the test's outputs. `bazel run` of the test writes the picture of the documentation.
+/// Pictures of all screens are among the test's outputs. `bazel run` of the test updates the picture of the
+/// documentation.
 #[test]
 fn the_picture_of_the_documentation_is_of_this_page() {
     let html = example().html();

@@ -1,4 +1,4 @@
-//! The node's own server, on loopback, with invented facts.
+//! The node's own server on loopback, with fictitious data.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

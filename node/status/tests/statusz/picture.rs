@@ -1,5 +1,5 @@
-//! The documentation's picture: a PNG with a checksum of the page's HTML, styles included, by which a test notices that
-//! the page has changed. Pixels cannot be compared: rounding differs between machines.
+//! The picture in the documentation: a PNG with a checksum of the page's HTML, including styles. A test compares the
+//! checksum to detect changes of the page. Pixels cannot be compared: rounding differs between machines.
 
 /// The signature of a PNG, PNG specification, 5.2.
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
@@ -20,12 +20,12 @@ impl Picture {
         &self.0
     }
 
-    /// Width and height, which the header begins with, 11.2.1.
+    /// Width and height from the beginning of the header, 11.2.1.
     pub fn size(&self) -> [u32; 2] {
         [16, 20].map(|at| u32::from_be_bytes(*self.0[at..].first_chunk().expect("a header")))
     }
 
-    /// The same picture, with the checksum of the page that it shows.
+    /// Adds the checksum of the HTML of the page that the picture shows.
     pub fn of_page(self, html: &str) -> Self {
         let Self(mut png) = self;
         png.truncate(png.len() - END.len());
@@ -34,7 +34,7 @@ impl Picture {
         Self(png)
     }
 
-    /// Whether this page was given to [`Picture::of_page`].
+    /// Whether the picture has the checksum of this page ([`Picture::of_page`]).
     pub fn is_of_page(&self, html: &str) -> bool {
         self.0[..self.0.len() - END.len()].ends_with(&chunk(html))
     }

@@ -34,7 +34,7 @@ pub struct Screen {
 impl Screen {
     pub const DESK: Self = Self { width: 1280, height: 800, scheme: Scheme::Light, media: Media::Screen };
     pub const HAND: Self = Self { width: 390, height: 844, ..Self::DESK };
-    /// A4 at 96 dots per inch, less the browser's margins.
+    /// A4 at 96 dots per inch, without the browser's margins.
     pub const PAPER: Self = Self { width: 718, height: 1047, media: Media::Print, ..Self::DESK };
 
     pub const fn dark(self) -> Self {
@@ -44,12 +44,12 @@ impl Screen {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landmark {
-    /// Its role: `main`, `table`.
+    /// ARIA role: `main`, `table`.
     pub role: String,
     pub name: String,
 }
 
-/// A page in a browser that runs no JavaScript.
+/// A page in a browser with JavaScript disabled.
 pub struct Tab<'browser> {
     browser: &'browser mut Browser,
     session: String,
@@ -86,7 +86,7 @@ impl<'browser> Tab<'browser> {
         Ok(())
     }
 
-    /// Loads a page, and returns when all of it is there. Earlier events are dropped.
+    /// Loads a page, and returns when it is complete. Drops earlier events.
     pub fn visit(&mut self, url: &str) -> Result<(), Error> {
         self.browser.events();
         let answer = self.call("Page.navigate", json!({"url": url}))?;
@@ -96,7 +96,7 @@ impl<'browser> Tab<'browser> {
         self.browser.wait("Page.loadEventFired")
     }
 
-    /// Requests of the page, and complaints of the browser.
+    /// Requests of the page, and errors that the browser reported.
     pub fn happened(&mut self) -> (Vec<String>, Vec<String>) {
         let (mut requests, mut complaints) = (Vec::new(), Vec::new());
         for event in self.browser.events() {
@@ -117,7 +117,7 @@ impl<'browser> Tab<'browser> {
         self.evaluate(LOOK)
     }
 
-    /// The value of an expression about the page. JavaScript of the page itself stays switched off.
+    /// Value of an expression on the page. JavaScript of the page itself stays disabled.
     pub fn evaluate<T: DeserializeOwned>(&mut self, expression: &str) -> Result<T, Error> {
         let request = "Runtime.evaluate";
         let mut answer = self.call(request, json!({"expression": expression, "returnByValue": true}))?;
