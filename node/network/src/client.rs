@@ -1,5 +1,5 @@
-//! The DHCP client, RFC 2131 section 4.4, as a pure state machine: the caller passes the time and received messages,
-//! and gets messages to send and changes of the lease. Times are relative to the creation of the client.
+//! The DHCP client, RFC 2131 section 4.4, as a state machine without I/O: the caller passes the time and received
+//! messages, and gets messages to send and changes of the lease. Times are relative to the creation of the client.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -18,13 +18,13 @@ const KEEP: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Send {
     pub(crate) request: Request,
-    /// A server, or 255.255.255.255.
+    /// Address of a server, or 255.255.255.255.
     pub(crate) to: Ipv4Addr,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The address can be used, newly or still.
+    /// The address is valid.
     Bound(Lease),
     /// The lease has expired without an answer from a server. The client continues to ask.
     Expired(Lease),
@@ -34,7 +34,7 @@ pub(crate) enum Change {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Looks for an offer, if possible of the previous address.
+    /// Requests offers, if possible of the previous address.
     Selecting {
         wished: Option<Ipv4Addr>,
     },
@@ -79,7 +79,7 @@ impl Client {
         client
     }
 
-    /// When to call [`Client::wake`]; `None` for never.
+    /// Time of the next call of [`Client::wake`]; `None` for never.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
@@ -89,7 +89,7 @@ impl Client {
         self.attempts
     }
 
-    /// Acts on the deadline. Does nothing before it.
+    /// Performs the action that is due at the deadline. Does nothing before the deadline.
     pub(crate) fn wake(&mut self, now: Duration) -> (Option<Send>, Option<Change>) {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return (None, None);

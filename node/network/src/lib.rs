@@ -56,7 +56,7 @@ pub enum NetworkError {
     )]
     OtherCards {
         wanted: Card,
-        /// Each with its name, address and driver.
+        /// Name, address and driver of each card.
         found: Vec<String>,
     },
     #[error("network interface {0} has no Ethernet address, which DHCP requires; configure a static address")]
@@ -187,7 +187,7 @@ async fn keep_accepted(
     mut missed: watch::Receiver<Duration>,
     mut changed: impl FnMut(&Addressing),
 ) -> Result<Addressing, NetworkError> {
-    // Not applied yet.
+    // Addressing that has not been applied yet.
     let mut given = None;
     leases.set_missed(*missed.borrow_and_update());
     loop {
@@ -204,7 +204,7 @@ async fn keep_accepted(
                 if next.interface != now.interface {
                     return Ok(next);
                 }
-                // Apply it also without a change: the address may have been removed before.
+                // Applied even if it has not changed, because the address may have been removed before.
                 given = Some(next);
             }
             Some(Change::Expired(lease)) => {
@@ -319,7 +319,7 @@ mod tests {
         Lease { mtu: Some(9000), ..client::tests::lease(HOUR) }
     }
 
-    /// Regression: it ended the boot.
+    /// Regression: the error ended the boot.
     #[tokio::test(start_paused = true)]
     async fn an_address_that_the_device_rejects_is_retried() {
         let settings = Uplink::default();

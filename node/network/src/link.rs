@@ -100,7 +100,7 @@ impl Device for Link {
         self.remove_but(Some(addressing.interface)).await?;
         if let Some(mtu) = addressing.mtu {
             let set = LinkUnspec::new_with_index(self.index).mtu(mtu).build();
-            // The device may not support the MTU; the network works without it.
+            // The device may not support the MTU. The network works without it.
             if let Err(error) = self.netlink.link().set(set).execute().await {
                 tracing::warn!(device = self.name, mtu, %error, "cannot set the MTU");
             }
@@ -151,7 +151,8 @@ fn hardware_of(link: &LinkMessage) -> Option<Hardware> {
 /// `LOOPBACK_IFINDEX` of the kernel's `include/net/flow.h`: the index of `lo` in each network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Gives loopback another address. The kernel accepts packets to it from every interface, until rules drop them. Idempotent.
+/// Adds an address to loopback. The kernel accepts packets to the address from every interface, until rules drop them.
+/// Idempotent.
 pub async fn add_to_loopback(address: Ipv4Addr) -> Result<(), NetworkError> {
     let (connection, netlink, _) = rtnetlink::new_connection().map_err(NetworkError::Netlink)?;
     let mut driver = JoinSet::new();

@@ -52,8 +52,8 @@ const REQUEST: u8 = 3;
 const ACK: u8 = 5;
 const NAK: u8 = 6;
 
-/// Servers of each kind that a lease has, the preferred ones: CoreDNS does not start with more than 15 name servers, and each
-/// time server that does not answer delays the next one by seconds.
+/// Maximum number of servers of each kind in a lease, in order of preference. CoreDNS does not start with more than 15
+/// name servers, and each time server that does not answer delays the next one by seconds.
 const SERVERS: usize = 8;
 
 /// Maximum size of a message; every host must accept 576 bytes.

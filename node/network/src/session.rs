@@ -27,7 +27,7 @@ const REST: Duration = Duration::from_secs(1);
 /// The socket is an ordinary UDP socket bound to the device. While no device has an address, Linux sends broadcasts
 /// from 0.0.0.0, and the socket receives the servers' broadcasts, which the client requests (RFC 2131, section 4.1). If
 /// other devices have addresses, which is the case only after a server withdrew the node's address, Linux sends from
-/// theirs.
+/// their addresses.
 #[derive(Debug)]
 pub(crate) struct Session {
     client: Client,

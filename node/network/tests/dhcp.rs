@@ -1,4 +1,4 @@
-//! The client on a real device with a server at the other end.
+//! The client on a real device, with a server at the other end.
 
 use std::fs;
 use std::io::{self, Write};
@@ -226,7 +226,7 @@ async fn a_static_address_replaces_another() {
     cable.cut().await;
 }
 
-/// No other interface than loopback is in the guest while no test has a cable.
+/// While no test has a cable, the guest has no interface except loopback.
 #[tokio::test]
 async fn a_machine_without_a_network_card_gets_the_remedy() {
     let _guard = SERIAL.lock().await;
