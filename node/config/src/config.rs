@@ -22,18 +22,18 @@ pub struct Config {
     pub node: NodeName,
     pub role: Role,
     pub network: Uplink,
-    /// NTP servers in order of preference; those of DHCP if empty.
+    /// NTP servers in order of preference. If empty, the node uses those of DHCP.
     pub time_servers: Vec<Ipv4Addr>,
     pub storage: Storage,
     pub on_failure: FailureAction,
     pub programs: ProgramSettings,
-    /// Modules to load in addition to those of every node. Whether the image contains them is not checked.
+    /// Modules to load in addition to those of every node. This crate does not check that the image contains them.
     pub kernel_modules: Vec<ModuleName>,
 }
 
 /// IPv4 requires 576 (RFC 791); the MTU of a device has 16 bits.
 const MTU: (u32, u32) = (576, 65_535);
-/// A resolver uses no more, resolv.conf(5).
+/// Resolvers use at most three, resolv.conf(5).
 const NAME_SERVERS: usize = 3;
 const TIME_SERVERS: usize = 8;
 const KERNEL_MODULES: usize = 128;
@@ -50,7 +50,7 @@ pub struct Storage {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Disk {
-    /// The one that is designated by type or serial number, otherwise the only empty disk.
+    /// The disk that is designated by type or serial number, otherwise the only empty disk.
     #[default]
     Any,
     Serial(String),

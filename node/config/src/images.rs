@@ -57,7 +57,7 @@ impl Check {
             node::Verification::Unspecified | node::Verification::Required => Verification::Required,
             node::Verification::Disabled => Verification::Disabled,
         };
-        // containerd sends the user of the registry to the registry, and to a mirror that asks for one.
+        // containerd sends the user of the registry to the registry, and to a mirror that requests credentials.
         let registry_user = User::of(message.credentials.as_ref());
         let server = self.endpoint(message.server.as_deref(), verification, registry_user, &path.field("server"));
         let at_mirrors = path.field("mirrors");

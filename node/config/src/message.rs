@@ -1,7 +1,7 @@
 //! Converts JSON to the message by its descriptors, and collects all problems.
 //!
-//! Generated readers (`pbjson`) and that of `prost-reflect` stop at the first problem and do not name its field. This one
-//! supports only the kinds of fields that `config.proto` has.
+//! Generated readers (`pbjson`) and that of `prost-reflect` stop at the first problem and do not name its field. This
+//! one supports only the kinds of fields that `config.proto` has.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -52,7 +52,7 @@ pub struct Worker {
     pub ca: CaDigest,
     /// Not needed after the first join.
     pub token: Option<Token>,
-    /// As on the control plane.
+    /// The same networks as on the control plane.
     pub networks: Networks,
 }
 

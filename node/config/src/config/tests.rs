@@ -220,7 +220,7 @@ fn an_invalid_administrator_is_reported_by_its_index() {
     );
 }
 
-/// A worker has no key to sign with.
+/// A worker has no key to sign certificates.
 #[test]
 fn a_worker_has_no_administrators() {
     let digest = format!("sha256:{:064}", 7);
@@ -442,7 +442,7 @@ proptest! {
             prop_assert!(!problems.is_empty());
             for Problem { field, violation } in problems {
                 prop_assert!(!field.is_empty() && !violation.to_string().is_empty());
-                // The defaults are valid, so the path is one of the JSON.
+                // The defaults are valid, so the path is part of the JSON.
                 let top = field.split(['.', '[']).next().unwrap_or_default();
                 let odd = field == "(top)" || field.starts_with('"');
                 prop_assert!(odd || json.get(top).is_some(), "{}", field);
