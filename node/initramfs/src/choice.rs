@@ -34,9 +34,9 @@ pub enum ChoiceError {
     },
 }
 
-/// The system to start: for a disk image, the one that its initramfs contains (`embedded`, the content of [`FILE`]),
-/// otherwise the one on the command line. Firmware, boot entries and SMBIOS can append to or replace the command line
-/// of a disk image, so it must not select the system of one.
+/// The system to start. A disk image starts the one in its initramfs (`embedded`, the content of [`FILE`]), a direct
+/// boot the one on the command line. Firmware, boot entries and SMBIOS can append to or replace the command line of a
+/// disk image, so it must not select the system of a disk image.
 pub fn choose(embedded: Option<&str>, line: &str) -> Result<System, ChoiceError> {
     let mut arguments = line.split_whitespace().filter(|word| {
         let (key, _) = word.split_once('=').unwrap_or((word, ""));

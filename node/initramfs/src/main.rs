@@ -1,5 +1,5 @@
-//! The first program of the node: loads the drivers of the machine's disks, selects the system image ([`initramfs::choice`]), finds
-//! it, mounts it read-only, and executes its `/init`.
+//! The first program of the node: loads the drivers of the machine's disks, selects the system image
+//! ([`initramfs::choice`]), finds it, mounts it read-only, and executes its `/init`.
 //!
 //! The initramfs of a disk image contains the file `/system-partition` with the second form below, and starts only that
 //! system: an argument `granary.system=`, which firmware or SMBIOS may append, stops the boot. A direct boot has no
@@ -67,7 +67,7 @@ fn main() {
     print(&format!("initramfs: error: cannot power off: {errno}"));
 }
 
-/// Prints to all consoles. Unlike `println!`, does not panic if one fails: a panic of PID 1 is a kernel panic.
+/// Prints to all consoles. Unlike `println!`, does not panic if a console fails: a panic of PID 1 is a kernel panic.
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
     let active = fs::read_to_string("/sys/class/tty/console/active").unwrap_or_default();

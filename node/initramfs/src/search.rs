@@ -38,8 +38,8 @@ impl fmt::Display for DeviceList<'_> {
     }
 }
 
-/// Finds the system. The kernel probes disks concurrently, so one may appear later: `load_drivers` loads those of devices
-/// that appeared since its last call.
+/// Finds the system. The kernel probes disks concurrently, so a disk may appear later: `load_drivers` loads the drivers
+/// of devices that appeared since its last call.
 pub fn find(wanted: &System, mut load_drivers: impl FnMut()) -> Result<BlockDevice, SearchError> {
     load_drivers();
     let start = Instant::now();

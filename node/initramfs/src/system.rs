@@ -73,7 +73,7 @@ pub fn erofs_uuid(head: &[u8]) -> Option<Guid> {
 #[derive(Debug)]
 pub struct BlockDevice {
     pub device: PathBuf,
-    /// UUID of the EROFS on it, or why it cannot be read.
+    /// UUID of the EROFS on the device, or the error of reading it.
     pub image: Result<Option<Guid>, io::Error>,
     pub partition: Option<Partition>,
 }
@@ -152,7 +152,7 @@ fn number(attribute: &Path) -> Option<u32> {
 }
 
 /// Selects the wanted device. Partitions of all releases have the same IDs: of several, selects the first whose content
-/// `is_whole`; if there is none, the first of all, once the caller `has_waited` for other disks.
+/// `is_whole`. Without a match, selects the first of all once the caller `has_waited` for other disks.
 pub fn choose(
     seen: &[BlockDevice],
     wanted: &System,

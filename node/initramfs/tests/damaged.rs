@@ -45,7 +45,7 @@ impl Installed {
         Self { disk, wanted: format!("{ID}:{}", tree.root()).parse().unwrap() }
     }
 
-    /// Verifies and opens the partition like the program, and removes the device again.
+    /// Verifies and opens the partition like the initramfs, and removes the device again.
     fn opens(&self) -> Result<(), SearchError> {
         let System::Partition { root, .. } = self.wanted else { panic!("{} is not a partition", self.wanted) };
         let device = verified(&find(&self.wanted, || {})?, &root)?;
