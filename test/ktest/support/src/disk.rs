@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// The guest's init lists the disks of `ktest` here, in the order of the attribute `disks`.
+/// Environment variable in which the guest's init lists the disks of `ktest`, in the order of the attribute `disks`.
 const VARIABLE: &str = "KTEST_DISKS";
 
 static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(parse(&env::var(VARIABLE).unwrap_or_default())));
@@ -18,14 +18,14 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Takes a disk until it is dropped; waits if all are taken. Two tests that take one disk after the other can
-    /// deadlock: see [`Disk::take_several`].
+    /// Takes a disk until the value is dropped. Waits while all disks are taken. Two tests that take one disk after the
+    /// other can deadlock: see [`Disk::take_several`].
     pub fn take() -> Self {
         let [disk] = Self::take_several();
         disk
     }
 
-    /// Takes several disks at once, waits until so many are free.
+    /// Takes several disks at once. Waits until enough disks are free.
     pub fn take_several<const COUNT: usize>() -> [Self; COUNT] {
         POOL.take().map(|path| Self { path })
     }
@@ -41,7 +41,7 @@ impl Drop for Disk {
     }
 }
 
-/// The disks that this thread has taken and not given back, in the order in which it took them.
+/// Disks that the calling thread holds, in the order in which it took them.
 pub(crate) fn held() -> Vec<PathBuf> {
     POOL.held_by(thread::current().id())
 }
@@ -86,7 +86,7 @@ impl Pool {
         let mut disks = self.lock();
         disks.taken.retain(|(_, taken)| *taken != path);
         disks.free.push(path);
-        // All: the first to wake up may need more than this one.
+        // Wakes all waiting threads: the first one may need more than this disk.
         self.returned.notify_all();
     }
 
@@ -94,7 +94,7 @@ impl Pool {
         self.lock().taken.iter().filter(|(by, _)| *by == thread).map(|(_, path)| path.clone()).collect()
     }
 
-    /// A test that panics does not hold the lock.
+    /// Poisoning is ignored: no code panics while it holds the lock.
     fn lock(&self) -> MutexGuard<'_, Disks> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_free_disk_waits_for_one() {
+    fn a_test_waits_for_a_free_disk() {
         let pool = Pool::new(parse("/dev/vda"));
         let [taken] = pool.take();
         thread::scope(|scope| {

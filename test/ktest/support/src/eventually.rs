@@ -1,4 +1,4 @@
-//! Waiting for what the kernel or another process does.
+//! Waits for changes by the kernel or another process.
 
 use std::fmt::Debug;
 use std::thread;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Checks again and again until it is so. Fails after a minute.
+/// Repeats `check` until it returns `true`. Panics after a minute.
 #[track_caller]
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
@@ -17,7 +17,7 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// The same for a value. A failure shows the last one.
+/// Repeats `look` until it returns the expected value. Panics after a minute, with the last value.
 #[track_caller]
 pub fn eventually_is<T: PartialEq + Debug>(expected: &T, mut look: impl FnMut() -> T) {
     let (end, mut seen) = (Instant::now() + LIMIT, look());

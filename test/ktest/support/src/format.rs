@@ -1,8 +1,8 @@
 //! New XFS file systems on scratch disks.
 //!
-//! In emulation, `mkfs.xfs` takes much longer to start than to write. A disk that is formatted again and again gets
-//! what `mkfs.xfs` has written to a file of its size instead, and zeros elsewhere. Each disk has a UUID of its own, since
-//! XFS does not mount two with the same one.
+//! In emulation, `mkfs.xfs` takes much longer to start than to write. A disk that is formatted often therefore receives
+//! the blocks that `mkfs.xfs` wrote to a file of the same size, and zeros elsewhere. Each disk has its own template,
+//! because XFS does not mount two file systems with the same UUID.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,14 +20,14 @@ use nix::unistd::{Whence, lseek};
 use crate::busy;
 use crate::tool::run;
 
-/// So many times a disk is formatted by `mkfs.xfs`: a template takes about as long as that.
+/// Number of times that `mkfs.xfs` formats a disk before a template does. Creating a template takes about as long.
 const BY_PROGRAM: usize = 3;
 
 /// Bytes that are read and compared with zeros at once.
 const PIECE: u64 = 64 << 10;
 static ZEROS: [u8; PIECE as usize] = [0; PIECE as usize];
 
-/// By their devices.
+/// Formats of each disk, by device path.
 static DISKS: Mutex<BTreeMap<PathBuf, Formats>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug, Default)]
@@ -36,14 +36,14 @@ struct Formats {
     template: Option<Arc<Template>>,
 }
 
-/// The blocks that `mkfs.xfs` writes, without those of zeros, by their place.
+/// Blocks that `mkfs.xfs` writes, by offset, without blocks of zeros.
 #[derive(Debug)]
 struct Template {
     size: libc::off_t,
     data: Vec<(u64, Vec<u8>)>,
 }
 
-/// The disk must not be mounted.
+/// Creates an XFS on a disk, which must not be mounted.
 pub(crate) fn format(device: &Path) {
     let disk = unused(device);
     match template(device, &disk) {
@@ -52,19 +52,20 @@ pub(crate) fn format(device: &Path) {
             written.unwrap_or_else(|error| panic!("cannot format {}: {error}", device.display()));
         }
         None => {
-            // The program opens it with O_EXCL, too.
+            // `mkfs.xfs` opens the disk with O_EXCL, too.
             drop(disk);
             make(device);
         }
     }
 }
 
-/// `-K`: it discards nothing; a scratch disk is a sparse file.
+/// `-K` skips the discard of all blocks: a scratch disk is a sparse file.
 fn make(target: &Path) {
     run(Command::new("mkfs.xfs").args(["-q", "-f", "-K", "-l", "size=64m"]).arg(target));
 }
 
-/// A process that ends has a former mount for a moment more; with O_EXCL, the device of a mount is busy, open(2).
+/// Opens a disk exclusively. A process that is ending may keep a former mount for a moment, and O_EXCL fails while the
+/// device is mounted, open(2).
 fn unused(device: &Path) -> File {
     let mut disk = None;
     let open = || -> Result<(), Errno> {
@@ -76,7 +77,7 @@ fn unused(device: &Path) -> File {
     disk.expect("it is open")
 }
 
-/// Of a disk that is formatted often.
+/// Counts the formats of a disk. Returns its template if `mkfs.xfs` has formatted it often enough.
 fn template(device: &Path, disk: &File) -> Option<Arc<Template>> {
     let mut disks = DISKS.lock().unwrap_or_else(PoisonError::into_inner);
     let formats = disks.entry(device.to_owned()).or_default();
@@ -101,7 +102,7 @@ impl Template {
         Self::of(&image)
     }
 
-    /// The parts of a sparse file that were written.
+    /// Reads the parts of a sparse file that were written.
     fn of(image: &File) -> io::Result<Self> {
         let size = lseek(image, 0, Whence::SeekEnd)?;
         let (mut template, mut end) = (Self { size, data: Vec::new() }, 0);
@@ -129,14 +130,14 @@ impl Template {
     }
 
     fn write(&self, disk: &File) -> io::Result<()> {
-        // The recovery of a journal would take blocks of a former file system with the same UUID for newer ones.
+        // Log recovery would treat blocks of a former file system with the same UUID as newer ones.
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(disk, hole, 0, self.size)
             .or_else(|_| fallocate(disk, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, self.size))?;
         for (start, bytes) in &self.data {
             disk.write_all_at(bytes, *start)?;
         }
-        // XFS reads beside the page cache of the device.
+        // XFS bypasses the page cache of the device.
         disk.sync_all()
     }
 }

@@ -1,8 +1,8 @@
-//! Fixtures of kernel tests: disks, mounts and network namespaces that last as long as a value, processes that are
+//! Fixtures of kernel tests: disks, mounts and network namespaces that are released on drop, and processes that are
 //! stopped at each system call.
 //!
-//! For programs that `ktest` runs as root in a guest of their own. A missing disk or tool is a panic that names it.
-//! See README.md of ktest for examples.
+//! `ktest` runs the test programs as root, each in its own guest. A missing disk or tool is a panic that names it. See
+//! README.md of ktest for examples.
 #![deny(unsafe_code)]
 
 mod busy;

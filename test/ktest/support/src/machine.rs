@@ -1,4 +1,4 @@
-//! The machine around the guest: its disks as the host sees them, and its power.
+//! Requests to the host: statistics and faults of disks, and power cuts.
 
 use std::env;
 use std::fs;
@@ -13,15 +13,16 @@ use crate::disk;
 
 pub use ktest_init::BlockStats;
 
-/// The host says here which boot of the running test this is.
+/// Environment variable with the number of this boot for the running test.
 const BOOT: &str = "KTEST_BOOT";
 
-/// Whether standard error of a `guest_program` ends at a terminal. In the guest it is a pipe.
+/// Whether the host writes the standard error of a `guest_program` to a terminal. In the guest, standard error is a
+/// pipe.
 pub fn stderr_is_terminal() -> bool {
     env::var_os("KTEST_TERMINAL").is_some()
 }
 
-/// The scratch disk's requests since the guest's boot, as the host counts them.
+/// Requests of a scratch disk since the boot of the guest, as QEMU counts them.
 pub fn block_stats(device: &Path) -> BlockStats {
     match ask(&Request::Stats(serial(device))) {
         Answer::Stats(stats) => stats,
@@ -29,15 +30,15 @@ pub fn block_stats(device: &Path) -> BlockStats {
     }
 }
 
-/// A disk that is cut off. It works again when this value is dropped.
+/// A disk that fails all requests until this value is dropped.
 #[derive(Debug)]
 #[must_use = "the disk works again when this is dropped"]
 pub struct Cut {
     serial: String,
 }
 
-/// Cuts a scratch disk off: until the value is dropped, its reads, writes, discards and flushes fail with `EIO`. Its
-/// data stays.
+/// Makes reads, writes, discards and flushes of a scratch disk fail with `EIO` until the value is dropped. The disk
+/// keeps its data.
 pub fn cut(device: &Path) -> Cut {
     let serial = serial(device);
     done(&Request::Cut(serial.clone()));
@@ -46,7 +47,7 @@ pub fn cut(device: &Path) -> Cut {
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        // The test fails already.
+        // A test that panics has failed already: a second panic would abort the program.
         if !thread::panicking() {
             done(&Request::Restore(self.serial.clone()));
         } else if let Err(error) = exchange(&Request::Restore(self.serial.clone())) {
@@ -55,12 +56,12 @@ impl Drop for Cut {
     }
 }
 
-/// Cuts the machine's power: the guest's memory is lost, its disks stay. The machine starts again and runs this test
-/// alone, from its beginning: [`boot`] then returns one more.
+/// Cuts the power of the machine: the memory of the guest is lost, the content of its disks stays. The machine starts
+/// again and runs this test alone, from its beginning; [`boot`] then returns the next number.
 ///
-/// In the next boot the disks that this thread holds are the first ones that it takes. Other tests that ran are run
-/// again later. A disk keeps all writes that it has acknowledged, because the host's page cache is not lost: only a
-/// replay of the log of writes finds a missing flush.
+/// In the next boot, the first disks that the test takes are those that this thread holds now. Other tests that were
+/// running run again later. A disk keeps all writes that it has acknowledged, because the host's page cache is not
+/// lost: only a [`replay`](crate::replay) of a log of writes finds a missing flush.
 pub fn power_cut() -> ! {
     let test = thread::current().name().unwrap_or_default().to_owned();
     assert!(!test.is_empty(), "power_cut() is called on the test's own thread, whose name is the test's");
@@ -68,7 +69,7 @@ pub fn power_cut() -> ! {
     unexpected(&ask(&Request::PowerCut(PowerCut { test, disks })))
 }
 
-/// Which boot of the machine this is for the running test: 1, after its first [`power_cut`] 2, and so on.
+/// Number of this boot for the running test: 1, then 2 after its first [`power_cut`], and so on.
 pub fn boot() -> u32 {
     env::var(BOOT).ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! File systems that are mounted as long as a value lives.
+//! File systems that are unmounted on drop.
 
 use std::fs;
 use std::marker::PhantomData;
@@ -17,13 +17,13 @@ use crate::format::format;
 /// that it can be unmounted.
 #[derive(Debug)]
 pub struct XfsDisk {
-    // Before the disk: unmounted first.
+    // Dropped before `disk`, so that the file system is unmounted before another test takes the disk.
     mount: Mount,
     disk: Disk,
 }
 
 impl XfsDisk {
-    /// With accounting and enforcement of project quotas (`prjquota`). Waits for a free disk.
+    /// Formats and mounts a disk with accounting and enforcement of project quotas (`prjquota`). Waits for a free disk.
     pub fn with_project_quota() -> Self {
         Self::new("prjquota")
     }
@@ -48,7 +48,7 @@ impl XfsDisk {
     }
 }
 
-/// A fresh tmpfs, mounted on a fresh directory: a file system without quotas on projects.
+/// A new tmpfs, mounted on a new directory: a file system without project quotas.
 #[derive(Debug)]
 pub struct Tmpfs {
     mount: Mount,
@@ -121,7 +121,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Err(error) = busy::unmount(&self.target) {
-            // Out of the way of the tests that follow; those on the same disk fail in mkfs.
+            // A lazy unmount keeps the mount out of the way of later tests. Tests on the same disk fail in mkfs.
             let _ = umount2(&self.target, MntFlags::MNT_DETACH);
             if !thread::panicking() {
                 panic!("cannot unmount {}, is something still open on it? {error}", self.target.display());

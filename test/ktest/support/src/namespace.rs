@@ -1,4 +1,4 @@
-//! Hosts in one kernel: network namespaces.
+//! Network namespaces that act as hosts.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -12,7 +12,8 @@ use tokio::task::JoinSet;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A host: a thread with a network of its own. Dropped, it ends, and so does its network.
+/// A thread in its own network namespace, which acts as a host. The thread and the namespace end when the value is
+/// dropped.
 #[derive(Debug)]
 pub struct Namespace {
     work: Sender<Work>,
@@ -46,7 +47,7 @@ impl Namespace {
         result.recv().expect("an answer").unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// The same for what waits: all its tasks are on this host.
+    /// As [`Self::run`], for an async function. The runtime has one thread, so all tasks run on this host.
     pub fn block_on<T: Send + 'static>(&self, work: impl AsyncFnOnce() -> T + Send + 'static) -> T {
         self.run(|| {
             let runtime = runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -54,7 +55,7 @@ impl Namespace {
         })
     }
 
-    /// The same with a connection for links, addresses and routes.
+    /// As [`Self::block_on`], with an rtnetlink connection for links, addresses and routes.
     pub fn netlink<T: Send + 'static>(
         &self,
         work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T, rtnetlink::Error> + Send + 'static,
@@ -67,7 +68,7 @@ impl Namespace {
         })
     }
 
-    /// The network's descriptor, for interfaces that move here (`IFLA_NET_NS_FD`).
+    /// Descriptor of the network namespace, to move interfaces into it (`IFLA_NET_NS_FD`).
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }

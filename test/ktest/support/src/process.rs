@@ -1,19 +1,19 @@
-//! Copies of the test's process that do some work and end, or are stopped at each system call.
+//! Forked copies of the test process that run one function, or are stopped at each system call.
 //!
 //! ```no_run
 //! use ktest_support::process::killed_before;
 //!
 //! let mut step = 0;
 //! while killed_before(step, |call| call.may_change_files(), || std::fs::create_dir_all("a/b").unwrap()) {
-//!     // The next one continues from the state that this one left.
+//!     // The next copy continues from the state that this copy left.
 //!     step += 1;
 //! }
 //! assert!(std::path::Path::new("a/b").exists());
 //! ```
 //!
-//! A copy has only the thread that created it, so its work must not take a lock that another thread may hold, and it
-//! has copies of all open files, so no other test may unmount meanwhile. Programs whose tests all take the only disk
-//! first satisfy both.
+//! A copy has only the thread that created it, so its work must not take a lock that another thread may hold. A copy
+//! also has all open files, so no other test may unmount a file system meanwhile. A test program meets both conditions
+//! if all its tests first take the only disk.
 
 mod call;
 mod child;
@@ -30,8 +30,8 @@ pub use self::child::Child;
 pub use self::flush::Flush;
 pub use self::traced::Traced;
 
-/// Calls about memory, locks, signals and the end of the process, and `F_GETFD`, by which debug builds check a
-/// descriptor before they close it.
+/// System calls for memory, locks, signals and the end of the process, and fcntl(2), because debug builds check a
+/// descriptor with `F_GETFD` before they close it.
 const OWN: [i64; 11] = [
     libc::SYS_brk,
     libc::SYS_exit_group,
@@ -54,8 +54,8 @@ pub fn calls(work: impl FnOnce()) -> Vec<i64> {
 }
 
 /// Runs `work` in a copy of this process, which is killed before the `count`th (from 0) system call for which `counted`
-/// is true. Returns whether it reached that call; otherwise the work is done. Being killed before a call that changes
-/// nothing equals being killed before the next that does: see [`Call::may_change_files`].
+/// is true. Returns whether the copy reached that call; otherwise the work is done. A kill before a call that changes
+/// no file has the same effect as a kill before the next call that does: see [`Call::may_change_files`].
 pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
     let mut child = Traced::start(work);
     let reached = child.reaches(count, counted);
@@ -65,8 +65,8 @@ pub fn killed_before(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: im
     reached
 }
 
-/// Runs `work` in a copy of this process, in which the `count`th (from 0) system call for which `counted` is true fails with
-/// `ENOSYS`. Returns whether it reached that call.
+/// Runs `work` in a copy of this process, in which the `count`th (from 0) system call for which `counted` is true fails
+/// with `ENOSYS`. Returns whether the copy reached that call.
 pub fn with_refused_call(count: usize, counted: impl Fn(&Call<'_>) -> bool, work: impl FnOnce()) -> bool {
     let mut child = Traced::start(work);
     let reached = child.reaches(count, counted);
@@ -77,9 +77,9 @@ pub fn with_refused_call(count: usize, counted: impl Fn(&Call<'_>) -> bool, work
     reached
 }
 
-/// Runs `work` in a copy of this process and suppresses the effect of the `omitted`th (from 0) call that makes
-/// something durable ([`Call::flush`]). Returns all of these calls in order. So a test removes each flush of a program
-/// in turn: a recording ([`replay`](crate::replay)) without it must not pass the checks.
+/// Runs `work` in a copy of this process and suppresses the effect of the `omitted`th (from 0) call that makes data
+/// durable ([`Call::flush`]). Returns all of these calls in order. A test can remove each flush of a program in turn:
+/// without a flush that the program needs, a recording ([`replay`](crate::replay)) must fail the checks.
 pub fn without_flush(omitted: usize, work: impl FnOnce()) -> Vec<Flush> {
     let mut child = Traced::start(work);
     let mut flushes = Vec::new();

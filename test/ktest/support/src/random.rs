@@ -1,4 +1,4 @@
-//! Numbers that a seed decides.
+//! Pseudo-random numbers from a seed.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed, on any machine.
 #[derive(Clone, Debug)]
@@ -16,12 +16,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`; 0 if that is 0.
+    /// A number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.number() % (limit as u64).max(1)) as usize
     }
 
-    /// One of these; `None` if there are none.
+    /// A random element; `None` if `choices` is empty.
     pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
         choices.get(self.below(choices.len()))
     }

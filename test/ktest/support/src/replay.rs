@@ -1,7 +1,8 @@
-//! Simulated power cuts: a disk's writes are logged, the log is cut anywhere, and the disk restored as that cut would
-//! have left it, hundreds of times in one guest. This finds missing flushes, which a real power cut rarely shows. It
-//! needs three disks of one size and the modules `dm_log_writes` and `dm_snapshot`; see the example in README.md of ktest.
-//! Verify a check by running it with [`Recorder::drop_flushes`]: it must fail.
+//! Simulated power cuts. A [`Recorder`] logs the writes of a disk. A [`Replay`] cuts the log at any position and
+//! restores the disk as a power cut would have left it, hundreds of times in one guest. This finds missing flushes,
+//! which a real power cut rarely shows. A recording needs three disks of one size and the modules `dm_log_writes` and
+//! `dm_snapshot`; see the example in README.md of ktest. To verify a check, run it with [`Recorder::drop_flushes`]: it
+//! must fail.
 
 mod content;
 mod cut;
@@ -38,15 +39,15 @@ pub use ktest_init::write_log;
 pub struct Replay {
     log: Log,
     base: File,
-    /// So many entries are on `base`.
+    /// Number of entries that are applied to `base`.
     applied: usize,
     _spare: Spare,
-    // Given back last.
+    // Dropped last.
     disks: Disks,
 }
 
-/// A disk as a power cut left it; changes are discarded on drop. One at a time, as it borrows the [`Replay`]. A panic
-/// prints the cut.
+/// A disk as a power cut left it. Changes are discarded on drop. The value borrows the [`Replay`], so only one disk
+/// exists at a time. A panic prints the cut.
 #[derive(Debug)]
 pub struct Restored<'a> {
     snapshot: Mapped,
@@ -57,7 +58,7 @@ pub struct Restored<'a> {
 impl Replay {
     pub(crate) fn new(disks: Disks) -> Self {
         let log = Log::open(disks.log.path());
-        // Directly: snapshots read beside this device's page cache.
+        // O_DIRECT, because snapshots bypass the page cache of this device.
         let base = open(disks.base.path(), File::options().write(true).custom_flags(libc::O_DIRECT));
         Self { log, base, applied: 0, _spare: Spare::new(&disks), disks }
     }
@@ -66,22 +67,22 @@ impl Replay {
         &self.log.entries
     }
 
-    /// Cuts at each entry of the log, nothing lost before it: one for each different state of the disk.
+    /// Cuts at each entry of the log that lose no earlier write: one cut for each different state of the disk.
     pub fn every_cut(&self) -> Vec<Cut> {
         cut::every(&self.log.entries)
     }
 
-    /// [`Self::every_cut`] without most of those within a row of writes of metadata in place, of which an unmount makes
-    /// dozens: the journal had their content before, so that XFS recovers the same from each of them. The first and the
-    /// last of a row stay, and each with other marks. With [`Recorder::drop_flushes`], writes of the journal look the
-    /// same: use [`Self::lossy_cuts`] there. A check that reads the disk without recovery finds the states before and
-    /// after a row only.
+    /// [`Self::every_cut`] without most cuts between consecutive in-place writes of metadata, of which an unmount
+    /// issues dozens. The journal already has the content of these writes, so XFS recovers the same state from each of
+    /// them. The first and the last cut of such a sequence stay, and cuts with other marks. With
+    /// [`Recorder::drop_flushes`], writes of the journal look like in-place writes: use [`Self::lossy_cuts`] instead. A
+    /// check that reads the disk without recovery sees only the states before and after a sequence.
     pub fn every_recovered_cut(&self) -> Vec<Cut> {
         cut::recovered(&self.log.entries)
     }
 
-    /// [`Self::every_recovered_cut`] without cuts that have the marks and the bytes of an earlier one: formatting, for
-    /// example, writes zeros over zeros.
+    /// [`Self::every_recovered_cut`] without cuts that have the same marks and content as an earlier one: formatting,
+    /// for example, writes zeros over zeros. The disk must have been empty when the recording began.
     pub fn every_different_cut(&mut self) -> Vec<Cut> {
         assert!(self.disks.empty, "what was on the disk before the recording is not known");
         let entries = Arc::clone(&self.log.entries);
@@ -98,16 +99,17 @@ impl Replay {
         cuts
     }
 
-    /// `count` cuts at random places, each of which loses a random part of the writes that were not durable there.
-    /// Flushed writes and complete writes with FUA are never lost. The same seed gives the same cuts of the same log,
-    /// but the log differs a little from run to run: the kernel decides when it writes back. No cuts if nothing can be
-    /// lost.
+    /// `count` cuts at random positions. Each cut loses a random part of the writes that were not durable at its
+    /// position. Flushed writes and complete writes with FUA are never lost. The same seed gives the same cuts of the
+    /// same log, but the log differs a little from run to run, because the kernel decides when it writes back. Returns
+    /// no cuts if no write can be lost.
     pub fn lossy_cuts(&self, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
         cut::lossy(&self.log.entries, seed, count, tearing)
     }
 
-    /// The disk as `cut` left it. With a mount and a small check it takes 0.1 to 0.2 s in an emulated guest, plus the
-    /// writes that became durable since the previous cut.
+    /// Restores the disk as `cut` left it. With a mount and a small check this takes 0.1 to 0.2 s in an emulated guest,
+    /// plus the replay of writes that became durable since the previous cut. Cuts must be restored in the order of
+    /// their positions.
     pub fn restore<'a>(&'a mut self, cut: &'a Cut) -> Restored<'a> {
         let (applied, durable) = (self.applied, cut.durable());
         assert!(applied <= durable, "{cut}: entry {applied} is durable already, restore cuts in their order");
@@ -127,8 +129,8 @@ impl Replay {
     }
 }
 
-/// An unused snapshot. Removing the last one frees the slab caches, for which the kernel waits two RCU grace periods: a
-/// third of the cost of a cut.
+/// An unused snapshot, which keeps the slab caches. The kernel frees the caches with the last snapshot and waits for
+/// two RCU grace periods, a third of the cost of a cut.
 #[derive(Debug)]
 struct Spare {
     _snapshot: Mapped,
@@ -148,12 +150,12 @@ impl Restored<'_> {
         self.snapshot.path()
     }
 
-    /// Mounts the XFS that is on it, with mount options such as `prjquota`; XFS recovers its log.
+    /// Mounts the XFS of the disk, with mount options such as `prjquota`. XFS recovers its log.
     pub fn mount(&self, options: &str) -> Mounted<'_> {
         Mounted::new(self.device(), options)
     }
 
-    /// As [`Self::mount`], for a disk that may be broken.
+    /// As [`Self::mount`], for a file system that may be damaged.
     pub fn try_mount(&self, options: &str) -> Result<Mounted<'_>, Errno> {
         Mounted::try_new(self.device(), options)
     }

@@ -1,4 +1,4 @@
-//! Processes in cgroups.
+//! Processes in cgroups that write to files or devices.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,20 +15,21 @@ const CGROUP: &str = "CGROUP";
 const TOP: &str = "TOP";
 const NAMES: &str = "NAMES";
 
-/// This program as another process that runs one of its ignored tests.
+/// Command that runs one ignored test of this program in another process.
 pub fn this_program(test: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", test, "--ignored", "--nocapture"]).stdout(Stdio::null());
     command
 }
 
-/// Mounts the hierarchy of cgroups of this kernel at a new directory.
+/// Mounts the cgroup v2 hierarchy of this kernel on a new directory.
 pub fn mount_cgroups(path: &Path) {
     fs::create_dir_all(path).expect("a directory");
     mount(Some("cgroup2"), path, Some("cgroup2"), MsFlags::empty(), None::<&str>).expect("mount cgroups");
 }
 
-/// A process in a cgroup that writes each number to all its files, one after the other, until it is dropped.
+/// A process in a cgroup that writes the numbers from 1 on to its files: each number to all files, one after the other.
+/// The process is killed when the value is dropped.
 #[derive(Debug)]
 pub struct Writer {
     process: Child,
@@ -36,8 +37,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A process that runs the ignored `test`, which calls [`Writer::run`]. It has written some numbers already. The files
-    /// are created; devices exist.
+    /// Starts a process that runs the ignored `test`, which calls [`Writer::run`], and waits until it has written some
+    /// numbers. The process creates missing files in `top`; devices must exist.
     pub fn start<const N: usize>(test: &str, cgroup: &Path, top: &Path, names: &[&str; N]) -> Self {
         fs::create_dir_all(cgroup).expect("a cgroup");
         let mut command = this_program(test);
@@ -48,8 +49,8 @@ impl Writer {
         writer
     }
 
-    /// The writer. It calls `after` with the directory and each number that all files have. A write to a device has ended
-    /// when the disk has it.
+    /// Runs in the process of the writer. Calls `after` with the directory and each number that all files have. A write
+    /// to a device ends when the data is durable (`O_DSYNC`).
     pub fn run(mut after: impl FnMut(&Path, u64)) {
         let [cgroup, top] = [CGROUP, TOP].map(|name| PathBuf::from(env::var_os(name).expect("a path")));
         fs::write(cgroup.join("cgroup.procs"), "0").expect("join the cgroup");
@@ -71,13 +72,14 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Ends a frozen process too.
+        // `cgroup.kill` also kills a frozen process.
         fs::write(self.cgroup.join("cgroup.kill"), "1").expect("kill the writer");
         self.process.wait().expect("the end of the writer");
     }
 }
 
-/// The numbers that a [`Writer`] wrote to these files, or that copies of them have.
+/// Numbers that a [`Writer`] wrote to these files, or to the originals of these copies. `None` if a number cannot be
+/// read.
 pub fn numbers<const N: usize>(top: &Path, names: &[&str; N]) -> Option<[u64; N]> {
     let mut numbers = [0; N];
     for (number, name) in numbers.iter_mut().zip(names) {

@@ -8,7 +8,7 @@ use nix::sys::ptrace;
 use super::flush::Flush;
 use super::traced::Traced;
 
-/// Calls that leave every file as it is, whatever their arguments.
+/// System calls that never change a file, whatever their arguments.
 const HARMLESS: [i64; 21] = [
     libc::SYS_brk,
     libc::SYS_clock_nanosleep,
@@ -33,7 +33,7 @@ const HARMLESS: [i64; 21] = [
     libc::SYS_statx,
 ];
 
-/// A system call that a [`Traced`] child stands before. It is carried out when the child goes on.
+/// A system call that a [`Traced`] child has entered. The kernel executes the call when the child continues.
 #[derive(Debug)]
 pub struct Call<'a> {
     child: &'a mut Traced,
@@ -50,13 +50,13 @@ impl<'a> Call<'a> {
         self.registers.orig_rax.cast_signed()
     }
 
-    /// Its arguments as the kernel finds them in the registers, those that it does not have included. syscall(2).
+    /// Values of all six argument registers, including those that the call does not use. syscall(2).
     pub const fn arguments(&self) -> [u64; 6] {
         let user_regs_struct { rdi, rsi, rdx, r10, r8, r9, .. } = self.registers;
         [rdi, rsi, rdx, r10, r8, r9]
     }
 
-    /// Whether the call may change a file, by its number and the flags of an opening. Unknown calls may.
+    /// Whether the call may change a file, judged by its number and by the flags of `openat2`. True for unknown calls.
     pub fn may_change_files(&self) -> bool {
         match self.number() {
             libc::SYS_openat2 => {
@@ -82,13 +82,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The call does not exist in this kernel: the child gets `ENOSYS`.
+    /// Makes the call fail with `ENOSYS`, as if the kernel did not support it.
     pub fn refuse(mut self) {
         self.skip();
     }
 
-    /// Suppresses the durability without notice for the child: a sync returns 0 and does nothing, and `O_DIRECT` is
-    /// removed from an opening.
+    /// Removes the durability of the call without an error in the child: a sync returns 0 and does nothing, and
+    /// `O_DIRECT` is removed from the flags of `openat2`.
     pub fn omit_flush(mut self) {
         let pid = self.child.pid();
         match self.flush().expect("a call that makes something durable") {
@@ -106,12 +106,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The first field of `struct open_how`, include/uapi/linux/openat2.h: the flags of an opening.
+    /// Flags of `openat2`: the first field of `struct open_how`, include/uapi/linux/openat2.h.
     fn how(&self, address: u64) -> i64 {
         ptrace::read(self.child.pid(), address as ptrace::AddressType).expect("a struct open_how")
     }
 
-    /// Lets the child run to the end of the call, which is not carried out: no call has this number.
+    /// Continues the child to the end of the call, which the kernel does not execute: no system call has the number
+    /// `u64::MAX`.
     fn skip(&mut self) {
         self.registers.orig_rax = u64::MAX;
         ptrace::setregs(self.child.pid(), self.registers).expect("the child stands still");

@@ -1,4 +1,4 @@
-//! A copy of this process that does some work.
+//! Forked copies of this process.
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -6,20 +6,21 @@ use nix::unistd::Pid;
 
 use super::sys;
 
-/// A copy of this process that does some work and ends. [`Child::wait`] returns after its files are closed.
+/// A forked copy of this process that runs one function and ends. [`Child::wait`] returns after the files of the copy
+/// are closed.
 #[derive(Debug)]
 #[must_use = "wait for its end"]
 pub struct Child(pub(super) Pid);
 
 impl Child {
-    /// Begins the work. See [the module](super) for what it must not do.
+    /// Forks this process and runs `work` in the copy. [The module](super) describes what `work` must not do.
     pub fn start(work: impl FnOnce()) -> Self {
         Self(sys::copy(work).unwrap_or_else(|error| panic!("cannot start a process: {error}")))
     }
 
-    /// Kills it, whatever it does, and waits for its end.
+    /// Kills the child with `SIGKILL` and waits for its end.
     pub fn kill(self) {
-        // Until it is waited for, the ID is the child's.
+        // The kernel does not reuse the child's ID before waitpid(2).
         kill(self.0, Signal::SIGKILL).expect("the child is there");
         waitpid(self.0, None).expect("its end");
     }

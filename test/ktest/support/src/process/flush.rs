@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A system call that makes something durable, and the file or directory that it is about.
+/// A system call that makes data durable, with the path of its file or directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// `fsync` of this file or directory.

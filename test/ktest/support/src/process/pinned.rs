@@ -7,7 +7,8 @@ use nix::unistd::Pid;
 /// The calling thread.
 const THIS: Pid = Pid::from_raw(0);
 
-/// Keeps this thread, and the processes that it starts meanwhile, on the CPU where it is. Dropped by the same thread.
+/// Pins this thread, and the processes that it starts meanwhile, to its current CPU. The same thread must drop the
+/// value.
 #[derive(Debug)]
 pub(super) struct Pinned {
     former: CpuSet,
@@ -25,7 +26,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Otherwise the rest of the test has one CPU.
+        // If this call fails, the rest of the test runs on one CPU.
         let _ = sched_setaffinity(THIS, &self.former);
     }
 }

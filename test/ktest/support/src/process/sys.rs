@@ -1,4 +1,4 @@
-//! A process that is a copy of this one.
+//! Forks this process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::{ForkResult, Pid, fork};
 
-/// Status of a copy whose work panicked, as of a Rust program.
+/// Exit status of a copy whose work panicked, as of any Rust program.
 const PANICKED: i32 = 101;
 
 /// Runs `work` in a copy of this process, which then exits with status 0, or 101 after a panic; fork(2). The copy waits

@@ -10,10 +10,11 @@ use super::call::Call;
 use super::child::Child;
 use super::pinned::Pinned;
 
-/// A [`Child`] that is stopped before its next system call. Only the thread that started it may trace it.
+/// A [`Child`] that is stopped before its next system call. Only the thread that started the child may trace it.
 ///
-/// Both are on one CPU: they run in turns, and a call stops the child twice. On two CPUs, each turn wakes the other CPU,
-/// which is slow in emulation, and a tracer that comes before its child is off its CPU sleeps for a tick.
+/// Parent and child are pinned to one CPU. They run in turns, and each call stops the child twice. On two CPUs, each
+/// turn wakes the other CPU, which is slow in emulation, and a tracer that runs before its child has left the CPU
+/// sleeps for a tick.
 #[derive(Debug)]
 pub struct Traced {
     pid: Pid,
@@ -21,7 +22,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Starts it; it stands still before the work begins.
+    /// Starts a child, which is stopped before `work` begins.
     pub fn start(work: impl FnOnce()) -> Self {
         let pinned = Pinned::here().unwrap_or_else(|error| panic!("cannot stay on one CPU: {error}"));
         let Child(pid) = Child::start(|| {
@@ -35,7 +36,8 @@ impl Traced {
         Self { pid, _pinned: pinned }
     }
 
-    /// Lets it run into its next system call, which is not carried out yet. `None` if it has done its work and ended.
+    /// Continues the child until it enters its next system call, which has no effect yet. `None` if the child has
+    /// ended.
     pub fn next_call(&mut self) -> Option<Call<'_>> {
         while self.go_on() {
             if ptrace::syscall_info(self.pid).expect("it stands at a call").op == PTRACE_SYSCALL_INFO_ENTRY {
@@ -45,8 +47,8 @@ impl Traced {
         None
     }
 
-    /// Lets it run until it stands before the `count`th (from 0) call for which `counted` is true. Whether it reached that call:
-    /// otherwise it has done its work and ended.
+    /// Continues the child until it enters the `count`th (from 0) call for which `counted` is true. Returns whether the
+    /// child reached that call; otherwise it has ended.
     pub(super) fn reaches(&mut self, count: usize, counted: impl Fn(&Call<'_>) -> bool) -> bool {
         let mut passed = 0;
         while let Some(call) = self.next_call() {
@@ -61,7 +63,7 @@ impl Traced {
         false
     }
 
-    /// Kills it before the call that it stands before.
+    /// Kills the child before its current system call has an effect.
     pub fn kill(self) {
         ptrace::kill(self.pid).expect("it stands still");
         assert_eq!(waitpid(self.pid, None), Ok(WaitStatus::Signaled(self.pid, Signal::SIGKILL, false)));
@@ -71,7 +73,7 @@ impl Traced {
         self.pid
     }
 
-    /// Lets it run to the next begin or end of a call. Whether there is one: otherwise it has ended.
+    /// Continues the child until it enters or leaves a system call. Returns `false` if the child has ended.
     pub(super) fn go_on(&mut self) -> bool {
         ptrace::syscall(self.pid, None).expect("it stands still");
         match waitpid(self.pid, None) {

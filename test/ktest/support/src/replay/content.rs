@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use super::cut::SECTOR;
 use super::write_log::Extent;
 
-/// The content of a disk that was empty, as a digest of each sector that is not.
+/// Content of a disk that was empty when the recording began: a digest of each sector that is not zero.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     sectors: BTreeMap<u64, u64>,
@@ -37,7 +37,7 @@ impl Content {
         self.digest ^= gone.fold(0, |all, (_, digest)| all ^ digest);
     }
 
-    /// Equal for equal contents, and different for different ones but for a chance of 2^-64.
+    /// Digest of the whole content. Two different contents have the same digest with a probability of 2^-64.
     pub(super) fn digest(&self) -> u64 {
         self.digest
     }
@@ -57,7 +57,7 @@ mod tests {
             writes in prop::collection::vec((0..SECTORS, 1..=SECTORS, 0u8..3), 0..12),
             others in prop::collection::vec((0..SECTORS, 1..=SECTORS, 0u8..3), 0..12),
         ) {
-            // A write of zeros is a discard half of the time.
+            // Every second entry writes zeros as a discard.
             let apply = |writes: &[(usize, usize, u8)]| {
                 let mut disk = vec![0; SECTORS * EMPTY.len()];
                 let mut content = Content::default();

@@ -1,4 +1,4 @@
-//! Moments at which the power could have failed, and what a disk may have kept then.
+//! Positions in the log at which the power can fail, and the writes that the disk keeps.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::random::Random;
 
 pub(crate) const END_MARK: &str = "dm-log-writes-end";
 
-/// The unit that a disk writes whole, in bytes.
+/// Unit that a disk writes atomically, in bytes.
 pub(crate) const SECTOR: u64 = 512;
 
 /// Whether a write that no flush has made durable yet may be kept in part.
@@ -34,7 +34,7 @@ pub struct Cut {
     seed: Option<u64>,
 }
 
-/// An entry behind the last flush of which the disk kept something.
+/// An entry after the last flush that the disk kept, entirely or in part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptWrite {
     pub(crate) entry: usize,
@@ -63,17 +63,17 @@ impl Cut {
         self.marks().next_back()
     }
 
-    /// Whether the test had set this mark before the power failed: what was durable then has to be there.
+    /// Whether the test set this mark before the power failed. Data that was durable at the mark must be present.
     pub fn has_passed(&self, mark: &str) -> bool {
         self.marks().any(|passed| passed == mark)
     }
 
-    /// Whether the disk lost, or has in part, something that was written before the cut or at that moment.
+    /// Whether the disk lost a write before the cut, or kept a part of one, including the write in flight.
     pub fn is_lossy(&self) -> bool {
         self.lost().next().is_some() || self.kept.iter().any(|kept| kept.part != Part::All)
     }
 
-    /// So many entries, from the first on, are on the disk entirely.
+    /// Number of entries, from the first one on, that are entirely on the disk.
     pub(crate) fn durable(&self) -> usize {
         self.durable
     }
@@ -118,7 +118,7 @@ impl fmt::Debug for Cut {
     }
 }
 
-/// One cut for each different disk that the log leaves if all writes are kept, in their order.
+/// One cut for each different state of the disk, if the disk keeps all writes in their order.
 pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
     let mut durable = 0;
     let mut cuts = Vec::new();
@@ -126,7 +126,7 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
         if position > 0 && log[position - 1] == Entry::Flush {
             durable = position;
         }
-        // Before a flush or a mark the disk is the same as behind it, and less is guaranteed.
+        // The disk is the same before and after a flush or a mark, and the position before it guarantees less.
         if log.get(position).is_none_or(changes_the_disk) {
             let kept = (durable..position).filter(|&entry| changes_the_disk(&log[entry])).map(KeptWrite::all).collect();
             cuts.push(Cut { log: Arc::clone(log), position, durable, kept, seed: None });
@@ -135,14 +135,14 @@ pub(crate) fn every(log: &Arc<[Entry]>) -> Vec<Cut> {
     cuts
 }
 
-/// [`every`] without most of the cuts within rows of writes in place.
+/// [`every`] without most cuts between consecutive in-place writes.
 pub(crate) fn recovered(log: &Arc<[Entry]>) -> Vec<Cut> {
     let mut cuts = every(log);
     cuts.retain(|cut| !is_within_row(log, cut.position));
     cuts
 }
 
-/// Whether the cut here is between two writes in place, and the next one has the same marks.
+/// Whether the cut at `position` is between two in-place writes, and the next cut has the same marks.
 fn is_within_row(log: &[Entry], position: usize) -> bool {
     let (before, after) = log.split_at(position);
     let Some((next, rest)) = after.split_first() else { return false };
@@ -151,19 +151,19 @@ fn is_within_row(log: &[Entry], position: usize) -> bool {
         && rest.iter().take_while(|entry| !changes_the_disk(entry)).all(|entry| *entry == Entry::Flush)
 }
 
-/// A write of metadata (`REQ_META`) without `REQ_FUA`, with which XFS writes the commit records of its journal. None of
-/// these changes what a mount recovers:
-/// - A buffer in place: it is pinned until the journal has its content, durably. If recovery replays an older content
-///   over it, it also replays the newer one.
+/// Whether the entry is a write of metadata (`REQ_META`) without `REQ_FUA`. XFS writes the commit records of its
+/// journal with `REQ_FUA`. None of the other writes of metadata changes the state that a mount recovers:
+/// - A buffer in place: the buffer is pinned until its content is durable in the journal. If recovery replays older
+///   content over it, it also replays the newer content.
 /// - A part of the journal before the commit record of its transaction: recovery ignores it.
 /// - Changes without a log record. Counts of a quotacheck: each mount repeats it, until its end is logged. New inodes:
-///   their creation is logged. Large values of attributes, and blocks behind the end of the file system: a logged
+///   their creation is logged. Large values of attributes, and blocks after the end of the file system: a logged
 ///   transaction uses them later. Copies of the superblock: no mount reads them.
 fn is_in_place(entry: &Entry) -> bool {
     matches!(entry, Entry::Write(write) if write.content == Content::Metadata && write.completion == Completion::Cached)
 }
 
-/// `count` cuts at random positions where something can be lost, in the order of their positions.
+/// `count` cuts at random positions where a write can be lost, in the order of their positions.
 pub(crate) fn lossy(log: &Arc<[Entry]>, seed: u64, count: usize, tearing: Tearing) -> Vec<Cut> {
     let places: Vec<Cut> = every(log).into_iter().filter(|cut| cut.can_lose(tearing)).collect();
     let mut random = Random::from_seed(seed);
@@ -178,7 +178,7 @@ impl Cut {
         self.kept.iter().any(|kept| is_volatile(&self.log[kept.entry])) || self.in_flight(tearing).is_some()
     }
 
-    /// The durable write that was not complete yet. (Other writes are found in the log before the next position.)
+    /// The write with FUA that was in flight at the cut. The cuts at the next position cover other writes in flight.
     fn in_flight(&self, tearing: Tearing) -> Option<&Write> {
         match self.log.get(self.position) {
             Some(Entry::Write(write)) if write.completion == Completion::Durable && tearing == Tearing::Sectors => {
@@ -188,11 +188,11 @@ impl Cut {
         }
     }
 
-    /// Keeps a part of the writes that were not durable, in order: a disk that reorders them has, at a power cut, later
-    /// ones without earlier ones, which is a loss of the earlier.
+    /// Keeps a random part of the writes that were not durable, in order. A disk that reorders writes may have a later
+    /// one without an earlier one at a power cut, which is a loss of the earlier one.
     fn lose(&self, seed: u64, tearing: Tearing) -> Self {
         let mut random = Random::from_seed(seed);
-        // So many of eight are kept, from none to all.
+        // Each write is kept with a probability of `odds` in eight, from none to all.
         let odds = random.below(9);
         let mut kept = Vec::new();
         for candidate in &self.kept {
@@ -224,7 +224,7 @@ fn changes_the_disk(entry: &Entry) -> bool {
     matches!(entry, Entry::Write(_) | Entry::Discard(_))
 }
 
-/// Whether its completion alone did not make it durable.
+/// Whether the entry may be lost after its completion.
 fn is_volatile(entry: &Entry) -> bool {
     match entry {
         Entry::Write(write) => write.completion == Completion::Cached,

@@ -1,4 +1,4 @@
-//! Devices of the device mapper, without its library: a guest has no udev to wait for.
+//! Devices of the device mapper, without libdevmapper: a guest has no udev to wait for.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -39,7 +39,7 @@ impl Mapped {
         let mut request = request(&name);
         ask(Command::Create, &mut request)
             .unwrap_or_else(|error| panic!("cannot make the mapped device {name}: {error}"));
-        // The node has the kernel's name: without udev there are no links in /dev/mapper.
+        // The device node has the kernel's name: without udev there are no links in /dev/mapper.
         let mapped = Self { path: format!("/dev/dm-{}", libc::minor(request.header.dev)).into(), name };
         mapped.load(kind, length, arguments);
         mapped
@@ -60,10 +60,10 @@ impl Mapped {
         &self.path
     }
 
-    /// Sends a message to the target; its words are separated by blanks, see [`word`].
+    /// Sends a message to the target. Blanks separate the words of the message; see [`word`].
     pub(crate) fn message(&self, message: &str) -> Result<(), Errno> {
         let mut request = request(&self.name);
-        // `struct dm_target_msg`: the sector that finds the target, then the text.
+        // `struct dm_target_msg`: the sector that selects the target, then the text.
         put(&mut request.payload, 8, message.as_bytes());
         ask(Command::Message, &mut request)
     }
@@ -87,7 +87,7 @@ impl Drop for Mapped {
     }
 }
 
-/// `text` as one word of a message or of a target's arguments.
+/// Escapes `text` as one word of a message or of a target's arguments.
 pub(crate) fn word(text: &str) -> String {
     let escape = |character| [Some('\\').filter(|_| matches!(character, ' ' | '\t' | '\\')), Some(character)];
     text.chars().flat_map(escape).flatten().collect()
@@ -104,7 +104,7 @@ fn ask(command: Command, request: &mut Request) -> Result<(), Errno> {
 
 fn request(name: &str) -> Request {
     let mut header = Header {
-        // The first version of the interface, which all kernels speak.
+        // First version of the interface, which all kernels support.
         version: [4, 0, 0],
         data_size: 0,
         data_start: size_of::<Header>() as u32,
@@ -122,7 +122,7 @@ fn request(name: &str) -> Request {
     Request { header, payload: [0; PAYLOAD] }
 }
 
-/// The byte behind stays zero: it ends the text.
+/// Copies `bytes` into a field of zeros. The zero byte after them terminates the text.
 fn put(field: &mut [u8], start: usize, bytes: &[u8]) {
     let end = start + bytes.len();
     assert!(end < field.len(), "{:?} is too long for the device mapper", String::from_utf8_lossy(bytes));
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "too long for the device mapper")]
-    fn what_does_not_fit_is_refused() {
+    fn a_name_that_is_too_long_is_rejected() {
         request(&"n".repeat(128));
     }
 }

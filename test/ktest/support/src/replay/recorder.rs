@@ -1,4 +1,4 @@
-//! A disk that logs what is written to it.
+//! A disk that logs its writes.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,7 +21,7 @@ const CHUNK: u32 = 256;
 /// keeps for certain only flushed data and writes with FUA.
 #[derive(Debug)]
 pub struct Recorder {
-    // Removed from top to bottom.
+    // Fields are dropped in this order, which is the order in which the devices must be removed.
     log_writes: Mapped,
     written: Mapped,
     disks: Disks,
@@ -33,31 +33,32 @@ pub(crate) struct Disks {
     pub(crate) base: Disk,
     pub(crate) copies: Disk,
     pub(crate) log: Disk,
-    /// The base had nothing but zeros when the recording began.
+    /// Whether `base` contained only zeros when the recording began.
     pub(crate) empty: bool,
 }
 
 impl Disks {
-    /// The base as it is, with a layer over it that takes all writes and is forgotten when it is removed.
+    /// Creates a snapshot of `base`. Writes to the snapshot are lost when it is removed.
     pub(crate) fn snapshot(&self) -> Mapped {
         snapshot(self.base.path(), self.copies.path(), device_mapper::length(self.base.path()))
     }
 }
 
-/// `length` bytes of `base`, with what is written to them in `copies`.
+/// Maps a snapshot of `length` bytes of `base`, which stores written data in `copies`.
 pub(super) fn snapshot(base: &Path, copies: &Path, length: u64) -> Mapped {
     Mapped::new("snapshot", length, &format!("{} {} N {CHUNK}", base.display(), copies.display()))
 }
 
 impl Recorder {
-    /// Of a fresh XFS, made before the recording starts: no cut is within `mkfs.xfs`. Waits for three free disks.
+    /// Records a new XFS. The file system is formatted before the recording starts, so no cut is within `mkfs.xfs`.
+    /// Waits for three free disks.
     pub fn on_xfs() -> Self {
         let disks = take();
         format(disks.base.path());
         Self::start(disks)
     }
 
-    /// Of a disk of zeros. Waits for three free disks.
+    /// Records a disk of zeros. Waits for three free disks.
     pub fn on_empty_disk() -> Self {
         let disks = Disks { empty: true, ..take() };
         zero(disks.base.path());
@@ -75,20 +76,20 @@ impl Recorder {
         self.log_writes.path()
     }
 
-    /// Mounts the XFS that is on it, with mount options such as `prjquota`.
+    /// Mounts the XFS of the device, with mount options such as `prjquota`.
     pub fn mount(&self, options: &str) -> Mounted<'_> {
         Mounted::new(self.device(), options)
     }
 
-    /// Writes a mark into the log: everything that was flushed before precedes the mark.
-    /// [`Cut::marks`](super::Cut::marks) finds it.
+    /// Writes a mark into the log. All data that was flushed before precedes the mark.
+    /// [`Cut::marks`](super::Cut::marks) returns it.
     pub fn mark(&self, word: &str) {
         assert!((1..=400).contains(&word.len()), "a mark has 1 to 400 bytes: {word:?}");
         let sent = self.log_writes.message(&format!("mark {}", device_mapper::word(word)));
         sent.unwrap_or_else(|error| panic!("cannot mark {word:?} in the log of writes: {error}"));
     }
 
-    /// From now on the device has no write cache, so that the kernel drops all flushes, as if a disk ignored them. A
+    /// Disables the write cache of the device, so that the kernel drops all flushes, as if the disk ignored them. A
     /// durability test that passes now shows nothing.
     pub fn drop_flushes(&self) {
         let name = self.device().file_name().unwrap_or_default();
@@ -97,13 +98,13 @@ impl Recorder {
             .unwrap_or_else(|error| panic!("cannot change {}: {error}", setting.display()));
     }
 
-    /// Ends the recording. Nothing may have the device open.
+    /// Ends the recording. The device must not be open.
     pub fn finish(self) -> Replay {
         let Self { log_writes, written, disks } = self;
         let status = log_writes.status().unwrap_or_else(|error| panic!("no status of the log of writes: {error}"));
-        // The target only says so; the writes themselves go on.
+        // If the log is full, the target only reports it in its status; writes continue.
         assert!(!status.contains("logging_disabled"), "the disk for the log of writes is too small ({status})");
-        // The target writes the rest of the log when it goes.
+        // The target writes the rest of the log when it is removed.
         drop(log_writes);
         drop(written);
         Replay::new(disks)
@@ -119,7 +120,7 @@ fn zero(device: &Path) {
     let length = device_mapper::length(device);
     let file = File::options().write(true).open(device);
     let file = file.unwrap_or_else(|error| panic!("cannot open {}: {error}", device.display()));
-    // A hole is cheaper, but not all disks have them.
+    // Punching a hole is cheaper, but not all disks support it.
     let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(&file, hole, 0, length as i64)
         .or_else(|_| fallocate(&file, FallocateFlags::FALLOC_FL_ZERO_RANGE, 0, length as i64))

@@ -25,10 +25,10 @@ pub(crate) struct Header {
 }
 const _: () = assert!(size_of::<Header>() == 312);
 
-/// Size of the targets, messages and answers of this crate.
+/// Maximum size of the targets, messages and answers of this crate.
 pub(crate) const PAYLOAD: usize = 4096 - size_of::<Header>();
 
-/// A header with what follows it. The kernel finds the length of both in `data_size`.
+/// A header and its payload. `data_size` in the header is the length of both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
@@ -43,7 +43,7 @@ const _: () = assert!(size_of::<Request>() == 4096);
 pub(crate) enum Command {
     Create = 3,
     Remove = 4,
-    /// Without a flag in the header: makes the loaded table the active one.
+    /// Makes the loaded table the active one, if the header has no flag.
     Resume = 6,
     Load = 9,
     Status = 12,
