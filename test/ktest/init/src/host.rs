@@ -1,4 +1,4 @@
-//! The guest's end of the port.
+//! The guest's end of the port to the host.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -23,7 +23,7 @@ pub(crate) struct Host {
     answers: Mutex<Receiver<Answer>>,
 }
 
-/// Where orders go that are not carried out at once. The end of `tasks` is the order to power off.
+/// Channels for orders that other threads carry out. `tasks` is closed by the order to power off.
 struct Senders {
     tasks: Sender<Task>,
     answers: Sender<Answer>,
@@ -32,7 +32,7 @@ struct Senders {
 impl Host {
     pub(crate) fn connect(limit: Duration) -> io::Result<Self> {
         let path = wait::until(limit, find).ok_or(io::ErrorKind::NotFound)?;
-        // A port can be open only once.
+        // The kernel lets a port be opened only once, so the descriptor is duplicated.
         let port = File::options().read(true).write(true).open(path)?;
         let reader = port.try_clone()?;
         let writer = port.try_clone()?;
@@ -50,7 +50,8 @@ impl Host {
         }
     }
 
-    /// Passes a test's question on. One after the other: an answer does not say what it is to.
+    /// Forwards the request of a test to the host. Requests run one after the other, because an answer does not name
+    /// its request.
     pub(crate) fn ask(&self, request: Request) -> Answer {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         self.send(&Word::Ask(request));
@@ -62,8 +63,8 @@ impl Host {
         self.tasks().recv().ok()
     }
 
-    /// The next task. `None` when the host has received everything (data is still in flight from the port to the host
-    /// when a write returns), or after `limit`: then there is no host.
+    /// The next task. `None` when the host orders to power off, after it has received everything (data is still in
+    /// flight from the port to the host when a write returns), or after `limit`, if there is no host.
     pub(crate) fn next_task(&self, limit: Duration) -> Option<Task> {
         self.tasks().recv_timeout(limit).ok()
     }
@@ -84,13 +85,13 @@ fn find() -> Option<PathBuf> {
 
 fn listen(reader: File, writer: &File, senders: Senders) {
     let Senders { tasks, answers } = senders;
-    // Absent from the order to power off on.
+    // `None` after the order to power off.
     let mut tasks = Some(tasks);
     let mut reader = BufReader::new(reader);
     let mut pending = Vec::new();
     loop {
         match receive(&mut reader, &mut pending) {
-            // Here, since the test program may have stopped everything else.
+            // Handled in this thread, because the test program may block all others.
             Ok(Order::Dump) => {
                 dump();
                 let _ = ktest_init::send(writer, &Word::Dumped);
@@ -100,7 +101,7 @@ fn listen(reader: File, writer: &File, senders: Senders) {
             Ok(Order::Run(run)) => drop(tasks.as_ref().map(|tasks| tasks.send(Task::Run(run)))),
             Ok(Order::Answer(answer)) => drop(answers.send(answer)),
             Ok(Order::PowerOff) => tasks = None,
-            // Reading gives nothing while the host has not opened its end.
+            // A read returns no data until the host has opened its end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => thread::sleep(Duration::from_millis(5)),
             Err(error) => {
                 eprintln!("error: cannot receive from the host: {error}");
@@ -110,7 +111,7 @@ fn listen(reader: File, writer: &File, senders: Senders) {
     }
 }
 
-/// All messages to the console (9), then blocked tasks (w), all tasks (t), stacks of all CPUs (l).
+/// Triggers SysRq keys: all messages to the console (9), then blocked tasks (w), all tasks (t), stacks of all CPUs (l).
 fn dump() {
     for key in ["9", "w", "t", "l"] {
         if let Err(error) = fs::write("/proc/sysrq-trigger", key) {

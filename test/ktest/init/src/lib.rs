@@ -1,8 +1,8 @@
 //! The protocol between the host and the guest of a kernel test, and the format of [`write_log`]s.
 //!
-//! Messages are JSON, one per line, through the virtio-serial port [`PORT`]: the host sends [`Order`]s, the guest answers
-//! with [`Word`]s. The output of the test takes this port because the serial console is slow and mixed with kernel messages.
-//! A test in the guest sends a [`Request`] for the host to init at [`SOCKET`], which forwards it.
+//! Messages are JSON, one per line, through the virtio-serial port [`PORT`]: the host sends [`Order`]s, the guest
+//! answers with [`Word`]s. The output of the test uses this port, because the serial console is slow and mixed with
+//! kernel messages. A test in the guest sends a [`Request`] for the host to init at [`SOCKET`], which forwards it.
 //!
 //! Fuzz targets compile this crate and its dependencies again, with instrumentation: keep them few.
 #![forbid(unsafe_code)]
@@ -41,10 +41,10 @@ impl StepError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Order {
-    /// Unpack the payload: the first order to a guest that was restored, which was saved without one.
+    /// Unpack the payload. The first order to a restored guest, which was saved without a payload.
     Unpack(Unpack),
     Run(Run),
-    /// To [`Word::Ask`].
+    /// Answer to [`Word::Ask`].
     Answer(Answer),
     Dump,
     PowerOff,
@@ -72,15 +72,15 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
-    /// The guest waits for its first order. It can be saved.
+    /// The guest waits for its first order and can be saved.
     Ready,
     Stdout(String),
     Stderr(String),
     Exit(Outcome),
-    /// It cannot be run: each cause of the failure, the outermost first.
+    /// The program cannot be run: each cause of the failure, the outermost first.
     Fault(Vec<String>),
     Dumped,
-    /// A test's request. No other is sent until [`Order::Answer`].
+    /// A test's request. The guest sends no other request before [`Order::Answer`].
     Ask(Request),
 }
 

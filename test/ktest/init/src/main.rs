@@ -25,10 +25,10 @@ use crate::host::{Host, Task};
 const BASE_MODULES: &str = "/base-modules";
 const MODULES: &str = "/modules";
 
-/// For what appears while the kernel finds its devices.
+/// Time limit for devices to appear while the kernel finds them.
 const DEVICE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The host orders the next thing at once, but a test that was started by hand has no host.
+/// Time limit for the next order. The host sends it at once; a guest that was started by hand has no host.
 const NEXT_ORDER_LIMIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         eprintln!("error: {}", causes.join("\ncaused by: "));
         if let Some(host) = &host {
             host.send(&Word::Fault(causes));
-            // Until the host has received it.
+            // Waits until the host has received the fault.
             host.next_task(NEXT_ORDER_LIMIT);
         }
     }
@@ -65,7 +65,8 @@ fn open() -> Result<Arc<Host>, StepError> {
     Ok(Arc::new(host))
 }
 
-/// Everything that does not depend on the payload, then what the host wants. The guest may be saved between the two.
+/// Prepares everything that does not depend on the payload, then carries out the host's tasks. The host may save the
+/// guest between the two.
 fn work(host: &Arc<Host>) -> Result<(), StepError> {
     system::bring_up_loopback()?;
     load(BASE_MODULES)?;

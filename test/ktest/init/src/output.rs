@@ -1,4 +1,4 @@
-//! A program's output in pieces of whole characters.
+//! Forwards the output of a program in pieces of whole characters.
 
 use std::io::{self, Read};
 use std::str;
@@ -29,7 +29,7 @@ pub(crate) fn forward(mut stream: impl Read, mut report: impl FnMut(String)) {
     }
 }
 
-/// Bytes without the character that is cut at the end.
+/// Length of `bytes` without a character that is cut at the end.
 fn whole(bytes: &[u8]) -> usize {
     let rest = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     let is_cut = str::from_utf8(rest).is_err_and(|error| error.error_len().is_none());
@@ -40,7 +40,7 @@ fn whole(bytes: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Reads as many bytes at once as a pipe happens to give.
+    /// Returns one piece for each read, as a pipe may.
     struct Pieces<'a>(Vec<&'a [u8]>);
 
     impl Read for Pieces<'_> {

@@ -16,7 +16,7 @@ use crate::system::PROGRAMS;
 
 const PROGRAM: &str = "/program";
 
-/// Runs the program. Afterwards no other process is left, and all output is sent.
+/// Runs the program. When this returns, no other process is left, and all output is sent.
 pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, StepError> {
     let disks: Vec<_> = disks.iter().map(|path| path.to_string_lossy()).collect();
     let mut command = Command::new(PROGRAM);
@@ -37,7 +37,7 @@ pub(crate) fn run(host: &Host, run: &Run, disks: &[PathBuf]) -> Result<Outcome, 
         scope.spawn(|| stdout.map(|stream| forward(stream, |text| host.send(&Word::Stdout(text)))));
         scope.spawn(|| stderr.map(|stream| forward(stream, |text| host.send(&Word::Stderr(text)))));
         let outcome = reap(pid);
-        // Processes that it left behind hold its output open.
+        // Processes that the program left behind keep its output open.
         kill_all();
         outcome
     })
@@ -56,7 +56,7 @@ fn reap(program: Pid) -> Result<Outcome, StepError> {
 }
 
 fn kill_all() {
-    // PID 1 itself is left out; without another process this is an error.
+    // kill(2) does not signal PID 1 itself, and fails if there is no other process.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     while matches!(wait(), Ok(_) | Err(Errno::EINTR)) {}
 }

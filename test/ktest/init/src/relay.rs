@@ -1,4 +1,4 @@
-//! Requests of tests to the host.
+//! Forwards requests of tests to the host.
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,13 +9,13 @@ use ktest_init::{SOCKET, receive, send};
 
 use crate::host::Host;
 
-/// Listens in a thread, for as long as the guest lives.
+/// Starts a thread that listens as long as the guest runs.
 pub(crate) fn start(host: Arc<Host>) -> io::Result<()> {
     let listener = UnixListener::bind(SOCKET)?;
     thread::Builder::new().name("relay".into()).spawn(move || {
         for stream in listener.incoming() {
             if let Err(error) = stream.and_then(|stream| pass_on(&host, &stream)) {
-                // The test notices that it gets no answer.
+                // The test fails, because it receives no answer.
                 eprintln!("error: cannot pass on what a test asks: {error}");
             }
         }

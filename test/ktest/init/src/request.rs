@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where the guest's init listens: one [`Request`] a connection, answered by an [`Answer`].
+/// Socket of the guest's init. A connection carries one [`Request`] and its [`Answer`].
 pub const SOCKET: &str = "/run/ktest.sock";
 
 /// A test's request to the host. Disks are named by their serial numbers.
@@ -10,20 +10,20 @@ pub const SOCKET: &str = "/run/ktest.sock";
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     Stats(String),
-    /// From now on every request to this disk fails.
+    /// Fail every later request to this disk.
     Cut(String),
-    /// It works again, with the content that it had.
+    /// End the failures of this disk. Its content is unchanged.
     Restore(String),
-    /// The power fails: the guest is lost, its disks stay.
+    /// Cut the power: the guest is lost, its disks stay.
     PowerCut(PowerCut),
 }
 
-/// The power fails in the middle of a test, which goes on after the next boot.
+/// A power cut in the middle of a test, which continues in the next boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PowerCut {
     pub test: String,
-    /// The disks that it holds: the first ones of the next boot.
+    /// Disks that the test holds: the first ones of the next boot.
     pub disks: Vec<String>,
 }
 
@@ -31,13 +31,13 @@ pub struct PowerCut {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answer {
     Stats(BlockStats),
-    /// To [`Request::Cut`] and [`Request::Restore`]. A power cut has no answer.
+    /// Answer to [`Request::Cut`] and [`Request::Restore`]. A power cut has no answer.
     Done,
-    /// The request cannot be met, for this reason.
+    /// The request failed for this reason.
     Refused(String),
 }
 
-/// Requests that a disk has completed since the guest's start, well or badly, as QEMU counts them.
+/// Requests that a disk has completed since the guest's start, successfully or not, as QEMU counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockStats {

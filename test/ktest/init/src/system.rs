@@ -13,7 +13,7 @@ use crate::wait;
 
 pub(crate) const PROGRAMS: &str = "/usr/bin";
 
-/// File system and where it is mounted, in this order.
+/// File systems and their mount points, in the order in which they are mounted.
 const MOUNTS: [(&str, &str); 6] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -32,13 +32,14 @@ pub(crate) fn mount_all() -> Result<(), StepError> {
     Ok(())
 }
 
-/// The kernel then gives it 127.0.0.1/8, and ::1 if it has IPv6. Documentation/ABI/testing/sysfs-class-net.
+/// Brings up the loopback device. The kernel then gives it 127.0.0.1/8, and ::1 if it supports IPv6.
+/// Documentation/ABI/testing/sysfs-class-net.
 pub(crate) fn bring_up_loopback() -> Result<(), StepError> {
     // IFF_UP and IFF_LOOPBACK, netdevice(7).
     fs::write("/sys/class/net/lo/flags", "0x9").map_err(StepError::of("bring up the loopback device"))
 }
 
-/// A restored guest has the time at which it was saved.
+/// Sets the clock. A restored guest continues with the time at which it was saved.
 pub(crate) fn set_clock(time: Duration) -> Result<(), StepError> {
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time)).map_err(StepError::of("set the clock"))
 }

@@ -51,7 +51,7 @@ fn create(path: &Path, mode: u32, content: &mut impl io::Read) -> io::Result<()>
     }
 }
 
-/// The disk is gone when this returns: the kernel removes the PCI device, Documentation/ABI/testing/sysfs-bus-pci.
+/// Removes the PCI device of the disk, Documentation/ABI/testing/sysfs-bus-pci. The disk is gone when this returns.
 fn remove(disk: &Path) -> io::Result<()> {
     let block = Path::new("/sys/class/block").join(disk.file_name().unwrap_or_default());
     fs::write(block.join("device/../remove"), "1")

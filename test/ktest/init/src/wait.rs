@@ -1,11 +1,11 @@
-//! Waiting for what the kernel brings about by itself.
+//! Waits for devices that the kernel finds by itself.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 const STEP: Duration = Duration::from_millis(5);
 
-/// Looks again and again until there is something, `None` if there is nothing when `limit` is over.
+/// Repeats `look` until it returns a value. `None` if it has not returned one within `limit`.
 pub(crate) fn until<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {

@@ -1,12 +1,14 @@
-//! The log of a disk's writes, in the format of dm-log-writes (drivers/md/dm-log-writes.c), which QEMU's
-//! blklogwrites has too: a header, then for each request one sector that describes it and the data it wrote.
+//! Parser for the log of a disk's writes, in the format of dm-log-writes (drivers/md/dm-log-writes.c), which QEMU's
+//! blklogwrites also writes: a header, then for each request one sector that describes the request, and the written
+//! data.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const VERSION: u64 = 1;
 
-/// The header's and an entry's fixed parts; the rest of their sectors is zeros or a mark's text.
+/// Sizes in bytes of the fixed parts of the header and of an entry. The rest of their sectors contains zeros or the
+/// text of a mark.
 const HEADER: usize = 28;
 const ENTRY: usize = 32;
 
@@ -21,9 +23,9 @@ pub enum Entry {
     /// The disk completed a flush: all entries before this one are durable.
     Flush,
     Write(Write),
-    /// The content was given up. It is read as zeros when replayed.
+    /// The content was discarded. A replay writes zeros.
     Discard(Extent),
-    /// The test's own word: see `Recorder::mark` of `ktest_support::replay`.
+    /// A text of the test: see `Recorder::mark` of `ktest_support::replay`.
     Mark(String),
 }
 
@@ -38,15 +40,15 @@ pub struct Write {
     pub extent: Extent,
     pub completion: Completion,
     pub content: Content,
-    /// Where its data starts in the log, in bytes.
+    /// Offset of the data in the log, in bytes.
     pub data: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// It may still be in the disk's cache: only a later flush makes it durable.
+    /// The write may still be in the disk's cache: only a later flush makes it durable.
     Cached,
-    /// It is durable (`REQ_FUA`), whatever came before it.
+    /// The write is durable (`REQ_FUA`), even if earlier writes are not.
     Durable,
 }
 
@@ -54,7 +56,7 @@ pub enum Completion {
 pub enum Content {
     /// Data of files, or of a program that writes to the device.
     Data,
-    /// The file system's own (`REQ_META`).
+    /// Metadata of the file system (`REQ_META`).
     Metadata,
 }
 
@@ -146,9 +148,9 @@ impl<R: Read + Seek> Reader<'_, R> {
         if flags & MARK != 0 {
             entries.push(Entry::Mark(self.mark(number(&fixed, 24))?));
         } else if extent.length == 0 {
-            // A flush alone.
+            // The entry is only a flush.
         } else if flags & DISCARD != 0 {
-            // It has a length, but no data in the log.
+            // A discard has a length, but no data in the log.
             entries.push(Entry::Discard(extent));
         } else {
             self.next = self.end_of(extent.length)?;
@@ -159,7 +161,7 @@ impl<R: Read + Seek> Reader<'_, R> {
         Ok(())
     }
 
-    /// The text behind the fixed part, where the log stands now.
+    /// Reads the text of a mark, which follows the fixed part of its entry.
     fn mark(&mut self, length: u64) -> Result<String, EntryError> {
         if length > self.sector - ENTRY as u64 {
             return Err(Fault::Mark.into());
@@ -169,7 +171,7 @@ impl<R: Read + Seek> Reader<'_, R> {
         String::from_utf8(text).map_err(|_| Fault::Mark.into())
     }
 
-    /// Where `bytes` from the next position on end, if the log has them.
+    /// End of the next `bytes` bytes, if the log has them.
     fn end_of(&self, bytes: u64) -> Result<u64, Fault> {
         self.next.checked_add(bytes).filter(|&end| end <= self.length).ok_or(Fault::Truncated)
     }
@@ -185,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// A log as the kernel writes it, of whatever the test wants to have in it.
+    /// A log in the kernel's format, with the entries that a test adds.
     struct Log {
         bytes: Vec<u8>,
         sector: usize,
