@@ -43,7 +43,7 @@ impl Arguments {
         self.with(&["--exact"], names)
     }
 
-    /// Were tests chosen by name, or only listed? Then there may be none to run.
+    /// Whether a run without any test may pass: tests were chosen by name, or only listed.
     pub(crate) fn may_match_nothing(&self) -> bool {
         !self.filters.is_empty() || self.has("--list")
     }

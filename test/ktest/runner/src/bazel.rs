@@ -33,7 +33,7 @@ impl Bazel {
         given.chain(filters).collect()
     }
 
-    /// How long the guest may take: Bazel kills the test later, after [`Self::margin`].
+    /// Time limit of the guest. Bazel kills the test later, after [`Self::margin`].
     pub(crate) fn limit(&self) -> Duration {
         let timeout = self.timeout.unwrap_or(TIMEOUT);
         timeout.saturating_sub(self.margin()).max(timeout / 2)

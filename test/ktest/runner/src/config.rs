@@ -19,7 +19,7 @@ const VARIABLE: &str = "KTEST_CONFIG";
 pub(crate) struct Config {
     pub(crate) name: String,
     pub(crate) runs: Runs,
-    /// As the archives, among the run files of the workspace.
+    /// Path among the run files of the workspace, like the paths of the archives.
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
     pub(crate) payload: PathBuf,
@@ -39,8 +39,8 @@ pub(crate) enum Runs {
 }
 
 impl Config {
-    /// Reads the file that the environment names, else the one beside the program: the rules give each target a link to
-    /// the runner.
+    /// Reads the file that `KTEST_CONFIG` names, or else the file beside the program: the rules give each target a link
+    /// to the runner.
     pub(crate) fn read(program: Option<PathBuf>) -> Result<Self, StepError> {
         let named = env::var_os(VARIABLE).map(PathBuf::from);
         let beside = program.as_deref().map(|program| with_suffix(program, ".json"));
@@ -61,7 +61,7 @@ impl Config {
     }
 }
 
-/// The run file: in the program's own runfiles, in those of a program that has this one as data, or in the working
+/// Finds a run file: in the program's own runfiles, in those of a program that has this one as data, or in the working
 /// directory.
 fn locate(program: &Path, file: &Path) -> Result<PathBuf, StepError> {
     let own = with_suffix(program, ".runfiles").join("_main");
@@ -71,7 +71,7 @@ fn locate(program: &Path, file: &Path) -> Result<PathBuf, StepError> {
     found.ok_or_else(missing).map_err(StepError::of(format!("find the run file {}", file.display())))
 }
 
-/// As people write it: `512M`.
+/// Parses a size such as `512M`.
 fn size<'a, D: Deserializer<'a>>(text: D) -> Result<Bytes, D::Error> {
     String::deserialize(text)?.parse().map_err(D::Error::custom)
 }
@@ -112,7 +112,7 @@ mod tests {
             path
         };
         let file = Path::new("third_party/vmlinuz");
-        // As data of another program, then with run files of its own.
+        // The program as data of another program, then with run files of its own.
         let shared = make("bench.runfiles/_main/third_party/vmlinuz");
         let program = make("bench.runfiles/_main/test/guest");
         assert_eq!(locate(&program, file).unwrap(), shared);

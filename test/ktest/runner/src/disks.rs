@@ -7,7 +7,7 @@ use qemu::{Disk, Vm};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The guest gets its text.
+/// Error of a request. The guest receives its text.
 type AskError = Box<dyn Error>;
 
 pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats, AskError> {
@@ -23,8 +23,8 @@ pub(crate) fn stats(vm: &Vm, disks: &[Disk], serial: &str) -> Result<BlockStats,
     })
 }
 
-/// Inserts a node that fails between the device and the disk. Reopening the disk's own node on top of a failing one
-/// would work too, but QEMU flushes a node first, so that it could not be undone.
+/// Inserts a failing node between the device and the disk's node. Reopening the disk's node on top of a failing one
+/// would work too, but could not be undone, because QEMU flushes a node first.
 pub(crate) fn cut(vm: &Vm, disks: &[Disk], serial: &str) -> Result<(), AskError> {
     find(disks, serial)?;
     let (cut, whole) = (cut_name(serial), whole_name(serial));

@@ -13,27 +13,27 @@ use qemu::{Disk, Exit, Vm};
 
 use crate::{disks, verdict};
 
-/// Time from a guest's result to its end; then it is killed.
+/// Time limit for the end of a guest after its result. Then the VM is killed.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
-/// A guest has booted within this time, also on a busy host.
+/// Time limit of a boot, also on a busy host.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 
-/// A program without a deadline is waited for in steps of this.
+/// Duration of one wait for a program without a deadline. The wait repeats.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Exit(Outcome),
-    /// A test wants the power to be cut. The guest still runs.
+    /// A test requests a power cut. The guest still runs.
     PowerCut(PowerCut),
-    /// The guest could not run it, for these reasons, the outermost first.
+    /// The guest could not run the program: the causes, the outermost first.
     Fault(Vec<String>),
     Panicked,
     Gone(Exit),
     /// The VM did not end, but the guest's port is closed.
     Silent,
-    /// Not in time; its stacks are on the console.
+    /// The program did not end before the deadline. The stacks of the guest are on its console.
     Hung,
 }
 
@@ -90,7 +90,7 @@ impl Guest {
                 Ok(Word::Exit(outcome)) => return End::Exit(outcome),
                 Ok(Word::Ask(Request::PowerCut(cut))) => return End::PowerCut(cut),
                 Ok(Word::Ask(request)) => {
-                    // If the guest is gone, that is noticed at once.
+                    // If the guest is gone, the next receive returns at once.
                     let _ = send(&self.port, &Order::Answer(self.answer(&request)));
                 }
                 Ok(Word::Fault(causes)) => {
@@ -108,9 +108,9 @@ impl Guest {
         }
     }
 
-    /// Lets the guest power off: what it says by then is on the console.
+    /// Orders the guest to power off and waits for its end, so that its last messages are on the console.
     pub(crate) fn power_off(&self) {
-        // If it is gone already, so much the better.
+        // The order fails if the guest has ended already.
         let _ = send(&self.port, &Order::PowerOff);
         if self.vm.wait(POWER_OFF_LIMIT).is_none() {
             eprintln!("the guest did not power off");
@@ -139,7 +139,7 @@ impl Guest {
         }
     }
 
-    /// Lets the guest print its stacks, as long as there is time for it.
+    /// Orders the guest to print its stacks, and waits for at most half of the margin.
     fn dump(&self, audience: &mut impl Audience) {
         if send(&self.port, &Order::Dump).is_err() {
             return;
@@ -161,7 +161,7 @@ pub(crate) fn order(arguments: Vec<String>, boot: u32, disks: Vec<String>, tools
     Run { arguments, environment, disks, tools: tools.to_owned() }
 }
 
-/// Words as they come; the channel ends when the guest's end of the port does.
+/// Receives the guest's messages in a thread. The channel ends with the guest's end of the port.
 fn listen(port: UnixStream) -> io::Result<Receiver<Word>> {
     let (sender, words) = mpsc::channel();
     thread::Builder::new().name("listen".into()).spawn(move || {
@@ -186,7 +186,7 @@ fn listen(port: UnixStream) -> io::Result<Receiver<Word>> {
     Ok(words)
 }
 
-/// Output is for people. If it cannot be written, the verdict still counts.
+/// Prints output for users. A failed write is ignored, because the verdict does not depend on it.
 pub(crate) fn show(mut to: impl Write, text: &str) {
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) use ktest_runner::report::{Status, Test};
 use serde::Deserialize;
 
-/// Environment and arguments that make the harness speak so.
+/// Environment and arguments with which the harness prints JSON.
 pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 pub(crate) const OPTIONS: [&str; 3] = ["-Zunstable-options", "--format=json", "--report-time"];
 
@@ -29,7 +29,7 @@ pub(crate) enum Event {
     /// A test that runs for more than a minute.
     Slow(String),
     Ended(Test),
-    /// Something that does not concern a test.
+    /// An event that does not concern a test.
     Other,
 }
 
@@ -73,7 +73,7 @@ fn event(line: Line) -> Option<Event> {
     }
 }
 
-/// The harness's own remark stands behind the test's output.
+/// Appends the harness's message to the output of the test.
 fn joined(mut output: String, remark: &str) -> String {
     if !output.is_empty() && !output.ends_with('\n') && !remark.is_empty() {
         output.push('\n');
@@ -93,7 +93,7 @@ pub(crate) mod tests {
         Test { name: name.into(), status, time: Duration::from_millis(12) }
     }
 
-    /// As the harness prints it, down to the blanks.
+    /// The line of the harness for a test, with the same blanks.
     pub(crate) fn printed(test: &Test) -> String {
         let (event, more) = match &test.status {
             Status::Passed(output) => ("ok", json!({"stdout": output})),
@@ -130,7 +130,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_harness_remarks_follows_the_output() {
+    fn the_harness_message_follows_the_output() {
         let line = "{ \"type\": \"test\", \"name\": \"a\", \"event\": \"failed\", \"exec_time\": 0.012, \"stdout\": \"hm\", \"message\": \"did not panic\" }";
         assert_eq!(only(line), Event::Ended(test("a", Status::Failed("hm\ndid not panic".into()))));
     }

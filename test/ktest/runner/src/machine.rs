@@ -1,4 +1,4 @@
-//! The machine that a test runs in: what stays of it when its power is cut.
+//! The machine of a test. Its disks and logs outlive a power cut.
 
 use std::fs::File;
 use std::io;
@@ -15,16 +15,16 @@ use crate::config::{Config, Runs};
 use crate::guest::Guest;
 use crate::scratch::Scratch;
 
-/// `oops=panic`: a kernel that continues after an oops proves nothing. `panic=-1`: a panic ends the VM.
-/// `no_timer_check`: on a busy host the check of timer interrupts sometimes fails. `rcu…`: the end of a mount or
-/// of a device waits for grace periods, tens of milliseconds each on an idle guest, and tests end hundreds of them.
+/// `oops=panic`: a test on a kernel that continues after an oops proves nothing. `panic=-1`: a panic ends the VM.
+/// `no_timer_check`: on a busy host the check of timer interrupts sometimes fails. `rcu…`: an unmount or the removal of
+/// a device waits for grace periods, tens of milliseconds each on an idle guest, and tests wait for hundreds of them.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=5 oops=panic panic=-1 mitigations=off init_on_alloc=0 nowatchdog no_timer_check audit=0 apparmor=0 rcupdate.rcu_expedited=1 rcutree.jiffies_till_first_fqs=0";
 
 const PAYLOAD: &str = "payload";
-/// Ports for the payload and for scratch disks. A guest with more disks is booted.
+/// Ports for the payload and for scratch disks. A guest with more disks boots and is not restored.
 const SPARE_PORTS: u8 = 8;
 
-/// Its guests end before it: they use its files.
+/// Guests must end before this value is dropped, because they use its files.
 pub(crate) struct Machine<'a> {
     program: &'a Program,
     accelerator: Accelerator,
@@ -53,7 +53,7 @@ impl<'a> Machine<'a> {
         let accelerator = Accelerator::probe(program, dir.path());
         let logs = match (config.runs, &bazel.outputs) {
             (Runs::Test, Some(outputs)) => outputs.as_path(),
-            // A test may run many programs, whose logs would have one name.
+            // A test may run many programs, whose logs would have the same name.
             (Runs::Test, None) | (Runs::Program, _) => dir.path(),
         };
         let disks = make_disks(&config.disks, dir.path(), logs).map_err(StepError::of("create a scratch disk"))?;
@@ -99,7 +99,8 @@ impl<'a> Machine<'a> {
         Guest::new(vm, self.disks.clone(), console, self.margin)
     }
 
-    /// From the saved guest of this host, which has neither payload nor disks. `None` if there is no space for it.
+    /// Restores the saved guest of this host, which has neither payload nor disks, and attaches them. `None` if the
+    /// host has too little free space for a saved guest.
     fn restore(&mut self, guests: &Guests) -> Result<Option<Guest>, StepError> {
         let key = self.key().map_err(StepError::of("read the files that the saved guest depends on"))?;
         let state = guests.get(&key, |dir| self.save(dir)).map_err(StepError::of("use a saved guest"))?;
@@ -179,13 +180,14 @@ impl<'a> Machine<'a> {
 fn concatenate(archives: &[&Path], to: &Path) -> io::Result<()> {
     let mut all = File::create(to)?;
     for archive in archives {
-        // cpio pads an archive to 512 bytes; the kernel wants 4.
+        // cpio pads an archive to 512 bytes; the kernel requires a multiple of 4.
         io::copy(&mut File::open(archive)?, &mut all)?;
     }
     Ok(())
 }
 
-/// QEMU starts a log at its beginning, but leaves the header of an older one there until the first flush.
+/// Truncates the logs. QEMU starts a log at its beginning, but leaves the header of an older log there until the first
+/// flush.
 fn empty_logs(disks: &[Disk]) -> io::Result<()> {
     for disk in disks {
         if let Wrap::WriteLog(log) = &disk.wrap {

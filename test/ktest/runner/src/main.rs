@@ -30,7 +30,7 @@ use crate::guest::End;
 use crate::machine::{Machine, Starts};
 use crate::verdict::Verdict;
 
-/// A program was not run to its end: the status that `env` and `timeout` have for their own failures.
+/// Exit status if a program did not run to its end, as `env` and `timeout` have it for their own failures.
 const NOT_RUN: u8 = 125;
 
 fn main() -> ExitCode {
@@ -95,7 +95,7 @@ fn test(
     Ok(ExitCode::FAILURE)
 }
 
-/// To standard error: what the kernel complained of may explain a failure.
+/// Prints the console to standard error: kernel messages may explain a failure.
 fn show_console(machine: &Machine<'_>) {
     eprintln!("---- console of the guest ----");
     match machine.console() {

@@ -1,4 +1,4 @@
-//! A program that is not a test; people or a program on the host read its output.
+//! Runs a program that is not a test. Its output goes to users or to a program on the host.
 
 use std::io::{self, IsTerminal as _};
 
@@ -19,7 +19,7 @@ impl Audience for Through {
     }
 }
 
-/// Runs it to its end. After a power cut it is run again, with the same arguments.
+/// Runs the program to its end. After a power cut the program runs again, with the same arguments.
 pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[String]) -> Result<End, StepError> {
     let disks = machine.disks();
     let mut boot = 1;
@@ -41,7 +41,7 @@ pub(crate) fn run(machine: &mut Machine<'_>, tools: &[String], arguments: &[Stri
     }
 }
 
-/// The status that stands for the program's, as a shell's does: 128 and the number of a signal.
+/// Exit status for the end of the program, as in a shell: 128 plus the signal's number if a signal killed it.
 pub(crate) fn status(outcome: Outcome) -> u8 {
     let status = match outcome {
         Outcome::Code(code) => code,

@@ -41,7 +41,7 @@ impl Results {
         self.found.iter().filter(|name| !ended.contains(name.as_str())).cloned().collect()
     }
 
-    /// Takes note. Returns the test if one ended, with all the time that it took.
+    /// Records an event. Returns the test if it ended, with its time in all boots.
     pub(crate) fn record(&mut self, event: Event, now: Instant) -> Option<&Test> {
         match event {
             Event::Started(name) => {
@@ -61,7 +61,7 @@ impl Results {
         None
     }
 
-    /// The power was cut for this test, which goes on. The others that ran begin again later.
+    /// Records a power cut by this test, which continues in the next boot. The other running tests begin again later.
     pub(crate) fn power_cut(&mut self, test: &str, now: Instant) {
         if let Some(start) = self.running.get(test) {
             *self.earlier.entry(test.to_owned()).or_default() += now.duration_since(*start);
@@ -69,7 +69,7 @@ impl Results {
         self.running.clear();
     }
 
-    /// Ends the results: tests that still run have failed, for this reason.
+    /// Ends the results: tests that still run have failed, for the reason `why`.
     pub(crate) fn close(&mut self, why: &str, now: Instant) {
         for (name, start) in std::mem::take(&mut self.running) {
             let time = now.duration_since(start) + self.earlier.remove(&name).unwrap_or_default();
@@ -91,7 +91,7 @@ pub(crate) mod tests {
         Event::Started(name.into())
     }
 
-    /// Of tests that have ended, and of others that run.
+    /// Results with tests that have ended and tests that run.
     pub(crate) fn results(ended: &[(&str, Status)], running: &[&str]) -> Results {
         let mut results = Results::default();
         let now = Instant::now();
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Wherever the power fails, the rest is what was listed and has not ended.
+        /// After each power cut, the remaining tests are those that were listed and have not ended.
         #[test]
         fn after_power_cuts_nothing_is_lost_and_nothing_runs_twice(
             names in prop::collection::btree_set("[a-z]{1,3}", 0..9),

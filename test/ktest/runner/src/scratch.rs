@@ -1,4 +1,4 @@
-//! A scratch disk: its size, and faults that the test wants.
+//! A scratch disk: its size, and the faults that a test requests.
 //!
 //! `1G`, `1G,log`, `1G,fail=flush`, `1G,fail=write@2048,fail=read:once`: the size, then either `log` (each write and
 //! flush is recorded in a file) or kinds of requests (`read`, `write`, `flush`, `discard`) that fail with EIO,
@@ -99,8 +99,9 @@ impl Scratch {
             Fault::Log => Wrap::WriteLog(logs.join(format!("{serial}.log"))),
             Fault::Errors(errors) => Wrap::Errors(errors.clone()),
         };
-        // A killed QEMU leaves what the disk has acknowledged in the host's page cache: an fdatasync for each flush only
-        // takes time. The layers that log flushes or let them fail get none otherwise.
+        // Writes that the disk has acknowledged stay in the host's page cache when QEMU is killed, so an fdatasync for
+        // each flush would only take time. Disks with a log or failing requests keep the cache mode, because their
+        // layers receive no flushes otherwise.
         if self.fault == Fault::None {
             disk.cache = Cache::Unsafe;
         }

@@ -1,4 +1,4 @@
-//! The tests of a program, through all boots of the machine.
+//! Runs the tests of a program, through all boots of the machine.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,7 +39,7 @@ pub(crate) fn run(
                 rest = true;
                 end = suite.phase(&guest, *boot, cut);
             }
-            // If a test still ran, nothing can be said about the rest.
+            // If the program ended in the middle of a test, the remaining tests do not run.
             End::Exit(outcome) if rest && suite.listener.results.running().is_empty() => {
                 rest = false;
                 bad = bad.or((outcome != Outcome::Code(0)).then_some(outcome));
@@ -77,7 +77,7 @@ impl Suite<'_> {
         self.run(guest, self.arguments.exactly(&[cut.test]), boot, disks)
     }
 
-    /// The chosen tests that have not ended; if they cannot be found, the end of that.
+    /// Chosen tests that have not ended. An error is the end of a program that failed to list them.
     fn remaining(&mut self, guest: &Guest) -> Result<Vec<String>, End> {
         self.listener.quiet = true;
         let end = self.turn(guest, self.arguments.list());
@@ -98,7 +98,7 @@ impl Suite<'_> {
     }
 }
 
-/// A program that ended badly in an earlier boot has ended badly.
+/// A failure of the program in an earlier boot replaces a later success.
 fn bad_first(end: End, bad: Option<Outcome>) -> End {
     match (end, bad) {
         (End::Exit(Outcome::Code(0)), Some(bad)) => End::Exit(bad),
@@ -106,7 +106,7 @@ fn bad_first(end: End, bad: Option<Outcome>) -> End {
     }
 }
 
-/// All disks, those of the test at the front.
+/// All disks, with the disks of the test at the front.
 fn held_first(held: &[String], all: &[String]) -> Vec<String> {
     let others = all.iter().filter(|disk| !held.contains(disk)).cloned();
     held.iter().filter(|disk| all.contains(disk)).cloned().chain(others).collect()
@@ -115,9 +115,9 @@ fn held_first(held: &[String], all: &[String]) -> Vec<String> {
 #[derive(Debug, Default)]
 struct Listener {
     results: Results,
-    /// A line that has not come to its end.
+    /// The incomplete last line of the output.
     line: String,
-    /// A list is not for people.
+    /// Hides events while the harness lists the remaining tests.
     quiet: bool,
 }
 
@@ -150,7 +150,7 @@ impl Listener {
         }
     }
 
-    /// After the program's end no more of it comes.
+    /// Reads the last line of a program that has ended without a line feed.
     fn finish_line(&mut self) {
         if !self.line.is_empty() {
             let line = std::mem::take(&mut self.line);

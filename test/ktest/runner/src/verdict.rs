@@ -1,4 +1,4 @@
-//! Did the test pass, and if not, why not? Pure.
+//! Whether a test passed, and the reason of a failure. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use crate::results::Results;
 pub(crate) enum Verdict {
     Passed,
     Failed(usize),
-    /// Nothing was tested although nothing was left out by name.
+    /// No test ran, although no name was given to choose tests.
     Empty,
-    /// The test program ended otherwise than its tests say.
+    /// The status of the test program contradicts the results of its tests.
     Ended(Outcome),
     /// The test program ended in the middle of these tests.
     Left(Outcome, Vec<String>),
-    /// The guest is at fault; these tests ran.
+    /// The guest failed for this reason while these tests ran.
     Guest(String, Vec<String>),
 }
 
 impl Verdict {
-    /// `time` is what it all took. `may_be_empty`: tests were chosen by name.
+    /// `time` is the duration of the whole run. `may_be_empty`: tests were chosen by name, or only listed.
     pub(crate) fn new(end: &End, results: &Results, may_be_empty: bool, time: Duration) -> Self {
         let running = results.running();
         match end {

@@ -1,9 +1,9 @@
-//! A program in a guest is started like any other.
+//! A program in a guest starts like any other program.
 
 use std::env;
 use std::process::{Command, Output};
 
-/// Of the program in `selftest/program.rs`.
+/// Runs the program in `selftest/program.rs`.
 fn run(arguments: &[&str]) -> Output {
     let program = env::var_os("PROGRAM").expect("PROGRAM names a guest_program");
     Command::new(program).args(arguments).output().unwrap()

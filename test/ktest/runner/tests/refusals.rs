@@ -13,7 +13,7 @@ struct Run {
 }
 
 impl Run {
-    /// Of this one test, as Bazel would start it with these seconds to spend.
+    /// Runs one test, as Bazel would start it with this timeout in seconds.
     fn of(test: &str, timeout: &str) -> Self {
         Self::with(timeout, |command| command.args(["--exact", test]))
     }
@@ -98,7 +98,7 @@ fn a_program_that_exits_in_the_middle_of_a_test_fails() {
 
 #[test]
 fn a_program_without_tests_fails() {
-    // All their names have an a.
+    // The name of each test contains an `a`.
     Run::with("120", |command| command.arg("--skip=a")).assert_refused("the test program ran no test");
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ktest_support::replay::write_log::{Completion, Content, Entry, Extent, Write, parse};
 
-/// Of `a_log_is_written` in `selftest/faults.rs`.
+/// Reads the log of `a_log_is_written` in `selftest/faults.rs`.
 #[test]
 fn a_log_has_the_writes_and_flushes_in_their_order() {
     let outputs = tempfile::tempdir().unwrap();

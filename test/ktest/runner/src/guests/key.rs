@@ -18,7 +18,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// `name` is for people who look at the directory.
+    /// `name` is for users who look at the directory.
     pub fn new(name: &'static str) -> io::Result<Self> {
         let cpu = fs::read_to_string("/proc/cpuinfo")?;
         let mut key = Self { name, digest: Sha256::new() };
@@ -31,7 +31,7 @@ impl Key {
     }
 
     pub fn add(&mut self, text: &str) {
-        // The length keeps two texts from being one.
+        // The length distinguishes two texts from their concatenation.
         self.digest.update(text.len().to_le_bytes());
         self.digest.update(text);
     }
