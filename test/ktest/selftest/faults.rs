@@ -1,4 +1,4 @@
-//! Disks with faults from the first request on fail at the configured place only.
+//! Disks that have faults from the first request on fail at the configured place only.
 
 use std::env;
 use std::fs::File;
@@ -12,14 +12,14 @@ const SECTOR: u64 = 512;
 #[repr(align(512))]
 struct Sector([u8; SECTOR as usize]);
 
-/// A disk by its place in `disks`: here each has another fault.
+/// A disk, selected by its index in the attribute `disks`. Each disk has a different fault.
 struct Faulty(File);
 
 impl Faulty {
     fn disk(index: usize) -> Self {
         let disks = env::var("KTEST_DISKS").unwrap();
         let device = disks.split(',').nth(index).unwrap();
-        // Past the page cache, which would join requests and answer by itself.
+        // O_DIRECT, because the page cache would join requests and answer reads by itself.
         Self(File::options().read(true).write(true).custom_flags(nix::libc::O_DIRECT).open(device).unwrap())
     }
 
@@ -79,7 +79,7 @@ fn a_flush_fails_once() {
     assert_eq!(disk.read(0).unwrap(), b'f');
 }
 
-/// `log`: what it has recorded is read on the host, by the runner's own test.
+/// `log`. `runner/tests/write_log.rs` reads the recorded log on the host.
 #[test]
 fn a_log_is_written() {
     let disk = Faulty::disk(3);

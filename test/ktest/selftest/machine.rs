@@ -1,4 +1,4 @@
-//! Requests of a test to the machine around its guest.
+//! Requests of a test to the host: statistics, disks that fail, power cuts.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,7 +9,7 @@ use ktest_support::{BlockStats, Disk, XfsDisk, block_stats, boot, cut, power_cut
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 
-/// Past the page cache, which would answer by itself.
+/// Opens a device with O_DIRECT: the page cache would answer requests by itself.
 fn direct(device: &Path) -> File {
     File::options().read(true).write(true).custom_flags(nix::libc::O_DIRECT).open(device).unwrap()
 }
@@ -101,7 +101,6 @@ fn synced_data_survives_a_power_cut_and_the_rest_does_not() {
     }
     assert_eq!(boot(), 2);
     let disk = Disk::take();
-    // It was not there yet: the guest's memory is lost.
     let target = Path::new("/tmp/power-cut");
     fs::create_dir(target).unwrap();
     mount(Some(disk.path()), target, Some("xfs"), MsFlags::empty(), None::<&str>).unwrap();

@@ -1,4 +1,4 @@
-//! More disks than a restored guest has ports for: the guest boots with them.
+//! A guest with more disks than a restored guest has ports for. The guest boots instead.
 
 use std::env;
 use std::fs;

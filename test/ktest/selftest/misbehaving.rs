@@ -1,4 +1,4 @@
-//! Tests that must not pass, each in its own way. The runner's own test runs them one by one.
+//! Tests that misbehave, each in its own way. `runner/tests/refusals.rs` runs them one by one.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,7 +13,7 @@ fn fails() {
     assert_eq!(1 + 1, 3, "arithmetic still holds");
 }
 
-/// Asks the kernel for something that ends the guest.
+/// Triggers a SysRq key that ends the guest.
 fn sysrq(key: &str) {
     assert_eq!(fs::read_link("/proc/1/exe").unwrap(), Path::new("/init"), "this is not a guest of a ktest");
     fs::write("/proc/sysrq-trigger", key).unwrap();
@@ -47,7 +47,7 @@ fn hangs() {
     }
 }
 
-/// The one disk fails its flushes: passes if that is so.
+/// Passes if the only disk fails its flushes.
 #[test]
 fn a_flush_fails() {
     let disk = Disk::take();

@@ -1,4 +1,4 @@
-//! A program in a guest that is not a test: prints its arguments, and ends as they say.
+//! A program in a guest that is not a test. It prints its arguments and ends as the first one says.
 
 use std::env;
 use std::process::{ExitCode, abort};

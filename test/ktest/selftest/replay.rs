@@ -1,4 +1,4 @@
-//! Power cuts by replaying a log of writes: what must be there is, and the classic mistakes are found.
+//! Simulated power cuts: synced data is present at every cut, and the classic mistakes are found.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -56,14 +56,14 @@ fn recorded(replace: Replace, before: impl FnOnce(&Recorder)) -> Replay {
     recorder.finish()
 }
 
-/// A cut: whether it is after the mark `replaced`, and the file's content; `None` if the file or the whole file system was
-/// lost.
+/// A cut: whether it is after the mark `replaced`, and the content of the file. `None` if the file or the whole file
+/// system was lost.
 struct Found {
     replaced: bool,
     content: Option<Vec<u8>>,
 }
 
-/// These and some with losses, which are after the mark.
+/// Adds lossy cuts, and returns the cuts after the mark.
 fn with_lossy(replay: &Replay, mut cuts: Vec<Cut>, mark: &str) -> Vec<Cut> {
     cuts.extend(replay.lossy_cuts(1, 20, Tearing::Sectors));
     cuts.retain(|cut| cut.has_passed(mark));
@@ -82,13 +82,13 @@ fn found_at(replay: &mut Replay, cuts: &[Cut]) -> Vec<Found> {
     cuts.iter().map(found).collect()
 }
 
-/// The contents at the cuts after `replaced`.
+/// Content of the file at each cut after the mark `replaced`.
 fn contents(replay: &mut Replay) -> Vec<Option<Vec<u8>>> {
     let cuts = with_lossy(replay, replay.every_recovered_cut(), "replaced");
     found_at(replay, &cuts).into_iter().map(|found| found.content).collect()
 }
 
-/// Also at those that `every_recovered_cut` leaves out: XFS recovers the same content at the next one.
+/// Includes the cuts that `every_recovered_cut` leaves out: XFS recovers the same content at the next cut.
 #[test]
 fn synced_data_is_there_at_every_cut() {
     let mut replay = recorded(replace_durably, |_| {});
@@ -140,7 +140,7 @@ fn one_write(length: usize) -> Replay {
     recorder.finish()
 }
 
-/// How many sectors of the write each of the cuts has left.
+/// Number of written sectors that each cut keeps.
 fn sectors_left(replay: &mut Replay, cuts: &[Cut], sectors: usize) -> Vec<usize> {
     let left = |cut| {
         let disk = replay.restore(cut);
