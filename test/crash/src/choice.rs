@@ -1,11 +1,11 @@
-//! Which of many cuts are looked at. Pure.
+//! Chooses the cuts that are checked. Pure.
 
 use std::collections::BTreeSet;
 
 use crate::random::Random;
 
-/// So many of the candidates, all if there are fewer: for each thing that a candidate shows and that is not `shown` yet
-/// one that shows it, and the rest at random.
+/// Chooses `count` candidates, or all if there are fewer: for each case that is not `shown` yet and that a candidate
+/// shows, one that shows it, and the rest at random. Adds the cases to `shown`.
 pub(crate) fn of<K: Clone + Ord, T>(
     candidates: Vec<(BTreeSet<K>, T)>,
     count: usize,

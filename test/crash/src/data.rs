@@ -16,7 +16,8 @@ use crate::model::{Expected, Place};
 use crate::operation::{Mark, Number, Shape};
 use crate::violation::Violation;
 
-/// Synced data is there, that of a copy as it was at its instant, and no data of another volume.
+/// Checks that volumes have all synced data and no data of another volume, and that a copy has the data of its source
+/// at its instant.
 pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     for (&volume, Expected { body, writing, fading, is_begun, .. }) in expected {
         let found = facts.volumes.get(&volume.to_string());
@@ -44,13 +45,13 @@ pub(crate) fn check(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     Ok(())
 }
 
-/// Whether a copy has the whole content of its source. The staged directory of a rollback, whose body has no origin, was that of
-/// the volume.
+/// Whether a copy has the whole content of its source. The staged directory of a rollback, whose body has no origin, is
+/// the former directory of the volume and complete.
 fn is_cloned(body: &Body, record: &Record, directory: &Directory) -> bool {
     match (body.shape, &record.cloning, &directory.image) {
         _ if body.origin.is_none() => body.is_snapshot,
         (Shape::Filesystem, cloning, _) => cloning.as_ref().is_none_or(|cloning| cloning.complete),
-        // XFS extends a clone with each extent: a shorter image is a part of one.
+        // XFS extends a clone with each extent: a shorter image is an incomplete clone.
         (_, Some(cloning), Some(image)) => image.length >= cloning.headroom,
         (_, None, Some(image)) => image.length > Bytes::ZERO,
         (_, _, None) => false,
@@ -61,7 +62,7 @@ fn is_cloned(body: &Body, record: &Record, directory: &Directory) -> bool {
 struct Content<'a> {
     volume: Number,
     body: &'a Body,
-    /// The slot that was being written.
+    /// Slot that was being written, and the mark of this write.
     writing: Option<(u16, Mark)>,
 }
 
@@ -71,7 +72,8 @@ impl Content<'_> {
         [self.body.written.get(&slot).copied(), new]
     }
 
-    /// A slot that was being written again has, in each sector, what was synced or what was written.
+    /// Checks that all synced slots are present. A slot that was being written again has, in each sector, either the
+    /// synced content or the new content.
     fn has_all_synced(&self, directory: &Path) -> Result<(), Violation> {
         let Self { volume, body, .. } = *self;
         for &slot in body.written.keys() {
@@ -93,14 +95,14 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// Reads all files.
+    /// Checks that a directory has only files of the volume's slots, and reads them all.
     fn has_only_files(&self, directory: &Path, is_filled: bool) -> Result<(), Violation> {
         for entry in fs::read_dir(directory).map_err(look(directory))? {
             let path = entry.map_err(look(directory))?.path();
             let name = path.file_name().and_then(|name| name.to_str());
             let slot: Option<u16> = name.and_then(|name| name.strip_prefix(FILE)?.parse().ok());
             match (slot.map_or([None; 2], |slot| self.marks(slot)), name) {
-                // The clone of a tree has one in its target until it ends.
+                // `reflink::TreeClone` has a directory in its target until it ends.
                 ([None, None], Some(name)) if !is_filled && name.starts_with(SCRATCH) => {}
                 ([None, None], _) => return Err(Violation::Unwritten { volume: self.volume, path }),
                 (marks, _) => self.has_only_lines(path, |_| marks)?,
@@ -109,7 +111,7 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// Reads a whole file. A slot without marks was never written.
+    /// Checks that a file has only lines of the marks of its slots. A slot without marks was never written.
     fn has_only_lines(&self, path: PathBuf, marks: impl Fn(u16) -> Marks) -> Result<(), Violation> {
         let volume = self.volume;
         let content = fs::read(&path).map_err(look(&path))?;
@@ -122,7 +124,7 @@ impl Content<'_> {
         }
     }
 
-    /// The source of a copy, if it has written this after the instant, at which the slot was as `synced`.
+    /// The source of a copy, if it has written `found` after the instant, at which the slot had the mark `synced`.
     fn later(&self, found: Option<Mark>, synced: Option<Mark>) -> Option<Number> {
         let (found, source) = (found?, self.body.origin?.source);
         let is_later = synced.is_none_or(|synced| synced.volume != source || synced.turn < found.turn);
@@ -132,10 +134,10 @@ impl Content<'_> {
 
 const FILE: &str = "slot-";
 
-/// Of the directory that `reflink::TreeClone` has in its target.
+/// Name prefix of the directory that `reflink::TreeClone` has in its target.
 const SCRATCH: &str = ".reflink-";
 
-/// The name of what a pod writes into a directory.
+/// Name of the file that a pod writes for a slot.
 pub(crate) fn file(slot: u16) -> String {
     format!("{FILE}{slot}")
 }
@@ -186,7 +188,7 @@ mod tests {
         let check = |writing| Content { volume: COPY, body: &body, writing }.has_only_files(files.path(), true);
         let violation = check(None).unwrap_err();
         assert!(matches!(violation, Violation::Unwritten { .. }), "{violation}");
-        // A pod of the copy creates it, and then writes its own lines.
+        // A pod of the copy creates the file, and then writes its own lines.
         check(Some((4, OWN))).unwrap();
         write(&files, &file(4), &marker::content(OWN, 4));
         check(Some((4, OWN))).unwrap();
@@ -213,7 +215,7 @@ mod tests {
             let is_found = matches!(violation, Violation::Later { of: SOURCE, at, .. } if at == 0 || at == end);
             assert!(is_found, "{violation}");
         }
-        // A slot that was not written at the instant.
+        // Slot 2 was not written at the instant.
         write(&files, IMAGE, &[vec![0; 2 * SLOT.get() as usize], slots[0].clone()].concat());
         let violation = image().unwrap_err();
         assert!(matches!(violation, Violation::Later { of: SOURCE, .. }), "{violation}");

@@ -21,7 +21,7 @@ pub(crate) const VOLUMES: &str = "volumes";
 /// The name of the image in the directory of a block volume.
 pub(crate) const IMAGE: &str = "image";
 
-/// Everything below a volumes directory but the data, and all limits of its file system.
+/// Everything below a volumes directory except the data, and all limits of its file system.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) volumes: BTreeMap<String, Found>,
@@ -53,7 +53,7 @@ pub(crate) struct Image {
 }
 
 impl Facts {
-    /// Of the volumes directory on the file system that is mounted at `root`.
+    /// Reads the volumes directory on the file system that is mounted at `root`.
     pub(crate) fn look(root: &Path) -> Result<Self, Violation> {
         let volumes = root.join(VOLUMES);
         let mut facts = Self::default();
@@ -82,7 +82,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// Names that can be volumes, and where they are; the others are noted.
+    /// Names that can be volumes, with their paths. Other paths are added to `rest`.
     fn names(&mut self, parent: &Path) -> Result<Vec<(String, PathBuf)>, Violation> {
         let entries = match fs::read_dir(parent) {
             // The power failed before the store had ever been opened.
@@ -100,7 +100,7 @@ impl Facts {
         Ok(names)
     }
 
-    /// The parts in which two looks differ.
+    /// Describes the parts in which two readings of the disk differ.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let mut changed = Vec::new();
         for name in self.volumes.keys().chain(other.volumes.keys()) {
@@ -120,15 +120,15 @@ impl Facts {
 }
 
 impl Found {
-    /// Only a pending record exists.
+    /// Whether the volume has only a pending record.
     fn is_begun(&self) -> bool {
         matches!(self.records.as_slice(), [(Register::Pending, _)]) && self.directories.is_empty()
     }
 
-    /// Whether its directory and that of the other volume of its rollback were exchanged.
+    /// Whether a rollback has exchanged the directory of this volume and that of the other volume.
     pub(crate) fn is_exchanged(&self, name: &str) -> Result<bool, Violation> {
         let Some(record) = self.record(name)? else { return Ok(false) };
-        // A directory keeps its project, and the records may still have the former ones.
+        // A directory keeps its project, while the records may still have the former projects.
         let is_former =
             |rollback: &Rollback| self.directories.iter().any(|(_, found)| found.project == Some(rollback.project));
         Ok(record.rollback().is_none_or(is_former))
@@ -140,7 +140,7 @@ impl Found {
             Register::Records => Record::parse(content, State::Announced),
         };
         match self.records.first().map(parse).transpose() {
-            // The power failed while it was written, before anything else of the volume was there.
+            // The power failed while the record was written, before the volume had anything else.
             Err(RecordError::Syntax(_)) if self.is_begun() => Ok(None),
             record => record.map_err(|source| Violation::Record { name: name.to_owned(), source }),
         }
@@ -158,7 +158,7 @@ fn image(path: &Path) -> Result<Option<Image>, Violation> {
     }
 }
 
-/// Of a file, or of any file below a directory.
+/// Whether a file, or any file below a directory, shares blocks.
 fn is_shared(path: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.is_dir() {
         return fs::read_dir(path)?.try_fold(false, |found, entry| Ok(found || is_shared(&entry?.path())?));

@@ -11,35 +11,36 @@ pub const SLOT: Bytes = Bytes::new(8 << 10);
 /// Inode limit of a new directory.
 pub(crate) const INODES: Inodes = Inodes::new(256);
 
-/// The directory and the image of a block volume.
+/// Inode limit of a block volume: its directory and its image.
 pub(crate) const IMAGE_INODES: Inodes = Inodes::new(2);
 
-/// Where a volume is in its life between two operations.
+/// State of a volume between two operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Life {
     #[default]
     Unborn,
-    /// It may share blocks with its source.
+    /// A copy that may still share blocks with its source.
     Copying(Body),
-    /// One that is ready.
+    /// A snapshot that is ready.
     Snapshot(Body),
     Staged(Body),
     Announced(Body),
     Retired(Body),
-    /// There is neither a PV nor a claim.
+    /// The volume has neither a PV nor a claim.
     Retained(Body),
-    /// It does not come back: a new claim of the same name has another UID. With its origin if it shared blocks at the end.
+    /// The volume was removed. It does not come back: a new claim of the same name has another UID. The origin is set
+    /// if the volume shared blocks at its end.
     Gone(Option<Origin>),
 }
 
 /// The volumes between two rounds.
 pub type Lives = BTreeMap<Number, Life>;
 
-/// The beginning of a copy.
+/// The source of a copy, as it was when the copy began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub source: Number,
-    /// The size of the source at that instant, by which its limit is raised while blocks are shared.
+    /// Size of the source at that instant. The limit of the source is raised by this size while blocks are shared.
     pub headroom: Bytes,
 }
 
@@ -47,7 +48,7 @@ pub struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size {
     pub bytes: Bytes,
-    /// How many files and directories it may hold.
+    /// Limit of files and directories.
     pub inodes: Inodes,
 }
 
@@ -56,17 +57,17 @@ pub struct Body {
     pub shape: Shape,
     pub asked: Bytes,
     pub size: Size,
-    /// The size that an expansion may have given it before it was retired.
+    /// Size that an expansion may have set before the volume was retired.
     pub grown: Option<Size>,
-    /// The slots that were written and synced, and what they contain.
+    /// Slots that were written and synced, with the marks of their content.
     pub written: BTreeMap<u16, Mark>,
-    /// The last write of the volume, also if a rollback took its content away.
+    /// Number of the last write, also if a rollback removed its content.
     pub turn: u16,
     /// Whether it was ever opened for a pod.
     pub opened: bool,
     pub origin: Option<Origin>,
     pub is_snapshot: bool,
-    /// It shares blocks for as long as it exists.
+    /// Whether the snapshot shares blocks as long as it exists.
     pub is_thin: bool,
     /// The other member of its group.
     pub together: Option<Number>,
@@ -88,7 +89,7 @@ impl Body {
         is_possible.then(|| Self { written: self.written.clone(), origin: Some(origin), ..Self::new(shape, size) })
     }
 
-    /// The limit of a directory is not raised for one that is thin.
+    /// The thin form of a snapshot. A thin snapshot does not raise the limit of a source that is a directory.
     fn thin(mut self) -> Self {
         self.is_thin = true;
         if let (Shape::Filesystem, Some(origin)) = (self.shape, &mut self.origin) {
@@ -97,14 +98,14 @@ impl Body {
         self
     }
 
-    /// Whether the whole content of its source is durable when the first call of this copy returns: of files, and of a
-    /// snapshot.
+    /// Whether the whole content of the source is durable when the first call of this copy returns. True for
+    /// directories and for snapshots.
     pub(crate) fn is_complete_at_once(&self) -> bool {
         self.origin.is_some() && (self.shape == Shape::Filesystem || self.is_snapshot)
     }
 }
 
-/// The lives that an operation changes, `None` if it is not possible now.
+/// Lives that an operation changes. `None` if the operation is not possible now.
 pub fn after(operation: Operation, lives: &Lives) -> Option<Vec<(Number, Life)>> {
     let Operation { volume, action } = operation;
     let life = lives.get(&volume).cloned().unwrap_or_default();
@@ -145,7 +146,8 @@ pub(crate) fn is_shared(volume: Number, lives: &Lives) -> bool {
 }
 
 impl Life {
-    /// The life after an action of this volume alone, `None` if the action is not possible now. `lives` has the source of a copy.
+    /// The life after an action of this volume alone. `None` if the action is not possible now. `lives` has the source
+    /// of a copy.
     fn after(self, volume: Number, action: Action, lives: &Lives) -> Option<Self> {
         match (self, action) {
             (Self::Unborn, Action::Provision { shape, size }) => Some(Self::Staged(Body::new(shape, size))),
@@ -169,7 +171,8 @@ impl Life {
             (Self::Copying(body), Action::Copy) => Some(Self::Staged(body)),
             (Self::Copying(body), Action::Undo) if !body.is_snapshot => Some(Self::Gone(body.origin)),
             (Self::Copying(body), Action::RemoveSnapshot) if body.is_snapshot => Some(Self::Gone(body.origin)),
-            // A copy of a thin one shares blocks with its source, too.
+            // A copy of a thin snapshot also shares blocks with the source of the snapshot. The copy ends before the
+            // snapshot is removed.
             (Self::Snapshot(body), Action::RemoveSnapshot) if body.is_thin => {
                 (!is_shared(volume, lives)).then_some(Self::Gone(body.origin))
             }
@@ -206,7 +209,7 @@ impl Life {
 }
 
 impl Life {
-    /// Each action of a volume once, but those that begin a copy. Not all of them are possible.
+    /// Each action of a volume once, except those that begin a copy. Not all of them are possible.
     pub(crate) fn candidates(&self, volume: Number, shape: Shape, lives: &Lives) -> [Action; 15] {
         let (size, slot, last) = match self {
             Self::Unborn | Self::Gone(_) => (Bytes::ZERO, 0, 0),
@@ -253,7 +256,7 @@ impl Size {
         Self { bytes, inodes }
     }
 
-    /// A directory may hold more files in the same proportion.
+    /// The size after an expansion. The inode limit of a directory grows in proportion.
     fn grown(self, shape: Shape, to: Bytes) -> Self {
         let inodes = match shape {
             Shape::Filesystem => Inodes::new((self.inodes.get() * to.get()).div_ceil(self.bytes.get())),
@@ -263,7 +266,7 @@ impl Size {
     }
 }
 
-/// So many slots has a volume of this size. The last one is at its end.
+/// Number of slots in a volume of this size. The last slot is at its end.
 pub(crate) fn slots(size: Size) -> u16 {
     u16::try_from(size.bytes.get() / SLOT.get()).unwrap_or(u16::MAX)
 }

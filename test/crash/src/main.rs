@@ -1,5 +1,5 @@
-//! Runs in the guest: experiments with one seed after the other until so many points were looked at, or all sequences,
-//! or sources that are written again.
+//! Program in the guest. It runs random histories with one seed after the other until enough points are checked, or all
+//! short sequences, or histories with sources that are overwritten while they are copied.
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroUsize;
@@ -17,22 +17,22 @@ use ktest_support::stderr_is_terminal;
 /// history.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many points are looked at.
+    /// Number of points to check.
     #[arg(long, default_value_t = 100)]
     points: usize,
-    /// The first history; the next ones have the seeds that follow. By default another one each time.
+    /// Seed of the first history; the next histories have the seeds that follow. By default, the current time.
     #[arg(long)]
     seed: Option<u64>,
-    /// All sequences of three operations, from this part on: hours.
+    /// Checks all sequences of three operations, from this part on. Takes hours.
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["points", "seed"])]
     sequences: Option<usize>,
-    /// How many parts of the sequences; by default all that follow.
+    /// Number of parts of the sequences. By default, all that follow.
     #[arg(long, requires = "sequences")]
     parts: Option<NonZeroUsize>,
-    /// Sources that are written again while they are copied.
+    /// Checks sources that are overwritten while they are copied.
     #[arg(long, conflicts_with_all = ["points", "seed", "sequences"])]
     rewrites: bool,
-    /// How many seconds shorter histories are looked for after a failure.
+    /// Number of seconds to search for shorter histories after a failure.
     #[arg(long, default_value_t = 600)]
     patience: u64,
 }
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Histories at once. Each has three disks.
+/// Number of histories that run at once. Each has three disks.
 const WORKERS: usize = 2;
 
 /// Runs the function in each worker. Returns a failure of one of them when all have ended.
@@ -92,7 +92,8 @@ impl Run {
                 let shown = |_, _| format!("{} of {points} points", done.fetch_add(1, Relaxed) + 1);
                 let looked = self.run(Plan::Random { seed, points: wanted }, shown);
                 let looked = looked.inspect_err(|_| has_failed.store(true, Relaxed))?;
-                // A short history has fewer points. One that has none is counted, so that this ends.
+                // A short history has fewer points. A history without points counts as one point, so that the loop
+                // ends.
                 claimed.fetch_sub(POINTS - looked.clamp(1, POINTS), Relaxed);
                 let (done, seconds) = (done.load(Relaxed), self.start.elapsed().as_secs());
                 println!("seed {seed}: {looked} points hold, {done} of {points} in {seconds} s");
@@ -134,7 +135,7 @@ impl Run {
         Ok(())
     }
 
-    /// Returns how many points were looked at. A terminal shows the number meanwhile, in a line that is rewritten.
+    /// Returns the number of points that were checked. A terminal shows the progress in a line that is rewritten.
     fn run(&self, plan: Plan, shown: impl Fn(usize, usize) -> String) -> Result<usize, Box<Failure>> {
         let experiment = Experiment { plan, flushes: Flushes::Kept, patience: self.patience };
         let report = |coverage: &Coverage, all| {

@@ -1,10 +1,10 @@
-//! Data of pods: each line names its volume, and which of its writes this was.
+//! Data of pods. Each line names its volume and the number of the write.
 
 use crate::life::SLOT;
 use crate::operation::{Mark, Number};
 
 const LINE: usize = 64;
-/// A disk writes it whole.
+/// Size that a disk writes atomically.
 const SECTOR: usize = 512;
 const PAGE: usize = 4096;
 const ZEROS: [u8; PAGE] = [0; PAGE];
@@ -19,7 +19,7 @@ pub fn content(mark: Mark, slot: u16) -> Vec<u8> {
     line.repeat((SLOT.get() / LINE as u64) as usize)
 }
 
-/// The first line that is neither empty nor of the marks of its slot, if any, and where it is.
+/// The first line that is neither empty nor of the marks of its slot, with its offset.
 pub fn foreign(content: &[u8], marks: impl Fn(u16) -> Marks) -> Option<(usize, String)> {
     let mut pages = content.chunks(PAGE).enumerate().filter(|(_, page)| *page != &ZEROS[..page.len()]);
     let (at, line) = pages.find_map(|(number, page)| {
@@ -32,12 +32,12 @@ pub fn foreign(content: &[u8], marks: impl Fn(u16) -> Marks) -> Option<(usize, S
     Some((at, String::from_utf8_lossy(line).trim_end().to_owned()))
 }
 
-/// The slot of an image that has this byte.
+/// Slot of the image that contains this byte.
 pub fn slot_at(byte: u64) -> u16 {
     u16::try_from(byte / SLOT.get()).unwrap_or(u16::MAX)
 }
 
-/// Whether each sector of this slot is of one of these marks.
+/// Whether each sector of this slot was written with one of these marks.
 pub fn is_of(found: &[u8], slot: u16, marks: Marks) -> bool {
     let whole = marks.map(|mark| mark.map(|mark| content(mark, slot)));
     let is_at = |whole: &[u8], at: usize, sector: &[u8]| whole.get(at..).is_some_and(|rest| rest.starts_with(sector));
@@ -49,7 +49,7 @@ fn prefix(Mark { volume, turn }: Mark) -> String {
     format!("written by {volume} in write {turn} of ")
 }
 
-/// The mark of a line.
+/// Parses the mark of a line.
 pub fn mark(line: &str) -> Option<Mark> {
     let (volume, rest) = line.strip_prefix("written by pvc-")?.split_once(" in write ")?;
     let (turn, _) = rest.split_once(" of ")?;

@@ -1,4 +1,4 @@
-//! A node's volumes: what the provisioner, kubelet and pods do to them.
+//! Runs operations of the provisioner, the kubelet and pods on the volumes of a node.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -27,16 +27,16 @@ use crate::marker;
 use crate::operation::{Action, Mark, Number, Operation, Shape};
 use crate::violation::Violation;
 
-/// Kept for what else is on the disk.
+/// Reserve for other data on the disk.
 const RESERVE: Bytes = Bytes::new(32 << 20);
 
-/// The longest time for which a list has a device open, on a busy machine.
+/// Time limit for another list of the loop devices to close a device, on a busy machine.
 const CLOSED: Duration = Duration::from_secs(30);
 
 /// A store, and the pods of its volumes.
 pub(crate) struct Node {
     pub(crate) store: Store,
-    /// The store does not own it.
+    /// Owned here, because the store has only a weak reference.
     _freezer: Arc<dyn PodFreezer>,
     control: Control,
     targets: PathBuf,
@@ -44,7 +44,7 @@ pub(crate) struct Node {
     attached: Mutex<BTreeMap<Number, Backing>>,
 }
 
-/// No operation runs while a pod has the source of its copy.
+/// A freezer without pods: no pod has the source of a copy while an operation runs.
 #[derive(Debug)]
 struct NoPods;
 
@@ -65,13 +65,14 @@ impl FrozenPods for NoPods {
 }
 
 impl Node {
-    /// Opens the volumes directory of the file system that is mounted at `root`; makes it first if it is not there.
+    /// Opens the volumes directory of the file system that is mounted at `root`. Creates the directory if it is
+    /// missing.
     pub(crate) fn start(root: &Path) -> Result<Self, Violation> {
         let volumes = root.join(VOLUMES);
         let failed = called("start", "the node");
         let start = || -> Result<Self, Box<dyn Error + Send + Sync>> {
             fs::create_dir_all(&volumes)?;
-            // Each call copies one piece, so that the power fails between them and pods write to shared blocks.
+            // Each call copies one piece, so that the power fails and pods write to shared blocks between the calls.
             let settings = Settings { reserve: RESERVE, pass: Duration::ZERO, ..Settings::default() };
             let store = Store::open(&Dir::open(&volumes)?, settings)?;
             let freezer: Arc<dyn PodFreezer> = Arc::new(NoPods);
@@ -84,7 +85,7 @@ impl Node {
         start().map_err(failed)
     }
 
-    /// Does what an operation says, and nothing else.
+    /// Runs one operation.
     pub(crate) fn run(&self, Operation { volume, action }: Operation) -> Result<(), Violation> {
         let id = id(volume);
         let store = &self.store;
@@ -104,7 +105,7 @@ impl Node {
             }),
             Action::ExpandAndRetire { to } => thread::scope(|scope| {
                 let expanded = scope.spawn(|| match store.expand(&id, to) {
-                    // It was retired first.
+                    // The volume was retired first.
                     Ok(_) | Err(volume::Error::Refused { source: VolumeRefusal::Lost, .. }) => Ok(()),
                     Err(error) => Err(called("expand", volume)(error)),
                 });
@@ -147,7 +148,7 @@ impl Node {
         }
     }
 
-    /// As the next pass over its claim or content.
+    /// Finishes a copy, as the provisioner does in the next pass over its claim or content.
     fn finish(&self, volume: Number) -> Result<(), Violation> {
         let id = id(volume);
         let records = self.store.records().map_err(called("list the records", "all volumes"))?;
@@ -157,14 +158,14 @@ impl Node {
         let Record { claim, owner, class, mode, size, cloning, .. } = record;
         let source = cloning.map(|cloning| cloning.source);
         match (mode, source) {
-            // The member of a group that is complete waits for the others, and needs no source any more.
+            // A complete member of a group waits for the others, and needs its source no longer.
             (mode, source) if mode.is_snapshot() => {
                 let source = source.unwrap_or_else(|| id.clone());
                 let (owner, max_pause, sharing) = (Owner::Provisioner, DEFAULT_PAUSE, Sharing::Temporary);
                 let want = SnapshotRequest { claim, owner, class, source, max_pause, sharing };
                 finish_snapshot(&self.store, volume, &want)
             }
-            // The first call has finished it.
+            // The first call has finished the clone.
             (_, None) => Ok(()),
             (_, source) => finish_clone(&self.store, volume, &Request { claim, owner, class, mode, size, source }),
         }
@@ -182,7 +183,7 @@ impl Node {
         }
     }
 
-    /// A pod's life: the volume is published, written, synced, unpublished.
+    /// Acts as a pod and its kubelet: publishes, writes, syncs and unpublishes the volume.
     fn write(&self, mark: Mark, slot: u16, leave: bool) -> Result<(), Violation> {
         let Mark { volume, .. } = mark;
         let opened = self.store.open_volume(&id(volume)).map_err(called("open", volume))?;
@@ -204,7 +205,7 @@ impl Node {
         publish().map_err(published("publish", volume))?;
         let write = || -> io::Result<()> {
             let path = target.join(data::file(slot));
-            // In place: a copy may share these blocks.
+            // Overwrites in place: a copy may share these blocks.
             let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
             file.write_all(content)?;
             file.sync_all()?;
@@ -258,7 +259,7 @@ impl Node {
         Ok(all.into_iter().find(|device| device.status.backing == backing).map(|device| device.number.path()))
     }
 
-    /// Takes everything back from the pods, so that the file system can be unmounted.
+    /// Detaches the loop devices of all volumes, so that the file system can be unmounted.
     pub(crate) fn end(self) -> Result<(), Violation> {
         let attached = std::mem::take(&mut *lock(&self.attached));
         for (volume, backing) in attached {
@@ -271,8 +272,8 @@ impl Node {
     }
 }
 
-/// The device is gone afterwards, and nothing keeps the image open. A list of the devices, of another history, has each of them
-/// open for a moment: the kernel detaches it when it is closed.
+/// Detaches a loop device. When this returns, the device is gone and nothing keeps the image open. A list of the
+/// devices, by another history, has each device open for a moment: the kernel detaches such a device when it is closed.
 fn detach(device: loopdev::Device, backing: Backing) -> Result<(), Box<dyn Error + Send + Sync>> {
     let deferred = device.detach_from(backing)? == Detach::Deferred;
     let deadline = Instant::now() + CLOSED;
@@ -310,14 +311,14 @@ pub(crate) fn snapshot_request(volume: Number, source: Number, is_thin: bool) ->
     SnapshotRequest { claim, owner, class, source, max_pause, sharing }
 }
 
-/// Of snapshots and their sources.
+/// Request for a group of snapshots. Each member is a snapshot and its source.
 fn group_request(members: [(Number, Number); 2]) -> GroupRequest {
     let [(first, _), _] = members;
     let members = members.map(|(volume, source)| (id(volume), snapshot_request(volume, source, false))).into();
     GroupRequest { id: id(first), members, max_pause: DEFAULT_PAUSE }
 }
 
-/// All calls until both snapshots are ready.
+/// Repeats the call until both snapshots are ready.
 pub(crate) fn finish_group(store: &Store, members: [(Number, Number); 2]) -> Result<(), Violation> {
     let [(first, _), _] = members;
     let want = group_request(members);
@@ -329,7 +330,7 @@ pub(crate) fn finish_group(store: &Store, members: [(Number, Number); 2]) -> Res
     }
 }
 
-/// All calls until the clone shares no block.
+/// Repeats the call until the clone shares no block.
 pub(crate) fn finish_clone(store: &Store, volume: Number, want: &Request) -> Result<(), Violation> {
     loop {
         match store.provision(&id(volume), want) {
@@ -339,7 +340,7 @@ pub(crate) fn finish_clone(store: &Store, volume: Number, want: &Request) -> Res
     }
 }
 
-/// All calls until the snapshot is ready.
+/// Repeats the call until the snapshot is ready.
 pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequest) -> Result<(), Violation> {
     loop {
         let taken = store.take_snapshot(&id(volume), want).map_err(called("finish the snapshot", volume))?;
@@ -349,7 +350,8 @@ pub(crate) fn finish_snapshot(store: &Store, volume: Number, want: &SnapshotRequ
     }
 }
 
-/// All calls until the volume has the content of the source, and the snapshot its former one.
+/// Repeats the call until the volume has the content of the source, and the kept snapshot the former content of the
+/// volume. Then ends the rollback.
 pub(crate) fn roll_back(store: &Store, kept: Number, volume: Number, source: Number) -> Result<(), Violation> {
     let Request { claim, .. } = request(kept, Shape::Thin, Bytes::ZERO);
     let want = RollbackRequest { claim, volume: id(volume), source: id(source) };
@@ -370,12 +372,12 @@ pub(crate) fn called<E: Into<Box<dyn Error + Send + Sync>>>(
     move |source| Violation::Call { call, volume: volume.to_string(), source: source.into() }
 }
 
-/// For `map_err`: the kernel refused what a pod needs.
+/// For `map_err`: a step of the kubelet or a pod failed.
 fn published<E: Into<Box<dyn Error + Send + Sync>>>(what: &'static str, volume: Number) -> impl FnOnce(E) -> Violation {
     move |source| Violation::Publish { what, volume, source: source.into() }
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A map of numbers stays right if a thread panics beside it.
+    // The map stays valid if a thread panics while it holds the lock.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

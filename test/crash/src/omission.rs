@@ -1,4 +1,5 @@
-//! Single flushes are taken from the store, one after the other: each one that it needs must be missed by the checks.
+//! Omits single flushes of the store, one after the other. The checks must detect the omission of each flush that the
+//! store needs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::node::{Node, called, id, request};
 use crate::operation::{Action, Number, Operation, Shape};
 use crate::violation::Violation;
 
-/// A flush that was left out.
+/// An omitted flush.
 #[derive(Debug)]
 pub struct Omission {
     pub during: (&'static str, Shape),
@@ -24,10 +25,10 @@ pub struct Omission {
     pub violation: Option<Violation>,
 }
 
-/// Some operations of one volume. Before they begin, a start of the store makes durable whatever was done before.
+/// Operations of one volume. Before they begin, a start of the store makes all earlier changes durable.
 #[derive(Clone, Debug)]
 struct Step {
-    /// By which it is known.
+    /// Name of the step in the results.
     name: &'static str,
     volume: Number,
     shape: Shape,
@@ -38,19 +39,19 @@ struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Whole,
-    /// In a process of its own, in which a flush is left out.
+    /// Runs in another process, in which one flush is omitted.
     Without,
-    /// The same, but it is the process that starts the store, and nothing was synced before.
+    /// As `Without`, but the process also starts the store, and no earlier change was synced.
     StartWithout,
 }
 
-/// A number that no history has.
+/// Volume number that no history has.
 const NEVER: Number = Number(60_003);
 
 const SIZE: Bytes = Bytes::MIB;
 const LARGER: Bytes = Bytes::new(2 << 20);
 
-/// The lives of three volumes of each kind, in which the store does everything that it does.
+/// Lives of three volumes of each kind, as lists of steps.
 fn lives() -> Vec<Vec<Step>> {
     use Action::{Announce, Discard, Expand, Open, Provision, Restore, Retire, Undo};
     use Kind::{StartWithout, Whole, Without};
@@ -83,13 +84,13 @@ fn lives() -> Vec<Vec<Step>> {
     (1..).zip(lives).map(steps).collect()
 }
 
-/// Leaves out every flush of the store, one in each process, and looks whether the checks notice.
+/// Omits each flush of the store, one in each process, and reports whether the checks detect the omission.
 pub fn every_flush() -> Result<Vec<Omission>, Violation> {
     let mut lives = lives();
     let mut omissions = Vec::new();
     for number in 0.. {
         let recording = Recording::new(&lives, number)?;
-        // As far as there are more flushes.
+        // Keeps the steps up to the last one that has more flushes.
         for (life, flushes) in lives.iter_mut().zip(&recording.flushes) {
             let more = flushes.iter().rposition(|flushes| flushes.len() > number + 1);
             life.truncate(more.map_or(0, |last| last + 1));
@@ -112,7 +113,7 @@ struct Recording {
 }
 
 impl Recording {
-    /// In each step the flush of this number is missing, if there are so many.
+    /// Records all steps. Each step omits the flush with this number, if it has so many.
     fn new(lives: &[Vec<Step>], omitted: usize) -> Result<Self, Violation> {
         let steps: Vec<Step> = lives.iter().flatten().cloned().collect();
         let operations = steps.iter().flat_map(|Step { volume, actions, .. }| {
@@ -134,13 +135,13 @@ impl Recording {
             flushes.push(of_life);
         }
         drop(rounds);
-        // The last step is as durable as the others are when the next one begins.
+        // Another start makes the last step durable, as the starts between the steps do for the others.
         Node::start(root)?;
         drop(mounted);
         Ok(Self { history, steps, flushes, replay: recorder.finish() })
     }
 
-    /// Looks at each cut within a step in which a flush is missing, and behind it, until one shows that it is.
+    /// Checks the cuts within each step with an omitted flush, and after it, until one shows a violation.
     fn omissions(mut self, omitted: usize) -> Result<Vec<Omission>, Violation> {
         let mut cuts: BTreeMap<usize, Vec<Cut>> = BTreeMap::new();
         for cut in self.replay.every_recovered_cut() {
@@ -169,7 +170,8 @@ impl Recording {
     }
 }
 
-/// The first volume of a disk creates the counter of project IDs; all later ones are created in the same way.
+/// Creates a volume and removes it. The first volume of a disk creates the counter of project IDs, so all later volumes
+/// are created in the same way.
 fn make_counter(root: &Path) -> Result<(), Violation> {
     let store = Node::start(root)?.store;
     let (volume, name) = (id(NEVER), || NEVER.to_string());

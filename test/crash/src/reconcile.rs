@@ -1,4 +1,4 @@
-//! The provisioner's comparison at its start: the disk becomes what the cluster wants.
+//! The provisioner's comparison at its start, which applies to the disk what the cluster wants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use crate::node::{
 use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
-/// A number that no history has.
+/// Volume numbers that no history has.
 const NEXT_TENANTS: [Number; 2] = [Number(60_001), Number(60_002)];
 
-/// Compares the disk with the cluster once.
+/// Compares the disk with the cluster once, and applies the differences to the disk.
 pub(crate) fn reconcile(store: &Store, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let records = store.records().map_err(called("list the records", "all volumes"))?;
     if let Some((id, source)) = records.unreadable.into_iter().next() {
@@ -101,7 +101,7 @@ fn other_member(number: Number, expected: &BTreeMap<Number, Expected>) -> Option
     Some((other, body.origin?.source))
 }
 
-/// Gives all that is left of the disk to new claims, which must find nothing in it.
+/// Allocates all free space to new claims, whose volumes must be empty.
 pub(crate) fn next_tenants(store: &Store) -> Result<(), Violation> {
     let [directory, image] = NEXT_TENANTS;
     store
@@ -120,7 +120,7 @@ pub(crate) fn next_tenants(store: &Store) -> Result<(), Violation> {
     store.announce(&id(image)).map_err(called("announce", image))?;
     let opened = store.open_volume(&id(image)).map_err(called("open", image))?;
     let file = opened.image(Access::ReadOnly).map_err(called("open the image", image))?;
-    // Unwritten extents read as zeros: the kernel says so faster than hundreds of MiB of them.
+    // Unwritten extents read as zeros. SEEK_DATA finds them faster than a read of hundreds of MiB.
     match lseek(&file, 0, Whence::SeekData) {
         Err(Errno::ENXIO) => Ok(()),
         Ok(_) | Err(_) => Err(Violation::NotEmpty { volume: image }),

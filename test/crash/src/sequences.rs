@@ -6,21 +6,21 @@ use crate::history::History;
 use crate::life::{Life, Lives, after};
 use crate::operation::{Action, Number, Operation, Shape};
 
-/// Operations of a sequence, sequences of a part, and volumes of a sequence.
+/// Number of operations in a sequence, of sequences in a part, and of volumes in a sequence.
 const LENGTH: usize = 3;
 const PART: usize = 8;
 const CAST: usize = 4;
 
 impl History {
-    /// All sequences of [`LENGTH`] operations, for each kind of volume and each beginning. They have the numbers from 1 to
-    /// [`CAST`].
+    /// All sequences of [`LENGTH`] operations, for each kind of volume and each beginning. Their volumes have the
+    /// numbers from 1 to [`CAST`].
     fn sequences() -> Vec<Vec<Operation>> {
         let of_shape =
             |shape| beginnings(shape).into_iter().flat_map(move |(begin, count)| longer(shape, begin, count));
         Shape::ALL.into_iter().flat_map(of_shape).collect()
     }
 
-    /// How many parts [`History::of_sequences`] has.
+    /// Number of parts of [`History::of_sequences`].
     pub fn parts() -> usize {
         Self::sequences().len().div_ceil(PART)
     }
@@ -30,21 +30,21 @@ impl History {
         Self::part(&Self::sequences(), part)
     }
 
-    /// A thick image and a directory, written again in place while their snapshots are copied: what the first call has
-    /// copied is not shared any more, but this is in memory until XFS forces its log. The last image is written again while it has
-    /// a thin snapshot, and when that has given up its blocks.
+    /// A thick image and a directory that are overwritten in place while their snapshots are copied. Blocks that the
+    /// first call has copied are no longer shared, but XFS keeps this change in memory until it forces its log. The
+    /// last image is overwritten while it has a thin snapshot, and again after the snapshot was removed.
     pub fn of_rewrites() -> Self {
         let volumes: [(u16, Shape, &[u16], bool); 3] = [
             // The snapshot of the image shares its second piece until the end.
             (1, Shape::Thick, &[0, 128], false),
-            // Which file is copied first is not known.
+            // The order in which files are copied is not known.
             (3, Shape::Filesystem, &[0], false),
             (5, Shape::Thick, &[0, 128], true),
         ];
         Self::sequence(volumes.into_iter().flat_map(|(number, shape, slots, is_thin)| {
             let [volume, snapshot] = [number, number + 1].map(Number);
             let provision = Action::Provision { shape, size: Bytes::new(2 << 20) };
-            // It stays attached: attaching a loop device syncs the image.
+            // The loop device stays attached, because attaching one syncs the image.
             let write = |(&slot, turn)| (volume, Action::Write { slot, turn, leave: true });
             let first = slots.iter().zip(1..).map(write);
             let [again, last] = [10, 11].map(|turn| write((&slots[0], turn)));
@@ -69,8 +69,8 @@ impl History {
     }
 }
 
-/// The operations before a sequence, and how many follow: on a new volume, on one that was opened, on copies of one that
-/// was written, which share its blocks, on one that was rolled back, and on a group of two.
+/// Operations before a sequence, and the number of operations that follow: on a new volume, on an opened volume, on
+/// copies that share blocks with a written volume, on a volume that was rolled back, and on a group of two.
 fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     let [volume, copy, restored, other] = [1, 2, 3, 4].map(Number);
     let size = Bytes::MIB;
@@ -110,7 +110,7 @@ fn beginnings(shape: Shape) -> Vec<(Vec<Operation>, usize)> {
     beginnings
 }
 
-/// The volumes after these operations, `None` if one is not possible where it stands.
+/// The volumes after these operations. `None` if one of them is not possible in its place.
 fn lives_after(operations: &[Operation]) -> Option<Lives> {
     operations.iter().try_fold(Lives::new(), |mut lives, operation| {
         lives.extend(after(*operation, &lives)?);
@@ -118,7 +118,7 @@ fn lives_after(operations: &[Operation]) -> Option<Lives> {
     })
 }
 
-/// The sequences that begin so and have `count` operations more, or fewer if none is possible.
+/// All sequences that extend `begin` by `count` operations, or by fewer if no other operation is possible.
 fn longer(shape: Shape, begin: Vec<Operation>, count: usize) -> Vec<Vec<Operation>> {
     let lives = lives_after(&begin).unwrap_or_default();
     let on_one = |(&volume, life): (&Number, &Life)| {
