@@ -13,7 +13,7 @@ use volume::{ALMOST_FULL, DiskFault, Records, VolumeId};
 use crate::host::{LoopDevice, PathContents};
 use crate::node::signed;
 
-/// Without a limit there is no total, and CSI requires one: the entry is left out. The usage of a device is unknown.
+/// Omits entries without a limit, because CSI requires a total. A block volume has only a total: its usage is unknown.
 pub(crate) fn usage(found: &PathContents) -> Vec<VolumeUsage> {
     let entry = |unit: Unit, total: u64, used: u64| VolumeUsage {
         available: signed(total.saturating_sub(used)),
@@ -44,7 +44,7 @@ pub(crate) struct Health {
 
 struct Problem {
     status: VolumeHealthErrorType,
-    /// In CamelCase. No two problems of a volume have the same one.
+    /// Reason in CamelCase, unique among the problems of a volume.
     reason: &'static str,
     message: String,
 }
@@ -70,7 +70,7 @@ impl Problem {
     }
 }
 
-/// The faults of the disk first, since the others may follow from them.
+/// Lists the faults of the disk first, because they may cause the other problems.
 fn problems(found: Option<&PathContents>, health: &Health) -> Vec<Problem> {
     let disk = health.disk.iter().map(Problem::of_disk);
     let changed =
@@ -96,7 +96,7 @@ pub(crate) fn health(volume: &VolumeId, found: Option<&PathContents>, health: &H
     VolumeHealth { volume_id: volume.to_string(), health_statuses }
 }
 
-/// The health of the volumes that have a fault. Snapshots have none.
+/// Health of the volumes that have a problem. Snapshots are left out.
 pub(crate) fn abnormal(records: Records, faults: &Health) -> BTreeMap<VolumeId, VolumeHealth> {
     let readable = records.readable.into_iter().filter(|(_, record)| !record.mode.is_snapshot());
     let unreadable = records.unreadable.into_keys().map(|id| (id, Some(PathContents::Unusable)));
@@ -187,7 +187,7 @@ mod tests {
         })
     }
 
-    /// On a disk without faults.
+    /// Condition of a volume on a disk without faults.
     fn works(found: &PathContents) -> VolumeCondition {
         condition(found, &Health::default())
     }

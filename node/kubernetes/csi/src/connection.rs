@@ -1,8 +1,8 @@
 //! Connections with deadlines.
 //!
-//! hyper's graceful shutdown waits for clients to read their responses, and for clients that have not sent a byte yet. So
-//! a connection ends by itself: at once if it is silent when the server stops, after 10 s without a first byte, and in any
-//! case when the grace period is over.
+//! hyper's graceful shutdown waits for clients to read their responses, and for clients that have not sent a byte yet.
+//! So a connection ends by itself: at once if it is silent when the server stops, after 10 s without a first byte, and
+//! in any case when the grace period is over.
 
 use std::io;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use tonic::transport::server::Connected;
 /// Time for the first byte of a client.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The two phases of a server's end.
+/// The two phases of a server's shutdown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shutdown {
     /// No new calls are accepted.
@@ -30,7 +30,7 @@ pub(crate) struct Shutdown {
 #[derive(Debug)]
 pub(crate) struct Connection<S> {
     stream: S,
-    /// Until the first byte.
+    /// `None` after the first byte.
     silent: Option<Silent>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _place: OwnedSemaphorePermit,

@@ -1,7 +1,8 @@
-//! The Controller service of this node's volumes, for clusters with external-provisioner. `group` has the GroupController service.
+//! The Controller service of this node's volumes, for clusters with external-provisioner. `group` has the
+//! GroupController service.
 //!
-//! It changes only volumes that it created: their records name it as [`Owner`](volume::Owner). Those of the provisioner are
-//! listed, can be cloned, and stay unchanged.
+//! The service changes only volumes whose record names it as the [`Owner`](volume::Owner). It lists and clones the
+//! provisioner's volumes, but does not change them.
 
 mod group;
 mod plan;
@@ -64,34 +65,34 @@ const CAPABILITIES: [rpc::Type; 12] = [
     rpc::Type::ListVolumeHealth,
 ];
 
-/// Entries of one response at most, so that it fits into a message of gRPC (4 MiB).
+/// Maximum number of entries of a response, so that it fits into a gRPC message (4 MiB).
 const VOLUMES: usize = 10_000;
-/// An entry has the faults of the disk, too.
+/// Maximum number of entries with the health of a volume. Each entry has the faults of the disk, too.
 const HEALTH: usize = 1_000;
 
 pub(crate) struct ControllerService<H> {
     pub(crate) node: String,
-    /// Has the faults of the disk.
+    /// Source of the disk's faults.
     pub(crate) host: Arc<H>,
     pub(crate) volumes: Arc<dyn Volumes>,
-    /// Those of the Node service.
+    /// Locks of the Node service, which both services use.
     pub(crate) locks: VolumeLocks,
 }
 
 impl<H: Host> ControllerService<H> {
-    /// Runs blocking work in a thread. It ends its work also if the client cancels the call.
+    /// Runs blocking work in a thread. The thread completes its work even if the client cancels the call.
     async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce(&dyn Volumes) -> T + Send + 'static) -> T {
         let volumes = Arc::clone(&self.volumes);
         match spawn_blocking(move || work(&*volumes)).await {
             Ok(done) => done,
-            // The layer in front of this service makes it an error of this call.
+            // `Observed`, the layer in front of this service, turns the panic into an error of this call.
             Err(panicked) => resume_unwind(panicked.into_panic()),
         }
     }
 
-    /// Repeats a change of one volume or snapshot while `next` returns the pause before another pass. The thread of a pass
-    /// has the lock, and other calls for the volume wait, also during a pause. A client that cancels the call ends it after
-    /// the present pass; its next call continues.
+    /// Repeats a change of one volume or snapshot while `next` returns the pause before another pass. The thread of a
+    /// pass has the lock, and other calls for the volume wait, also during a pause. If the client cancels the call, the
+    /// call ends after the current pass, and the client's next call continues.
     async fn change<T: Send + 'static>(
         &self,
         id: &VolumeId,
@@ -126,24 +127,24 @@ impl<H: Host> ControllerService<H> {
     }
 }
 
-/// Creates the volume, or finishes what an earlier call began.
+/// Creates the volume, or completes a creation that an earlier call began.
 fn create(volumes: &dyn Volumes, want: &Create) -> Result<Record, ControllerError> {
     let failed = Change::Create.failed();
     let find = |id: &VolumeId| volumes.record(id).map_err(failed);
     let record = find(&want.id)?;
     let source = match (&record, &want.source) {
         (None, Some(source)) => find(source.id())?,
-        // The volume may outlive its source.
+        // The source of an existing volume may be deleted already.
         _ => None,
     };
     let request = plan::create(want, record.as_ref(), source.as_ref())?;
     if record.is_none() && !want.io.is_none() {
-        // Before anything is created: after this error, the client may not call DeleteVolume.
+        // The check precedes all changes, because the client may not call DeleteVolume after this error.
         let failed = |source| failed(Error::Throttle { id: want.id.clone(), source });
         volumes.check_io_limits().map_err(failed)?;
     }
     let mut record = volumes.provision(&want.id, &request).map_err(failed)?.into_inner();
-    // Before a pod can use it. An announced volume keeps its limits.
+    // The limits are set before a pod can use the volume. An announced volume keeps its limits.
     if record.state == State::Staged && record.io != want.io {
         record = volumes.limit_io(&want.id, want.io).map_err(failed)?.into_inner();
     }
@@ -351,7 +352,8 @@ impl<H: Host> Controller for ControllerService<H> {
         Err(unannounced("PUBLISH_UNPUBLISH_VOLUME"))
     }
 
-    /// Returns when the snapshot is ready. A call that the client gives up took it all the same, and the next one continues.
+    /// Returns when the snapshot is ready. If the client cancels a call that has taken the snapshot, its next call
+    /// continues.
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,
@@ -435,7 +437,7 @@ impl<H: Host> Controller for ControllerService<H> {
         Ok(Response::new(ControllerGetVolumeHealthResponse { volume_health }))
     }
 
-    /// The volumes of which [`Self::controller_get_volume_health`] has a fault.
+    /// Lists the volumes for which [`Self::controller_get_volume_health`] reports a fault.
     async fn controller_list_volume_health(
         &self,
         request: Request<ControllerListVolumeHealthRequest>,

@@ -28,7 +28,7 @@ use crate::request::{LookRequest, TargetPath};
 
 /// The machine, as calls use it. Every method blocks on the disk or the kernel.
 pub trait Host: Send + Sync + 'static {
-    /// The descriptors that a look opened: the steps after it change what it saw.
+    /// Descriptors that [`Host::look`] opened. Steps use them, so that they change the objects that the look read.
     type At: Send;
 
     /// Fails if volumes cannot be served now.
@@ -43,12 +43,12 @@ pub trait Host: Send + Sync + 'static {
 
     fn volume(&self, volume: &VolumeId) -> Result<Volume, LookError>;
 
-    /// Faults of the disk that the volumes are on, as they were read last.
+    /// Faults of the volumes' disk, from the last read.
     fn disk_faults(&self) -> Vec<DiskFault>;
 
     fn read_faults(&self) -> Result<(), FsError>;
 
-    /// Whether another program changed the limits of the volume to these.
+    /// Whether another program changed the limits of the volume to `limits`.
     fn limits_changed(&self, volume: &VolumeId, limits: Limits) -> bool;
 
     /// Refreshes the size of all loop devices of a block volume. Returns the smallest size; `None` without a device.
@@ -57,21 +57,21 @@ pub trait Host: Send + Sync + 'static {
     /// Number of loop devices on files of the volumes' disk.
     fn attached(&self) -> Result<usize, LookError>;
 
-    /// The volumes with a loop device without targets.
+    /// Volumes that have a loop device without targets.
     fn idle(&self) -> Result<Vec<VolumeId>, LookError>;
 
     /// Detaches the loop devices of a volume that have no target.
     fn release(&self, volume: &VolumeId) -> Result<(), ActError>;
 
-    /// Opens the loop devices of all targets, as an earlier process had them open. Returns the number of targets whose
-    /// device is attached and cannot be opened; each is logged.
+    /// Opens the loop devices of all targets, which an earlier process had open. Returns the number of targets whose
+    /// device is attached but cannot be opened; each is logged.
     fn adopt(&self) -> Result<usize, LookError>;
 
     /// Revokes detaches of published devices by other processes, and removes unused devices.
     fn watch(&self) -> Result<WatchReport, LookError>;
 
-    /// Closes the descriptors of all loop devices, and removes their limits of I/O, so that they can be detached when the node
-    /// ends.
+    /// Closes the descriptors of all loop devices, and removes their I/O limits, so that the devices can be detached
+    /// when the node shuts down.
     fn close(&self);
 }
 
@@ -98,10 +98,10 @@ pub enum PathContents {
     Block {
         /// Size of the image.
         image: Bytes,
-        /// `None` if it was detached, or is attached to another file now.
+        /// `None` if the device was detached, or is attached to another file now.
         device: Option<LoopDevice>,
     },
-    /// A volume is mounted there whose record or image cannot be used.
+    /// The record or the image of the volume at the path cannot be used.
     Unusable,
 }
 

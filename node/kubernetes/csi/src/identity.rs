@@ -18,7 +18,7 @@ use crate::host::Host;
 
 pub(crate) struct IdentityService<H> {
     pub(crate) version: String,
-    /// Those that depend on the plugin's settings.
+    /// Services that depend on the plugin's settings.
     pub(crate) services: Vec<service::Type>,
     pub(crate) host: Arc<H>,
 }
@@ -50,7 +50,7 @@ impl<H: Host> Identity for IdentityService<H> {
 
     async fn probe(&self, _request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let host = Arc::clone(&self.host);
-        // A probe that panics is as unready as one that fails.
+        // A panic also means that the plugin is not ready.
         let ready = spawn_blocking(move || host.ready()).await;
         let error: Option<&(dyn Error + 'static)> = match &ready {
             Ok(Ok(())) => None,
@@ -64,7 +64,7 @@ impl<H: Host> Identity for IdentityService<H> {
     }
 }
 
-/// The node, where alone its volumes can be used.
+/// Topology of the node's volumes, which only pods on this node can use.
 pub(crate) fn topology(node: &str) -> Topology {
     Topology { segments: HashMap::from([(volume::TOPOLOGY_KEY.to_owned(), node.to_owned())]) }
 }

@@ -2,13 +2,14 @@
 
 use std::path::{Component, Path};
 
-/// The kubelet writes one per volume, without fsync. With an empty one it cannot unmount the volume.
+/// File that the kubelet writes for each volume, without fsync. If the file is empty, the kubelet cannot unmount the
+/// volume.
 pub(crate) const VOLUME_DATA: &str = "vol_data.json";
 
-/// A path below kubelet's directory; `*` is every name.
+/// A path below the kubelet's directory; `*` matches any name.
 pub(crate) type Pattern = &'static [&'static str];
 
-/// The files of that name: of volumes of pods, and of devices of block volumes.
+/// Places of [`VOLUME_DATA`] files: volumes of pods, and devices of block volumes.
 pub(crate) const DATA: [Pattern; 2] = [
     &["pods", "*", "volumes", "kubernetes.io~csi", "*", VOLUME_DATA],
     &["plugins", "kubernetes.io", "csi", "volumeDevices", "*", "data", VOLUME_DATA],
@@ -17,7 +18,8 @@ pub(crate) const DATA: [Pattern; 2] = [
 /// Targets of block volumes, by volume and pod.
 pub(crate) const DEVICES: Pattern = &["plugins", "kubernetes.io", "csi", "volumeDevices", "publish", "*", "*"];
 
-/// Device nodes that the kubelet mounts itself, one for each target of [`DEVICES`]. It removes them before it unpublishes.
+/// Device nodes that the kubelet mounts itself, one for each target of [`DEVICES`]. The kubelet removes them before it
+/// unpublishes the volume.
 pub(crate) const MAPS: Pattern = &["plugins", "kubernetes.io", "csi", "volumeDevices", "*", "dev", "*"];
 
 pub(crate) fn matches(path: &Path, pattern: Pattern) -> bool {

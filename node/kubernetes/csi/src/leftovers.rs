@@ -1,4 +1,4 @@
-//! Files that the kubelet leaves at a power cut.
+//! Removal of the empty files that a power cut leaves in the kubelet's directory.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use tracing::{info, warn};
 
 use crate::layout::DATA;
 
-/// Removes the empty `vol_data.json` files below the kubelet's directory, and returns their number. Files that cannot be
-/// reached are logged.
+/// Removes the empty `vol_data.json` files below the kubelet's directory, and returns their number. Files that cannot
+/// be reached are logged.
 pub(crate) fn remove_empty_volume_data(kubelet: &Path) -> Result<usize, dir::Error> {
     let kubelet = Dir::open(kubelet)?;
     Ok(DATA.iter().map(|place| sweep(&kubelet, place)).sum())

@@ -1,13 +1,13 @@
 //! The CSI node plugin: publishes volumes at the paths that the kubelet names, and unpublishes them.
 //!
-//! The path of a call: `server` accepts connections of root only; `observed` counts, times and logs the call; `node` has
-//! its method; `request` turns the message into a checked value; one operation at a time works on a volume; `host` reads
-//! the state of the disk, the mounts and the loop devices; `plan` computes the remaining steps; `host` executes them;
-//! `status` gives errors their codes.
+//! The path of a call: `server` accepts connections of root only; `observed` counts, times and logs the call; `node`
+//! has its method; `request` turns the message into a checked value; one operation at a time works on a volume; `host`
+//! reads the state of the disk, the mounts and the loop devices; `plan` computes the remaining steps; `host` executes
+//! them; `status` gives errors their codes.
 //!
 //! A filesystem volume is a directory, bind-mounted on the target. A block volume is an image with a loop device, whose
-//! device node is bind-mounted on a file. Nothing is staged. The mount table defines what is published; the plugin holds a
-//! descriptor of each published loop device, so that pods cannot detach it.
+//! device node is bind-mounted on a file. Nothing is staged. The mount table defines what is published; the plugin
+//! holds a descriptor of each published loop device, so that pods cannot detach it.
 //!
 //! With [`Plugin::with_controller`], the services of `controller` create, expand and delete volumes and snapshots for
 //! external-provisioner. Otherwise only the node's own provisioner does.

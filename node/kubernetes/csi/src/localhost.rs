@@ -1,16 +1,16 @@
-//! Connections whose client may name any `:authority`; the server sees `localhost`.
+//! Replaces the `:authority` of all requests on a connection with `localhost`.
 //!
-//! HTTP/2 wants a host there (RFC 9113, 8.3.1), a Unix socket has none, and gRPC libraries fill the gap differently.
-//! kubelet's CSI client says `localhost`. Its registration client says nothing of its own, so grpc-go takes the target
-//! it dials: the socket's path, percent-encoded (`%2Fdata%2Fkubelet%2F…-reg.sock`), in older versions as it is. Crate
-//! `http` rejects both, and `h2` resets the stream with `PROTOCOL_ERROR` before a service or a tower
-//! layer sees it. No setting of `h2`, `hyper` or `tonic` changes that, so the bytes have to be right when they get
-//! there.
+//! HTTP/2 requires a host in `:authority` (RFC 9113, 8.3.1). A Unix socket has none, and gRPC libraries fill the gap
+//! differently. The kubelet's CSI client sends `localhost`. Its registration client sets no `:authority`, so grpc-go
+//! sends the target that it dials: the socket's path, percent-encoded (`%2Fdata%2Fkubelet%2F…-reg.sock`), or unencoded
+//! in older versions. Crate `http` rejects both, and `h2` resets the stream with `PROTOCOL_ERROR` before a service or a
+//! tower layer receives the request. No setting of `h2`, `hyper` or `tonic` changes that, so the bytes are corrected
+//! before they reach `h2`.
 //!
-//! Only header blocks are touched. HPACK is stateful, hence all of them are decoded, and encoded again without the
-//! dynamic table: whatever the client indexes, the server's table stays empty. Responses pass unchanged.
-//! It announces neither `SETTINGS_HEADER_TABLE_SIZE` nor a larger `SETTINGS_MAX_FRAME_SIZE`, which makes RFC 9113's
-//! defaults the limits here.
+//! Only header blocks change. HPACK is stateful, so all header blocks are decoded, and encoded again without the
+//! dynamic table: whatever the client indexes, the server's table stays empty. Responses pass unchanged. The server
+//! announces neither `SETTINGS_HEADER_TABLE_SIZE` nor a larger `SETTINGS_MAX_FRAME_SIZE`, so the limits below are RFC
+//! 9113's defaults.
 
 use std::io;
 use std::pin::Pin;
@@ -31,7 +31,7 @@ const PREFACE: usize = 24;
 const HEAD: usize = 9;
 /// `SETTINGS_MAX_FRAME_SIZE`, RFC 9113, 6.5.2.
 const MAX_FRAME: usize = 16_384;
-/// Of a header block, before and after.
+/// Maximum size of a header block in bytes, before and after the change.
 const MAX_BLOCK: usize = 65_536;
 /// `SETTINGS_HEADER_TABLE_SIZE`, RFC 9113, 6.5.2.
 const MAX_TABLE: usize = 4096;
@@ -45,7 +45,7 @@ const PRIORITY: u8 = 0x20;
 /// Dependency (4) and weight.
 const PRIORITY_FIELDS: usize = 5;
 
-/// The client does not keep to HTTP/2, or not to the limits here. Its connection ends.
+/// The client violates HTTP/2 or the limits above. Its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 enum Malformed {
     #[error("a frame of {0} bytes, {MAX_FRAME} are allowed")]
@@ -77,7 +77,7 @@ struct Head {
 impl Head {
     fn parse([long, middle, short, kind, flags, stream @ ..]: [u8; HEAD]) -> Self {
         let length = usize::from(long) << 16 | usize::from(middle) << 8 | usize::from(short);
-        // The highest bit means nothing and has to be ignored.
+        // The highest bit is reserved and must be ignored.
         Self { length, kind, flags, stream: u32::from_be_bytes(stream) & 0x7fff_ffff }
     }
 
@@ -86,7 +86,7 @@ impl Head {
     }
 
     fn write(self, out: &mut Vec<u8>) {
-        // No caller's frame is longer than 24 bits can say.
+        // The length of every frame that is written here fits into 24 bits.
         let [.., long, middle, short] = self.length.to_be_bytes();
         out.extend([long, middle, short, self.kind, self.flags]);
         out.extend(self.stream.to_be_bytes());
@@ -96,27 +96,27 @@ impl Head {
 /// The part of the stream that the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// The preface, or a frame that has nothing to do with headers: so many bytes go through as they are.
+    /// The preface, or a frame without headers: this number of bytes passes unchanged.
     Through(usize),
     Head,
     Headers(Head),
 }
 
-/// A header block that goes on in the next frame.
+/// A header block that continues in the next frame.
 #[derive(Debug)]
 struct Block {
     stream: u32,
-    /// Those that stay: `END_STREAM` or none.
+    /// Flags that are kept: `END_STREAM` or none.
     flags: u8,
     fragments: Vec<u8>,
 }
 
-/// The requests of a connection, from the preface on. Pure: the output depends on the bytes, not on the pieces they
-/// arrive in.
+/// Rewrites the requests of a connection, from the preface on. Pure: the output depends on the bytes, not on the pieces
+/// in which they arrive.
 struct Rewriter {
     decoder: Decoder<'static>,
     place: Place,
-    /// Of the head or payload at hand, which is needed as a whole.
+    /// Bytes of an incomplete head or header payload, which is parsed as a whole.
     partial: Vec<u8>,
     block: Option<Block>,
 }
@@ -129,9 +129,9 @@ impl Rewriter {
         Self { decoder, place: Place::Through(PREFACE), partial: Vec::new(), block: None }
     }
 
-    /// Adds to `out` what the server is to see, up to the end of a header block, so that a few bytes of input never
-    /// unfold to more than one. Returns how much of the input that was. After an error `out` has all that came before,
-    /// and nothing may follow.
+    /// Appends the bytes for the server to `out`, and returns the number of bytes that were read from the input. Stops
+    /// after a header block, so that a small input never expands to more than one block. After an error, `out` has all
+    /// bytes before the error, and the caller must not continue.
     fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Malformed> {
         let mut rest = input;
         loop {
@@ -178,7 +178,7 @@ impl Rewriter {
             (None, HEADERS) => Ok(Place::Headers(head)),
             (Some(block), CONTINUATION) if block.stream == head.stream => Ok(Place::Headers(head)),
             (Some(_), _) => Err(Malformed::Interrupted),
-            // Including a CONTINUATION without a block: the server rejects it.
+            // A CONTINUATION without a block passes too: the server rejects it.
             (None, _) => {
                 head.write(out);
                 Ok(Place::Through(head.length))
@@ -210,13 +210,14 @@ impl Rewriter {
         Ok(())
     }
 
-    /// The same fields in the same order, as literals that no table remembers.
+    /// Encodes the same fields in the same order, as literals that do not enter a table. Only `:authority` has another
+    /// value.
     fn rewrite(&mut self, fragments: &[u8]) -> Result<Vec<u8>, Malformed> {
         let mut fields = Vec::new();
         let mut fits = true;
         let decoded = self.decoder.decode_with_cb(fragments, |name, value| {
             let value = if *name == *NAME { VALUE } else { &*value };
-            // An index of one byte can stand for 4 KiB: the limit has to hold while the block unfolds.
+            // One byte (an index) can expand to 4 KiB, so the limit is checked during decoding.
             fits = fits && fields.len() + name.len() + value.len() <= MAX_BLOCK;
             if fits {
                 fields.push(0); // literal without indexing, new name: RFC 7541, 6.2.2
@@ -250,7 +251,7 @@ impl Block {
     }
 }
 
-/// The first bytes, at most so many; `input` is left with the others.
+/// Removes at most `most` bytes from the start of `input`, and returns them.
 fn take<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
     let (now, rest) = input.split_at(most.min(input.len()));
     *input = rest;
@@ -273,10 +274,10 @@ fn fragment(head: Head, mut payload: &[u8]) -> Option<&[u8]> {
 pub(crate) struct LocalhostStream<S> {
     stream: BufReader<S>,
     rewriter: Rewriter,
-    /// Rewritten, and read by the server up to `read`.
+    /// Rewritten bytes. The server has read the first `read` of them.
     ready: Vec<u8>,
     read: usize,
-    /// Returned when `ready` is empty.
+    /// Error to return when the server has read all of `ready`.
     failed: Option<Malformed>,
 }
 
@@ -381,7 +382,7 @@ mod tests {
         encoder.encode(fields.iter().map(|(name, value)| (&name[..], &value[..])))
     }
 
-    /// The output for input that arrives in pieces, and how it ended.
+    /// Output for input that arrives in pieces, and the error that ended it.
     fn rewritten<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<u8>, Option<Malformed>) {
         let (mut rewriter, mut out) = (Rewriter::new(), Vec::new());
         for mut piece in pieces {
@@ -412,7 +413,7 @@ mod tests {
         found
     }
 
-    /// The fields of a block that needs no memory of other blocks.
+    /// Fields of a block that refers to no other block.
     fn decoded(block: &[u8]) -> Vec<Field> {
         let mut decoder = Decoder::new();
         decoder.set_max_table_size(0);
@@ -539,7 +540,7 @@ mod tests {
         assert_eq!(found, good);
     }
 
-    /// Frames that mean something more often than not.
+    /// Random frames, many of which are valid.
     fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
         let kind = prop_oneof![Just(HEADERS), Just(CONTINUATION), Just(DATA), any::<u8>()];
         let flags = prop_oneof![Just(END_HEADERS), Just(0), any::<u8>()];

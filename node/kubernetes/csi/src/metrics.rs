@@ -8,10 +8,11 @@ use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaug
 use proto::csi::{METHODS, identity_server, node_server};
 use tonic::Code;
 
-/// A mount takes microseconds; a call that waits for another call or for a busy device takes longer.
+/// Histogram buckets in seconds. A mount takes microseconds; a call that waits for another call or for a busy device
+/// takes longer.
 const SECONDS: [f64; 10] = [0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
-/// The usual code, and the one that has an alert.
+/// Codes whose series exist from the start: the usual code, and the one with an alert.
 const COUNTED_FROM_THE_START: [Code; 2] = [Code::Ok, Code::Internal];
 
 #[derive(Clone, Debug)]
@@ -47,8 +48,8 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Creates the series of a service that is served. A series that begins with its first call has not increased, and the alert
-    /// misses that call.
+    /// Creates the series of a service before its first call. A series that begins with the first call shows no
+    /// increase, so the alert would miss that call.
     pub(crate) fn begin(&self, service: &str) {
         for method in METHODS.iter().filter_map(|path| method_of(path, service)) {
             for code in COUNTED_FROM_THE_START {
@@ -75,7 +76,7 @@ impl Metrics {
     }
 }
 
-/// The name of a method, given its path, if it is one of the service.
+/// Name of the method at `path` if it belongs to the service.
 fn method_of(path: &'static str, service: &str) -> Option<&'static str> {
     path.strip_prefix('/')?.strip_prefix(service)?.strip_prefix('/')
 }

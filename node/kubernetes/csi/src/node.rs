@@ -28,7 +28,7 @@ use crate::plan::{self, PlanError, Step, Volume};
 use crate::request::{Check, Expand, Mode, Publish, RequestError, Stats, TargetPath, Unpublish};
 use crate::status::{Call, CallError, Failure};
 
-/// The kubelet reads the condition, which CSI 1.13 replaces by the health.
+/// The kubelet still reads the volume condition, which CSI 1.13 replaces by the volume health.
 const CAPABILITIES: [rpc::Type; 6] = [
     rpc::Type::ExpandVolume,
     rpc::Type::GetVolumeStats,
@@ -38,28 +38,25 @@ const CAPABILITIES: [rpc::Type; 6] = [
     rpc::Type::GetStorageHealth,
 ];
 
-/// A checked request of one volume at one path. Its work blocks the thread.
+/// A checked request for one volume at one path. [`Operation::run`] blocks the thread.
 pub trait Operation: Sized + Send + 'static {
     type Message: Send + Sync;
     type Response: Send + 'static;
 
     const CALL: Call;
-    /// Of a message and the kubelet's directory. Fails if the message lacks a field, or has an invalid one.
+    /// Parses a message, given the kubelet's directory. Fails if a field of the message is missing or invalid.
     const PARSE: fn(&Self::Message, &Path) -> Result<Self, RequestError>;
 
-    /// The path may be left out of a request for the health.
+    /// Volume and path of the request. A request for the health may have no path.
     fn place(&self) -> (&VolumeId, Option<&TargetPath>);
 
     /// # Errors
-    /// The host or the volume's state does not allow it. The operation undoes its changes.
+    /// The host or the volume's state does not allow the operation. A failed publish undoes its changes.
     fn run(&self, host: &impl Host) -> Result<Self::Response, Failure>;
 }
 
-/// Serves one call on this thread, as the plugin does on a thread of its own: for measurements. The caller makes one call at
-/// a time for each volume.
-///
-/// # Errors
-/// The status that the kubelet would get.
+/// Serves one call on the current thread, for measurements. The plugin uses a separate thread for each call. The caller
+/// makes one call at a time for each volume.
 pub fn call<O: Operation>(host: &impl Host, kubelet: &Path, message: &O::Message) -> Result<O::Response, Status> {
     Ok(run(host, &parse::<O>(message, kubelet)?)?)
 }
@@ -76,7 +73,8 @@ fn run<O: Operation>(host: &impl Host, operation: &O) -> Result<O::Response, Cal
     })
 }
 
-/// Threads that read the state of volumes. A disk that hangs keeps them, also after the kubelet has canceled its calls.
+/// Maximum number of threads that read the state of volumes. A disk that hangs blocks them, even after the kubelet has
+/// canceled its calls.
 pub(crate) const LOOKS: usize = 16;
 
 pub(crate) struct NodeService<H> {
@@ -84,7 +82,7 @@ pub(crate) struct NodeService<H> {
     pub(crate) kubelet: PathBuf,
     pub(crate) host: Arc<H>,
     pub(crate) locks: VolumeLocks,
-    /// [`LOOKS`].
+    /// Permits for [`LOOKS`] threads.
     pub(crate) looks: Arc<Semaphore>,
 }
 
@@ -92,18 +90,18 @@ impl<H: Host> NodeService<H> {
     async fn call<O: Operation>(&self, message: &O::Message) -> Result<Response<O::Response>, Status> {
         let operation: O = parse(message, &self.kubelet)?;
         let guards = match O::CALL {
-            // Statistics change nothing, and the kubelet asks often.
+            // Statistics and health need no lock, because these calls change nothing. The kubelet requests them often.
             Call::Stats | Call::Health => (None, Arc::clone(&self.looks).acquire_owned().await.ok()),
             Call::Publish | Call::Unpublish | Call::Expand => (Some(self.locks.lock(operation.place().0).await), None),
         };
         let host = Arc::clone(&self.host);
         let work = spawn_blocking(move || {
-            let _guards = guards; // the thread has them: the kubelet may cancel the call, the system calls go on
+            let _guards = guards; // held by the thread: the system calls continue if the kubelet cancels the call
             run(&*host, &operation)
         });
         match work.await {
             Ok(response) => Ok(Response::new(response?)),
-            // The layer in front of this service makes it an error of this call.
+            // `Observed`, the layer in front of this service, turns the panic into an error of this call.
             Err(panicked) => resume_unwind(panicked.into_panic()),
         }
     }
@@ -137,7 +135,7 @@ impl Operation for Publish {
     }
 }
 
-/// The kubelet does not unpublish a target that it could not publish.
+/// Undoes a failed publish, because the kubelet does not unpublish a target that it could not publish.
 fn undo<H: Host>(host: &H, at: &mut H::At, done: &[Step], Publish { volume, target, .. }: &Publish) {
     for step in plan::undo(done) {
         if let Err(error) = host.act(at, step) {
@@ -188,7 +186,7 @@ impl Operation for Expand {
         let size = match (plan::is(volume, self.mode)?, found) {
             (Mode::Filesystem, PathContents::Filesystem(quota)) => quota.limits.bytes.ok_or(PlanError::NoQuota)?,
             (Mode::Filesystem, _) => return Err(PlanError::NotPublished.into()),
-            // Of two pods, the kubelet names the target of the last one, also after that pod is gone.
+            // If two pods use the volume, the kubelet sends the target of the last one, even after that pod is gone.
             (Mode::Block, PathContents::Nothing) if !matches(self.path.beneath(), DEVICES) => {
                 return Err(PlanError::NotPublished.into());
             }
@@ -219,13 +217,13 @@ impl Operation for Stats {
     }
 }
 
-/// The part of a volume that the path shows, and faults that it does not show.
+/// The part of a volume that the path shows, and faults that this part does not show.
 fn examine(host: &impl Host, volume: &VolumeId, path: &TargetPath) -> Result<(PathContents, Health), Failure> {
     let disk = host.disk_faults();
     let found = match host.inspect(volume, path) {
         Ok(Inspection { volume: Volume::Unknown, .. }) => return Err(PlanError::Unknown.into()),
         Ok(Inspection { found, .. }) => found,
-        // The condition has the reason. A file system that has shut down fails most operations.
+        // The condition reports the faults of the disk. A file system that has shut down fails most operations.
         Err(_) if !disk.is_empty() => PathContents::Unusable,
         Err(error) => return Err(error.into()),
     };
@@ -268,7 +266,7 @@ impl Operation for Check {
     }
 }
 
-/// CSI has signed sizes.
+/// Converts a size to the signed type of CSI. Larger numbers become `i64::MAX`.
 pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,5 @@
-//! The layer in front of the CSI services: counts, times and logs each call, and makes a panic an error of its call.
+//! The layer in front of the CSI services: counts, times and logs each call, and turns a panic into an error of its
+//! call.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -59,7 +60,7 @@ where
             let method = path.rsplit('/').next().unwrap_or_default();
             metrics.observe(&path, method, code, start.elapsed());
             if let Some(status) = status {
-                // The kubelet retries.
+                // A warning, not an error, because the kubelet retries.
                 warn!(method, code = code_name(code), reason = status.message(), "call failed");
             }
             Ok(response)

@@ -12,19 +12,19 @@ use crate::request::{Mode, Publish, Range, Sharing};
 pub struct VolumeView {
     pub volume: Volume,
     pub target: Target,
-    /// [`Elsewhere::Nowhere`] also if the request did not need it.
+    /// Other targets of the volume. [`Elsewhere::Nowhere`] also if the request does not depend on them.
     pub elsewhere: Elsewhere,
-    /// The loop device of a block volume: for a publish, the one with the requested access; for an unpublish, one without
-    /// other targets, if any.
+    /// The loop device of a block volume: for a publish, the one with the requested access; for an unpublish, one
+    /// without other targets, if any.
     pub device: Device,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Volume {
     Known(Mode),
-    /// It is being provisioned.
+    /// The volume is still being provisioned.
     NotAnnounced,
-    /// Its record or image cannot be used.
+    /// The volume's record or image cannot be used.
     Damaged,
     Unknown,
 }
@@ -35,12 +35,12 @@ pub enum Target {
     Absent,
     /// A directory or empty file without a mount: an earlier call stopped here, or the node restarted.
     Bare(Shape),
-    /// This volume. `read_only` includes the device of a block volume.
+    /// This volume is published. The `read_only` of a block volume is that of its device.
     Published(Attributes),
     /// The directory of a deleted volume, or the node of a loop device that was detached or attached to another file.
     Stale,
     OtherVolume,
-    /// Another mount than a volume's.
+    /// A mount that does not belong to a volume.
     Foreign,
     /// A symbolic link, or a file with content.
     Obstructed,
@@ -50,7 +50,7 @@ pub enum Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Directory,
-    /// For device nodes.
+    /// Mount point of a device node.
     File,
 }
 
@@ -96,8 +96,8 @@ pub enum Step {
     Attach {
         read_only: bool,
     },
-    /// Limits the I/O on the device, before a pod has it. The limits end with the device. Always planned: the record may get
-    /// limits after the look, and that change reaches only devices that exist.
+    /// Limits the I/O on the device, before a pod has it. The limits end with the device. The step is always planned,
+    /// because the record may get limits after the look, and that change reaches only devices that exist.
     Limit,
     /// The mount has these attributes from the start.
     Bind(Attributes),
@@ -172,19 +172,19 @@ pub(crate) fn publish(want: &Publish, seen: &VolumeView) -> Result<Vec<Step>, Pl
     }
 }
 
-/// Undoes these steps after a later one failed.
+/// Plans how to undo the steps `done` after a later step failed.
 pub(crate) fn undo(done: &[Step]) -> Vec<Step> {
     let opposite = |step: &Step| match step {
         Step::CreateTarget(_) => Some(Step::RemoveTarget),
         Step::Attach { .. } => Some(Step::Detach),
         Step::Bind(_) => Some(Step::Unmount),
-        // The removed mount was stale. The volume has the limits for other targets, too.
+        // The removed mount was stale. The limits also apply to other targets of the volume.
         Step::Unmount | Step::RemoveTarget | Step::Limit | Step::Detach => None,
     };
     done.iter().rev().filter_map(opposite).collect()
 }
 
-/// A deleted volume can still be mounted: the kubelet would retry forever if that were an error.
+/// Accepts a deleted volume that is still mounted, because the kubelet would retry forever after an error.
 pub(crate) fn unpublish(seen: &VolumeView) -> Result<Vec<Step>, PlanError> {
     let mut steps = match (seen.target, seen.volume) {
         (Target::NoParent | Target::Absent, _) => vec![],
@@ -211,8 +211,8 @@ pub(crate) fn is(volume: Volume, wanted: Option<Mode>) -> Result<Mode, PlanError
     }
 }
 
-/// The volume's size, if it is in the requested range. The provisioner expands volumes, because it has the reservations of
-/// the whole disk.
+/// The volume's size, if it is in the requested range. The provisioner expands volumes, because it has the reservations
+/// of the whole disk.
 pub(crate) fn expand(range: Range, size: Bytes) -> Result<Bytes, PlanError> {
     let fits = range.required.is_none_or(|least| least <= size) && range.limit.is_none_or(|most| size <= most);
     if fits { Ok(size) } else { Err(PlanError::Size { size }) }

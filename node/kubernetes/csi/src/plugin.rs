@@ -32,7 +32,7 @@ use crate::observed::Observed;
 use crate::registration::{RegistrationService, RegistrationState, unregistered_for};
 use crate::server::{Address, MAX_MESSAGE, ServeError, Socket};
 
-/// Below kubelet's directory.
+/// Directories of the sockets, below the kubelet's directory.
 const SOCKETS: &str = "plugins";
 const REGISTRATION_SOCKETS: &str = "plugins_registry";
 
@@ -51,12 +51,12 @@ pub struct Settings {
     pub look: Duration,
     /// Interval of the check of published loop devices.
     pub watch: Duration,
-    /// Time for clients to read their responses at the end. Running calls are completed in any case.
+    /// Time for clients to read their responses at shutdown. Running calls are completed in any case.
     pub grace: Duration,
 }
 
 impl Settings {
-    /// For a kubelet that runs as root.
+    /// Settings for a kubelet that runs as root.
     pub fn new(kubelet: impl Into<PathBuf>, node: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             kubelet: kubelet.into(),
@@ -74,9 +74,10 @@ impl Settings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// On a Granary node: the plugin first removes the files that a power cut left in the kubelet's directory.
+    /// The kubelet starts later, as on a Granary node: the plugin first removes the files that a power cut left in the
+    /// kubelet's directory.
     BeforeKubelet,
-    /// The kubelet runs already: an empty file may be one that it is writing, so all stay.
+    /// The kubelet runs already and may be writing an empty file, so the plugin removes none.
     BesideKubelet,
 }
 
@@ -137,8 +138,9 @@ impl<H: Host> Plugin<H> {
         Ok(Self { settings, host, locks, looks, metrics, again, swept, revoked, controller: None })
     }
 
-    /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and the
-    /// GroupController service if the volumes [take groups](Volumes::takes_groups). No provisioner may do so beside them.
+    /// Also serves the Controller service, which creates, expands and deletes these volumes and their snapshots, and
+    /// the GroupController service if the volumes [take groups](Volumes::takes_groups). The node's provisioner must not
+    /// change these volumes at the same time.
     #[must_use]
     pub fn with_controller(mut self, volumes: Arc<dyn Volumes>) -> Self {
         self.metrics.begin(controller_server::SERVICE_NAME);
@@ -147,10 +149,10 @@ impl<H: Host> Plugin<H> {
         self
     }
 
-    /// The supervised service: removes the leftovers of a power cut, opens the loop devices of all targets, detaches those
-    /// without targets, then serves both sockets.
+    /// The supervised service: removes the leftovers of a power cut, opens the loop devices of all targets, detaches
+    /// those without targets, then serves both sockets.
     pub async fn run(self: Arc<Self>, cx: Context) -> Result<(), RunError> {
-        // Not again when this service restarts: a file that the kubelet is writing is empty for a moment.
+        // Only once, not at a restart of this service: a file that the kubelet is writing is empty for a moment.
         match self.settings.start {
             Start::BeforeKubelet => drop(self.swept.get_or_try_init(|| self.sweep()).await?),
             Start::BesideKubelet => {}
@@ -176,8 +178,8 @@ impl<H: Host> Plugin<H> {
         Ok(())
     }
 
-    /// Detaches the loop devices that a killed plugin left attached. An error does not stop the plugin: the next call for the
-    /// volume uses the device.
+    /// Detaches the loop devices that a killed plugin left attached. An error does not stop the plugin: the next call
+    /// for the volume uses the device.
     async fn release_idle(self: &Arc<Self>) -> Result<(), RunError> {
         let host = Arc::clone(&self.host);
         let idle = match spawn_blocking(move || host.idle()).await? {
@@ -219,8 +221,8 @@ impl<H: Host> Plugin<H> {
         }
     }
 
-    /// Revokes detaches by pods, and detaches devices that a failed call left without a target. A slow detach delays nothing
-    /// else.
+    /// Revokes detaches by pods, and detaches devices that a failed call left without a target. A slow detach does not
+    /// delay this loop.
     async fn watch(self: Arc<Self>, cx: Context, mut adoption: Adoption) -> Result<(), JoinError> {
         let mut looks = interval(self.settings.watch);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -259,15 +261,15 @@ impl<H: Host> Plugin<H> {
                 }
             }
         }
-        // The plugin has a device open until it is detached.
+        // Running detaches end first: the plugin has a device open until it is detached.
         while let Some(released) = releases.join_next().await {
             released??;
         }
         Ok(())
     }
 
-    /// Reads the faults of the disk, which conditions report. The provisioner reads them too, but needs the API server, and does
-    /// not run beside external-provisioner.
+    /// Reads the faults of the disk, which conditions report. The provisioner reads them too, but needs the API server,
+    /// and does not run beside external-provisioner.
     async fn read_faults(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
         let mut looks = interval(FAULTS);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -296,17 +298,19 @@ impl<H: Host> Plugin<H> {
         });
     }
 
-    /// Revoked detaches by volume, of volumes that have a device now.
+    /// Number of revoked detaches of each volume that has a device now.
     pub fn revoked(&self) -> watch::Receiver<BTreeMap<VolumeId, u64>> {
         self.revoked.subscribe()
     }
 
-    /// Closes the descriptors of all loop devices: after the services have stopped, before the node's disks are unmounted.
+    /// Closes the descriptors of all loop devices. Call it after the services have stopped, before the node's disks are
+    /// unmounted.
     pub fn close(&self) {
         self.host.close();
     }
 
-    /// Serves CSI on `plugins/DRIVER.sock`. At the end, completes running calls, including those that the kubelet canceled.
+    /// Serves CSI on `plugins/DRIVER.sock`. At the end, completes running calls, including those that the kubelet
+    /// canceled.
     pub async fn serve(self: Arc<Self>, cx: Context) -> Result<(), ServeError> {
         let Settings { kubelet, node, version, .. } = &self.settings;
         let controller = self.controller.as_ref().map(|Controlled(volumes)| {
@@ -385,7 +389,7 @@ impl<H: Host> Plugin<H> {
         }
     }
 
-    /// Creates the registration socket again: for when the node's CSINode object lost the driver.
+    /// Creates the registration socket again. Call it when the node's CSINode object has lost the driver.
     pub fn register_again(&self) {
         self.again.notify_one();
     }

@@ -152,11 +152,11 @@ impl From<Mode> for VolumeMode {
     }
 }
 
-/// The mount of a directory. Not `noexec`: programs on a volume can be executed in containers, and in a pod with a user
-/// namespace the kernel locks the flags of the node's mount (mount_namespaces(7)).
+/// Attributes of the mount of a directory. Not `noexec`: programs on a volume can be executed in containers, and in a
+/// pod with a user namespace the kernel locks the flags of the node's mount (mount_namespaces(7)).
 pub(crate) const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
 
-/// The mount of a device node, which has to work.
+/// Attributes of the mount of a device node. Not `nodev`, so that the device can be opened.
 pub(crate) const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,7 +164,7 @@ pub struct Publish {
     pub(crate) volume: VolumeId,
     pub(crate) target: TargetPath,
     pub(crate) mode: Mode,
-    /// Of the mount. `read_only` includes the device.
+    /// Attributes of the mount. `read_only` also applies to the device.
     pub(crate) attributes: Attributes,
     pub(crate) sharing: Sharing,
 }

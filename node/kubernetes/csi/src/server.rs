@@ -27,15 +27,15 @@ use crate::localhost::LocalhostStream;
 /// Mode of directories with sockets.
 const PRIVATE: Mode = Mode::S_IRWXU;
 const SOCKET_MODE: u32 = 0o600;
-/// Delay after a failed accept (too many open files), which would fail again at once.
+/// Delay after a failed accept, for example with too many open files: a retry at once would fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Concurrent connections. The kubelet opens one per call.
 const CONNECTIONS: usize = 64;
-/// Concurrent calls of a connection. More wait.
+/// Concurrent calls of a connection. Further calls wait.
 const CALLS: u32 = 64;
 /// Interval and timeout of pings to idle clients.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Largest message that is accepted. CSI's fields are paths and names.
+/// Largest message that the plugin accepts, in bytes. CSI's fields are paths and names.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,14 +56,14 @@ impl ServeError {
 pub(crate) struct Address {
     /// An existing directory.
     pub(crate) parent: PathBuf,
-    /// The directory in it that has the socket. It is created if missing.
+    /// Directory of the socket in `parent`, created if missing.
     pub(crate) directory: &'static str,
     pub(crate) name: String,
     /// The only user that may connect.
     pub(crate) peer: Uid,
     /// Interval of the check that the socket file exists.
     pub(crate) look: Duration,
-    /// Time that running calls have at the end.
+    /// Time for running calls at shutdown.
     pub(crate) grace: Duration,
 }
 
@@ -92,7 +92,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Another process may have replaced it.
+        // Another process may have replaced the socket.
         if self.is_in_place()
             && let Err(reason) = self.dir.remove_file(&self.name)
             && !reason.is_not_found()
@@ -135,8 +135,8 @@ impl Socket {
         Ok(Self { listener, file, address })
     }
 
-    /// Serves until `end`, then completes running calls within the grace period. Creates the socket again on `again` and when
-    /// its file is missing, and then calls `created`. Accepted connections continue.
+    /// Serves until `end`, then completes running calls within the grace period. Creates the socket again on `again`
+    /// and when its file is missing, and then calls `created`. Accepted connections continue.
     pub(crate) async fn serve(
         self,
         routes: Routes,
@@ -181,7 +181,7 @@ struct Incoming {
     shutdown: Shutdown,
 }
 
-/// Connections of the allowed user. Never ends and never fails: the server would end with it.
+/// Connections of the allowed user. The stream never ends and never fails, because the server would end with it.
 fn incoming(
     incoming: Incoming,
     created: impl Fn(),

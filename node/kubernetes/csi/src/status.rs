@@ -12,7 +12,7 @@ use crate::host::{ActError, CgroupError, LookError};
 use crate::plan::PlanError;
 use crate::request::{PathError, RequestError};
 
-/// A call with an operation behind it: some errors have another code for each.
+/// A call of the Node service with an operation. The code of some errors depends on the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Publish,
@@ -167,7 +167,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
             VolumeRefusal::Snapshot | VolumeRefusal::Volume | VolumeRefusal::Io(_) => Code::InvalidArgument,
             VolumeRefusal::Foreign | VolumeRefusal::Lost | VolumeRefusal::NotRetired => Code::Internal,
         },
-        // As for a group with other members.
+        // The same code as for a group with other members.
         Error::Removed { .. } => Code::AlreadyExists,
         Error::Published { .. } | Error::Act { source: volume::ActError::InUse { .. }, .. } => Code::FailedPrecondition,
         // The next call continues.
@@ -189,7 +189,7 @@ fn of_store(change: Change, error: &volume::Error) -> Code {
             SourceError::Grown { .. } => Code::Aborted,
             SourceError::Closed { .. } | SourceError::Look { .. } => Code::Internal,
         },
-        // This service does not call it.
+        // The Controller service does not roll volumes back.
         Error::Rollback { .. } => Code::Internal,
         Error::Throttle { source, .. } => match source {
             ThrottleError::None | ThrottleError::Unsupported(_) => Code::FailedPrecondition,
@@ -242,7 +242,7 @@ fn of_request(error: &RequestError) -> Code {
         | RequestError::MountOptions
         | RequestError::MountGroup => Code::InvalidArgument,
         RequestError::Range { .. } => Code::OutOfRange,
-        // Of ListVolumes: the client begins again.
+        // CSI defines ABORTED for an invalid starting_token: the client starts the list again.
         RequestError::Token { .. } => Code::Aborted,
     }
 }
@@ -274,7 +274,7 @@ fn of_failure(failure: &Failure) -> Code {
                 CgroupError::File { .. } => Code::Internal,
             },
             ActError::VolumeGone => Code::NotFound,
-            // The next call finds something else.
+            // The next call finds another state.
             ActError::DeviceGone | ActError::AttachImage(AttachError::Contended { .. }) => Code::Unavailable,
             ActError::ParentGone
             | ActError::Create(_)

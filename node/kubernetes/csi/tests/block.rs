@@ -1,4 +1,5 @@
-//! Block volumes on a real disk: images on XFS, loop devices, mounted nodes. Runs as root in a machine of its own.
+//! Block volumes on a real disk: images on XFS, loop devices, mounted nodes. Runs as root in a separate virtual
+//! machine.
 
 mod detach;
 mod frozen;
@@ -32,7 +33,8 @@ use volume::{Access, Allocation, Claim, SnapshotRequest, State, Store, VolumeId,
 
 const NODE: Attributes = Attributes { no_dev: false, ..Attributes::INERT };
 
-/// Where kubelet lets the plugin publish, and where it mounts the node once more. Both below its directory.
+/// Target where the plugin publishes, and place where the kubelet mounts the node again, both below the kubelet's
+/// directory.
 const PUBLISH: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-1";
 const MAP: &str = "plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/pod-1";
 
@@ -55,14 +57,14 @@ impl Node {
         self.publish(NodePublishVolumeRequest { readonly: true, ..message }).await
     }
 
-    /// Unpublishes the last target, and takes everything down.
+    /// Unpublishes the last target, and stops the node.
     async fn finish(mut self, volume: &str, target: &str) {
         self.unpublish(volume, target).await.expect("unpublish");
         assert!(self.devices().is_empty());
         self.stop().await;
     }
 
-    /// The kubelet's mount after a publish. Without our patch, the kubelet also attaches a loop device of its own.
+    /// Creates the kubelet's mount after a publish. Without our patch, the kubelet also attaches a second loop device.
     fn map(&self, target: &str) -> PathBuf {
         let map = self.target(MAP);
         fs::create_dir_all(map.parent().expect("a directory")).expect("directories");
@@ -175,7 +177,7 @@ async fn read_only_is_the_device_itself_beside_a_writable_one() {
     let target = node.target("ro");
     assert_eq!(mounted(&target), Some(Attributes { read_only: true, ..NODE }));
     assert_eq!(read(&target), b"hello");
-    // A pod's runtime makes its own node, on a mount that can be written: the device itself has to refuse.
+    // A pod's runtime creates another node, on a writable mount: the device itself must reject writes.
     let device = Device::open(&target).expect("a device").path();
     for node in [&target, &device] {
         let mut file = OpenOptions::new().write(true).open(node).expect("that alone does nothing");
@@ -295,7 +297,8 @@ async fn a_stale_node_never_shows_another_volume() {
     node.finish("pvc-2", "second").await;
 }
 
-/// Without our patch, the kubelet attaches a second device to the node that it mounts itself, so that the first one stays.
+/// Without our patch, the kubelet attaches a second device to the node that it mounts itself, so that the first one
+/// stays attached.
 #[tokio::test]
 async fn a_loop_device_of_the_kubelet_does_no_harm() {
     let (mut node, volume) = Node::with_block("pvc-1").await;
@@ -304,7 +307,7 @@ async fn a_loop_device_of_the_kubelet_does_no_harm() {
     fs::write(elsewhere.path().join("other"), [0; 8192]).expect("a file");
     let other = losetup(&elsewhere.path().join("other")).path();
 
-    // As kubelet does it: its device goes before the call.
+    // The kubelet's order: it detaches its device before it unpublishes.
     node.publish_block("pvc-1", PUBLISH).await.expect("publish");
     let map = node.map(PUBLISH);
     let second = losetup(&map).path();
@@ -317,8 +320,8 @@ async fn a_loop_device_of_the_kubelet_does_no_harm() {
     node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
     assert!(node.devices().is_empty());
 
-    // In another order: kubelet's device keeps ours attached, and a new target gets that one. A second device on the
-    // image would have a cache of its own.
+    // The other order: the kubelet's device keeps the plugin's device attached, and a new target gets that device. A
+    // second device on the image would have a separate cache.
     node.publish_block("pvc-1", PUBLISH).await.expect("publish");
     assert_eq!(node.map(PUBLISH), map);
     let second = losetup(&map).path();
@@ -343,7 +346,7 @@ async fn at_the_start_only_devices_of_volumes_without_targets_go() {
     let left = node.provision_block("pvc-2");
     node.publish_block("pvc-1", "device").await.expect("publish");
     write(&node.target("device"), b"hello");
-    // A device of a killed plugin, and one of another file on the same disk.
+    // The device of a killed plugin, and a device of another file on the same disk.
     let driver = Control::open().expect("the driver");
     drop(driver.attach(node.image(&left), &Config::default()).expect("attach"));
     let foreign = node.disk.path().join("foreign");
@@ -358,7 +361,7 @@ async fn at_the_start_only_devices_of_volumes_without_targets_go() {
     node.finish("pvc-1", "device").await;
 }
 
-/// The kernel drops direct I/O without a word if a device's blocks are smaller than those of the disk below.
+/// The kernel silently disables direct I/O if a device's blocks are smaller than those of the disk below.
 #[test]
 fn a_disk_of_larger_blocks_has_direct_io_too() {
     let disk = ktest_support::XfsDisk::without_quota();
@@ -390,7 +393,7 @@ fn a_disk_of_larger_blocks_has_direct_io_too() {
         let config = Device::open(&target).map(|device| device.config()).expect("a device");
         let config = config.expect("it is attached");
         assert!(config.direct_io && config.block_size == block_size, "{config:?}");
-        // A first device with blocks of 512 bytes was left if any process had it open.
+        // Regression: a first device with blocks of 512 bytes stayed if any process had it open.
         let highest = before.last().map_or(Numbers::FIRST, |number| Numbers::FIRST.max(number + 1));
         assert_eq!(numbers().difference(&before).collect::<Vec<_>>(), [&highest]);
         for step in [Step::Unmount, Step::RemoveTarget, Step::Detach] {

@@ -1,4 +1,4 @@
-//! Filesystem volumes on a real disk: XFS with project quotas, real mounts. Runs as root in a machine of its own.
+//! Filesystem volumes on a real disk: XFS with project quotas, real mounts. Runs as root in a separate virtual machine.
 
 #[allow(dead_code, reason = "block.rs and server.rs use the rest")]
 mod kubelet;
@@ -24,11 +24,11 @@ use tonic::Code;
 use traced::calls;
 use volume::{DiskFault, DiskObserver, Volumes as _};
 
-/// Of the mount of a directory.
+/// Attributes of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
 
-/// kubelet mounts a `subPath` of a volume beside the volume's target. A directory of another volume with a similar path
-/// does not belong to this one.
+/// The kubelet mounts a `subPath` of a volume beside the volume's target. A mounted directory whose path resembles that
+/// of another volume does not belong to that volume.
 #[tokio::test]
 async fn a_part_of_a_volume_that_is_mounted_keeps_it_and_no_other() {
     let mut node = Node::start().await;
@@ -46,8 +46,8 @@ async fn a_part_of_a_volume_that_is_mounted_keeps_it_and_no_other() {
     node.stop().await;
 }
 
-/// kubelet did so when its directory was not on a shared mount, after the plugin had started: what the plugin mounted
-/// was below kubelet's own mount and no pod saw it.
+/// Regression: the kubelet mounted its directory on itself, because it was not on a shared mount, after the plugin had
+/// started. The plugin's mounts were below the kubelet's own mount, and pods did not see them.
 #[tokio::test]
 async fn targets_are_where_kubelet_sees_them() {
     let mut node = Node::start().await;
@@ -77,7 +77,7 @@ async fn an_unpublish_outside_touches_nothing() {
 async fn system_calls_do_not_grow_with_the_mounts() {
     let mut node = Node::start().await;
     node.provision("pvc-1");
-    // The first one makes the announcement durable.
+    // The first publish makes the announcement durable.
     node.publish(node.kubelet.publish("pvc-1", "a", MANY)).await.expect("publish");
     node.unpublish("pvc-1", "a").await.expect("unpublish");
     let (host, kubelet) = (node.host(), &node.kubelet.directory);
@@ -90,12 +90,12 @@ async fn system_calls_do_not_grow_with_the_mounts() {
         let message = node.kubelet.stats("pvc-1", name);
         calls(|| assert_eq!(csi::call::<Stats>(&host, kubelet, &message).expect("statistics").usage.len(), 2))
     };
-    // The volume; the parent of the target; the missing target; its creation; the mount.
+    // Calls to open the volume, the target's parent and the missing target, to create the target, and to mount.
     let mount = [SYS_open_tree, SYS_mount_setattr, SYS_move_mount];
     let expected = [&[SYS_openat2; 3][..], &[SYS_mkdirat], &mount].concat();
     assert_eq!(publish("a"), expected);
     assert!(expected.len() <= 10);
-    // The target; its project; the quota of that.
+    // Calls to open the target, to read its project, and to read the quota of the project.
     assert_eq!(stats("a"), [SYS_openat2, SYS_ioctl, SYS_quotactl_fd]);
 
     let other = node.target("other");
@@ -133,7 +133,7 @@ async fn changed_limits_are_an_abnormal_condition() {
     node.stop().await;
 }
 
-/// As the node reads it in the kernel's log.
+/// A fault as the node reads it in the kernel's log.
 #[derive(Debug)]
 struct FailedRequest;
 

@@ -1,4 +1,4 @@
-//! The plugin on its real sockets, with a client like kubelet's. Only the disk is a fake.
+//! The plugin on its real sockets, with a client like the kubelet's. Only the disk is a fake.
 
 mod fake;
 #[allow(dead_code, reason = "block.rs and node.rs use the rest")]
@@ -30,12 +30,12 @@ use tonic::Code;
 use tonic::transport::Channel;
 use units::Bytes;
 
-/// Of the mount of a directory.
+/// Attributes of the mount of a directory.
 const DIRECTORY: Attributes = Attributes { no_exec: false, ..Attributes::INERT };
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A running plugin, and the directory that it takes for kubelet's.
+/// A running plugin, and its kubelet directory.
 struct Node {
     supervisor: Supervisor,
     plugin: Arc<Plugin<FakeHost>>,
@@ -109,7 +109,7 @@ async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     let metrics = prometheus::TextEncoder::new().encode_to_string(&node.registry.gather()).expect("text");
     assert!(metrics.contains("granary_loop_detaches_revoked_total 1\n"), "{metrics}");
 
-    // Each volume that a pod ever attacked stayed in the map.
+    // Regression: each volume whose device a pod ever tried to detach stayed in the map.
     host.delete("pvc-1");
     host.revoke("pvc-2");
     let counted = revoked.wait_for(|counts| counts.get(&fake::id("pvc-2")) == Some(&1));
@@ -117,7 +117,7 @@ async fn a_revoked_detach_is_counted_by_volume_and_forgotten_with_it() {
     assert_eq!(counts.keys().collect::<Vec<_>>(), [&fake::id("pvc-2")]);
 }
 
-/// The watch waited for each detach, and for the calls that ran before it.
+/// Regression: the watch waited for each detach, and for the calls that ran before the detach.
 #[tokio::test]
 async fn a_slow_detach_delays_no_revocation() {
     let host = FakeHost::default();
@@ -136,7 +136,7 @@ async fn a_slow_detach_delays_no_revocation() {
     eventually("the device is detached", || host.devices() == 0).await;
 }
 
-/// It was tried once, at the start.
+/// Regression: the plugin tried to hold the devices only once, at the start.
 #[tokio::test]
 async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
     let host = FakeHost::default();
@@ -148,7 +148,8 @@ async fn devices_that_cannot_be_held_at_the_start_are_held_later() {
     eventually("it succeeds", || host.adoptions() > failed).await;
 }
 
-/// Each one kept a thread, also after the kubelet had canceled the call, until the process had no thread left for the disk.
+/// Regression: each look blocked a thread, even after the kubelet had canceled the call, until the process had no
+/// thread left for the disk.
 #[tokio::test]
 async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
     let host = FakeHost::with_volumes(&["pvc-1"]);
@@ -171,7 +172,8 @@ async fn canceled_looks_at_a_disk_that_hangs_are_limited() {
     eventually("all looks end", || host.looks() == 0).await;
 }
 
-/// Without the provisioner, which external-provisioner replaces, no condition had a fault of the disk.
+/// Regression: conditions had no fault of the disk if external-provisioner replaced the provisioner, which read the
+/// faults.
 #[tokio::test]
 async fn the_plugin_reads_the_faults_of_the_disk_itself() {
     let host = FakeHost::default();
@@ -240,7 +242,7 @@ async fn a_stop_completes_running_calls_and_removes_the_sockets() {
     let stop = async {
         eventually("the volume is being worked on", || host.works_on("pvc-1")).await;
         let release = async {
-            // Registration stops first: then the server is being stopped too.
+            // Registration stops first. When its socket is missing, the stop of the server has begun.
             eventually("the registration socket is gone", || !registration.exists()).await;
             host.release("pvc-1");
         };
@@ -278,8 +280,8 @@ async fn registration(node: &Node) -> RegistrationClient<Channel> {
     RegistrationClient::new(connect(node.registration_socket()).await.expect("connect"))
 }
 
-/// kubelet's registration client names none, and grpc-go takes the path that it dials: `h2` reset its streams, and the
-/// plugin was never registered.
+/// Regression: the kubelet's registration client sets no host, and grpc-go sends the path that it dials. `h2` reset
+/// these streams, and the plugin was never registered.
 #[tokio::test]
 async fn a_client_may_send_the_sockets_path_as_host() {
     let node = Node::start(&FakeHost::default()).await;
@@ -296,7 +298,7 @@ async fn a_client_may_send_the_sockets_path_as_host() {
     }
 }
 
-/// Changes whenever the socket is created again, also if its inode number is used again.
+/// Identity of a socket file. It changes when the socket is created again, even if the inode number is used again.
 fn birth(socket: &Path) -> io::Result<(u64, i64, i64)> {
     fs::symlink_metadata(socket).map(|found| (found.ino(), found.ctime(), found.ctime_nsec()))
 }
@@ -307,14 +309,14 @@ async fn the_registration_socket_is_created_again_without_success() {
     let node = Node::start_with(&FakeHost::default(), |settings| settings.patience = patience).await;
     let refused = RegistrationStatus { plugin_registered: false, error: "not today".to_owned() };
     let mut client = registration(&node).await;
-    // Fails if the socket is created again meanwhile.
+    // The call fails if the socket is created again at the same time.
     let _ = client.notify_registration_status(refused).await;
     let first = birth(&node.registration_socket()).ok();
     let changed = || birth(&node.registration_socket()).is_ok_and(|now| Some(now) != first);
     eventually("the socket is another one", changed).await;
 }
 
-/// kubelet's directory may be cleared, or restored from elsewhere, while the node runs.
+/// An administrator may clear or restore the kubelet's directory while the node runs.
 #[tokio::test]
 async fn sockets_come_back_with_their_directories() {
     let look = Duration::from_millis(10);
@@ -339,7 +341,7 @@ async fn a_silent_client_does_not_delay_the_end() {
     let node = Node::start_with(&FakeHost::default(), |settings| settings.grace = 100 * LIMIT).await;
     let silent = [node.kubelet.socket(), node.registration_socket()]
         .map(|socket| std::os::unix::net::UnixStream::connect(socket).expect("connect"));
-    // Both were accepted before.
+    // These calls show that the server has accepted the two silent connections.
     node.kubelet.client().await.node_get_info(NodeGetInfoRequest {}).await.expect("it is served");
     registration(&node).await.get_info(InfoRequest {}).await.expect("info");
     node.supervisor.stop(LIMIT).await.expect("nothing is aborted");

@@ -19,7 +19,7 @@ use crate::status::{Change, ControllerError};
 
 type Members = BTreeMap<VolumeId, Record>;
 
-/// One pass.
+/// Makes one pass over the snapshots of a group.
 fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Taken<Members>, ControllerError> {
     snapshots::check_group(request, &members(volumes, &request.id)?)?;
     volumes.take_group(request).map_err(Change::Snapshot.failed())
@@ -27,7 +27,7 @@ fn take(volumes: &dyn Volumes, request: &GroupRequest) -> Result<Taken<Members>,
 
 fn delete(volumes: &dyn Volumes, group: &VolumeId, listed: &[String]) -> Result<(), ControllerError> {
     let members = members(volumes, group)?;
-    // Nothing is left to compare the list with.
+    // No member is left to compare the list with.
     if members.is_empty() {
         return Ok(());
     }

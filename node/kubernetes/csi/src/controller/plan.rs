@@ -39,8 +39,8 @@ pub(crate) enum SourceRejection {
     Block(VolumeId),
 }
 
-/// The request for the store. If the volume exists, which `record` is of, it has the size of that volume. `source` is the
-/// record of the content source.
+/// The request for the store. `record` is that of the volume if it exists; the request then has the size of the record.
+/// `source` is the record of the content source.
 pub(crate) fn create(
     want: &Create,
     record: Option<&Record>,
@@ -60,7 +60,7 @@ pub(crate) fn create(
     Ok(Request {
         claim: want.claim.clone(),
         owner,
-        // Clients send its parameters only.
+        // Clients send only the parameters of the class, not its name.
         class: String::new(),
         mode: want.parameters.mode(mode, size),
         size,
@@ -95,7 +95,7 @@ fn compare(want: &Create, owner: &Owner, record: &Record) -> Result<(), Conflict
     if is_same || is_expanded { Ok(()) } else { Err(Conflict::Parameters) }
 }
 
-/// The size of the source.
+/// Returns the size of the source, or the reason why it cannot be cloned.
 fn check_source(source: &Source, mode: VolumeMode, record: Option<&Record>) -> Result<Bytes, SourceRejection> {
     let id = source.id();
     let is_such = |record: &&Record| record.mode.is_snapshot() == matches!(source, Source::Snapshot(_));
@@ -173,7 +173,7 @@ mod tests {
         Parameters::parse(&[(name.to_owned(), value.to_owned())].into()).expect("valid parameters")
     }
 
-    /// The volume of this request.
+    /// Record of the volume that this request creates.
     fn record(want: &Create) -> Record {
         let request = create(want, None, None).expect("a request");
         let Request { claim, owner, class, mode, size, source: _ } = request;
@@ -205,7 +205,7 @@ mod tests {
         let disk = want(Mode::Block, Bytes::GIB);
         let tests = [
             (want(Mode::Filesystem, Bytes::TIB), record(&files), Some(Conflict::Size)),
-            // At least this size.
+            // The range has only a lower bound.
             (want(Mode::Filesystem, Bytes::MIB), record(&files), None),
             (disk.clone(), record(&files), Some(Conflict::Mode)),
             (
@@ -256,7 +256,7 @@ mod tests {
         let named = Record { io: IoLimits { write_operations: Some(200), ..io }, ..created.clone() };
         assert_eq!(conflict(&want, &named), None);
         assert_eq!(conflict(&Create { mutable: HashMap::new(), ..want.clone() }, &modified), None);
-        // An earlier call ended before it set them.
+        // An earlier call ended before it set the limits.
         let staged = Record { io: IoLimits::NONE, state: State::Staged, ..created };
         assert_eq!(conflict(&want, &staged), None);
     }

@@ -14,16 +14,17 @@ use volume::{BLOCK, Claim, IoLimits, Parameters, TOPOLOGY_KEY, VolumeId, VolumeM
 
 use crate::request::{Capability, Mode, NAME_MAX, Range, RequestError, range, required, volume_id};
 
-/// Of a volume without a requested size.
+/// Size of a volume without a requested size.
 const DEFAULT: Bytes = Bytes::GIB;
-/// Begins the token of a page, so that it is not confused with the ID of a volume.
+/// Prefix of page tokens, which distinguishes them from volume IDs.
 const AFTER: &str = "after:";
 
 /// Parameters that external-provisioner adds with `--extra-create-metadata`. They describe the claim.
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const PV_NAME: &str = "csi.storage.k8s.io/pv/name";
-/// Begins parameters for Kubernetes, such as `fstype` and the names of secrets. external-provisioner removes them from
+/// Prefix of parameters for Kubernetes, such as `fstype` and the names of secrets. external-provisioner removes them
+/// from
 /// `CreateVolume`, but sends those of the class in `GetCapacity`.
 const RESERVED: &str = "csi.storage.k8s.io/";
 
@@ -33,7 +34,7 @@ pub(crate) struct Create {
     pub(crate) claim: Claim,
     pub(crate) mode: Mode,
     pub(crate) parameters: Parameters,
-    /// Valid for the mode.
+    /// Mutable parameters, valid for the mode.
     pub(crate) mutable: HashMap<String, String>,
     /// Limits of a new volume.
     pub(crate) io: IoLimits,
@@ -65,7 +66,7 @@ pub(crate) enum Placement {
     Elsewhere,
 }
 
-/// The volume may not exist.
+/// ID in a request. The volume may not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
     Volume(VolumeId),
@@ -95,7 +96,7 @@ pub(crate) struct Page {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
-    /// `None`: either.
+    /// `None` for both modes.
     pub(crate) mode: Option<Mode>,
     pub(crate) parameters: Parameters,
     pub(crate) place: Placement,
@@ -141,7 +142,7 @@ pub(crate) fn digest(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The ID of the volume of this name: the name itself, as of `pvc-UID`, or a digest of it if the name is not an ID.
+/// ID of the volume of this name: the name itself, such as `pvc-UID`, or a digest of it if the name is not an ID.
 fn id_of(name: &str) -> VolumeId {
     name.parse().unwrap_or_else(|_| {
         format!("csi-{}", digest(name)).parse().expect("hexadecimal digits after a letter are an ID")
@@ -157,7 +158,7 @@ fn claim(name: &str, parameters: &HashMap<String, String>) -> (Claim, BTreeMap<S
     (Claim { uid: name.to_owned(), namespace, name: claim }, parameters)
 }
 
-/// The limits of a volume with those of mutable parameters. CSI forbids changes because of missing keys.
+/// The limits `of` a volume, changed by mutable parameters. A missing key changes nothing, as CSI requires.
 pub(crate) fn limits(
     of: IoLimits,
     parameters: &HashMap<String, String>,
@@ -230,7 +231,7 @@ impl Modify {
 }
 
 impl Page {
-    /// `limit`: of the entries of one response.
+    /// `limit` is the maximum number of entries of one response.
     pub(crate) fn parse(max_entries: i32, token: &str, limit: usize) -> Result<Self, RequestError> {
         let most = match usize::try_from(max_entries) {
             Ok(0) => limit,
@@ -292,8 +293,8 @@ impl Validate {
 }
 
 impl Range {
-    /// The size of a new volume: the smallest one in the range, in whole blocks, or the default one. `source` is the size of
-    /// the volume that it is a clone of.
+    /// The size of a new volume: the smallest one in the range, in whole blocks, or the default one. `source` is the
+    /// size of the volume that it is a clone of.
     pub(crate) fn size(self, source: Option<Bytes>) -> Result<Bytes, RequestError> {
         let most = self.limit.map(|limit| Bytes::new(limit.get() / BLOCK * BLOCK));
         let default = source.unwrap_or(DEFAULT);
@@ -301,7 +302,7 @@ impl Range {
         self.blocks(wanted).filter(|size| *size > Bytes::ZERO).ok_or_else(|| self.impossible())
     }
 
-    /// The size of an expanded volume. It does not become smaller.
+    /// Size of an expanded volume, never smaller than `size`.
     pub(crate) fn grown(self, size: Bytes) -> Result<Bytes, RequestError> {
         let wanted = self.required.map_or(size, |required| required.max(size));
         self.blocks(wanted).ok_or_else(|| self.impossible())
@@ -447,7 +448,7 @@ mod tests {
         assert_eq!(create.parameters.allocation, volume::Allocation::Thin);
     }
 
-    /// The node would publish no capacity, and the scheduler would select it for no claim of the class.
+    /// Otherwise the node would publish no capacity, and the scheduler would select it for no claim of the class.
     #[test]
     fn parameters_for_kubernetes_do_not_change_the_capacity() {
         let capacity = |parameters: [(&str, &str); 2]| {

@@ -1,4 +1,5 @@
-//! Snapshots and groups of the Controller and GroupController services: requests, IDs, and decisions with the records. Pure.
+//! Snapshots and groups of the Controller and GroupController services: requests, IDs, and decisions from the records.
+//! Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,17 +11,18 @@ use crate::node::signed;
 use crate::request::{NAME_MAX, RequestError, required, volume_id};
 use crate::status::ControllerError;
 
-/// The IDs of snapshots and groups begin like the names of external-snapshotter, so that no volume of external-provisioner has
-/// the same.
+/// Prefixes of the IDs of snapshots and groups, as in the names of external-snapshotter, so that no volume of
+/// external-provisioner has the same ID.
 const SNAPSHOT: &str = "snapshot-";
 const GROUP: &str = "groupsnapshot-";
-/// Longer names of groups leave no space for the volume in the IDs of members.
+/// Maximum length of a group's name that is also its ID. Longer names leave no space for the volume in the IDs of
+/// members.
 const GROUP_MAX: usize = 64;
-/// Digits of a digest that stand for a name or a volume.
+/// Number of digits of the digest that replaces a name or the ID of a volume.
 const DIGITS: usize = 32;
 
-/// Parameters that external-snapshotter adds with `--extra-create-metadata`: namespace and name of the object, and the name of its
-/// content.
+/// Parameters that external-snapshotter adds with `--extra-create-metadata`: namespace and name of the object, and the
+/// name of its content.
 const OF_SNAPSHOT: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshot/namespace",
     "csi.storage.k8s.io/volumesnapshot/name",
@@ -32,7 +34,7 @@ const OF_GROUP: [&str; 3] = [
     "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
 ];
 
-/// A snapshot of one volume.
+/// Request for a snapshot of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Take {
     pub(crate) id: VolumeId,
@@ -64,7 +66,7 @@ pub(crate) fn group(message: &CreateVolumeGroupSnapshotRequest) -> Result<GroupR
 fn request(claim: Claim, source: VolumeId, parameters: SnapshotParameters) -> SnapshotRequest {
     let SnapshotParameters { max_pause, sharing } = parameters;
     let owner = Owner::Controller { source: Some(source.clone()) };
-    // Clients send the parameters of the class only.
+    // Clients send only the parameters of the class, not its name.
     SnapshotRequest { claim, owner, class: String::new(), source, max_pause, sharing }
 }
 
@@ -82,7 +84,7 @@ fn class(
     Ok((Claim { uid: uid.to_owned(), namespace, name }, parameters))
 }
 
-/// The name itself, as of external-snapshotter, or a digest of it.
+/// The name itself if it has the prefix, as those of external-snapshotter do, or a digest of it.
 fn id_of(prefix: &str, name: &str, most: usize) -> VolumeId {
     let own = (name.starts_with(prefix) && name.len() <= most).then(|| name.parse().ok()).flatten();
     own.unwrap_or_else(|| parsed(format!("{prefix}{}", &digest(name)[..DIGITS])))
@@ -92,7 +94,7 @@ fn group_id(name: &str) -> VolumeId {
     id_of(GROUP, name, GROUP_MAX)
 }
 
-/// The ID of the volume shows an administrator which snapshot it is, if it is short enough.
+/// ID of a member. It contains the ID of the volume, for administrators, or a digest of that ID if it is too long.
 fn member_id(group: &VolumeId, source: &VolumeId) -> VolumeId {
     let readable = format!("{group}-{source}").parse();
     readable.unwrap_or_else(|_| parsed(format!("{group}-{}", &digest(source.as_str())[..DIGITS])))
@@ -120,8 +122,8 @@ pub(crate) fn members(group: &VolumeId, records: BTreeMap<VolumeId, Record>) -> 
     records.into_iter().filter(|(id, record)| group_of(id, record).as_ref() == Some(group)).collect()
 }
 
-/// Whether the snapshots that exist are of a request with these volumes. Those of a call that ended before their instant are
-/// taken again.
+/// Fails if the existing snapshots belong to a request with other volumes. Snapshots of a call that ended before their
+/// instant are taken again.
 pub(crate) fn check_group(want: &GroupRequest, found: &BTreeMap<VolumeId, Record>) -> Result<(), ControllerError> {
     let is_complete = found.len() == want.members.len();
     let is_begun = found.values().all(|record| record.state == State::Staged);
@@ -132,7 +134,7 @@ pub(crate) fn check_group(want: &GroupRequest, found: &BTreeMap<VolumeId, Record
     }
 }
 
-/// Compares the list of a request with the members. Members that an earlier deletion removed may be in it.
+/// Compares the list of a request with the members. The list may have members that an earlier deletion removed.
 pub(crate) fn check_listed(
     group: &VolumeId,
     listed: &[String],
@@ -151,7 +153,8 @@ fn list(members: &BTreeMap<VolumeId, Record>) -> String {
     members.keys().map(VolumeId::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// `None` if it is not a snapshot of this service, or not ready: its instant may not be over.
+/// `None` if the record is not of a snapshot of this service, or if the snapshot is not ready: its instant may not be
+/// over.
 pub(crate) fn message(id: &VolumeId, record: &Record) -> Option<Snapshot> {
     let source = source_of(record).filter(|_| record.state == State::Announced)?;
     Some(Snapshot {

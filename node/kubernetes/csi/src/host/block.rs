@@ -1,8 +1,8 @@
 //! Images of volumes: loop devices, whose nodes are mounted on files.
 //!
-//! The kernel defines the devices of a volume and the mounts of their nodes; nothing is cached. A device whose detach waits
-//! for the last process that has it open (the flag AUTOCLEAR) belongs to the volume until then: a second device on the
-//! image would have a separate cache.
+//! The kernel defines the devices of a volume and the mounts of their nodes; nothing is cached. A device whose detach
+//! waits for the last process that has it open (the flag AUTOCLEAR) belongs to the volume until then: a second device
+//! on the image would have a separate cache.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -78,7 +78,7 @@ pub(super) fn devices(image: Backing) -> Result<Vec<Attached>, LookError> {
 /// The mounts that show nodes of devices.
 pub(super) struct Nodes {
     table: Vec<Entry>,
-    /// The file system of `/dev`.
+    /// Device number of the file system of `/dev`.
     dev: (u32, u32),
 }
 
@@ -117,14 +117,14 @@ impl Nodes {
     }
 }
 
-/// The device whose node the table names, also if the node was removed since.
+/// The device whose node is the root of a mount in the table, even if the node was removed (`//deleted`).
 fn number(root: &Path) -> Option<Number> {
     let named = |path: &Path| path.file_name()?.to_str()?.parse().ok();
     if root.ends_with("deleted") { named(root.parent()?) } else { named(root) }
 }
 
 /// Attaches an image to a device with the next number, with direct I/O. An error leaves no device behind.
-/// `disk_blocks`: the kernel drops direct I/O of a device with smaller blocks than those of the disk.
+/// `disk_blocks` is the disk's block size: the kernel disables direct I/O of a device with smaller blocks.
 pub(super) fn attach(
     numbers: &Numbers,
     image: BorrowedFd<'_>,
@@ -141,7 +141,8 @@ pub(super) fn attach(
     Ok(device)
 }
 
-/// The size of the logical blocks of the disk that a file is on. `None` if the file system has no disk that sysfs shows.
+/// The size of the logical blocks of the disk that a file is on. `None` if the file system has no disk that sysfs
+/// shows.
 pub(super) fn disk_blocks(image: BorrowedFd<'_>) -> Option<u32> {
     let disk = fstat(image).ok()?.st_dev;
     let disk = PathBuf::from(format!("/sys/dev/block/{}:{}", major(disk), minor(disk)));
@@ -164,7 +165,7 @@ pub(super) fn reopen(number: Number, backing: Backing) -> Result<Device, ActErro
     }
 }
 
-/// Mounts the node of a device on a file. The device is held, so that the numbers stay its own.
+/// Mounts the node of a device on a file. The caller holds the device, so that no other device gets its numbers.
 pub(super) fn bind(device: DeviceId, parent: &Dir, name: &Name, attributes: Attributes) -> Result<(), ActError> {
     let node = open(&device.number.path(), HANDLE).map_err(|_| ActError::Node)?;
     if mount::at(&node)?.kind != Kind::BlockDevice(device.dev.major, device.dev.minor) {
@@ -184,7 +185,7 @@ pub(super) fn detach(device: Device, backing: Backing, volume: &VolumeId) -> Res
             info!(%volume, device = %number, "loop device in use, detached when its last user closes it");
             return Ok(Detach::Deferred);
         }
-        // Another process detached it.
+        // Another process detached the device.
         Err(loopdev::DetachError::NotAttached { .. } | loopdev::DetachError::OtherBacking { .. }) => {}
         Err(error) => return Err(error.into()),
     }

@@ -1,7 +1,8 @@
-//! Cgroups of pods. As long as one exists, its processes may have a device node and the permission for its number.
+//! Cgroups of pods. As long as a cgroup exists, its processes may have a device node and the permission for its number.
 //!
-//! Limits of a device are those of the cgroup of all pods: the kernel counts a buffered write to the cgroup that owns the
-//! writeback of the device. That is the pod that wrote first, also after it has ended: its limits cannot be changed then.
+//! The I/O limits of a device are set on the cgroup above all pods, because the kernel charges a buffered write to the
+//! cgroup that owns the writeback of the device. The owner is the pod that wrote first, even after it has ended, and
+//! limits of an ended pod cannot be changed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,11 +13,12 @@ use loopdev::DeviceNumber;
 use nix::errno::Errno;
 use volume::IoLimits;
 
-/// Of a pod's cgroup below the root: kubelet may have a part of the tree, and has a level for each class of pods.
+/// Maximum depth of a pod's cgroup below the root: the kubelet may use a part of the tree, and has a level for each
+/// class of pods.
 const LEVELS: usize = 4;
 
-/// The file of a cgroup with the limits of devices, `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, without a line for a device
-/// that has none (cgroup v2; Documentation/admin-guide/cgroup-v2.rst).
+/// The file of a cgroup with the limits of devices, `MAJOR:MINOR rbps=N wbps=N riops=N wiops=N`, without a line for a
+/// device that has none (cgroup v2; Documentation/admin-guide/cgroup-v2.rst).
 const LIMITS: &str = "io.max";
 
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +37,7 @@ pub enum CgroupError {
     File { what: &'static str, path: PathBuf, source: std::io::Error },
 }
 
-/// The hierarchy of the host.
+/// The host's cgroup v2 hierarchy.
 #[derive(Clone, Debug)]
 pub(super) struct Cgroups {
     root: PathBuf,
@@ -56,7 +58,7 @@ impl Cgroups {
         &self.root
     }
 
-    /// Whether I/O can be limited.
+    /// Fails if I/O cannot be limited.
     pub(super) fn check(&self) -> Result<(), CgroupError> {
         let path = self.root.join("cgroup.controllers");
         let controllers = match fs::read_to_string(&path) {
@@ -70,7 +72,7 @@ impl Cgroups {
         }
     }
 
-    /// The cgroups of all pods. None where no cgroup2 is mounted.
+    /// The cgroups of all pods. Empty if cgroup2 is not mounted.
     pub(super) fn pods(&self) -> Vec<PodCgroup> {
         let is_pod = |name: &str| name.starts_with("pod") || name.contains("-pod");
         find(&self.root, LEVELS, &is_pod).into_iter().map(|(name, path)| PodCgroup { name, path }).collect()
@@ -87,7 +89,8 @@ impl Cgroups {
         if !limits.is_none() {
             self.check()?;
         }
-        // The names of both cgroup drivers. Other kubelets of the machine have their own: their pods do not have the device.
+        // Names that the two cgroup drivers use. Cgroups of other kubelets on the machine may match too, but their pods
+        // do not have the device.
         let is_above_pods =
             |name: &str| name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice");
         let found = find(&self.root, LEVELS, &is_above_pods);
@@ -99,7 +102,8 @@ impl Cgroups {
 }
 
 impl PodCgroup {
-    /// Whether it is the cgroup of the pod with this UID: `podUID`, or `kubepods-CLASS-podUID.slice` with `_` for `-`.
+    /// Whether this is the cgroup of the pod with this UID: `podUID`, or `kubepods-CLASS-podUID.slice` with `_` for
+    /// `-`.
     pub(super) fn is_of(&self, pod: &OsStr) -> bool {
         pod.to_str().is_some_and(|uid| self.name.contains(uid) || self.name.contains(&uid.replace('-', "_")))
     }
@@ -158,7 +162,7 @@ fn values(limits: IoLimits) -> [String; 4] {
         .map(|(name, limit)| format!("{name}={}", limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())))
 }
 
-/// The cgroups whose names are wanted, without those below them.
+/// The cgroups whose names `is_wanted` accepts. The search does not descend into these.
 fn find(dir: &Path, levels: usize, is_wanted: &dyn Fn(&str) -> bool) -> Vec<(String, PathBuf)> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

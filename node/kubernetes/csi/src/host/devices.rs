@@ -1,18 +1,18 @@
 //! Descriptors of published loop devices.
 //!
-//! The bind mount of a device node does not hold the device open. Without another opener, a `LOOP_CLR_FD` of a pod, which
-//! needs neither a capability nor write access, detaches the device when the pod closes it. So the plugin holds the
-//! descriptor that attached the device, from before a target shows it until the last unpublish, which detaches it
+//! The bind mount of a device node does not hold the device open. Without another opener, a `LOOP_CLR_FD` of a pod,
+//! which needs neither a capability nor write access, detaches the device when the pod closes it. So the plugin holds
+//! the descriptor that attached the device, from before a target shows it until the last unpublish, which detaches it
 //! through this descriptor. `LOOP_CLR_FD` of any other process then only sets the flag AUTOCLEAR, which
 //! [`PublishedDevices::watch`] clears.
 //!
-//! A process may keep a descriptor, a node or a device cgroup's permission of a device that was detached. So a number is
-//! not used again: numbers increase, and the device of a former number is removed only when no process has it open, no
-//! mount shows its node and no pod exists that had it. Until then it stays, unbound.
+//! A process may keep a descriptor, a node or a device cgroup's permission of a device that was detached. So a number
+//! is not used again: numbers increase, and the device of a former number is removed only when no process has it open,
+//! no mount shows its node and no pod exists that had it. Until then it stays, unbound.
 //!
-//! Publish and unpublish find the devices and targets of a volume here, not among all devices and mounts of the machine.
-//! The kernel's state decides: the status of each device is read through its descriptor, each target is checked at its
-//! path, and the first one that differs leads to a look at everything.
+//! Publish and unpublish find the devices and targets of a volume here, not among all devices and mounts of the
+//! machine. The kernel's state decides: the status of each device is read through its descriptor, each target is
+//! checked at its path, and the first difference leads to a list of all devices or mounts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -37,16 +37,16 @@ mod limits;
 
 pub(super) use limits::Lifted;
 
-/// How often the flag AUTOCLEAR of a device is cleared at most: the kernel freezes the device's queue for it, and a pod
-/// can set the flag again at once.
+/// Minimum interval between two clears of a device's flag AUTOCLEAR: the kernel freezes the device's queue for each,
+/// and a pod can set the flag again at once.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Is informed of published loop devices, for example to deny pods their ioctls.
+/// Observer of published loop devices, for example to deny pods the ioctls of these devices.
 pub trait DeviceObserver: fmt::Debug + Send + Sync + 'static {
     /// Called before a target shows the device, possibly twice. After an error the device is not published.
     fn publish(&self, device: DeviceNumber) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// The device was removed: no process has it open.
+    /// Called after the device was removed: no process has it open.
     fn withdraw(&self, device: DeviceNumber);
 }
 
@@ -87,12 +87,12 @@ pub(super) struct PublishedDevices {
     observer: Box<dyn DeviceObserver>,
     cgroups: Cgroups,
     numbers: OnceLock<Numbers>,
-    /// Of the volumes' disk.
+    /// Logical block size of the volumes' disk in bytes.
     block_size: OnceLock<u32>,
     open: Mutex<BTreeMap<Number, Arc<Entry>>>,
     former: Mutex<BTreeMap<Number, Former>>,
-    /// The images that may have a device that is not open here: of an earlier process, or with a pending detach. `None`
-    /// until all devices were listed.
+    /// The images that may have a device that is not in `open`: a device of an earlier process, or one with a pending
+    /// detach. `None` until all devices were listed.
     unheld: Mutex<Option<BTreeSet<Backing>>>,
 }
 
@@ -101,32 +101,32 @@ struct Entry {
     volume: VolumeId,
     backing: Backing,
     dev: DeviceNumber,
-    /// A lock of its own: to clear the flag takes tens of milliseconds.
+    /// The device has a separate lock, because a clear of the flag takes tens of milliseconds.
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// `None` as soon as it is being detached.
+    /// `None` from the start of a detach.
     device: Option<Device>,
-    /// `None` until all mounts were looked at: another process attached the device.
+    /// `None` if another process attached the device, until the mount table was read.
     targets: Option<Targets>,
-    /// The UIDs of the pods that have it or had it.
+    /// UIDs of the pods that have or had the device.
     pods: BTreeSet<OsString>,
-    /// Whether its I/O may be limited.
+    /// Whether the device may have I/O limits.
     limited: bool,
-    /// How many freezes of its pods need it without limits.
+    /// Number of freezes of its pods that need the device without limits.
     lifted: u32,
-    /// When the flag was cleared last.
+    /// Time of the last clear of the flag.
     cleared: Option<Instant>,
 }
 
 /// A device that is not published any more and still exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Former {
-    /// These pods had it.
+    /// A device that these pods had.
     Published { dev: DeviceNumber, pods: BTreeSet<OsString> },
-    /// No pod ever had it: it is the highest device of the machine, above which the next process goes on.
+    /// A device that no pod ever had. The next process continues above this number, the highest of the machine.
     Mark,
 }
 
@@ -143,13 +143,13 @@ impl PublishedDevices {
         }
     }
 
-    /// Without devices.
+    /// A new instance with another observer, without devices.
     pub(super) fn with_observer(&self, observer: impl DeviceObserver) -> Self {
         Self::new(observer, self.cgroups.clone())
     }
 
-    /// The devices that are attached to an image. Looks at all devices of the machine only if another one than those that
-    /// are open here may be.
+    /// The devices that are attached to an image. Lists all devices of the machine only if the image may have a device
+    /// that is not open here.
     pub(super) fn attached(&self, image: Backing) -> Result<Vec<Attached>, LookError> {
         if self.may_have_unheld(image)? {
             return self.list(image);
@@ -187,7 +187,7 @@ impl PublishedDevices {
         Ok(unheld.insert(known).contains(&image))
     }
 
-    /// An image has a device that is not open here.
+    /// Records that an image has a device that is not open here.
     pub(super) fn note_unheld(&self, image: Backing) {
         if let Some(unheld) = &mut *lock(&self.unheld) {
             unheld.insert(image);
@@ -200,7 +200,8 @@ impl PublishedDevices {
         found.map(|(number, entry)| (*number, Arc::clone(entry))).collect()
     }
 
-    /// The status of the device with these numbers, if it is open here: then no other device can have them.
+    /// Status of the device with these numbers if it is open here. While it is open, no other device can have the
+    /// numbers.
     pub(super) fn status(&self, dev: DeviceNumber) -> Result<Option<Status>, LookError> {
         let entry = lock(&self.open).values().find(|entry| entry.dev == dev).cloned();
         Ok(entry.map(|entry| entry.status()).transpose()?.flatten())
@@ -213,12 +214,12 @@ impl PublishedDevices {
         Some(inner.targets.as_ref()?.besides(target).map(Path::to_owned))
     }
 
-    /// After a look at all mounts, by the operation that has the lock of the device's volume.
+    /// Sets the targets after a read of the mount table. The caller has the lock of the device's volume.
     pub(super) fn set_targets(&self, number: Number, targets: Targets) {
         self.change(number, |inner| inner.targets = Some(targets));
     }
 
-    /// Before the target shows the device.
+    /// Adds a target. Call it before the target shows the device.
     pub(super) fn add_target(&self, number: Number, target: &Path) {
         self.change_targets(number, |targets| targets.add(target));
     }
@@ -227,7 +228,7 @@ impl PublishedDevices {
         self.change_targets(number, |targets| targets.ensure(target));
     }
 
-    /// The mount point of a target of this volume was removed.
+    /// Removes a target of this volume. Call it after its mount point was removed.
     pub(super) fn remove_target(&self, volume: &VolumeId, target: &Path) {
         for (number, _) in self.of(volume) {
             self.change_targets(number, |targets| targets.remove(target));
@@ -274,11 +275,12 @@ impl PublishedDevices {
         let place = DeviceId { number: seen.number, dev: seen.dev };
         let is_held = lock(&self.open).get(&seen.number).is_some_and(|entry| entry.backing == seen.status.backing);
         if is_held {
-            // An earlier call may have failed to announce it.
+            // An earlier call may have failed to report the device to the observer.
             self.observer.publish(seen.dev).map_err(ActError::Observer)?;
         } else {
             let device = block::reopen(seen.number, seen.status.backing)?;
-            // The last unpublish found another opener, or no process held the device.
+            // The flag is set if the last unpublish found another opener, or if a process detached the device while the
+            // plugin did not hold it.
             if seen.status.config.autoclear && device.clear_autoclear()? {
                 info!(%volume, device = %seen.number, "pending detach of a loop device revoked");
             }
@@ -321,10 +323,10 @@ impl PublishedDevices {
         });
         let (device, pods) = match held {
             Some(held) => held,
-            // An earlier process attached it, and no target had it when this one started.
+            // An earlier process attached the device, and no target had it when this process started.
             None => match block::reopen(number, backing) {
                 Ok(device) => {
-                    // That process may have limited it, and its dirty pages would be written as slowly.
+                    // The earlier process may have set limits, which would slow down the writeback of dirty pages.
                     self.clear_limits(device.dev(), volume);
                     (device, BTreeSet::new())
                 }
@@ -332,7 +334,7 @@ impl PublishedDevices {
                 Err(error) => return Err(error),
             },
         };
-        // The driver's first devices exist as long as the driver.
+        // The driver's first devices exist as long as the driver, so they are not removed.
         if number.get() >= Numbers::FIRST {
             let dev = device.dev();
             let known = lock(&self.former).remove(&number);
@@ -349,8 +351,8 @@ impl PublishedDevices {
         detached.map(drop)
     }
 
-    /// Clears the flag AUTOCLEAR of devices that another process tried to detach, and returns these. A device without a
-    /// target is not `published`: the deletion of its volume may detach it.
+    /// Clears the flag AUTOCLEAR of devices that another process tried to detach, and returns these. `published` is
+    /// false for a device without a target, because the deletion of its volume may detach it.
     pub(super) fn watch(&self, published: impl Fn(Number) -> bool) -> Vec<RevokedDetach> {
         let open = lock(&self.open);
         let entries = open.iter().filter(|(number, _)| published(**number));
@@ -420,8 +422,8 @@ impl PublishedDevices {
         }
     }
 
-    /// Closes all descriptors. Devices stay attached, and targets stay as they are. The limits of I/O end first: the process that
-    /// closes a device last waits until its dirty pages are written.
+    /// Closes all descriptors. Devices stay attached, and targets stay as they are. I/O limits are removed first,
+    /// because the last close of a device waits until its dirty pages are written.
     pub(super) fn close(&self) {
         let open = std::mem::take(&mut *lock(&self.open));
         for entry in open.into_values() {
@@ -444,7 +446,7 @@ impl PublishedDevices {
 }
 
 impl Entry {
-    /// `None` if it was detached.
+    /// `None` if the device was detached.
     fn status(&self) -> Result<Option<Status>, StatusError> {
         match lock(&self.inner).device.as_ref().map(Device::status) {
             None | Some(Err(StatusError::NotAttached { .. })) => Ok(None),
@@ -474,7 +476,7 @@ impl Entry {
     }
 }
 
-/// A value that does not change. A failed read is not remembered.
+/// Reads a constant value once. After a failed read, the next call reads it again.
 fn read_once(known: &OnceLock<u32>, read: impl FnOnce() -> Option<u32>) -> Option<u32> {
     known.get().copied().or_else(|| read().map(|found| *known.get_or_init(|| found)))
 }
@@ -484,7 +486,7 @@ fn is_due(cleared: Option<Instant>, now: Instant) -> bool {
 }
 
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every state of the tables is valid.
+    // A panic leaves the tables in a valid state, so poisoning is ignored.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -26,7 +26,7 @@ pub(super) fn bind(volume: &Dir, parent: &Dir, name: &Name, attributes: Attribut
     Ok(mount.attach_at(parent, name.as_os_str())?)
 }
 
-/// Three system calls, whatever the number of mounts: only the volume's directory has its project.
+/// Needs three system calls, whatever the number of mounts, because only the volume's directory has its project.
 pub(super) fn inspect(volume: &Announced, path: &TargetPath) -> Result<PathContents, LookError> {
     // Opened for reading, to read the project. Only a directory: opening it has no side effect.
     let target = match open(path.full(), OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC) {
@@ -37,7 +37,7 @@ pub(super) fn inspect(volume: &Announced, path: &TargetPath) -> Result<PathConte
     };
     match volume.holds(&target) {
         Ok(true) => Ok(PathContents::Filesystem(volume.quota()?)),
-        // Not of a file system with projects.
+        // The file system at the path has no projects.
         Ok(false) | Err(FsError::System { source: Errno::ENOTTY | Errno::EOPNOTSUPP, .. }) => Ok(PathContents::Nothing),
         Err(error) => Err(error.into()),
     }
@@ -48,9 +48,9 @@ pub(super) fn inspect(volume: &Announced, path: &TargetPath) -> Result<PathConte
 pub(super) struct PublishedDirectories {
     kubelet: PathBuf,
     volumes: Arc<Store>,
-    /// `None` until all mounts were looked at.
+    /// Targets by volume; `None` until the mount table was read.
     known: Mutex<Option<BTreeMap<VolumeId, Targets>>>,
-    /// Volumes that are being mounted on a target, or of which all pods are stopped.
+    /// Locks of volumes that are being mounted on a target, or whose pods are all frozen.
     publishing: VolumeLocks,
 }
 
@@ -63,7 +63,7 @@ impl PublishedDirectories {
         &self.kubelet
     }
 
-    /// Waits until no other call mounts the volume, and keeps others from it.
+    /// Waits until no other call mounts the volume. Other calls wait while the guard exists.
     pub(super) fn publishing(&self, volume: &VolumeId) -> VolumeGuard {
         self.publishing.blocking_lock(volume)
     }
@@ -72,17 +72,17 @@ impl PublishedDirectories {
         &self.volumes
     }
 
-    /// Looks at all mounts, if no call did before.
+    /// Reads the mount table, if no call did before.
     pub(super) fn find(&self) -> Result<(), LookError> {
         self.change(|_| ())
     }
 
-    /// Before the volume is mounted there.
+    /// Adds a target. Call it before the volume is mounted there.
     pub(super) fn add(&self, volume: &VolumeId, target: &Path) -> Result<(), LookError> {
         self.change(|known| known.entry(volume.clone()).or_default().add(target))
     }
 
-    /// The mount point of a target was removed.
+    /// Removes a target. Call it after the unmount.
     pub(super) fn remove(&self, volume: &VolumeId, target: &Path) {
         if let Some(known) = &mut *lock(&self.known)
             && let Some(targets) = known.get_mut(volume)
@@ -94,8 +94,8 @@ impl PublishedDirectories {
         }
     }
 
-    /// Whether a volume has another target. A known one is checked at its path; all mounts decide if it does not show the
-    /// volume, also those that another mount hides.
+    /// Whether a volume has another target. A known target is checked at its path. If it does not show the volume, the
+    /// mount table decides, which also has mounts that other mounts hide.
     pub(super) fn elsewhere(&self, volume: &Opened, id: &VolumeId, target: &Path) -> Result<Elsewhere, LookError> {
         let known = |known: &mut BTreeMap<VolumeId, Targets>| known.get(id)?.besides(target).map(Path::to_owned);
         let Some(other) = self.change(known)? else { return Ok(Elsewhere::Nowhere) };
@@ -112,7 +112,8 @@ impl PublishedDirectories {
         Ok(elsewhere)
     }
 
-    /// A target that is not mounted yet is added after the look at all mounts, which has the lock.
+    /// Changes the targets under the lock. The first call also reads the mount table under the lock, before it adds a
+    /// target that is not mounted yet.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<VolumeId, Targets>) -> T) -> Result<T, LookError> {
         let mut known = lock(&self.known);
         let found = match known.take() {
@@ -124,7 +125,7 @@ impl PublishedDirectories {
 
     fn look(&self) -> Result<BTreeMap<VolumeId, Targets>, LookError> {
         let table = mount::table()?;
-        // The directory that has those of all live volumes.
+        // The directory that contains the directories of all live volumes.
         let live = self.volumes.file_system();
         let (live, disk) = (root(&table, live)?, mount::identity(live)?.device);
         let mut found = BTreeMap::<_, Targets>::new();
@@ -142,7 +143,7 @@ fn beneath<'a>(table: &'a [mount::Entry], kubelet: &'a Path) -> impl Iterator<It
     table.iter().filter(move |entry| entry.point.starts_with(kubelet))
 }
 
-/// A directory as the mount table names it, from the root of its file system.
+/// Path of a directory from the root of its file system, as in the mount table.
 fn root(table: &[mount::Entry], directory: impl AsFd) -> Result<PathBuf, LookError> {
     let own = mount::at(&directory)?.mount;
     let path = fs::read_link(format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd())).map_err(LookError::Path)?;

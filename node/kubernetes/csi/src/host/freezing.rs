@@ -1,4 +1,4 @@
-//! Stops the pods of volumes while these are cloned.
+//! Freezes the pods of volumes while the volumes are cloned.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -17,15 +17,15 @@ use super::devices::{Lifted, PublishedDevices};
 use super::filesystem::PublishedDirectories;
 use crate::layout::{DEVICES, MAPS, matches};
 
-/// The argument of the process that thaws the pods.
+/// Argument of the guard, the process that thaws the pods.
 const GUARD: &str = "thaw-pods";
 
-/// The guard's process, if these are its arguments. Call it first in `main`.
+/// Runs the guard and returns its exit code if `arguments` are those of the guard. Call it first in `main`.
 pub fn guard(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     (arguments.into_iter().nth(1)? == GUARD).then(freezer::guard)
 }
 
-/// This program again, as the guard.
+/// Command that starts this program as the guard.
 pub(super) fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(GUARD);
@@ -52,19 +52,20 @@ pub(super) struct PublishedPods {
     guard: fn() -> Command,
 }
 
-/// The I/O of the pods has no limits while this exists: a process that waits for limited I/O does not stop before that ends.
+/// Lifts the I/O limits of the pods until it is dropped, because a process that waits for limited I/O freezes only
+/// after that I/O.
 struct Unlimited {
     directories: Arc<PublishedDirectories>,
     devices: Arc<PublishedDevices>,
     lifted: Lifted,
 }
 
-/// No pod gets one of the volumes while this exists.
+/// Frozen pods. No pod gets one of the volumes until the value is dropped.
 struct Stopped {
     frozen: Option<Frozen>,
-    /// No process runs since then.
+    /// Time when all processes were frozen.
     since: Instant,
-    // After the pods run again.
+    // Dropped after `frozen`: the limits return when the pods run again.
     unlimited: Unlimited,
     _publishing: Vec<VolumeGuard>,
 }
@@ -96,14 +97,14 @@ impl PublishedPods {
     }
 
     fn stop(&self, ids: &[VolumeId], budget: Duration) -> Result<Stopped, StopError> {
-        // In an order that all calls have.
+        // All calls lock the volumes in the same order.
         let ids: BTreeSet<_> = ids.iter().collect();
         let publishing = ids.iter().map(|id| self.directories.publishing(id)).collect();
         let (mut cgroups, mut pods) = (Vec::new(), BTreeSet::new());
         for id in ids {
             for target in self.directories.volumes().targets(id)? {
                 let pod = pod(self.directories.kubelet(), &target).ok_or_else(|| StopError::NoPod(target.clone()))?;
-                // Of a pod that has no cgroup yet, processes may start at any time.
+                // Processes of a pod without a cgroup may start at any time, so a missing cgroup is an error.
                 let path = self.cgroups.of(pod)?.path().to_owned();
                 pods.insert(pod.to_owned());
                 if !cgroups.contains(&path) {
@@ -153,7 +154,7 @@ impl FrozenPods for Stopped {
     }
 }
 
-/// The UID of the pod to whose directory a path belongs, or to which it shows a device.
+/// UID of the pod whose directory contains the target, or that gets the device at the target.
 fn pod<'a>(kubelet: &Path, target: &'a Path) -> Option<&'a OsStr> {
     let beneath = target.strip_prefix(kubelet).ok()?;
     if matches(beneath, DEVICES) || matches(beneath, MAPS) {

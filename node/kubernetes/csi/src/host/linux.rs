@@ -38,7 +38,7 @@ pub struct Linux {
     pods: Arc<PublishedPods>,
 }
 
-/// The descriptors of a look. All steps go through these.
+/// Descriptors that a look opened. All steps use these.
 #[derive(Debug)]
 pub struct Opened {
     id: VolumeId,
@@ -50,7 +50,7 @@ pub struct Opened {
     device: Option<Attached>,
     /// Devices without other targets.
     idle: Vec<(Number, Backing)>,
-    /// Attached by this call.
+    /// The device that this call attached.
     fresh: Option<DeviceId>,
 }
 
@@ -60,7 +60,7 @@ impl Opened {
     }
 }
 
-/// The image of a block volume, open as the call needs it.
+/// The image of a block volume, open with the access that the call needs.
 #[derive(Debug)]
 struct Image {
     file: OwnedFd,
@@ -86,7 +86,7 @@ impl Linux {
         Self { kubelet, volumes, devices, directories, pods }
     }
 
-    /// The command that starts the process which thaws pods: it calls [`guard`](crate::guard), or does the same.
+    /// Sets the command that starts the guard. Its program calls [`guard`](crate::guard), or does the same.
     #[must_use]
     pub fn with_guard(self, guard: fn() -> Command) -> Self {
         Self { pods: Arc::new(self.pods.with_guard(guard)), ..self }
@@ -98,14 +98,14 @@ impl Linux {
         Self { pods: Arc::new(self.pods.with_devices(Arc::clone(&devices))), devices, ..self }
     }
 
-    /// Applies changes of the limits of volumes: for [`Store::throttle_by`].
+    /// Applies changes of the volumes' I/O limits. Pass it to [`Store::throttle_by`].
     pub fn throttle(&self) -> Weak<dyn IoThrottle> {
         let devices: Arc<dyn IoThrottle> = self.devices.clone();
         Arc::downgrade(&devices)
     }
 
-    /// Stops the pods of volumes while they are cloned: for [`Store::freeze_by`]. `main` of the program calls
-    /// [`guard`](crate::guard). Thaws the pods that an earlier process left frozen.
+    /// Freezes the pods of volumes while the volumes are cloned. Pass it to [`Store::freeze_by`]; `main` of the program
+    /// must call [`guard`](crate::guard). Also thaws the pods that an earlier process left frozen.
     pub fn freezer(&self) -> Weak<dyn PodFreezer> {
         if let Err(reason) = self.pods.thaw() {
             error!(error = &reason as &dyn Error, "pods that an earlier process froze stay frozen; delete them");
@@ -114,7 +114,7 @@ impl Linux {
         Arc::downgrade(&pods)
     }
 
-    /// None also of a volume that is gone.
+    /// I/O limits of a volume. A deleted volume has none.
     fn io(&self, id: &VolumeId) -> IoLimits {
         self.volumes.announced(id).map_or(IoLimits::NONE, |volume| volume.io())
     }
@@ -148,7 +148,7 @@ impl Linux {
         Ok(mount::identity(self.volumes.file_system())?.device)
     }
 
-    /// The devices that stand on files of the volumes' disk.
+    /// The devices that are attached to files of the volumes' disk.
     fn on_disk(&self) -> Result<Vec<Attached>, LookError> {
         let disk = self.disk()?;
         let mut found = loopdev::list()?;
@@ -169,7 +169,7 @@ impl Linux {
             match self.open(&id, Access::ReadOnly) {
                 Ok((_, _, Some(image))) => drop(images.insert(image.backing, id)),
                 Ok((_, _, None)) => {}
-                // The devices of other volumes are held all the same.
+                // The devices of other volumes are held in any case.
                 Err(error) => warn!(volume = %id, error = &error as &dyn Error, "cannot open the volume's image"),
             }
         }
@@ -181,20 +181,20 @@ impl Linux {
         self.devices.attach(&at.id, image.file.as_fd(), image.backing, read_only)
     }
 
-    /// The device that a target is to show, held.
+    /// Holds the device that the target will show.
     fn hold(&self, at: &Opened) -> Result<DeviceId, ActError> {
         if let Some(fresh) = at.fresh {
             return Ok(fresh);
         }
         let seen = at.device.as_ref().ok_or(ActError::DeviceGone)?;
         match self.devices.hold(&at.id, seen) {
-            // Its detach was pending, and the last process that had it open closed it.
+            // A detach of the device was pending, and the last process that had the device open closed it.
             Err(ActError::DeviceGone) => self.attach(at, seen.status.config.read_only),
             held => held,
         }
     }
 
-    /// Detaches what this call attached and what no other target has.
+    /// Detaches the device that this call attached, and the devices without other targets.
     fn detach(&self, at: &mut Opened) -> Result<(), ActError> {
         if let (Some(fresh), Some(image)) = (at.fresh.take(), &at.image) {
             self.devices.detach(fresh.number, image.backing, &at.id)?;
@@ -205,7 +205,8 @@ impl Linux {
         Ok(())
     }
 
-    /// Removes unused devices. The watch tries again. Not part of an unpublish: it looks at all mounts.
+    /// Removes unused devices. After an error, the watch tries again. An unpublish does not remove them, because that
+    /// requires all mounts.
     fn remove_former(&self, nodes: &block::Nodes) {
         if self.devices.has_former()
             && let Err(reason) = self.devices.remove_former(nodes, &self.kubelet)
@@ -214,7 +215,8 @@ impl Linux {
         }
     }
 
-    /// Sets limits again: those that another program changed, or that an earlier process did not set. Removes none.
+    /// Sets the limits of volumes again, because another program may have changed them or an earlier process may not
+    /// have set them. Removes no limits.
     fn limit_again<'a>(&self, volumes: impl Iterator<Item = &'a VolumeId>) {
         for volume in volumes.filter(|volume| !self.io(volume).is_none()) {
             if let Err(reason) = self.devices.limit(volume, || self.io(volume)) {
@@ -308,7 +310,7 @@ impl Host for Linux {
             fresh: None,
         };
         match (volume, purpose) {
-            // Rejected by the plan.
+            // The plan rejects the other mode.
             (Volume::Known(is), Purpose::Publish { mode, .. }) if is != mode => {}
             // Already published.
             (_, Purpose::Publish { .. }) if matches!(there, Target::Published(_)) => {}
@@ -334,7 +336,7 @@ impl Host for Linux {
                 Ok(())
             }
             Step::Limit => {
-                // First: a change of the limits finds the device from now on.
+                // The device is held first, so that later changes of the limits reach it.
                 self.hold(at)?;
                 if self.io(&at.id).is_none() {
                     return Ok(());
@@ -359,7 +361,8 @@ impl Host for Linux {
             }
             Step::Unmount => {
                 unmount(at.parent()?, at.target.name())?;
-                // Only now: a mount that another one hides, or that was moved away, still counts for other targets.
+                // Only after the unmount: a mount that another one hides, or that was moved away, still counts for
+                // other targets.
                 self.directories.remove(&at.id, at.target.full());
                 Ok(())
             }
@@ -490,7 +493,7 @@ impl Host for Linux {
         let is_published = |number| nodes.has_targets(number, &self.kubelet, None);
         let revoked = self.devices.watch(is_published);
         self.remove_former(&nodes);
-        // Mounts by other processes.
+        // Add the mounts of other processes.
         nodes.targets(&self.kubelet).for_each(|(number, target)| self.devices.ensure_target(number, target));
         let idle = held.iter().filter(|(number, _)| !is_published(*number)).map(|(_, volume)| volume.clone());
         Ok(WatchReport { revoked, idle: idle.collect(), held: held.iter().map(|(_, volume)| volume.clone()).collect() })

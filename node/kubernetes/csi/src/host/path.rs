@@ -24,20 +24,20 @@ const TARGET_FILE: Permissions = Permissions::S_IRUSR.union(Permissions::S_IWUSR
 const BUSY: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Opens a path, through mounts but never through a symbolic link. As [`HANDLE`] a link is opened itself.
+/// Opens a path, through mounts but never through a symbolic link. With [`HANDLE`], a final link itself is opened.
 pub(super) fn open(path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
     let scope = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     openat2(AT_FDCWD, path, OpenHow::new().flags(flags).resolve(scope))
 }
 
-/// The same, never outside a directory.
+/// Like [`open`], but never outside the directory `beneath`.
 pub(super) fn resolve(beneath: impl AsFd, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
     let scope = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     openat2(beneath, path, OpenHow::new().flags(flags).resolve(scope))
 }
 
-/// Resolves the whole path for each call: the kubelet may mount its directory on itself when it starts, which hides mounts
-/// below an older descriptor.
+/// Resolves the whole path for each call: the kubelet may mount its directory on itself when it starts, which hides
+/// mounts below an older descriptor.
 pub(super) fn parent(target: &TargetPath) -> Result<Option<OwnedFd>, LookError> {
     let Some(parent) = target.full().parent() else { return Ok(None) };
     match open(parent, DIRECTORY) {

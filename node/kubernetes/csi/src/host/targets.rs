@@ -1,10 +1,11 @@
-//! The targets of one volume or device, as the plugin made them. Only a hint: each one is checked at its path before a
-//! decision, because others unmount and hide mounts. Pure.
+//! The targets that the plugin created for one volume or device. They are only a hint: each target is checked at its
+//! path before a decision, because other processes unmount and hide mounts. Pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Paths, with the number of mounts that may be at each: a mount that a later one at the same path hides is still there.
+/// Paths, with the number of mounts that may be at each: a mount that a later one at the same path hides is still
+/// there.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Targets(BTreeMap<PathBuf, usize>);
 
@@ -13,12 +14,12 @@ impl Targets {
         *self.0.entry(path.to_owned()).or_default() += 1;
     }
 
-    /// For a mount that may be known.
+    /// Adds a target whose mount may be known already.
     pub(super) fn ensure(&mut self, path: &Path) {
         self.0.entry(path.to_owned()).or_insert(1);
     }
 
-    /// The mount point of one of the mounts was removed.
+    /// Removes one of the mounts at the path.
     pub(super) fn remove(&mut self, path: &Path) {
         if let Some(mounts) = self.0.get_mut(path) {
             *mounts -= 1;
@@ -32,7 +33,7 @@ impl Targets {
         self.0.is_empty()
     }
 
-    /// The first target besides this one.
+    /// The first target other than `path`.
     pub(super) fn besides(&self, path: &Path) -> Option<&Path> {
         self.0.keys().map(PathBuf::as_path).find(|target| *target != path)
     }

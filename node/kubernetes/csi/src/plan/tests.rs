@@ -203,7 +203,7 @@ fn a_second_target_shares_the_device_of_the_first() {
     assert_eq!(publish(&want, &seen), Ok(vec![make, Step::Limit, bind]));
 }
 
-/// A volume that got its first limits between the look and the attach was published without them.
+/// Regression: a volume that got its first limits between the look and the attach was published without them.
 #[test]
 fn limits_are_read_when_the_device_exists() {
     let want = Publish { mode: Mode::Block, ..asked(Sharing::ManyTargets) };

@@ -18,10 +18,10 @@ use crate::kubelet::MANY;
 use crate::machine::{Node, TestDisk};
 use crate::{PUBLISH_STEPS, detach, exists, look, read, write};
 
-/// For what the plugin does on its own.
+/// Deadline of actions that the plugin starts itself.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The node that a container's runtime makes, from the numbers of the one that kubelet shows it.
+/// The device node that a container's runtime creates, with the numbers of the node at the target.
 fn containers_node(dir: &Path, target: &Path) -> PathBuf {
     let own = dir.join("device");
     let device = fs::metadata(target).expect("the target").rdev();
@@ -47,8 +47,8 @@ async fn a_volume_is_not_deleted_under_its_target() {
     node.stop().await;
 }
 
-/// `LOOP_CLR_FD` needs neither a capability nor write access. It detached the device, and the next volume got its number:
-/// the container, whose node and permission stayed, read and overwrote that volume.
+/// Regression: `LOOP_CLR_FD`, which needs neither a capability nor write access, detached the device, and the next
+/// volume got its number. The container, whose node and permission stayed, read and overwrote that volume.
 #[tokio::test]
 async fn a_pod_cannot_reach_the_next_volume_through_its_device() {
     let mut node = Node::start().await;
@@ -69,7 +69,7 @@ async fn a_pod_cannot_reach_the_next_volume_through_its_device() {
     assert_eq!(read(&own), b"hello");
     assert_eq!(read(&first), b"hello");
 
-    // A process that outlives its pod, or another one that it has passed its descriptor to.
+    // The descriptor of a process that outlives its pod, or to which a process of the pod passed the descriptor.
     let mut stolen = File::open(&own).expect("open");
     node.unpublish("pvc-1", "first").await.expect("unpublish");
     node.publish_block("pvc-3", "third").await.expect("publish");
@@ -90,7 +90,7 @@ async fn a_pod_cannot_reach_the_next_volume_through_its_device() {
     node.stop().await;
 }
 
-/// The kernel reports it by no uevent.
+/// The kernel sends no uevent for such a detach.
 #[tokio::test]
 async fn a_detach_by_a_pod_is_revoked() {
     let mut node = Node::on_with(TestDisk::new(), |settings| settings.watch = Duration::from_millis(20)).await;
@@ -114,13 +114,13 @@ async fn a_detach_by_a_pod_is_revoked() {
     node.finish("pvc-1", "device").await;
 }
 
-/// A detach that was pending when the plugin ended would take the device away with the last descriptor.
+/// A detach that was pending when the plugin ended would complete with the close of the last descriptor.
 #[tokio::test]
 async fn a_plugin_that_starts_revokes_pending_detaches() {
     let (mut node, _) = Node::with_block("pvc-1").await;
     let target = node.target("device");
     node.publish_block("pvc-1", "device").await.expect("publish");
-    // A pod has it open throughout.
+    // A pod has the device open all the time.
     let pod = File::open(&target).expect("open");
     assert_eq!(detach(&target), Detach::Deferred);
     let node = Node::on(node.end().await).await;
@@ -154,7 +154,8 @@ async fn a_volume_retired_during_its_publish_is_kept() {
     node.stop().await;
 }
 
-/// The deletion of a volume detaches a device that a failed publish left: it was reported as a pod's attempt.
+/// Regression: the deletion of a volume detached a device that a failed publish left, and the plugin reported it as a
+/// pod's attempt.
 #[tokio::test]
 async fn a_detach_of_a_device_without_targets_is_not_revoked() {
     let (node, volume) = Node::with_block("pvc-1").await;
@@ -172,7 +173,7 @@ async fn a_detach_of_a_device_without_targets_is_not_revoked() {
     node.stop().await;
 }
 
-/// Rules that could not be set.
+/// An observer that fails to set its rules.
 #[derive(Debug)]
 struct NoRules;
 

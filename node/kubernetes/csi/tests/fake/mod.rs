@@ -21,7 +21,7 @@ enum Content {
     Image(Bytes),
 }
 
-/// Everything that is there and was done.
+/// The objects of the node, and the calls so far.
 #[derive(Debug, Default)]
 struct State {
     volumes: BTreeMap<VolumeId, Content>,
@@ -83,12 +83,12 @@ impl State {
     }
 }
 
-/// Clones are the same node.
+/// A fake host. Clones share the state of one node.
 #[derive(Clone, Debug, Default)]
 pub struct FakeHost(Arc<(Mutex<State>, Condvar)>);
 
 impl FakeHost {
-    /// With one filesystem volume of 1 GiB for each name.
+    /// A host with one filesystem volume of 1 GiB for each name.
     pub fn with_volumes(names: &[&str]) -> Self {
         let host = Self::default();
         let quota = Quota {
@@ -100,22 +100,22 @@ impl FakeHost {
         host
     }
 
-    /// Makes a block volume, or gives it another size: its devices do not know that yet.
+    /// Creates a block volume, or changes its size. Its devices keep the former size.
     pub fn set_image(&self, volume: &str, size: Bytes) {
         self.state().volumes.insert(id(volume), Content::Image(size));
     }
 
-    /// Steps that were done so far.
+    /// Steps that were executed so far.
     pub fn steps(&self) -> Vec<Step> {
         self.state().steps.clone()
     }
 
-    /// How many loop devices there are.
+    /// Number of loop devices.
     pub fn devices(&self) -> usize {
         self.state().devices.len()
     }
 
-    /// A killed plugin leaves an attached image without a target. The next look after the devices finds it.
+    /// Leaves an attached image without a target, like a killed plugin. The next watch of the devices finds it.
     pub fn leave_idle(&self, volume: &str) {
         let mut state = self.state();
         state.devices.insert((id(volume), false), Bytes::GIB);
@@ -126,28 +126,28 @@ impl FakeHost {
         self.state().volumes.remove(&id(volume));
     }
 
-    /// Whether devices of targets cannot be held from now on.
+    /// Sets whether later adoptions of the devices of targets fail.
     pub fn fail_adoptions(&self, fail: bool) {
         self.state().adoptions_fail = fail;
     }
 
-    /// How often the devices of all targets were to be held.
+    /// Number of adoptions of the devices of all targets.
     pub fn adoptions(&self) -> usize {
         self.state().adoptions
     }
 
-    /// Whether looks at volumes do not end.
+    /// Sets whether looks at volumes hang.
     pub fn hang_looks(&self, hang: bool) {
         self.state().looks_hang = hang;
         self.0.1.notify_all();
     }
 
-    /// Looks at volumes that have begun and not ended.
+    /// Number of looks at volumes that have begun and not ended.
     pub fn looks(&self) -> usize {
         self.state().looks
     }
 
-    /// How often the faults of the disk were read.
+    /// Number of reads of the disk's faults.
     pub fn fault_reads(&self) -> usize {
         self.state().fault_reads
     }
@@ -173,12 +173,12 @@ impl FakeHost {
         self.state().at_work.contains(&id(volume))
     }
 
-    /// Whether two steps on one volume were ever at work together.
+    /// Whether two steps on one volume ever ran at the same time.
     pub fn overlapped(&self) -> bool {
         self.state().overlapped
     }
 
-    /// The next look is a bug.
+    /// Makes the next look panic.
     pub fn panic_once(&self) {
         self.state().panics = true;
     }
@@ -187,7 +187,7 @@ impl FakeHost {
         self.state().fails = Some(step);
     }
 
-    /// Whether nothing is at any target.
+    /// Whether no target exists.
     pub fn is_bare(&self) -> bool {
         self.state().targets.is_empty()
     }

@@ -17,7 +17,7 @@ use crate::kubelet::MANY;
 use crate::machine::{Node, TestDisk, mounts_at};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longer than a call takes.
+/// Time to wait for a call, longer than a call takes.
 const WAIT: Duration = Duration::from_millis(500);
 const TARGET: &str = "pods/pod-of-files/volumes/kubernetes.io~csi/pvc-1/mount";
 const POD: &str = "kubepods/besteffort/podpod-of-files";
@@ -37,7 +37,7 @@ fn the_writer() {
     Writer::run(|_, _| ());
 }
 
-/// Ends the pod, and removes its cgroups: other tests have the same hierarchy.
+/// Ends the pod, and removes its cgroups, because other tests use the same hierarchy.
 fn end(cgroups: &Path, pod: &Path, writer: Writer) {
     drop(writer);
     for cgroup in pod.join("container").ancestors().take_while(|path| *path != cgroups) {
@@ -76,7 +76,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
         max_pause: PATIENCE,
         sharing: volume::Sharing::Temporary,
     };
-    // Processes of a pod without a cgroup could start within the last pass.
+    // Processes of a pod without a cgroup could start during the last pass.
     let error = node.store.take_snapshot(&snapshot, &want).expect_err("the pod has no cgroup");
     assert!(matches!(error, Error::Act { source: ActError::Pods(_), .. }), "{error:?}");
     let pauses = |store: &Store| metric(store, "granary_pod_pause_duration_seconds_count");
@@ -90,7 +90,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     assert!(one == two || one == two + 1, "{one} {two}");
     eventually("the pod runs again", || numbers(&target, &FILES).is_some_and(|[_, two]| two > one));
     assert_eq!(fs::read_to_string(pod.join("cgroup.freeze")).expect("the state").trim(), "0");
-    // Once, although the snapshot may have had several passes.
+    // The pod was stopped once, although the snapshot may have needed several passes.
     assert_eq!(pauses(&node.store), "1");
     let seconds = |series: &str| metric(&node.store, series).parse::<f64>().expect("a number");
     let pause = seconds("granary_pod_pause_duration_seconds_sum");
@@ -103,7 +103,7 @@ async fn a_snapshot_stops_the_pod_that_has_the_volume() {
     node.stop().await;
 }
 
-/// The only process that was started as the guard: tests with a disk take turns.
+/// The only guard process: tests with a disk take turns.
 fn guard() -> Pid {
     let is_guard = |process: &fs::DirEntry| {
         fs::read_to_string(process.path().join("cmdline")).is_ok_and(|text| text.contains("frozen::the_guard"))
@@ -112,17 +112,17 @@ fn guard() -> Pid {
     Pid::from_raw(guard.file_name().to_string_lossy().parse().expect("its ID"))
 }
 
-/// The node's program and the guard were killed at once.
+/// The node's program and the guard were killed together.
 #[tokio::test]
 async fn pods_that_an_earlier_process_left_stopped_run_after_a_start() {
-    // First: other tests have the same hierarchy of cgroups.
+    // The disk comes first, so that no other test uses the hierarchy of cgroups at the same time.
     let disk = TestDisk::new();
     let (cgroups, files) = (PathBuf::from("/tmp/cgroups-of-the-killed"), PathBuf::from("/tmp/files-of-the-killed"));
     mount_cgroups(&cgroups);
     fs::create_dir_all(&files).expect("a directory");
     let pod = cgroups.join(POD);
     let writer = Writer::start("frozen::the_writer", &pod.join("container"), &files, &FILES);
-    // Dropped, it would thaw the pod.
+    // A drop would thaw the pod.
     std::mem::forget(freezer::freeze(this_program("frozen::the_guard"), &[&pod], PATIENCE).expect("the pod stops"));
     kill(guard(), Signal::SIGKILL).expect("kill the guard");
     let state = || fs::read_to_string(pod.join("cgroup.freeze")).expect("the state");
@@ -137,7 +137,7 @@ async fn pods_that_an_earlier_process_left_stopped_run_after_a_start() {
     node.stop().await;
 }
 
-/// A pod that starts within the last pass would write to its volume.
+/// A pod that starts during the last pass would write to its volume.
 #[tokio::test]
 async fn no_pod_gets_a_volume_while_its_pods_are_stopped() {
     const DEVICE: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-2/late";

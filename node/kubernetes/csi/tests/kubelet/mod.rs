@@ -17,7 +17,7 @@ use tower::service_fn;
 /// ReadWriteOnce, for drivers that announce SINGLE_NODE_MULTI_WRITER.
 pub const MANY: Mode = Mode::SingleNodeMultiWriter;
 
-/// kubelet, by its root directory.
+/// The kubelet with this root directory.
 pub struct Kubelet {
     pub directory: PathBuf,
 }
@@ -43,7 +43,7 @@ impl Kubelet {
         }
     }
 
-    /// The same as a device.
+    /// The request of [`Self::publish`], for a block volume.
     pub fn publish_block(&self, volume: &str, target: &str, mode: Mode) -> NodePublishVolumeRequest {
         let mut message = self.publish(volume, target, mode);
         if let Some(capability) = &mut message.volume_capability {
@@ -75,7 +75,7 @@ impl Kubelet {
     }
 }
 
-/// Sends `:authority` `localhost`.
+/// Connects to a socket. The client sends `localhost` as `:authority`.
 pub async fn connect(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = service_fn(move |_| {
         let socket = socket.clone();

@@ -1,4 +1,4 @@
-//! A node with a real disk: the plugin, the volumes, and where kubelet would look for them.
+//! A node with a real disk: the plugin, the volumes, and the kubelet's directory.
 
 use std::fs::{self, File};
 use std::ops::Deref;
@@ -28,7 +28,7 @@ use crate::kubelet::Kubelet;
 pub const SIZE: Bytes = Bytes::new(64 << 20);
 pub const INODES: Inodes = Inodes::new(1000);
 
-/// This program again, as the test that is the guard of frozen pods.
+/// Command that starts this program as the test that is the guard of frozen pods.
 fn guard() -> Command {
     this_program("frozen::the_guard")
 }
@@ -41,11 +41,11 @@ pub struct Node {
     pub freezer: Weak<dyn PodFreezer>,
     pub kubelet: Kubelet,
     pub client: NodeClient<Channel>,
-    // Last: it can only be unmounted when nothing on it is open.
+    // The last field, because a disk can only be unmounted when no file on it is open.
     pub disk: TestDisk,
 }
 
-/// A disk, and what tests leave on it.
+/// A disk. A drop removes the mounts and devices that tests leave on it.
 pub struct TestDisk {
     disk: XfsDisk,
     number: u64,
@@ -54,7 +54,7 @@ pub struct TestDisk {
 impl TestDisk {
     pub fn new() -> Self {
         let disk = XfsDisk::with_project_quota();
-        // A file system that has shut down returns no attributes.
+        // Read now: a file system that has shut down returns no attributes.
         let number = fs::metadata(disk.path()).expect("the disk").dev();
         Self { disk, number }
     }
@@ -78,7 +78,7 @@ impl Deref for TestDisk {
 }
 
 impl Drop for TestDisk {
-    /// In an order in which the disk can be unmounted.
+    /// Removes mounts and devices, so that the disk can be unmounted.
     fn drop(&mut self) {
         let table = mount::table().expect("table");
         let below = |entry: &&mount::Entry| entry.point.starts_with(self.path()) && entry.point != self.path();
@@ -97,24 +97,24 @@ impl Node {
         Self::on(TestDisk::new()).await
     }
 
-    /// With a block volume.
+    /// Starts a node with a block volume.
     pub async fn with_block(volume: &str) -> (Self, VolumeId) {
         let node = Self::start().await;
         let id = node.provision_block(volume);
         (node, id)
     }
 
-    /// On a disk that another node was on before, or on a fresh one.
+    /// Starts a node on a fresh disk, or on a disk of an earlier node.
     pub async fn on(disk: TestDisk) -> Self {
         Self::on_with(disk, |_| {}).await
     }
 
-    /// With a hierarchy of cgroups, which the plugin checks often.
+    /// Starts a node with a hierarchy of cgroups, which the plugin checks often.
     pub async fn on_cgroups(disk: TestDisk, cgroups: &Path) -> Self {
         Self::begin(disk, |settings| settings.watch = Duration::from_millis(50), cgroups).await
     }
 
-    /// With other settings of the plugin.
+    /// Starts a node with other settings of the plugin.
     pub async fn on_with(disk: TestDisk, change: impl FnOnce(&mut Settings)) -> Self {
         Self::begin(disk, change, Path::new("/sys/fs/cgroup")).await
     }
@@ -149,12 +149,12 @@ impl Node {
         let Self { supervisor, plugin, client, disk, .. } = self;
         drop(client);
         supervisor.stop(Duration::from_secs(20)).await.expect("nothing is aborted");
-        // With its descriptors.
+        // Closes the plugin's descriptors.
         drop(plugin);
         disk
     }
 
-    /// Takes everything down.
+    /// Ends the plugin, removes mounts and devices, and unmounts the disk.
     pub async fn stop(self) {
         drop(self.end().await);
     }
@@ -204,7 +204,7 @@ pub fn mounted(path: &Path) -> Option<Attributes> {
     mount::at(File::open(path).expect("open")).expect("look").mounted
 }
 
-/// How many mounts lie on each other there.
+/// Number of mounts at this path.
 pub fn mounts_at(path: &Path) -> usize {
     mount::table().expect("table").iter().filter(|entry| entry.point == path).count()
 }

@@ -31,24 +31,26 @@ const FASTER: IoLimits = IoLimits { write_bytes: Some(Bytes::new(3 << 20)), ..Io
 const OPERATIONS: u32 = 100;
 const FEW: IoLimits =
     IoLimits { write_operations: Some(OPERATIONS), read_operations: Some(OPERATIONS), ..IoLimits::NONE };
-/// A MiB takes 16 seconds.
+/// Slow enough that a MiB takes 16 seconds.
 const SLOWEST: IoLimits = IoLimits { write_bytes: Some(Bytes::new(64 << 10)), ..IoLimits::NONE };
 /// The target of a second pod.
 const SECOND: &str = "plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/pod-2";
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A busy machine delays requests: then the rate is below the limit.
+/// Attempts to reach a rate: on a busy machine, requests are delayed and the rate is too low.
 const ATTEMPTS: usize = 5;
 
 const TEST: &str = "throttled::pods_read_and_write_as_fast_as_the_class_allows";
 const TEST_OF_WAITING: &str = "throttled::a_pod_that_waits_for_limited_io_is_stopped";
 
-/// A hierarchy with the controllers in the cgroups of pods, as the kubelet makes it. With `memory`, writeback has an owner.
+/// A cgroup hierarchy with the controllers `io` and `memory` in the cgroups of pods, as the kubelet creates it. The
+/// controller `memory` gives writeback an owner.
 struct Hierarchy(PathBuf);
 
 impl Hierarchy {
     fn mount() -> Self {
         let root = PathBuf::from("/tmp/cgroup");
-        // Another test may have mounted it; the kernel rejects the same file system on the same directory, mount(2) EBUSY.
+        // Another test may have mounted the hierarchy, and the kernel rejects a second mount at the same place
+        // (mount(2), EBUSY).
         if root.join("cgroup.procs").exists() {
             return Self(root);
         }
@@ -57,7 +59,7 @@ impl Hierarchy {
         Self(root)
     }
 
-    /// The cgroup of a pod.
+    /// Creates the cgroup of a pod.
     fn make(&self, pod: &str) -> PathBuf {
         let mut path = self.0.clone();
         for part in ["kubepods", "burstable", pod] {
@@ -72,7 +74,7 @@ impl Hierarchy {
         fs::read_to_string(self.0.join("kubepods/io.max")).expect("limits")
     }
 
-    /// Removes the cgroups of all pods, whose processes have ended. Other tests have the same hierarchy.
+    /// Removes the cgroups of all pods, because other tests use the same hierarchy. Their processes have ended.
     fn end(self) {
         let class = self.0.join("kubepods/burstable");
         let entries: Vec<_> = fs::read_dir(&class).expect("cgroups").flatten().map(|entry| entry.path()).collect();
@@ -91,7 +93,7 @@ fn line(device: &Path, IoLimits { read_operations, write_operations, read_bytes,
     format!("{}:{} rbps={rbps} wbps={wbps} riops={riops} wiops={wiops}\n", major(device), minor(device))
 }
 
-/// Fails unless a process of the pod reads or writes as fast as the limit allows, ±5 %. `limit` is of a second, in bytes.
+/// Fails unless a process of the pod reads or writes as fast as the limit allows, ±5 %. `limit` is in bytes per second.
 fn measure(pod: &Path, device: &Path, work: Work, limit: u64) {
     let limit = limit * 1000 / u64::try_from(work.size()).expect("small");
     let mut slow = Vec::new();
@@ -107,7 +109,7 @@ fn measure(pod: &Path, device: &Path, work: Work, limit: u64) {
     panic!("{work:?}: {slow:?} of {limit}");
 }
 
-/// [`measure`] of direct reads and writes at the same time: each direction has a limit of its own.
+/// [`measure`] of direct reads and writes at the same time: each direction has a separate limit.
 fn measure_both(pod: &Path, device: &Path, works: [Work; 2], limit: u64) {
     thread::scope(|scope| {
         for work in works {
@@ -128,7 +130,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     let target = node.target(PUBLISH);
     fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
 
-    // The kubelet has not created its cgroup.
+    // The kubelet has not created the pod's cgroup.
     assert_eq!(node.publish_block("pvc-1", PUBLISH).await, Err(Code::Unavailable));
     assert!(!target.exists() && node.devices().is_empty(), "nothing stays");
 
@@ -140,7 +142,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
         measure(&pod, &target, work, BYTES.get());
     }
 
-    // They hold in the next process, which sets them again if another program changed them.
+    // The limits apply in the next process, which sets them again if another program changed them.
     let mut node = Node::on_cgroups(node.end().await, &cgroups.0).await;
     assert_eq!(cgroups.limits(), line(&target, LIMITED));
     measure(&pod, &target, Work::Writes, BYTES.get());
@@ -151,7 +153,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 
-    // The first pod owns the writeback, and ends while another one has the device.
+    // The first pod owns the writeback, and ends while the second one has the device.
     let second = cgroups.make("podpod-2");
     node.publish_block("pvc-1", SECOND).await.expect("publish");
     node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
@@ -159,7 +161,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     let target = node.target(SECOND);
     measure(&second, &target, Work::Writes, BYTES.get());
 
-    // A change applies at once, also to that writeback.
+    // A change applies at once, also to the writeback that the first pod owned.
     node.store.limit_io(&volume, FASTER).expect("limits");
     assert_eq!(cgroups.limits(), line(&target, FASTER));
     measure(&second, &target, Work::Writes, 3 << 20);
@@ -167,7 +169,7 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     let small = [Work::SmallDirectWrites, Work::SmallDirectReads];
     measure_both(&second, &target, small, u64::from(OPERATIONS) * 4096);
 
-    // No limit stays without the device.
+    // The limits end with the device.
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
     assert!(cgroups.limits().is_empty() && node.devices().is_empty());
     node.publish_block("pvc-1", SECOND).await.expect("publish");
@@ -177,11 +179,11 @@ async fn pods_read_and_write_as_fast_as_the_class_allows() {
     node.store.limit_io(&volume, LIMITED).expect("limits");
     assert_eq!(cgroups.limits(), line(&target, LIMITED));
 
-    // The end of the node does not wait until a tenant's dirty pages are written as slowly as its class allows.
+    // A shutdown of the node removes the limits, so that it does not wait for slow writeback of a tenant's dirty pages.
     node.plugin.close();
     assert_eq!(cgroups.limits(), "");
 
-    // A volume without limits has none on the device that follows.
+    // The next device of a volume without limits has no limits.
     node.unpublish("pvc-1", SECOND).await.expect("unpublish");
     node.store.limit_io(&volume, IoLimits::NONE).expect("no limits");
     node.publish_block("pvc-1", SECOND).await.expect("publish");
@@ -201,7 +203,7 @@ fn waits_for_io(pod: &Path) -> bool {
     tasks.flatten().any(is_waiting)
 }
 
-/// It did not stop before its write had ended, and the snapshot failed with the budget of the pause.
+/// Regression: the pod froze only after its write had ended, and the snapshot exceeded the budget of the pause.
 #[tokio::test]
 async fn a_pod_that_waits_for_limited_io_is_stopped() {
     const BUDGET: Duration = Duration::from_secs(5);
@@ -218,7 +220,7 @@ async fn a_pod_that_waits_for_limited_io_is_stopped() {
     node.publish_block("pvc-1", PUBLISH).await.expect("publish");
     let mut process = tenant::tenant(TEST_OF_WAITING, &pod, &target, Work::Writes);
     let mut process = process.stdout(Stdio::null()).spawn().expect("a process");
-    // Not only for a moment, as when its program is read from the disk.
+    // Several checks in a row, because the process also waits for a moment while its program is read from the disk.
     eventually("the pod waits for its write", || {
         (0..5).all(|_| {
             thread::sleep(Duration::from_millis(100));
@@ -229,13 +231,13 @@ async fn a_pod_that_waits_for_limited_io_is_stopped() {
     let freezer = node.freezer.upgrade().expect("the plugin");
     let stopped = freezer.freeze(slice::from_ref(&volume), BUDGET).expect("the pod stops");
     assert_eq!(cgroups.limits(), "");
-    // The plugin compares the limits meanwhile.
+    // The plugin compares the limits in this time.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(cgroups.limits(), "");
     stopped.thaw().expect("nothing ran");
     assert_eq!(cgroups.limits(), line(&target, SLOWEST));
 
-    // Otherwise the process ends with its write.
+    // Without limits, the process need not wait for its write to end.
     node.store.limit_io(&volume, IoLimits::NONE).expect("no limits");
     process.kill().and_then(|()| process.wait()).expect("the end of the process");
     node.unpublish("pvc-1", PUBLISH).await.expect("unpublish");
@@ -244,7 +246,7 @@ async fn a_pod_that_waits_for_limited_io_is_stopped() {
     node.stop().await;
 }
 
-/// Two pods share a device with limits, and are stopped by two snapshots.
+/// Two pods share a device with limits, and two snapshots freeze them.
 #[tokio::test]
 async fn limits_stay_lifted_until_the_last_pod_of_the_device_runs() {
     let cgroups = Hierarchy::mount();
@@ -281,7 +283,7 @@ async fn limits_stay_lifted_until_the_last_pod_of_the_device_runs() {
     node.stop().await;
 }
 
-/// The next plugin wrote its dirty pages as slowly, before it served a call.
+/// Regression: the next plugin wrote the device's dirty pages as slowly as the limits allowed, before it served a call.
 #[tokio::test]
 async fn the_limited_device_of_a_killed_plugin_is_detached_without_limits() {
     let cgroups = PathBuf::from("/tmp/files");

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, MsFlags, ProtFlags, mmap, msync};
 
-/// The begin of a file. It stays mapped until the process ends.
+/// Mapping of the start of a file. It stays until the process ends.
 pub struct Mapping {
     address: NonNull<c_void>,
     length: usize,
@@ -21,7 +21,7 @@ impl Mapping {
         Self { address, length: length.get() }
     }
 
-    /// Writes a part, and waits until the disk has it.
+    /// Writes a part, and waits until it is on the disk.
     pub fn write(&mut self, offset: usize, length: usize, value: u8) {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.length));
         // SAFETY: the part is inside of the mapping, which is writable. No reference to the mapping exists.

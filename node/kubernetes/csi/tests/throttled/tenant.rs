@@ -12,7 +12,8 @@ use nix::libc;
 
 use super::sys::Mapping;
 
-/// The kernel counts in tenths of a second, and allows the share of one at once: 3 % of this time.
+/// Duration of a measurement. The kernel counts in tenths of a second and allows the share of one at once: 3 % of this
+/// time.
 const WINDOW: Duration = Duration::from_secs(3);
 
 const CGROUP: &str = "TENANT_CGROUP";
@@ -20,10 +21,10 @@ const DEVICE: &str = "TENANT_DEVICE";
 const WORK: &str = "TENANT_WORK";
 
 const MIB: usize = 1 << 20;
-/// The part of the device that is used.
+/// Size of the part of the device that is used.
 const PART: usize = 16 * MIB;
 
-/// One request, where direct I/O wants it in memory.
+/// Buffer of one request, aligned for direct I/O.
 #[repr(C, align(4096))]
 struct Piece([u8; Piece::SIZE]);
 
@@ -35,11 +36,11 @@ impl Piece {
 pub enum Work {
     DirectWrites,
     DirectReads,
-    /// In the page cache, each with a sync.
+    /// Writes to the page cache, each with a sync.
     Writes,
-    /// Not in the page cache, without read-ahead.
+    /// Reads of data that is not in the page cache, without read-ahead.
     Reads,
-    /// Through a mapping, each with a sync.
+    /// Writes through a mapping, each with a sync.
     MappedWrites,
     SmallDirectWrites,
     SmallDirectReads,
@@ -69,7 +70,7 @@ impl Work {
         !matches!(self, Self::Writes | Self::Reads | Self::MappedWrites)
     }
 
-    /// One operation at a place of the device.
+    /// Function that runs one operation at an offset of the device.
     fn operation(self, file: File) -> Box<dyn FnMut(usize)> {
         let mut piece = Box::new(Piece([7; Piece::SIZE]));
         let size = self.size();
@@ -94,7 +95,7 @@ impl Work {
                 Box::new(move |place| file.read_exact_at(&mut piece.0[..size], at(place)).expect("read"))
             }
             Self::MappedWrites => {
-                // The first access to a page reads it, unless the page cache has it.
+                // The first access to a page reads the page, unless the page cache has it.
                 let mut mapping = Mapping::of(&file, PART.try_into().expect("not 0"));
                 Box::new(move |place| mapping.write(place, size, 9))
             }
@@ -102,7 +103,7 @@ impl Work {
     }
 }
 
-/// In a copy of this program.
+/// Runs the work in a copy of this program that [`tenant`] started, and returns true. Otherwise returns false.
 pub fn work_if_started_so() -> bool {
     let (Some(cgroup), Some(device), Some(name)) = (env::var_os(CGROUP), env::var_os(DEVICE), env::var(WORK).ok())
     else {
@@ -113,7 +114,7 @@ pub fn work_if_started_so() -> bool {
     let flags = if work.is_direct() { libc::O_DIRECT } else { 0 };
     let device = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).expect("open");
     let (mut operation, mut number) = (work.operation(device), 0);
-    // The first operation begins the kernel's accounting.
+    // The first operation starts the kernel's accounting.
     operation(0);
     let begin = Instant::now();
     while begin.elapsed() < WINDOW {
@@ -124,7 +125,7 @@ pub fn work_if_started_so() -> bool {
     true
 }
 
-/// A process of the pod, which runs this test.
+/// Command of a process of the pod, which runs this test.
 pub fn tenant(test: &str, cgroup: &Path, device: &Path, work: Work) -> Command {
     let mut tenant = Command::new(env::current_exe().expect("this program"));
     tenant.args(["--exact", test, "--nocapture"]);
@@ -132,7 +133,7 @@ pub fn tenant(test: &str, cgroup: &Path, device: &Path, work: Work) -> Command {
     tenant
 }
 
-/// Operations of a process of the pod in 1000 seconds.
+/// Number of operations of a process of the pod in 1000 seconds.
 pub fn rate(test: &str, cgroup: &Path, device: &Path, work: Work) -> u64 {
     let output = tenant(test, cgroup, device, work).output().expect("a process");
     let text = String::from_utf8_lossy(&output.stdout);

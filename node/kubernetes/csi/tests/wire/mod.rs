@@ -1,4 +1,4 @@
-//! A gRPC call by hand, for what a Rust client refuses to send.
+//! A gRPC call that is encoded here, because Rust clients do not send the `:authority` of grpc-go.
 
 use std::path::Path;
 
@@ -37,14 +37,14 @@ pub async fn call(socket: &Path, methods: &[&str]) -> Vec<Vec<Field>> {
         ];
         let block = encoder.encode(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
         stream.write_all(&frame(HEADERS, END_HEADERS, id, &block)).await.expect("write");
-        // Not compressed, no bytes.
+        // An empty message, not compressed.
         stream.write_all(&frame(DATA, END_STREAM, id, &[0; 5])).await.expect("write");
         answers.push(answer(&mut stream, &mut decoder).await);
     }
     answers
 }
 
-/// Of the one stream that is open. The server's header blocks are short: none goes on in a second frame.
+/// Header fields of the answer on the one open stream. The server's header blocks are short: none needs a second frame.
 async fn answer(stream: &mut UnixStream, decoder: &mut Decoder<'_>) -> Vec<Field> {
     let mut found = Vec::new();
     loop {

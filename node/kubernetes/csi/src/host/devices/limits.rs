@@ -1,6 +1,7 @@
 //! Limits of the I/O of pods on published devices: `io.max` of the cgroup of all pods.
 //!
-//! The kernel removes the limits of a device with the device. One that stays without its volume keeps none.
+//! The kernel removes the limits of a device with the device. The plugin removes the limits of a device that stays
+//! after its volume.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -15,8 +16,8 @@ use super::{Entry, PublishedDevices, lock};
 use crate::host::cgroup::CgroupError;
 
 impl PublishedDevices {
-    /// Sets the limits of all devices of the volume. A change of the limits reaches the devices from now on: `limits` is called
-    /// after that.
+    /// Sets the limits of all devices of the volume. `limits` is called while a device is locked, so that a later
+    /// change is also applied later.
     pub(in crate::host) fn limit(&self, volume: &VolumeId, limits: impl Fn() -> IoLimits) -> Result<(), CgroupError> {
         let entries: Vec<_> = lock(&self.open).values().filter(|entry| entry.volume == *volume).cloned().collect();
         entries.iter().try_for_each(|entry| self.limit_device(entry, &limits))
@@ -33,8 +34,8 @@ impl PublishedDevices {
         Ok(())
     }
 
-    /// Removes the limits of all devices that one of the pods has, until [`Self::restore`]. The kernel issues their waiting
-    /// requests at once.
+    /// Removes the limits of all devices that one of the pods has, until [`Self::restore`]. The kernel issues their
+    /// waiting requests at once.
     pub(in crate::host) fn lift(&self, pods: &BTreeSet<OsString>) -> Lifted {
         let entries: Vec<_> = lock(&self.open).values().cloned().collect();
         let lift = |entry: &Arc<Entry>| {
@@ -49,7 +50,7 @@ impl PublishedDevices {
         Lifted(entries.into_iter().filter(lift).collect())
     }
 
-    /// Sets the limits that the volumes have now. After an error, the next look at the devices sets them.
+    /// Sets the limits that the volumes have now. After an error, the next watch sets them.
     pub(in crate::host) fn restore(&self, lifted: &Lifted, limits: impl Fn(&VolumeId) -> IoLimits) {
         for entry in &lifted.0 {
             lock(&entry.inner).lifted -= 1;
@@ -59,7 +60,7 @@ impl PublishedDevices {
         }
     }
 
-    /// Before the device is detached, or while its limits are lifted.
+    /// Removes the limits of a device before its detach, or while its limits are lifted.
     pub(super) fn clear_limits(&self, device: DeviceNumber, volume: &VolumeId) {
         if let Err(reason) = self.cgroups.limit(device, IoLimits::NONE) {
             warn!(%volume, error = &reason as &dyn Error, "cannot remove the I/O limits of a loop device");

@@ -18,11 +18,12 @@ use crate::host::{LookError, PathContents, block};
 use crate::plan::{Shape, Target};
 use crate::request::TargetPath;
 
-/// For reading the project.
+/// Flags for a directory whose project is read.
 const READABLE: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
 impl Linux {
-    /// Whether the mount at a target belongs to another volume that has a record. Without one, its volume was deleted.
+    /// Whether the mount at a target belongs to another volume that has a record. If no record exists, the volume was
+    /// deleted.
     pub(super) fn is_anothers(&self, id: &VolumeId, parent: &OwnedFd, name: &Name) -> Result<bool, LookError> {
         let target = resolve(parent, Path::new(name.as_os_str()), HANDLE).map_err(LookError::Target)?;
         if mount::at(&target)?.kind == Kind::Directory {
@@ -59,7 +60,7 @@ impl Linux {
                 _ => Target::Foreign,
             },
             (Some(attributes), Kind::BlockDevice(major, minor)) => match self.node(&target, major, minor)? {
-                // The device decides what can be written, whatever the mount says.
+                // The device determines whether writes are possible, whatever the flags of the mount are.
                 block::Node::Attached { backing, read_only, .. }
                     if image.is_some_and(|image| image.backing == backing) =>
                 {
@@ -88,8 +89,8 @@ impl Linux {
         Ok(node)
     }
 
-    /// Whether another target shows a device. A known one is checked at its path; all mounts decide if it does not show
-    /// the device, also those that another mount hides.
+    /// Whether another target shows a device. A known target is checked at its path. If it does not show the device,
+    /// the mount table decides, which also has mounts that other mounts hide.
     pub(super) fn is_shared(&self, device: &Attached, target: &TargetPath) -> Result<bool, LookError> {
         match self.devices.target_besides(device.number, target.full()) {
             Some(None) => return Ok(false),
@@ -102,7 +103,7 @@ impl Linux {
     }
 }
 
-/// The image and the device of a block volume whose node is at this place, or was.
+/// The image and the device of a block volume whose node is, or was, at this path.
 pub(super) fn seen_block(parent: &OwnedFd, name: &Name, image: &Image) -> Result<PathContents, LookError> {
     let stat = fstat(&image.file).map_err(LookError::Size)?;
     let size = Bytes::new(u64::try_from(stat.st_size).unwrap_or_default());
