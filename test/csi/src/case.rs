@@ -69,7 +69,7 @@ impl<'n> Case<'n> {
         volume
     }
 
-    /// The same, not announced yet.
+    /// A fresh volume that is not announced yet.
     pub fn staged_volume(&self, kind: Kind, size: Bytes) -> Volume {
         let id = format!("pvc-case-{}-{}", self.number, self.fresh.borrow().len());
         let volume = self.node.volumes().stage(&id, kind, size);
@@ -120,7 +120,7 @@ impl<'n> Case<'n> {
         Ok(response.volume_health.expect("the health is required"))
     }
 
-    /// Returns the capacity.
+    /// Returns the capacity in bytes.
     pub async fn expand(&self, message: NodeExpandVolumeRequest) -> Result<i64, Code> {
         answer(self.node.client().node_expand_volume(message).await).map(|response| response.capacity_bytes)
     }
@@ -185,7 +185,7 @@ impl<'n> Case<'n> {
 }
 
 impl Drop for Case<'_> {
-    /// Also after a failure, for the next run.
+    /// Returns the shared volumes for the next run, also after a failure.
     fn drop(&mut self) {
         self.shared.get_mut().drain(..).for_each(|volume| self.node.volumes().give_back(volume));
     }
@@ -195,7 +195,7 @@ fn mounts_at(path: &Path) -> usize {
     mount::table().expect("the table of mounts").iter().filter(|entry| entry.point == path).count()
 }
 
-/// Fails on files and mounts.
+/// Removes a tree of directories. Fails if it contains a file or a mount.
 pub fn remove_directories(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         remove_directories(&entry?.path())?;

@@ -11,8 +11,8 @@ use crate::Node;
 pub struct Census(BTreeMap<(&'static str, String), usize>);
 
 impl Census {
-    /// Mounts, attached loop devices, descriptors of this process, files below the kubelet's directory, and volumes that are
-    /// not shared.
+    /// Mounts, attached loop devices, descriptors of this process, files below the kubelet's directory, and volumes
+    /// that are not shared.
     pub fn take(node: &Node) -> Self {
         let mut census = Self::of_kernel();
         for descriptor in descriptors() {
@@ -51,7 +51,7 @@ impl Census {
         *self.0.entry((kind, name.to_string())).or_default() += 1;
     }
 
-    /// Does not enter mounts: they have the files of pods.
+    /// Counts the files below a directory, but none in mounts, which have the files of pods.
     fn walk(&mut self, dir: &Path, mounts: &BTreeSet<PathBuf>) {
         let Ok(entries) = fs::read_dir(dir) else { return };
         for entry in entries.flatten() {

@@ -9,14 +9,14 @@ use futures::future::join_all;
 
 use crate::{Case, Census, Kind, Node, Services, Volume};
 
-/// Two for each kind of volume.
+/// Number of concurrent runs: two for each kind of volume.
 const AT_ONCE: usize = 4;
-/// The server closes connections some time after the client has closed them.
+/// Deadline of the census. The server closes connections some time after the client has closed them.
 const LIMIT: Duration = Duration::from_secs(20);
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs a behavior for both kinds of volumes, then four times at once, for one kind each. Nothing may be left after each of
-/// the two.
+/// Runs a behavior once for both kinds of volumes, then four times at once, each for one kind. Fails if anything is
+/// left after either step.
 pub fn hold(behavior: impl AsyncFn(&Case<'_>)) {
     let node = shared();
     let before = once(&node, Census::take(&node), &behavior);
@@ -28,24 +28,25 @@ pub fn hold(behavior: impl AsyncFn(&Case<'_>)) {
     });
 }
 
-/// The same, twice in a row: for a behavior of the whole plugin, such as a restart, or one that is concurrent by itself.
+/// Runs a behavior twice in a row, with the checks of [`hold`]. For behaviors of the whole plugin, such as a restart,
+/// and for concurrent behaviors.
 pub fn hold_in_turn(behavior: impl AsyncFn(&Case<'_>)) {
     let node = shared();
     let before = once(&node, Census::take(&node), &behavior);
     once(&node, before, &behavior);
 }
 
-/// As [`hold`], for each kind of volumes of the case.
+/// Like [`hold`], for each kind of volume of the case.
 pub fn hold_each(behavior: impl AsyncFn(&Case<'_>, Kind)) {
     hold(async |case| each(case, &behavior).await);
 }
 
-/// As [`hold_in_turn`], for each kind of volumes.
+/// Like [`hold_in_turn`], for each kind of volume.
 pub fn hold_each_in_turn(behavior: impl AsyncFn(&Case<'_>, Kind)) {
     hold_in_turn(async |case| each(case, &behavior).await);
 }
 
-/// As [`hold_each`], with a published volume and its target, which is unpublished in the end.
+/// Like [`hold_each`], with a published volume and its target. The volume is unpublished at the end.
 pub fn hold_published(behavior: impl AsyncFn(&Case<'_>, Kind, Volume, PathBuf)) {
     hold_each(async |case, kind| {
         let (volume, target) = case.published(kind).await;
@@ -78,7 +79,7 @@ fn once(node: &Node, before: Census, behavior: &impl AsyncFn(&Case<'_>)) -> Cens
     })
 }
 
-/// Waits until the state is the one before.
+/// Runs `act`, and waits until the state is the same as before.
 fn settled(node: &Node, before: Census, what: &str, act: impl FnOnce()) -> Census {
     act();
     let deadline = Instant::now() + LIMIT;
@@ -92,7 +93,7 @@ fn settled(node: &Node, before: Census, what: &str, act: impl FnOnce()) -> Censu
     }
 }
 
-/// The node of all behaviors. One that fails does not end the others.
+/// The node of all behaviors. Other behaviors continue after one that fails.
 fn shared() -> MutexGuard<'static, Node> {
     static NODE: LazyLock<Mutex<Node>> = LazyLock::new(|| Mutex::new(Node::start(Services::NodeAlone)));
     NODE.lock().unwrap_or_else(PoisonError::into_inner)

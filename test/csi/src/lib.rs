@@ -1,7 +1,9 @@
-//! Fixture of the conformity suite: a node whose CSI plugin is served on its real sockets, and the calls of the kubelet.
+//! Fixture of the conformity suite: a node whose CSI plugin is served on its real sockets, and the calls of the
+//! kubelet.
 //!
-//! [`hold`] runs a behavior once and then four times at once, each time with volumes and directories of its own. After that,
-//! mounts, loop devices, open descriptors, files below the kubelet's directory and volumes are those of before ([`Census`]).
+//! [`hold`] runs a behavior once and then four times at once, each time with separate volumes and directories. After
+//! that, mounts, loop devices, open descriptors, files below the kubelet's directory and volumes must be the same as
+//! before ([`Census`]).
 //!
 //! ```no_run
 //! conformity::hold(async |case| {
@@ -12,7 +14,7 @@
 //! });
 //! ```
 //!
-//! One node serves all behaviors of a program: a node for each would need a file system for each. It needs a `ktest`: root, a
+//! One node serves all behaviors of a program, because each node needs a file system. It needs a `ktest`: root, a
 //! scratch disk, `mkfs.xfs`, the modules `xfs` and `loop`.
 #![forbid(unsafe_code)]
 

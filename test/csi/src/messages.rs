@@ -32,7 +32,8 @@ pub fn read_only(message: NodePublishVolumeRequest) -> NodePublishVolumeRequest 
 }
 
 impl Case<'_> {
-    /// For ReadWriteOnce, which is SINGLE_NODE_MULTI_WRITER with our capabilities.
+    /// Request for ReadWriteOnce, which the kubelet sends as SINGLE_NODE_MULTI_WRITER because of the plugin's
+    /// capabilities.
     pub fn publishing(&self, volume: &Volume, target: &Path) -> NodePublishVolumeRequest {
         NodePublishVolumeRequest {
             volume_id: volume.id.to_string(),
@@ -56,7 +57,7 @@ impl Case<'_> {
         NodeGetVolumeHealthRequest { volume_id, volume_publish_path, ..NodeGetVolumeHealthRequest::default() }
     }
 
-    /// `range`: `required_bytes` and `limit_bytes`.
+    /// `range` has `required_bytes` and `limit_bytes`.
     pub fn expanding(&self, volume: &Volume, path: &Path, range: Option<(i64, i64)>) -> NodeExpandVolumeRequest {
         NodeExpandVolumeRequest {
             volume_id: volume.id.to_string(),

@@ -22,7 +22,7 @@ pub const NODE_NAME: &str = "node-1";
 pub const VERSION: &str = "1.2.3";
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// For the limits of I/O: where the plugin looks for them, once for all nodes.
+/// Mounts the hierarchy of cgroups where the plugin sets I/O limits, once for all nodes.
 fn mount_cgroups() {
     static MOUNTED: Once = Once::new();
     MOUNTED.call_once(|| ktest_support::mount_cgroups(Path::new("/sys/fs/cgroup")));
@@ -33,7 +33,7 @@ fn mount_cgroups() {
 pub enum Services {
     NodeAlone,
     WithController,
-    /// Without a part of the process that stops pods, as on other clusters.
+    /// The Controller service without a freezer of pods, as on other clusters.
     WithControllerAlone,
 }
 
@@ -43,7 +43,7 @@ pub struct Node {
     running: Mutex<Option<Running>>,
     volumes: Volumes,
     kubelet: PathBuf,
-    // Last: it can only be unmounted when nothing on it is open.
+    // The last field, because a disk can only be unmounted when no file on it is open.
     _disk: XfsDisk,
 }
 
@@ -67,14 +67,14 @@ impl Node {
         for made in ["pods", "plugins/kubernetes.io/csi/volumeDevices/publish"] {
             std::fs::create_dir_all(kubelet.join(made)).expect("a directory of kubelet");
         }
-        // The plugin's threads are not the test's: a behaviour may block its own.
+        // The plugin has separate threads, because a behavior may block the thread of the test.
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let node = Self { runtime, services, running: Mutex::default(), volumes, kubelet, _disk: disk };
         node.block_on(node.begin());
         node
     }
 
-    /// Runs only this future on this thread.
+    /// Runs a future on the current thread. The plugin's tasks run on other threads.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
@@ -139,7 +139,7 @@ impl Node {
             self.volumes.store().freeze_by(host.freezer());
         }
         let settings = Settings {
-            // Not needed, and its descriptors would be in a census.
+            // The tests do not need the watch, and a census would count its descriptors.
             watch: Duration::from_secs(3600),
             ..Settings::new(self.kubelet.clone(), NODE_NAME, VERSION)
         };

@@ -11,10 +11,10 @@ use mount::Identity;
 use units::{Bytes, Inodes};
 use volume::{Claim, Owner, Request, Store, VolumeId, Volumes as _};
 
-/// Of shared volumes: enough for an XFS image.
+/// Size of shared volumes: enough for an XFS image.
 pub const SIZE: Bytes = Bytes::new(16 << 20);
 const INODES: Inodes = Inodes::new(1000);
-/// Volumes of each kind: four behaviors at once take at most two each.
+/// Number of shared volumes of each kind: four behaviors at once take at most two each.
 const SHARED: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +63,7 @@ impl Volume {
     }
 }
 
-/// The store, and shared volumes: creating one forces XFS's log several times.
+/// The store, and volumes that runs share, because the creation of a volume forces XFS's log several times.
 #[derive(Debug)]
 pub struct Volumes {
     store: Arc<Store>,

@@ -30,7 +30,8 @@ fn modes_of_one_node_are_accepted() {
     });
 }
 
-/// Specification: Error Scheme, unsupported field: the volume is on this node only; and numbers of a newer CSI.
+/// Specification: Error Scheme, unsupported field, because the volume is on one node only. The test also sends numbers
+/// of a newer CSI.
 #[test]
 fn modes_of_many_nodes_and_unknown_modes_are_invalid() {
     hold_each(async |case, kind| {
@@ -56,7 +57,7 @@ fn can_write(kind: Kind, target: &Path) -> bool {
                 false
             }
         },
-        // Opened or not, the device takes no write: also not for root.
+        // The device rejects writes of root too, even if it can be opened.
         Kind::Block => File::options()
             .write(true)
             .open(target)
@@ -82,7 +83,7 @@ fn read_only_is_read_only() {
     });
 }
 
-/// A pod that reads and one that writes share a volume: neither gets what the other has.
+/// A pod that reads and a pod that writes share a volume. Neither target changes the access of the other.
 #[test]
 fn a_read_only_target_stays_so_beside_a_writable_one() {
     hold_each(async |case, kind| {
@@ -97,7 +98,7 @@ fn a_read_only_target_stays_so_beside_a_writable_one() {
     });
 }
 
-/// The bytes that the writing pod wrote are those that the reading one reads.
+/// The reading pod reads the bytes that the writing pod wrote.
 #[test]
 fn a_reader_sees_what_a_writer_wrote() {
     hold_each(async |case, kind| {

@@ -1,5 +1,5 @@
-//! Several calls for one volume at a time: kubelet sends them when it lost its memory. Each behaviour is at once by
-//! itself, and shown in a row.
+//! Several calls for one volume at a time: the kubelet sends them after a restart, when it has lost its state. Each
+//! behavior is concurrent itself, and runs twice in a row.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -20,7 +20,7 @@ fn assert_graceful(answers: &[Result<(), Code>]) {
     assert!(answers.iter().all(graceful) && answers.contains(&Ok(())), "{answers:?}");
 }
 
-/// One mount, one device, however many ask at once.
+/// Concurrent calls create one mount and one device.
 #[test]
 fn calls_for_one_target_make_one_mount() {
     hold_each_in_turn(async |case, kind| {
@@ -59,7 +59,7 @@ async fn persist<F: Future<Output = Result<(), Code>>>(call: impl Fn() -> F) {
     panic!("{TIMES} calls were aborted");
 }
 
-/// Specification: NodePublishVolume, third column of the table: one of them wins.
+/// Specification: NodePublishVolume, third column of the table. One of the calls succeeds.
 #[test]
 fn one_of_many_gets_the_only_target() {
     hold_each_in_turn(async |case, kind| {
@@ -79,7 +79,7 @@ fn one_of_many_gets_the_only_target() {
     });
 }
 
-/// A pod that is deleted while it starts: afterwards the target is there as a whole or not at all.
+/// A pod is deleted while it starts. Afterwards the target is complete or missing.
 #[test]
 fn publish_and_unpublish_at_once_end_in_one_of_two_states() {
     hold_each_in_turn(async |case, kind| {
@@ -100,7 +100,7 @@ fn publish_and_unpublish_at_once_end_in_one_of_two_states() {
     });
 }
 
-/// Statistics and expansion while the volume comes and goes: they see it or they do not.
+/// Statistics and expansions find the volume or return an error while it is published and unpublished.
 #[test]
 fn concurrent_stats_see_a_volume_or_none() {
     hold_each_in_turn(async |case, kind| {
@@ -124,7 +124,7 @@ fn concurrent_stats_see_a_volume_or_none() {
     });
 }
 
-/// Specification: Timeouts; a call that kubelet gave up goes on or does not, and the next one finishes it.
+/// Specification: Timeouts; a call that the kubelet canceled continues or ends, and the next call completes it.
 #[test]
 fn the_next_call_completes_a_canceled_one() {
     hold_each_in_turn(async |case, kind| {
@@ -135,7 +135,7 @@ fn the_next_call_completes_a_canceled_one() {
         for _ in 0..3 {
             whole = [whole[0].min(taken(publish()).await), whole[1].min(taken(unpublish()).await)];
         }
-        // At once, and when about a quarter, a half and three quarters of the call are done.
+        // Cancel at once, and after about a quarter, a half and three quarters of the call's duration.
         let mut given_up = [0; 2];
         for quarters in 0..4 {
             let [for_publish, for_unpublish] = whole.map(|whole| whole * quarters / 4);
@@ -154,15 +154,15 @@ fn the_next_call_completes_a_canceled_one() {
     });
 }
 
-/// How long a call takes that succeeds.
+/// Duration of a call that succeeds.
 async fn taken(call: impl Future<Output = Result<(), Code>>) -> Duration {
     let start = Instant::now();
     call.await.expect("a call that is not canceled");
     start.elapsed()
 }
 
-/// Drops the call unless it is answered in this time, and returns whether it was dropped. The runtime's timer is not used:
-/// its steps of a millisecond are longer than some calls.
+/// Drops the call unless it completes within `patience`, and returns whether the call was dropped. Does not use the
+/// runtime's timer, whose steps of a millisecond are longer than some calls.
 async fn is_given_up(patience: Duration, call: impl Future<Output = Result<(), Code>>) -> bool {
     let mut call = pin!(call);
     let start = Instant::now();
@@ -178,7 +178,7 @@ async fn is_given_up(patience: Duration, call: impl Future<Output = Result<(), C
     }
 }
 
-/// Volumes do not wait for each other, nor for rejected calls.
+/// Calls for a volume do not wait for calls for other volumes, nor for rejected calls.
 #[test]
 fn different_volumes_are_served_together() {
     hold_in_turn(async |case| {

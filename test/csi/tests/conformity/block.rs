@@ -9,15 +9,15 @@ use conformity::{Kind, SIZE, Volume, hold, hold_in_turn, read_only};
 use loopdev::{Backing, Config, Control, Detach, Device};
 use units::Bytes;
 
-/// For a list of all devices in another run.
+/// Deadline of a detach. It covers a list of all devices in another run.
 const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
 fn backing(volume: &Volume) -> Backing {
     Backing::of(File::open(volume.image()).expect("the image")).expect("a file")
 }
 
-/// Waits until no device stands on a volume's image. A run beside this one, which lists all devices, may have one open when
-/// it is detached: then the kernel detaches it when it is closed (loop(4), `LOOP_CLR_FD`).
+/// Waits until no device is attached to a volume's image. A concurrent run that lists all devices may have a device
+/// open when it is detached. The kernel then detaches the device when it is closed (loop(4), `LOOP_CLR_FD`).
 fn assert_detached(volume: &Volume) {
     let start = Instant::now();
     while !volume.devices().is_empty() {
@@ -26,8 +26,8 @@ fn assert_detached(volume: &Volume) {
     }
 }
 
-/// Specification: NodePublishVolumeRequest; the device is at the target. Its bytes are the image's, past the page
-/// cache, and there are as many as the volume has.
+/// Specification: NodePublishVolumeRequest; the device is at the target. The device has the bytes of the image, past
+/// the page cache, and the size of the volume.
 #[test]
 fn the_device_is_the_volumes_image() {
     hold(async |case| {
@@ -51,7 +51,7 @@ fn the_device_is_the_volumes_image() {
     });
 }
 
-/// One device for all targets that write, and one for those that read; the last that leaves takes it along.
+/// All writable targets share one device, and all read-only targets share another. The last unpublish detaches it.
 #[test]
 fn targets_share_a_device() {
     hold(async |case| {
@@ -71,7 +71,7 @@ fn targets_share_a_device() {
     });
 }
 
-/// A pod that goes takes nothing from the one that stays.
+/// The unpublish for one pod does not affect the device of another pod.
 #[test]
 fn one_target_goes_and_the_other_still_does_io() {
     hold(async |case| {
@@ -90,7 +90,8 @@ fn one_target_goes_and_the_other_still_does_io() {
     });
 }
 
-/// Any process that can open the device may detach it (loop(4), `LOOP_CLR_FD`): the plugin has it open, so that it stays.
+/// Any process that can open the device may detach it (loop(4), `LOOP_CLR_FD`). The plugin has the device open, so that
+/// it stays attached.
 #[test]
 fn a_device_that_another_process_detaches_stays() {
     hold(async |case| {
@@ -105,8 +106,8 @@ fn a_device_that_another_process_detaches_stays() {
     });
 }
 
-/// A plugin that was killed after the attach leaves a device without a target. The next one cannot detach it while a
-/// process has it open.
+/// A plugin that was killed after the attach leaves a device without a target. The next plugin cannot detach the device
+/// while a process has it open.
 #[test]
 fn a_device_of_an_earlier_plugin_is_used_and_detached() {
     hold_in_turn(async |case| {
@@ -126,7 +127,7 @@ fn a_device_of_an_earlier_plugin_is_used_and_detached() {
     });
 }
 
-/// The plugin made the file at the target and was killed, or the machine was restarted.
+/// The plugin created the file at the target and was killed, or the machine restarted.
 #[test]
 fn a_file_that_an_earlier_call_left_is_used() {
     hold(async |case| {
@@ -138,7 +139,7 @@ fn a_file_that_an_earlier_call_left_is_used() {
     });
 }
 
-/// Only what stands on the volume's own image is the plugin's to detach.
+/// The plugin detaches only devices that are attached to the volume's image.
 #[test]
 fn a_device_of_another_file_stays() {
     hold(async |case| {

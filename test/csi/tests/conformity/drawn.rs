@@ -6,7 +6,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 const CASES: u32 = 16;
 
-/// Draws cases from a seed; makes one that fails smaller, but not for ever. After each, the kernel has what it had before.
+/// Draws cases from a seed, and shrinks a case that fails, for a limited number of steps. After each case, the kernel's
+/// mounts and devices must be the same as before.
 pub fn for_each<S: Strategy>(seed: &[u8; 32], strategy: &S, test: impl Fn(S::Value) -> Result<(), TestCaseError>) {
     let before = Census::of_kernel();
     let config = Config { cases: CASES, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };

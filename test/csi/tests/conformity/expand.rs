@@ -1,4 +1,4 @@
-//! NodeExpandVolume. The provisioner expands the volume before: here the store does.
+//! NodeExpandVolume. The provisioner expands the volume before the call; in these tests, the store does.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -95,7 +95,7 @@ fn a_published_volume_grows_under_its_pod() {
     hold_each(async |case, kind| {
         let volume = case.fresh_volume(kind, SIZE);
         let target = case.publish_for(&volume, "pod").await;
-        // The pod's own, open all the time.
+        // The pod's descriptor, open all the time.
         let open = (kind == Kind::Block).then(|| File::options().read(true).write(true).open(&target));
         let message = case.expanding(&volume, &target, Some((signed(DOUBLE), 0)));
         assert_eq!(case.expand(message.clone()).await, Err(Code::OutOfRange), "not expanded yet");
@@ -115,7 +115,7 @@ fn a_published_volume_grows_under_its_pod() {
     });
 }
 
-/// A volume that grew while it was published nowhere has its new size when it is.
+/// A volume that grew while it was not published has its new size at the next publish.
 #[test]
 fn a_volume_that_grew_offline_has_its_size_at_once() {
     hold_each(async |case, kind| {
@@ -158,7 +158,7 @@ fn all_targets_grow_together() {
     });
 }
 
-/// Ranges from one end to the other.
+/// The ranges include the smallest and the largest numbers.
 #[test]
 fn malformed_messages_are_answered() {
     with_case(|case| {

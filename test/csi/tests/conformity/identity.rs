@@ -61,8 +61,8 @@ fn the_node_has_an_id_a_place_and_no_limit() {
     });
 }
 
-/// csi-sanity: NodeGetCapabilities should return appropriate capabilities. Specification: a call whose capability has its name
-/// is implemented if the node announces the capability.
+/// csi-sanity: NodeGetCapabilities should return appropriate capabilities. Specification: a call whose capability has
+/// its name is implemented if the node announces the capability.
 #[test]
 fn the_node_can_do_exactly_what_it_announces() {
     hold(async |case| {
@@ -88,7 +88,7 @@ fn the_node_can_do_exactly_what_it_announces() {
     });
 }
 
-/// `GetVolumeStats` as `GET_VOLUME_STATS`.
+/// Name of the capability for a call: `GET_VOLUME_STATS` for `GetVolumeStats`.
 fn capability_name(name: &str) -> String {
     let mut words = String::new();
     for letter in name.chars() {
@@ -101,7 +101,7 @@ fn capability_name(name: &str) -> String {
 }
 
 /// Specification: Error Scheme, Call not implemented; NodeStageVolume and NodeUnstageVolume without
-/// STAGE_UNSTAGE_VOLUME. csi-sanity skips its tests of staging then.
+/// STAGE_UNSTAGE_VOLUME. csi-sanity then skips its tests of staging.
 #[test]
 fn staging_is_not_implemented_whatever_the_message() {
     hold_each(async |case, kind| {

@@ -1,7 +1,7 @@
-//! Malformed messages, drawn by proptest from fixed seeds. The module of each call has the test of its messages.
+//! Malformed messages, drawn by proptest from fixed seeds. The test of a call's messages is in the module of the call.
 //!
-//! Each is sent with others of its kind at once. The answer is one of the codes that the call has for what is wrong with
-//! a message, never one of a bug; and nothing is mounted, attached or gone afterwards.
+//! Each message is sent together with others of its kind. The answer has one of the codes that the call defines for
+//! invalid messages, never the code of a bug. Afterwards, no mount or device was added or removed.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,15 +19,17 @@ use tonic::Code;
 
 use crate::drawn::for_each;
 
-/// So many of them are at least accepted: else the rejected ones show nothing about the fields behind the first wrong one.
+/// Minimum number of accepted messages. If all were rejected for their first invalid field, the test would not reach
+/// the fields behind it.
 const ACCEPTED: usize = 5;
 const AT_ONCE: std::ops::RangeInclusive<usize> = 1..=10;
-/// The longest path of Linux.
+/// Maximum length of a path on Linux.
 const PATH_MAX: usize = 4096;
 const SEED: [u8; 32] = *b"malformed messages of every kind";
 
-/// Draws batches of messages and sends those of a batch at once. Each answer has one of the `codes`; after `accepted` saw
-/// the messages that were answered well, the kernel has what it had before. Some messages are [accepted](ACCEPTED).
+/// Draws batches of messages and sends the messages of a batch at once. Each answer has one of the `codes`. `accepted`
+/// receives the messages that succeeded and undoes them; then the kernel's mounts and devices must be the same as
+/// before. At least [`ACCEPTED`] messages succeed.
 pub fn all_answered<M: Clone + Debug, T>(
     case: &Case<'_>,
     message: impl Strategy<Value = M>,
@@ -55,12 +57,13 @@ pub fn all_answered<M: Clone + Debug, T>(
     assert!(well >= ACCEPTED, "{well} of {sent} messages were accepted");
 }
 
-/// For calls that leave nothing to take away.
+/// For calls that change nothing.
 pub fn nothing_to_do<M>(_: Vec<M>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Text that a program could send by mistake or on purpose. Long ones are not drawn letter by letter.
+/// Text that a program could send by mistake or on purpose. Long texts repeat a piece, because drawing each letter is
+/// slow.
 pub fn text() -> impl Strategy<Value = String> {
     let long = |piece: &'static str| (0..4 * PATH_MAX / piece.len()).prop_map(move |times| piece.repeat(times));
     prop_oneof![
@@ -96,10 +99,10 @@ pub fn capabilities() -> impl Strategy<Value = Option<VolumeCapability>> {
     option::weighted(0.9, whole)
 }
 
-/// A volume, and where kubelet publishes it.
+/// A volume, and the target where the kubelet publishes it.
 type Place = (Volume, PathBuf);
 
-/// Two of each kind; each half has both.
+/// Two places of each kind; each half of the array has both kinds.
 pub fn places(case: &Case<'_>) -> [Place; 4] {
     [Kind::Filesystem, Kind::Block, Kind::Filesystem, Kind::Block].map(|kind| case.place(kind))
 }
@@ -120,12 +123,12 @@ pub fn path(case: &Case<'_>, places: &[Place]) -> impl Strategy<Value = String> 
     ]
 }
 
-/// One of the places: what kubelet would name together.
+/// One of the places: a volume and its target, as in a message of the kubelet.
 pub fn place(places: &[Place]) -> impl Strategy<Value = Place> + use<> {
     proptest::sample::select(places.to_vec())
 }
 
-/// The volumes are published at their targets as long as `test` runs.
+/// Runs `test` while the volumes are published at their targets.
 pub fn while_published(case: &Case<'_>, places: &[Place], test: impl FnOnce()) {
     for (volume, target) in places {
         case.node().block_on(case.publish(case.publishing(volume, target))).expect("publish");

@@ -1,4 +1,4 @@
-//! NodePublishVolume: what is asked for, and what is there then.
+//! NodePublishVolume: requests, and the targets that they create.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -68,7 +68,7 @@ fn a_volume_that_does_not_exist_is_not_found() {
     });
 }
 
-/// Data that a pod writes is in the volume, for the next pod too.
+/// The volume keeps the data that a pod writes, and the next pod reads them.
 #[test]
 fn written_data_is_there_after_the_next_publish() {
     hold_each(async |case, kind| {
@@ -132,7 +132,7 @@ fn the_same_target_with_other_arguments_exists_already() {
     });
 }
 
-/// Another volume's target is in use.
+/// The target of another volume is in use.
 #[test]
 fn a_target_holds_one_volume() {
     hold_published(async |case, kind, volume, target| {
@@ -163,7 +163,7 @@ fn a_mode_for_one_target_has_one() {
     });
 }
 
-/// Specification: NodePublishVolume, row SINGLE_NODE_MULTI_WRITER. The modes of the two may differ as well.
+/// Specification: NodePublishVolume, row SINGLE_NODE_MULTI_WRITER. The modes of two targets may differ.
 #[test]
 fn a_mode_for_many_targets_has_many() {
     hold_each(async |case, kind| {
@@ -204,7 +204,7 @@ fn mount_options_that_would_be_ignored_are_invalid() {
     });
 }
 
-/// Specification: NodePublishVolumeRequest; optional fields that a driver without staging and secrets has no use for.
+/// Specification: NodePublishVolumeRequest; optional fields that a driver without staging and secrets does not use. The
 /// kubelet sends the context of the PersistentVolume.
 #[test]
 fn unused_fields_are_ignored() {
@@ -259,7 +259,7 @@ fn a_volume_that_is_not_announced_yet_is_unavailable() {
     });
 }
 
-/// A volume in the trash is none any more. Specification: NodePublishVolume Errors, Volume does not exist.
+/// A volume in the trash no longer exists. Specification: NodePublishVolume Errors, Volume does not exist.
 #[test]
 fn a_volume_that_is_being_deleted_is_not_found() {
     hold_each(async |case, kind| {
@@ -271,7 +271,7 @@ fn a_volume_that_is_being_deleted_is_not_found() {
     });
 }
 
-/// The mount's root is the volume and nothing above it.
+/// The root of the mount is the volume: `..` leads to the parent of the target.
 #[test]
 fn a_pod_sees_its_volume_alone() {
     hold(async |case| {
@@ -286,7 +286,7 @@ fn a_pod_sees_its_volume_alone() {
     });
 }
 
-/// An accepted publish can be undone with the same volume and path.
+/// An unpublish with the same volume and path undoes an accepted publish.
 #[test]
 fn malformed_messages_are_answered() {
     with_case(|case| {

@@ -22,7 +22,7 @@ async fn notify(case: &Case<'_>, plugin_registered: bool, error: &str) {
     answer(client.notify_registration_status(status).await).expect("notify");
 }
 
-/// kubelet: `ValidatePlugin` needs type, name, endpoint and versions; it dials the endpoint then.
+/// The kubelet's `ValidatePlugin` requires type, name, endpoint and versions. The kubelet then dials the endpoint.
 #[test]
 fn the_endpoint_that_registration_names_is_served() {
     hold(async |case| {
@@ -36,7 +36,7 @@ fn the_endpoint_that_registration_names_is_served() {
     });
 }
 
-/// A kubelet that restarts finds the same socket and asks again.
+/// A kubelet that restarts finds the same socket and sends its requests again.
 #[test]
 fn the_kubelet_may_register_the_plugin_repeatedly() {
     hold(async |case| {
@@ -47,7 +47,7 @@ fn the_kubelet_may_register_the_plugin_repeatedly() {
     });
 }
 
-/// kubelet says so when it could not make the CSINode object, for example.
+/// The kubelet reports a failure, for example, when it could not create the CSINode object.
 #[test]
 fn a_rejected_registration_stops_nothing() {
     hold(async |case| {
@@ -58,7 +58,7 @@ fn a_rejected_registration_stops_nothing() {
     });
 }
 
-/// The CSINode object has lost the plugin's entry: kubelet looks at a socket again only if it is a new one.
+/// The CSINode object has lost the plugin's entry. The kubelet handles only new sockets.
 #[test]
 fn the_registration_socket_is_created_again_on_request() {
     hold_in_turn(async |case| {
@@ -77,7 +77,7 @@ fn the_registration_socket_is_created_again_on_request() {
     });
 }
 
-/// Specification: Security; the sockets are root's alone, and so are their directories.
+/// Specification: Security; the sockets and their directories belong to root, with no access for others.
 #[test]
 fn only_root_can_use_the_sockets() {
     hold(async |case| {
@@ -91,7 +91,7 @@ fn only_root_can_use_the_sockets() {
     });
 }
 
-/// Whatever kubelet says about a registration is taken note of.
+/// The plugin accepts every report of the kubelet about a registration.
 #[test]
 fn malformed_messages_are_answered() {
     with_case(|case| {

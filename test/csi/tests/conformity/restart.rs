@@ -1,4 +1,4 @@
-//! The plugin remembers nothing: what is published is what is mounted.
+//! The plugin stores no state: the mounts define which volumes are published.
 
 use std::fs::File;
 
@@ -30,7 +30,7 @@ fn published_volumes_survive_a_restart() {
     });
 }
 
-/// The rules about second targets need no memory either.
+/// The plugin also reads second targets from the mounts.
 #[test]
 fn a_restart_keeps_the_rules_of_second_targets() {
     hold_each_in_turn(async |case, kind| {
@@ -50,7 +50,7 @@ fn a_restart_keeps_the_rules_of_second_targets() {
     });
 }
 
-/// A pod goes on with its device while the plugin is away.
+/// A pod continues to use its device while the plugin is down.
 #[test]
 fn a_device_in_use_outlives_the_plugin() {
     hold_in_turn(async |case| {

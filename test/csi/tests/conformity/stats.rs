@@ -69,7 +69,7 @@ fn a_filesystem_volume_has_the_bytes_and_inodes_of_its_quota() {
     });
 }
 
-/// A pod has written all that it may: nothing is negative.
+/// A pod has filled the volume: no number is negative.
 #[test]
 fn a_full_volume_has_nothing_left_and_nothing_negative() {
     hold(async |case| {
@@ -107,7 +107,7 @@ fn a_full_volume_has_nothing_left_and_nothing_negative() {
     });
 }
 
-/// Specification: NodeGetVolumeStats; of a block volume only the total is required, and there are no inodes.
+/// Specification: NodeGetVolumeStats; only the total of a block volume is required, and it has no inodes.
 #[test]
 fn a_block_volume_has_its_size() {
     hold(async |case| {
@@ -122,7 +122,7 @@ fn a_block_volume_has_its_size() {
     });
 }
 
-/// Specification: NodeGetVolumeStatsRequest, `staging_target_path` is optional, and nothing is staged.
+/// Specification: NodeGetVolumeStatsRequest, `staging_target_path` is optional. The plugin does not use staging.
 #[test]
 fn a_staging_path_does_no_harm() {
     hold_published(async |case, _, volume, target| {
@@ -147,7 +147,7 @@ fn all_targets_have_the_same_statistics() {
     });
 }
 
-/// Statistics change nothing and are found for what is published alone.
+/// Statistics change nothing, and exist only for published volumes.
 #[test]
 fn malformed_messages_are_answered() {
     with_case(|case| {

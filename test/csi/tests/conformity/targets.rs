@@ -25,8 +25,8 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Specification: NodePublishVolumeRequest, `target_path` is an absolute path. The plugin touches kubelet's directory
-/// alone.
+/// Specification: NodePublishVolumeRequest, `target_path` is an absolute path. The plugin changes only the kubelet's
+/// directory.
 #[test]
 fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
     hold(async |case| {
@@ -57,7 +57,7 @@ fn a_path_that_is_not_below_kubelets_directory_is_invalid() {
     });
 }
 
-/// Specification: NodePublishVolumeRequest; the caller makes the parent.
+/// Specification: NodePublishVolumeRequest; the caller creates the parent.
 #[test]
 fn a_missing_parent_is_not_created() {
     hold_each(async |case, kind| {
@@ -72,7 +72,7 @@ fn a_missing_parent_is_not_created() {
     });
 }
 
-/// Specification: NodePublishVolumeRequest; at least 128 bytes, and better what the system takes.
+/// Specification: NodePublishVolumeRequest; at least 128 bytes, and preferably the limit of the system.
 #[test]
 fn a_path_may_be_as_long_as_the_systems() {
     hold_each(async |case, kind| {
@@ -92,7 +92,7 @@ fn a_path_may_be_as_long_as_the_systems() {
     });
 }
 
-/// One place has one meaning, however it is written.
+/// Different spellings of a path name the same target.
 #[test]
 fn spellings_of_one_path_are_one_target() {
     hold_each(async |case, kind| {
@@ -106,7 +106,7 @@ fn spellings_of_one_path_are_one_target() {
     });
 }
 
-/// A link could lead anywhere by the time it is followed.
+/// A link may lead anywhere when the plugin follows it.
 #[test]
 fn a_link_is_followed_neither_on_the_way_nor_at_the_end() {
     hold_each(async |case, kind| {
@@ -140,7 +140,7 @@ fn targets_of_the_wrong_kind_stay() {
         let inside = target.join("stray");
         match kind {
             Kind::Filesystem => fs::write(&target, "a file"),
-            // With something in it: an empty one may be the remainder of a call.
+            // The directory has a file, because an empty one may be left from a call.
             Kind::Block => fs::create_dir(&target).and_then(|()| fs::write(&inside, "in the way")),
         }
         .expect("an obstacle");
@@ -161,7 +161,7 @@ fn targets_of_the_wrong_kind_stay() {
     });
 }
 
-/// Files that a mount hides are not the volume's: never deleted.
+/// Files that a mount hides do not belong to the volume.
 #[test]
 fn files_below_the_mount_are_never_deleted() {
     hold(async |case| {
@@ -179,7 +179,7 @@ fn files_below_the_mount_are_never_deleted() {
     });
 }
 
-/// A file with content at the target of a device is data.
+/// A file with content at the target of a device may be a user's data.
 #[test]
 fn a_file_with_content_is_never_deleted() {
     hold(async |case| {
@@ -214,7 +214,7 @@ fn a_foreign_mount_stays() {
     });
 }
 
-/// kubelet does so when it removes an orphaned pod. The other target has the mode for one.
+/// The kubelet unmounts targets itself when it removes an orphaned pod. The second target has a mode for one target.
 #[test]
 fn a_target_that_another_process_unmounted_does_not_count() {
     hold_each(async |case, kind| {
@@ -233,7 +233,8 @@ fn a_target_that_another_process_unmounted_does_not_count() {
     });
 }
 
-/// A pod's mount that propagates to the node, or a directory that an operator mounts: the volume is mounted all the same.
+/// A pod's mount that propagates to the node, or a mount of an operator, hides the target. The volume is still mounted
+/// there.
 #[test]
 fn a_hidden_target_counts() {
     hold_each(async |case, kind| {
@@ -243,7 +244,7 @@ fn a_hidden_target_counts() {
         let first = way.join("mount");
         case.publish(case.publishing(&volume, &first)).await.expect("publish");
         let alone = with_mode(case.publishing(&volume, &second), Mode::SingleNodeSingleWriter);
-        // Twice: the refused call may not forget the target.
+        // `way` twice: a rejected call must not remove the target from the plugin's list.
         for hidden in [&way, &first, &way] {
             if hidden.is_dir() {
                 tmpfs(hidden);
@@ -263,7 +264,7 @@ fn a_hidden_target_counts() {
     });
 }
 
-/// kubelet's own mounts are on the way to a target, such as the tmpfs of a secret.
+/// Mounts of the kubelet may be above a target, such as the tmpfs of a secret.
 #[test]
 fn mounts_above_the_target_are_followed() {
     hold_each(async |case, kind| {

@@ -1,4 +1,4 @@
-//! NodeUnpublishVolume: from every state, and never more than what the plugin made.
+//! NodeUnpublishVolume: works in every state, and removes only objects that the plugin created.
 
 use std::fs::{self, File};
 
@@ -35,7 +35,7 @@ fn the_same_call_again_is_ok() {
     });
 }
 
-/// A call was interrupted, or the machine restarted.
+/// An interrupted call or a restart of the machine left the target.
 #[test]
 fn a_partial_target_is_removed() {
     hold_each(async |case, kind| {
@@ -49,7 +49,7 @@ fn a_partial_target_is_removed() {
     });
 }
 
-/// kubelet would ask for ever if these were errors.
+/// The kubelet would retry forever after an error.
 #[test]
 fn an_unknown_volume_is_unpublished_already() {
     hold_each(async |case, kind| {
@@ -60,8 +60,8 @@ fn an_unknown_volume_is_unpublished_already() {
     });
 }
 
-/// A claim with a finalizer removed by hand, or a pod that was force-deleted. Specification: DeleteVolume Errors, Volume
-/// in use.
+/// An administrator removed a claim's finalizer, or force-deleted a pod. Specification: DeleteVolume Errors, Volume in
+/// use.
 #[test]
 fn a_volume_is_not_deleted_while_it_is_published() {
     hold_each(async |case, kind| {
@@ -77,7 +77,7 @@ fn a_volume_is_not_deleted_while_it_is_published() {
     });
 }
 
-/// Specification: Error Scheme; the target of another volume is not this call's to take away.
+/// Specification: Error Scheme; a call must not remove the target of another volume.
 #[test]
 fn the_target_of_another_volume_stays() {
     hold_published(async |case, kind, volume, target| {
@@ -89,7 +89,7 @@ fn the_target_of_another_volume_stays() {
     });
 }
 
-/// A program of the node has a file of it open: the mount stays until it closes it.
+/// A program of the node has a file of the volume open: the mount stays until the program closes the file.
 #[test]
 fn a_target_in_use_stays_mounted() {
     hold_published(async |case, kind, volume, target| {
@@ -107,7 +107,7 @@ fn a_target_in_use_stays_mounted() {
     });
 }
 
-/// The remainder of a volume of the other kind, or of another spelling of the volume.
+/// The target is used again with another access mode.
 #[test]
 fn a_target_is_published_unpublished_and_published_again() {
     hold_each(async |case, kind| {

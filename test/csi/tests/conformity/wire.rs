@@ -24,7 +24,7 @@ use crate::drawn::for_each;
 const SEED: [u8; 32] = *b"bytes that are not messages.....";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// The plugin answers on its connections, on new ones, and on the registration socket.
+/// Fails unless the plugin answers on an existing connection, on a new one, and on the registration socket.
 async fn goes_on(case: &Case<'_>) -> Result<(), Code> {
     let channel = connect(case.node().socket()).await.expect("connect");
     for mut client in [case.node().identity(), IdentityClient::new(channel)] {
@@ -42,12 +42,13 @@ fn open(socket: &Path) -> UnixStream {
     UnixStream::connect(socket).expect("connect")
 }
 
-/// Noise, and noise behind what begins like a client. Each ends in the middle, or stays open without another byte.
+/// Random bytes, also after a valid start of a connection. Each connection is shut down, or stays open without another
+/// byte.
 #[test]
 fn noise_on_the_sockets_stops_nothing() {
     with_case(|case| {
         let beginning = prop_oneof![Just(0), Just(7), Just(PREFACE.len())];
-        // Frames, sort of: a length that may be true, a kind, flags, a stream.
+        // Bytes that resemble frames: a length that may be wrong, a kind, flags, a stream.
         let frame = (0..64_u8, 0..12_u8, any::<u8>(), 0..8_u8, vec(any::<u8>(), 0..64)).prop_map(
             |(length, kind, flags, stream, payload)| {
                 [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], &payload].concat()
@@ -74,7 +75,7 @@ fn noise_on_the_sockets_stops_nothing() {
     });
 }
 
-/// Clients that connect and then say nothing, or stop in the middle of a word.
+/// Clients that connect and then send nothing, or stop within the preface.
 #[test]
 fn half_open_connections_do_not_delay_others() {
     hold(async |case| {
@@ -92,7 +93,7 @@ fn half_open_connections_do_not_delay_others() {
     });
 }
 
-/// The server limits its connections: accepted ones are served, others when these have ended.
+/// The server limits its connections. It serves further connections when accepted ones have ended.
 #[test]
 fn more_connections_than_there_are_places_end_nothing() {
     with_case(|case| {
@@ -104,7 +105,7 @@ fn more_connections_than_there_are_places_end_nothing() {
     });
 }
 
-/// Sends bytes as they are, takes any answer.
+/// Codec that sends bytes unchanged, and accepts any answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Raw;
 
@@ -157,8 +158,8 @@ const METHODS: [&str; 4] = [
     "/csi.v1.Node/NodeExpandVolume",
 ];
 
-/// The gRPC library rejects invalid protobuf with INTERNAL, as in other languages. Valid protobuf is a message without the
-/// required fields.
+/// The gRPC library rejects invalid protobuf with INTERNAL, as in other languages. Valid protobuf is a message without
+/// the required fields.
 #[test]
 fn invalid_bytes_are_rejected() {
     with_case(|case| {
@@ -197,7 +198,7 @@ fn unknown_methods_are_not_implemented() {
     });
 }
 
-/// gRPC's limit of 4 MiB holds before anything is read.
+/// gRPC rejects messages above the plugin's limit of 1 MiB before it reads them.
 #[test]
 fn an_oversized_message_is_rejected() {
     with_case(|case| {

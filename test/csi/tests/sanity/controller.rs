@@ -54,7 +54,7 @@ pub(crate) async fn delete(node: &Node, id: &str) -> Result<(), Code> {
     answer(client(node).delete_volume(request).await).map(drop)
 }
 
-/// Expands a volume of the first size.
+/// Expands a volume from its first size to twice that size.
 async fn double(node: &Node, id: &str) -> Result<ControllerExpandVolumeResponse, Code> {
     let (volume_id, capacity_range) = (id.to_owned(), at_least(2 * SIZE));
     let expand = ControllerExpandVolumeRequest { volume_id, capacity_range, ..Default::default() };
@@ -80,7 +80,7 @@ pub(crate) fn record(node: &Node, id: &str) -> Option<Record> {
     node.volumes().store().records().expect("records").readable.remove(&id)
 }
 
-/// One node for all: each has a file system of its own.
+/// One node for all requirements, because each node needs a file system.
 #[test]
 fn the_controller_service_works_beside_the_node_service() {
     let node = Node::start(Services::WithController);
@@ -169,7 +169,7 @@ async fn a_conflict_exists_already(node: &Node) {
     ] {
         assert_eq!(create(node, other.clone()).await.err(), code, "{other:?}");
     }
-    // After an expansion, the first request is still one of the same volume.
+    // The first request still matches the volume after an expansion.
     let grown = double(node, &id).await.expect("expand");
     assert_eq!((grown.capacity_bytes, grown.node_expansion_required), (2 * SIZE, false));
     let again = create(node, request(name, Kind::Filesystem)).await.expect("the same again");
@@ -197,7 +197,7 @@ async fn a_block_volume_has_limits_that_change(node: &Node) {
     create(node, self::request("limited", Kind::Block)).await.expect("a request without limits");
     assert_eq!(modify(with("few")).await, Err(Code::InvalidArgument));
     assert_eq!(io(), Some(200));
-    // A limit that the parameters do not name stays.
+    // A limit that the parameters do not name does not change.
     for parameters in [one("readIOPS", "300"), HashMap::new()] {
         modify(parameters).await.expect("modify");
         assert_eq!((limits().read_operations, io()), (Some(300), Some(200)));
@@ -285,7 +285,7 @@ async fn a_file_with_many_names_is_deleted_by_one_call(node: &Node) {
     let id = create(node, request("pvc-links", Kind::Filesystem)).await.expect("create").volume_id;
     let top = node.kubelet().with_file_name("volumes").join("live").join(&id);
     std::fs::write(top.join("file"), [1; 4096]).expect("a file");
-    // More than one pass removes.
+    // More names than one pass removes.
     for number in 0..2500 {
         std::fs::hard_link(top.join("file"), top.join(number.to_string())).expect("a name");
     }

@@ -1,5 +1,5 @@
-//! csi-sanity, the conformity tests of the CSI project, against the plugin's socket; and further requirements of the Controller
-//! service. README.md describes both.
+//! csi-sanity, the conformity tests of the CSI project, against the plugin's socket; and further requirements of the
+//! Controller service. README.md describes both.
 
 mod controller;
 mod skipped;
@@ -13,11 +13,11 @@ use serde::Deserialize;
 
 use crate::snapshots::records;
 
-/// Small enough for the disk, large enough for two sizes.
+/// Size of volumes in bytes, small enough for the disk.
 const SIZE: u64 = 16 << 20;
 const EXPANDED: u64 = 32 << 20;
 
-/// Of ginkgo's JSON report.
+/// A suite of ginkgo's JSON report.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Suite {
@@ -86,7 +86,7 @@ fn sanity(kind: Kind) {
     node.end();
 }
 
-/// Only block volumes have limits of I/O.
+/// The argument with I/O limits, which only block volumes have.
 fn mutable_parameters(kind: Kind) -> Option<String> {
     if kind == Kind::Filesystem {
         return None;

@@ -108,7 +108,7 @@ async fn a_snapshot_and_a_clone_have_the_former_content(node: &Node, kind: Kind)
     assert_eq!(take(node, "snapshot-kept", &source).await, Ok(snapshot), "the same again");
     assert_eq!(take(node, "snapshot-kept", "pvc-other").await.err(), Some(Code::AlreadyExists));
     assert_eq!(take(node, "snapshot-new", "pvc-other").await.err(), Some(Code::NotFound));
-    // The calls of volumes reject a snapshot, and those of snapshots a volume.
+    // Calls for volumes reject a snapshot, and calls for snapshots reject a volume.
     assert_eq!(delete(node, "snapshot-kept").await.err(), Some(Code::InvalidArgument));
     assert_eq!(remove(node, &source).await.err(), Some(Code::InvalidArgument));
     assert_eq!(create(node, request("snapshot-kept", kind)).await.err(), Some(Code::AlreadyExists));
@@ -166,7 +166,7 @@ async fn a_group_is_of_one_instant_and_deleted_as_a_whole(node: &Node) {
     }
 }
 
-/// A volume of another node is not known here. A volume that is mounted outside of a pod cannot be stopped.
+/// The group has a volume that the node does not have, and a volume without a pod that the plugin can freeze.
 async fn a_group_is_taken_as_a_whole_or_not_at_all(node: &Node) {
     create(node, request("pvc-data", Kind::Block)).await.expect("create");
     let before = records(node);
@@ -184,7 +184,7 @@ async fn a_group_is_taken_as_a_whole_or_not_at_all(node: &Node) {
     delete(node, "pvc-data").await.expect("delete");
 }
 
-/// Before the exchange of the content, and after it.
+/// The Controller service rejects the snapshot before the exchange of the content, and after it.
 async fn the_snapshot_of_a_rollback_is_the_provisioners(node: &Node) {
     let source = create(node, request("pvc-rolled", Kind::Block)).await.expect("create").volume_id;
     take(node, "snapshot-rolled", &source).await.expect("take");
