@@ -1,9 +1,9 @@
 //! Recovery of etcd from a full database.
 //!
-//! etcd raises the alarm `NOSPACE` when a write does not fit into its quota. The alarm outlives restarts. While it is set, etcd
-//! rejects all requests that write a value, even if the database is smaller by then. The API server's own compaction is such a
-//! request: it records its revision. No pod can be created, from which an administrator could reach etcd. Therefore the node
-//! compacts and defragments the database, and disarms the alarm (ADR 0054).
+//! etcd raises the alarm `NOSPACE` when a write does not fit into its quota. The alarm outlives restarts. While it is
+//! set, etcd rejects all requests that write a value, even if the database is smaller by then. The API server's own
+//! compaction is such a request: it records its revision. No pod can be created, from which an administrator could
+//! reach etcd. Therefore the node compacts and defragments the database, and disarms the alarm (ADR 0054).
 
 mod member;
 mod plan;
@@ -23,7 +23,7 @@ use self::plan::{Database, Defragmented, Outcome, PAUSE};
 use crate::ready::ProbeFailure;
 use crate::{Paths, etcd, headroom, ready};
 
-/// Between two looks at etcd's health, one request on loopback.
+/// Interval of the checks of etcd's health, each with one request on loopback.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +40,13 @@ pub enum DatabaseError {
 
 #[derive(Debug, Default)]
 struct Progress {
-    /// When the last defragmentation ended, and the size of the data then.
+    /// End of the last defragmentation, and the size of the data at that time.
     defragmented: Option<(Instant, Bytes)>,
     logged: Option<(Outcome, Instant)>,
 }
 
-/// Makes etcd accept writes again when its database was full. Healthy after the first look. Stalled while the database stays
-/// full. It is started when etcd is ready, and continues when etcd starts again.
+/// Makes etcd accept writes again after its database was full. The service is healthy after the first check, and
+/// stalled while the database stays full. It starts when etcd is ready, and continues when etcd starts again.
 pub async fn recover(cx: Context, paths: Paths) -> Result<(), DatabaseError> {
     let mut progress = Progress::default();
     loop {
@@ -63,12 +63,12 @@ pub async fn recover(cx: Context, paths: Paths) -> Result<(), DatabaseError> {
     }
 }
 
-/// `None` without an alarm.
+/// Checks etcd once, and recovers a full database. Returns `None` if etcd has no alarm.
 async fn round(paths: &Paths, progress: &mut Progress) -> Result<Option<Outcome>, DatabaseError> {
     match ready::http_now(etcd::HEALTH_PORT, etcd::HEALTH).await {
-        // Also for other reasons than this alarm.
+        // The health may be bad for other reasons than this alarm.
         Err(ProbeFailure::Answer(_)) => {}
-        // Without an answer, etcd does not run: that is reported by its own service.
+        // Without a response, etcd does not run, which the service of etcd reports.
         Ok(()) | Err(_) => return Ok(None),
     }
     let mut member = Member::connect(&paths.pki).await?;
@@ -82,7 +82,7 @@ async fn round(paths: &Paths, progress: &mut Progress) -> Result<Option<Outcome>
     if plan::needs_defragmentation(&database, progress.last()) {
         let Database { size, in_use, .. } = database;
         info!(%size, %in_use, "defragmenting the full database of etcd, which answers no requests meanwhile");
-        // A small space for writes can be left nevertheless.
+        // Even after an error, some space for writes may be left.
         if let Err(error) = member.defragment().await {
             warn!(%error, "cannot defragment the database of etcd, will retry");
         }

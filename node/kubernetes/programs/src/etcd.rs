@@ -1,6 +1,6 @@
-//! etcd: one member, on loopback, for clients with a certificate that says so.
+//! etcd: one member on loopback. It accepts only certificates that name a client of etcd.
 //!
-//! Loopback alone is not enough: a pod in the host's network has it, too.
+//! Loopback alone does not protect etcd, because pods in the host's network can connect to it.
 
 use units::Bytes;
 
@@ -13,25 +13,26 @@ use crate::{Config, Rights, User, ready};
 
 pub(crate) const CLIENTS: &str = "https://127.0.0.1:2379";
 
-/// Where other members would; there are none.
+/// Peer URL. The cluster has one member, so no peer connects.
 const PEERS: &str = "https://127.0.0.1:2380";
 
-/// Of health and metrics, on loopback.
+/// Port of health and metrics, on loopback.
 pub(crate) const HEALTH_PORT: u16 = 2381;
 
-/// Without an alarm, and able to read.
+/// Path that returns 200 if etcd has no alarm and can read.
 pub(crate) const HEALTH: &str = "/health";
 
-/// As [`HEALTH`], also with the alarm of a full database (etcd's `server/etcdserver/api/etcdhttp/health.go`). The alarm outlives
-/// a restart, and only a client of a running etcd can disarm it.
+/// Like [`HEALTH`], but also returns 200 with the alarm of a full database (etcd's
+/// `server/etcdserver/api/etcdhttp/health.go`). The alarm outlives a restart, and only a client of a running etcd can
+/// disarm it.
 const READINESS: &str = "/health?exclude=NOSPACE";
 
-/// Size of the log: segments of 64 MB, each allocated before it is used. Two that are kept, the one
-/// that is written, the next. The rest is for the headroom file.
+/// Space for the log and the headroom file. The log has up to four segments of 64 MB, each allocated before it is used:
+/// two that are kept, the current one, and the next one.
 const LOG: Bytes = Bytes::new(256 << 20);
 
-/// How large the database may be in a directory of this size. A full database is refused by etcd, and
-/// can be read and emptied; a full disk ends the program.
+/// Maximum size of the database in a directory of this size. If the database is full, etcd rejects writes, but clients
+/// can read and delete objects. If the disk is full, etcd ends.
 fn database(directory: Bytes) -> Bytes {
     directory.saturating_sub(LOG).max(Bytes::new(directory.get() / 4))
 }
@@ -53,14 +54,14 @@ pub(crate) fn program(config: &Config) -> Program {
         format!("--trusted-ca-file={ca}"),
         format!("--cert-file={certificate}"),
         format!("--key-file={key}"),
-        // On a port of its own: gRPC behind Go's HTTP server is slow, and with TLS starves watches.
+        // HTTP has a separate port, because gRPC behind Go's HTTP server is slow, and with TLS starves watches.
         format!("--listen-client-http-urls=http://127.0.0.1:{HEALTH_PORT}"),
-        // It would serve objects there.
+        // The gateway would serve objects on the health port, without a certificate.
         "--enable-grpc-gateway=false".into(),
         format!("--listen-peer-urls={PEERS}"),
         format!("--initial-advertise-peer-urls={PEERS}"),
         format!("--initial-cluster=default={PEERS}"),
-        // There are no members' certificates.
+        // No certificate has this name, so no peer can connect.
         "--peer-client-cert-auth=true".into(),
         "--peer-cert-allowed-cn=etcd".into(),
         format!("--peer-trusted-ca-file={ca}"),
@@ -68,13 +69,13 @@ pub(crate) fn program(config: &Config) -> Program {
         format!("--peer-key-file={key}"),
         "--log-level=warn".into(),
         format!("--quota-backend-bytes={}", database(config.disk.etcd).get()),
-        // No other member waits for what is older. A segment goes when a snapshot stands for it.
+        // No other member needs older segments. etcd deletes a segment when a snapshot replaces it.
         "--max-wals=2".into(),
         "--snapshot-count=1000".into(),
         // The API server sends a watch a bookmark each minute if etcd has reported progress since the watch began.
         "--watch-progress-notify-interval=20s".into(),
-        // Heartbeats have no receiver, and each interval wakes etcd. An election timeout has at least five
-        // intervals; it is the default, so that a started member becomes the leader as soon as by default.
+        // Heartbeats have no receiver, and each interval wakes etcd. An election timeout must have at least five
+        // intervals. The timeout is etcd's default, so that a started member becomes the leader as soon as by default.
         "--heartbeat-interval=200".into(),
         "--election-timeout=1000".into(),
     ];
@@ -127,7 +128,7 @@ mod tests {
         assert_eq!(5 * milliseconds("--heartbeat-interval="), 1000);
     }
 
-    /// All pods in the host's network could read and write every object.
+    /// Otherwise all pods in the host's network could read and write every object.
     #[test]
     fn only_its_health_is_served_without_a_certificate() {
         let arguments = program(&Config::default()).arguments;

@@ -1,7 +1,7 @@
 //! A file that reserves space in etcd's directory, for etcd to start when the directory is full.
 //!
-//! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so that no client can compact the
-//! database or delete objects. The node then deletes the headroom file, and etcd can start.
+//! etcd ends when a write fails with `ENOSPC`, and does not start again in a full directory, so that no client can
+//! compact the database or delete objects. The node then deletes the headroom file, and etcd can start.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -19,7 +19,8 @@ use units::Bytes;
 
 use crate::program::{ProgramError, Running, Service};
 
-/// Enough for etcd to start, to compact and to delete. The current segment of its log is allocated already.
+/// Size of the file: enough for etcd to start, to compact and to delete. The current segment of etcd's log is allocated
+/// already.
 pub(crate) const SIZE: Bytes = Bytes::new(8 << 20);
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -27,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// The text that programs print for `ENOSPC`.
 pub(crate) const NO_SPACE: &str = "no space left on device";
 
-/// The file in the directory of a program, and in its project.
+/// The headroom file of a program, in the program's directory and project.
 #[derive(Debug)]
 pub(crate) struct Headroom {
     directory: PathBuf,
@@ -63,7 +64,8 @@ impl Headroom {
         }
     }
 
-    /// Logs a failure, because the service runs without the file, too.
+    /// Runs `work` on a thread for blocking work. An error is only logged, because the service also runs without the
+    /// file.
     async fn on_disk(
         self: &Arc<Self>,
         failure: &'static str,
@@ -141,7 +143,8 @@ pub(crate) fn available(directory: &Path) -> io::Result<Bytes> {
     Ok(Bytes::new(found.blocks_available().saturating_mul(found.fragment_size())))
 }
 
-/// Whether as much space as the file takes remains for the program. That is false right after the file was deleted.
+/// Whether the program keeps as much free space as the size of the file after the file's creation. The result is false
+/// right after the deletion of the file.
 fn fits(available: Bytes) -> bool {
     available >= Bytes::new(2 * SIZE.get())
 }
@@ -207,7 +210,7 @@ mod tests {
         assert!(fits(Bytes::new(2 * SIZE.get())));
     }
 
-    /// The directory after a program ended with these last words.
+    /// The directory after a program ended with this last line of output.
     async fn ended(last: &'static str) -> Scratch {
         let scratch = Scratch::new();
         let ends: Service = Box::new(move |_| {

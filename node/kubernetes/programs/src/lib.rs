@@ -1,8 +1,7 @@
 //! The programs of a Kubernetes node as supervised services, and the keys they share.
 //!
-//! [`Credentials::ensure`] comes first. Then each module has a `service` for
-//! [`supervisor::Context::start`], in this order, each started when the one before is healthy where a line
-//! says so:
+//! Call [`Credentials::ensure`] first. Each module has a `service` for [`supervisor::Context::start`]. Start the
+//! services in this order; a service in the left column starts when those in the right column are healthy:
 //!
 //! | started | after |
 //! |---|---|
@@ -15,8 +14,8 @@
 //! | [`pods`] | the storage identity has its certificate |
 //! | [`dns`] | `pods`, whose rules close its address to other machines |
 //!
-//! Modules of the kernel, sysctls, mounts and addresses are the caller's. Programs write to `/run` too,
-//! whatever their arguments are: containerd's shims have their sockets and runc's state there.
+//! The caller sets up kernel modules, sysctls, mounts and addresses. Programs also write to `/run`, whatever their
+//! arguments are: containerd's shims have their sockets there, and runc its state.
 //!
 //! ```no_run
 //! # async fn boot(cx: supervisor::Context, config: programs::Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -90,7 +89,7 @@ pub use rights::{Confinement, Rights};
 pub use sandbox::SandboxError;
 pub use user::{Capability, User};
 
-/// How often each program was killed since its cgroup was created, because it exceeded its memory limit.
+/// Number of kills of each program because of its memory limit, since its cgroup was created.
 pub fn out_of_memory(paths: &Paths) -> Vec<(&'static str, u64)> {
     let Some(root) = &paths.cgroups else { return Vec::new() };
     user::limited().map(|(program, _)| (program, cgroup::kills(root, program))).collect()

@@ -1,4 +1,4 @@
-//! Whether a program does its work yet. Asked again and again until a deadline.
+//! Readiness probes of programs, repeated until a deadline.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,9 +16,9 @@ use crate::pki::identity::Identity;
 use crate::pki::{ClientError, Credentials};
 
 const INTERVAL: Duration = Duration::from_millis(200);
-/// For one answer. An emulated machine takes seconds for a TLS handshake.
+/// Deadline of one response. A TLS handshake takes seconds in emulation.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For readiness. Emulated, with other work beside it, the slowest takes a minute.
+/// Deadline of readiness. In emulation, with other work at the same time, the slowest program takes a minute.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, thiserror::Error)]
@@ -43,12 +43,12 @@ pub enum ProbeFailure {
     Silence,
 }
 
-/// Plain HTTP on loopback answers 200 to `GET path`.
+/// Waits until the response to `GET path`, by plain HTTP on loopback, is 200.
 pub(crate) async fn http(port: u16, path: &str) -> Result<(), NotReady> {
     eventually(LIMIT, || get(port, path)).await
 }
 
-/// As [`http`], asked once.
+/// Sends the request of [`http`] once.
 pub(crate) async fn http_now(port: u16, path: &str) -> Result<(), ProbeFailure> {
     timeout(PATIENCE, get(port, path)).await.unwrap_or(Err(ProbeFailure::Silence))
 }
@@ -57,7 +57,7 @@ pub(crate) async fn socket(path: &Path) -> Result<(), NotReady> {
     eventually(LIMIT, || async { Ok(UnixStream::connect(path).await.map(drop)?) }).await
 }
 
-/// The API server answers 200 to an administrator who asks for `path`.
+/// Waits until the API server returns 200 for an administrator's request of `path`.
 pub(crate) async fn api(credentials: &Credentials, path: &str) -> Result<(), NotReady> {
     let client = OnceCell::new();
     let ask = || async {
@@ -66,7 +66,7 @@ pub(crate) async fn api(credentials: &Credentials, path: &str) -> Result<(), Not
         client.request_text(request).await.map(drop).map_err(Box::new)?;
         Ok(())
     };
-    // The client logs each refusal as an error. Here they are what is waited through.
+    // kube logs each failed request as an error. These failures are expected until the server is ready.
     eventually(LIMIT, || ask().with_subscriber(NoSubscriber::new())).await
 }
 
@@ -88,7 +88,8 @@ where
     }
 }
 
-/// HTTP/1.0 closes the connection after the answer, of which the first line is enough.
+/// Sends one request. With HTTP/1.0, the server closes the connection after the response, of which only the first line
+/// is checked.
 async fn get(port: u16, path: &str) -> Result<(), ProbeFailure> {
     let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await?;
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that gives one answer after the other, and closes.
+    /// A server that sends one of the answers on each connection, and closes the connection.
     async fn server(answers: &'static [&'static str]) -> (u16, JoinSet<()>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();

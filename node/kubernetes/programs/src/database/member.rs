@@ -1,4 +1,4 @@
-//! etcd's API on loopback, as far as a recovery calls it.
+//! The part of etcd's API that a recovery calls, on loopback.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -29,9 +29,10 @@ use crate::etcd::CLIENTS;
 use crate::pki::identity::Identity;
 use crate::pki::store;
 
-/// For a connection, with its TLS handshake.
+/// Deadline of a connection, with its TLS handshake.
 const CONNECTION: Duration = Duration::from_secs(10);
-/// For one call. A compaction and a defragmentation read the whole database, up to gigabytes, from a disk that may be slow.
+/// Deadline of a call. A compaction and a defragmentation read the whole database, up to gigabytes, from a disk that
+/// may be slow.
 const LIMIT: Duration = Duration::from_mins(10);
 
 pub(super) struct Member {
@@ -47,9 +48,9 @@ pub(super) struct Status {
 }
 
 impl Member {
-    /// Connects with the certificate of [`Identity::Admin`], which only root can read: etcd accepts no other certificate of the
-    /// node's own program, and a third one would be another key to all objects. Reads the files again each time, because they
-    /// are renewed.
+    /// Connects with the certificate of [`Identity::Admin`], which only root can read: etcd accepts no other
+    /// certificate of the node's own program, and a third one would be another key to all objects. Reads the files
+    /// again each time, because they are renewed.
     pub(super) async fn connect(pki: &Path) -> Result<Self, DatabaseError> {
         let directory = pki.to_owned();
         let read = spawn_blocking(move || tls(&directory)).await.unwrap_or_else(|error| Err(error.into()));
@@ -96,7 +97,7 @@ impl Member {
         })
     }
 
-    /// Deletes older revisions of all objects. Done if a compaction to this revision was before.
+    /// Deletes older revisions of all objects. Also succeeds if an earlier compaction reached this revision.
     pub(super) async fn compact(&mut self, revision: i64) -> Result<(), DatabaseError> {
         match self.kv.compact(limited(CompactionRequest { revision, physical: true })).await {
             Ok(_) => Ok(()),
@@ -132,7 +133,7 @@ fn tls(pki: &Path) -> Result<ClientConfig, BoxError> {
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)?;
-    // gRPC for Go ends connections without it.
+    // gRPC for Go closes connections without ALPN.
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }

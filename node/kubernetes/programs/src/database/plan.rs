@@ -6,15 +6,15 @@ use units::Bytes;
 
 use crate::headroom;
 
-/// Between two defragmentations that free little: etcd answers no request during one.
+/// Pause between two defragmentations that free little, because etcd answers no request during a defragmentation.
 pub(super) const PAUSE: Duration = Duration::from_mins(10);
 
 /// etcd's database and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Database {
-    /// Size of its file, with free pages. The quota limits this size.
+    /// Size of the database file, with free pages. The quota limits this size.
     pub(super) size: Bytes,
-    /// Without free pages.
+    /// Size without free pages.
     pub(super) in_use: Bytes,
     pub(super) quota: Bytes,
     /// Free space in the directory.
@@ -39,7 +39,7 @@ pub(super) enum Outcome {
 }
 
 impl Database {
-    /// The space that distinguishes a database from one that is nearly full.
+    /// Space below the quota. A database with less is nearly full.
     fn share(&self) -> Bytes {
         Bytes::new(self.quota.get() / 8)
     }
@@ -48,13 +48,14 @@ impl Database {
         self.quota.saturating_sub(self.size) < self.share()
     }
 
-    /// Whether the copy that a defragmentation makes in etcd's directory has space, so that etcd's log has space meanwhile, too.
+    /// Whether etcd's directory has space for the copy that a defragmentation creates, and for etcd's log at the same
+    /// time.
     fn copy_fits(&self) -> bool {
         self.in_use.saturating_add(headroom::SIZE) <= self.available
     }
 }
 
-/// Whether a compacted database is to be defragmented: only this shrinks its file.
+/// Whether to defragment a compacted database. Only a defragmentation shrinks the file.
 pub(super) fn needs_defragmentation(database: &Database, last: Option<Defragmented>) -> bool {
     let frees_much = database.size.saturating_sub(database.in_use) >= database.share();
     let is_due = |last: Defragmented| {
@@ -65,10 +66,11 @@ pub(super) fn needs_defragmentation(database: &Database, last: Option<Defragment
     database.is_nearly_full() && database.copy_fits() && last.is_none_or(is_due)
 }
 
-/// The outcome for a compacted and, if possible, defragmented database. The alarm is disarmed except with [`Outcome::Full`].
+/// The outcome for a compacted and, if possible, defragmented database. The alarm is disarmed except with
+/// [`Outcome::Full`].
 ///
-/// A small space is enough, because a user who wants to delete objects needs some writes: an object with finalizers, and a pod
-/// with a grace period, is written once more before it is deleted.
+/// A small space is enough, because a user who wants to delete objects needs some writes: an object with finalizers,
+/// and a pod with a grace period, is written once more before it is deleted.
 pub(super) fn outcome(database: &Database) -> Outcome {
     if database.size >= database.quota {
         Outcome::Full
@@ -87,7 +89,7 @@ mod tests {
         Bytes::new(number << 20)
     }
 
-    /// With a quota of 80 MiB.
+    /// A database with a quota of 80 MiB.
     fn database(size: Bytes, in_use: Bytes) -> Database {
         Database { size, in_use, quota: mib(80), available: mib(1000) }
     }

@@ -10,13 +10,13 @@ use programs::database;
 use serde_json::json;
 use units::Bytes;
 
-/// A quarter of it is the limit of the database: 8 MiB, for some MiB of an API server's own objects.
+/// Size of etcd's directory. A quarter, 8 MiB, is the limit of the database. An API server's own objects take some MiB.
 const DIRECTORY: Bytes = Bytes::new(32 << 20);
 
-/// Of one write. A ConfigMap has at most 1 MiB.
+/// Size of one write in bytes. A ConfigMap has at most 1 MiB.
 const WRITE: usize = 900 << 10;
 
-/// Writes that certainly fill the database.
+/// Number of writes that fills the database in any case.
 const WRITES: usize = 64;
 
 pub fn cases(suite: Suite) -> Suite {
@@ -32,7 +32,7 @@ async fn write(maps: &Api<ConfigMap>, number: usize) -> Result<(), kube::Error> 
     merge(maps, "filler", json!({"data": {"value": value}})).await.map(drop)
 }
 
-/// Former revisions of one object fill the database.
+/// Fills the database with revisions of one object.
 async fn fill(maps: &Api<ConfigMap>) -> Result<(), Failure> {
     for number in 0..WRITES {
         match write(maps, number).await {
@@ -43,8 +43,8 @@ async fn fill(maps: &Api<ConfigMap>) -> Result<(), Failure> {
     Err(format!("no write was rejected in {WRITES}").into())
 }
 
-/// Regression: etcd with the alarm did not become ready, so that the API server was not started, and only a pod could reach
-/// etcd to disarm the alarm.
+/// Regression: etcd with the alarm did not become ready, so that the API server was not started, and only a pod could
+/// reach etcd to disarm the alarm.
 async fn a_full_database_starts_again_and_recovers(cluster: Arc<Cluster>) -> Result<(), Failure> {
     cluster.stop_controllers().await?;
     cluster.stop_api_server().await;
@@ -63,7 +63,7 @@ async fn a_full_database_starts_again_and_recovers(cluster: Arc<Cluster>) -> Res
     maps.delete("deleted", &DeleteParams::default()).await?;
     assert!(maps.get_opt("deleted").await?.is_none(), "a deletion needs no space");
 
-    // Returns when etcd is ready.
+    // The restart returns when etcd is ready.
     cluster.restart_etcd(&config).await?;
     eventually(PATIENCE, "the alarm after a restart", async || {
         Ok::<_, kube::Error>(match write(&maps, 0).await {

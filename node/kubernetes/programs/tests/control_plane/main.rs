@@ -22,8 +22,8 @@ fn main() -> ExitCode {
     let suite = controllers::cases(suite);
     let suite = first_range::cases(suite);
     let suite = snapshots::cases(suite);
-    // It restarts the API server.
+    // These cases restart the API server.
     let suite = stored::cases(suite);
-    // Last: it replaces etcd's data.
+    // These cases are the last, because they replace etcd's data.
     database::cases(suite).run()
 }
