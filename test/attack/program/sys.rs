@@ -17,12 +17,12 @@ global_asm!(
 
 pub(crate) struct Arguments {
     count: usize,
-    /// `count` pointers to strings that end with 0.
+    /// `count` pointers to NUL-terminated strings.
     words: *const *const c_char,
 }
 
 impl Arguments {
-    /// The word at this place; the program's name is at 0.
+    /// Argument at index `at`; index 0 is the program's name.
     pub(crate) fn get(&self, at: usize) -> Option<&CStr> {
         if at >= self.count {
             return None;
@@ -33,7 +33,7 @@ impl Arguments {
     }
 }
 
-/// Called once, with the stack as the kernel left it: the number of arguments, then pointers to them.
+/// Entry point. `stack` is the initial stack: the number of arguments, then pointers to the arguments.
 extern "C" fn start(stack: *const usize) -> ! {
     // SAFETY: `_start` passes the initial stack pointer, at which the kernel put the number of arguments (x86-64 psABI,
     // 3.4.1).
@@ -54,7 +54,7 @@ fn panic(_: &PanicInfo<'_>) -> ! {
     exit(PANICKED)
 }
 
-/// Referred to by `core`, which was compiled for unwinding. No panic unwinds here.
+/// `core` references this symbol, because it was compiled for unwinding. No panic unwinds in this program.
 // SAFETY: nothing else defines the symbol, as there is no standard library.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

@@ -1,4 +1,4 @@
-//! An attack, and how it is run.
+//! One attack, and the code that runs attacks.
 
 use core::fmt::{self, Write as _};
 
@@ -13,7 +13,7 @@ use crate::text::Text;
 pub struct Attack {
     pub name: &'static str,
     pub by: By,
-    /// Its result on a kernel without the protections, as the control shows.
+    /// Result on a kernel without the protections, verified by the control test.
     pub unprotected: Expected,
     pub protected: Expected,
     pub(crate) call: Call,
@@ -27,13 +27,12 @@ pub enum By {
     Anyone,
     /// Uid 1000 without capabilities.
     User,
-    /// Root with `CAP_SYS_ADMIN`, `CAP_SYS_BOOT`, `CAP_SYS_MODULE` and `CAP_SYS_RAWIO`. Without them, the kernel itself denies
-    /// the call, or seccomp does.
+    /// Root with `CAP_SYS_ADMIN`, `CAP_SYS_BOOT`, `CAP_SYS_MODULE` and `CAP_SYS_RAWIO`. Without these capabilities, the
+    /// kernel's own checks or seccomp deny the call before the protection does.
     Root,
 }
 
 impl By {
-    /// Whether a process of this uid runs the attack.
     pub const fn includes(self, uid: usize) -> bool {
         match self {
             Self::Anyone => true,
@@ -45,9 +44,9 @@ impl By {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The kernel denied the call that the attack is about.
+    /// The kernel denied the attack's system call.
     Denied(Errno),
-    /// A step before or after it failed, which says nothing about the attack.
+    /// A step before or after the attacking call failed. This result proves nothing about the protection.
     Step(&'static str, Errno),
 }
 
@@ -93,7 +92,7 @@ pub fn run(target: &Target<'_>, selected: impl Fn(&Attack) -> bool, output: File
 
 fn report(output: File, attack: &Attack, outcome: &dyn fmt::Display) {
     let mut line = Text::<256>::new();
-    // A line that is cut off is not what a test expects.
+    // A truncated line never matches the expected text, so the error can be ignored.
     _ = writeln!(line, "{}: {outcome}", attack.name);
     _ = sys::write(output, line.as_bytes());
 }

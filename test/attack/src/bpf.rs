@@ -1,4 +1,4 @@
-//! Attacks on the BPF programs of the node: by root.
+//! Attacks of root on the node's BPF programs.
 
 use crate::attack::Failure;
 use crate::errno::Errno;
@@ -12,7 +12,7 @@ const BPF_LINK_DETACH: u32 = 34;
 /// `union bpf_attr` for these commands: two or three 32-bit numbers.
 const SIZE: usize = 12;
 
-/// Detaches a link of the kernel, whichever can be detached. Denied if none can.
+/// Detaches the first BPF link that permits it. Fails with `Denied` if no link can be detached.
 pub(crate) fn detach_links(_: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let mut id = 0;
     let mut denied = None;
@@ -21,7 +21,7 @@ pub(crate) fn detach_links(_: &Target<'_>, page: &mut Page) -> Result<(), Failur
         page.put_u32(0, id);
         match sys::bpf(BPF_LINK_GET_NEXT_ID, page, SIZE) {
             Ok(_) => id = page.get_u32(4),
-            // There are no more.
+            // The kernel has no link with a higher ID.
             Err(Errno::ENOENT) => break,
             Err(errno) => return Err(Failure::Denied(errno)),
         }

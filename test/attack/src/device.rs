@@ -1,4 +1,4 @@
-//! Attacks by device nodes that the attacker makes: by root.
+//! Attacks of root through device nodes that the attacker creates.
 
 use core::ffi::CStr;
 
@@ -11,14 +11,15 @@ const S_IFCHR: u32 = 0o020_600;
 const S_IFBLK: u32 = 0o060_600;
 /// `/dev/loop-control`: major 10, minor 237.
 const LOOP_CONTROL: u64 = 10 << 8 | 237;
-/// The first loop device, which exists since the module was loaded.
+/// `/dev/loop0`. The device exists since the loop module was loaded.
 const LOOP_0: u64 = 7 << 8;
 
 const LOOP_CTL_ADD: u32 = 0x4c80;
 const LOOP_CTL_REMOVE: u32 = 0x4c81;
 const NUMBER: u32 = 900_000;
 
-/// Creates the device node of the disk that the volume is on, in the writable layer. Returns the layer, and the disk's number.
+/// Creates, in the writable layer, a device node of the disk that stores the volume. Returns the layer and the disk's
+/// device number.
 pub(crate) fn make_data_disk(target: &Target<'_>, page: &mut Page, name: &CStr) -> Result<(File, u64), Failure> {
     let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
     let disk = sys::device_of(volume, page).map_err(Failure::step("look for the disk"))?;

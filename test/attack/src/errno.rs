@@ -1,4 +1,4 @@
-//! Errors of the kernel.
+//! Error numbers of the kernel.
 
 use core::fmt;
 
@@ -23,24 +23,24 @@ macro_rules! errnos {
 }
 
 errnos! {
-    /// Operation not permitted: what the protections return.
+    /// Operation not permitted. The protections return this error.
     EPERM = 1,
     ENOENT = 2,
     ENXIO = 6,
-    /// Exec format error: of the content of a module or of a kernel.
+    /// Exec format error: the file is not a valid module or kernel.
     ENOEXEC = 8,
     EBADF = 9,
-    /// Resource temporarily unavailable: `fork` at the limit of a pids cgroup.
+    /// Resource temporarily unavailable: `fork` reached the limit of a pids cgroup.
     EAGAIN = 11,
     EACCES = 13,
     EBUSY = 16,
     EEXIST = 17,
     EINVAL = 22,
-    /// No space left on device: XFS at the limit of a project.
+    /// No space left on device: the project reached its XFS limit.
     ENOSPC = 28,
     ENOSYS = 38,
     EOPNOTSUPP = 95,
     EDQUOT = 122,
-    /// Key was rejected by service: the kernel demands a signature of modules.
+    /// Key was rejected by service: the kernel requires signed modules.
     EKEYREJECTED = 129,
 }

@@ -5,7 +5,7 @@ use core::fmt::{self, Write as _};
 use crate::errno::Errno;
 use crate::text::Text;
 
-/// The text that the program must print after the name of an attack.
+/// Text that the program must print after the attack's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     Succeeds,

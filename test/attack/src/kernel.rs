@@ -1,4 +1,4 @@
-//! Attacks on the running kernel: by root, with the capabilities that the kernel demands for each.
+//! Attacks of root on the running kernel, with the capability that the kernel requires for each call.
 
 use core::ffi::CStr;
 
@@ -7,7 +7,8 @@ use crate::errno::Errno;
 use crate::sys::{self, File, Page};
 use crate::target::Target;
 
-/// The module that is loaded without its signature. It needs no hardware and no other module, and a node does not load it.
+/// Module that is loaded without its signature. The module needs no hardware and no other module, and a node does not
+/// load it.
 pub const MODULE: &CStr = c"crc7";
 
 /// include/uapi/linux/capability.h.
@@ -15,15 +16,15 @@ const CAP_SYS_MODULE: u32 = 16;
 const CAP_SYS_RAWIO: u32 = 17;
 const CAP_SYS_BOOT: u32 = 22;
 
-/// Where the other kernel would be in the memory of the machine.
+/// Physical address of the other kernel.
 const KERNEL_ADDRESS: u64 = 16 << 20;
 
-/// `MODULE_SIG_STRING`, include/linux/module_signature.h. The signature is followed by a `struct module_signature`, whose
-/// last field is the length of the signature (32 bits, big-endian), and by this text.
+/// `MODULE_SIG_STRING`, include/linux/module_signature.h. A signed module ends with the signature, a `struct
+/// module_signature` whose last field is the signature's length (32 bits, big-endian), and this text.
 const MARKER: &[u8] = b"~Module signature appended~\n";
 const SIGNATURE_DESCRIPTION: usize = 12;
 
-/// A kernel module without the signature that is appended to it; `None` if it has none.
+/// Returns the module without the appended signature, or `None` if the module is not signed.
 pub fn without_signature(module: &[u8]) -> Option<&[u8]> {
     let described = module.strip_suffix(MARKER)?;
     let length = u32::from_be_bytes(*described.last_chunk()?);
@@ -31,7 +32,7 @@ pub fn without_signature(module: &[u8]) -> Option<&[u8]> {
     described.get(..end)
 }
 
-/// Without the capability, the kernel denies the call whatever its settings are.
+/// Fails unless the process has the capability. Without it, the kernel denies the call on every system.
 fn require(page: &mut Page, capability: u32) -> Result<(), Failure> {
     let has = sys::has_capability(page, capability).map_err(Failure::step("read the capabilities"))?;
     if has { Ok(()) } else { Err(Failure::Step("look for the capability", Errno::EPERM)) }
@@ -67,13 +68,13 @@ pub(crate) fn load_kernel(_: &Target<'_>, page: &mut Page) -> Result<(), Failure
     sys::unload_kernel().map_err(Failure::step("unload the other kernel"))
 }
 
-/// `kexec_file_load` with a file that is not a kernel: the attacker has none.
+/// `kexec_file_load` with a file that is not a kernel. The pod has no kernel file.
 pub(crate) fn load_kernel_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     require(page, CAP_SYS_BOOT)?;
     sys::load_kernel_file(module(target)?).map_err(Failure::Denied)
 }
 
-/// `iopl`, which only lockdown denies to this capability. It ends with the process.
+/// `iopl`. For a process with this capability, only lockdown denies the call. The I/O privilege ends with the process.
 pub(crate) fn use_io_ports(_: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     require(page, CAP_SYS_RAWIO)?;
     sys::enable_io_ports().map_err(Failure::Denied)

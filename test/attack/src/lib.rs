@@ -1,9 +1,10 @@
-//! Attacks of a pod on the node and on other tenants, as functions over system calls.
+//! Attacks of a pod on the node and on other tenants, written as functions over system calls.
 //!
-//! `//test/attack:program` runs the list [`ATTACKS`] in a pod of the booted node, where every attack must fail, and
-//! `//test/attack:control_ktest` on a kernel without the protections, where every attack must succeed. [`Tenant`] is
-//! the pod that outlives its claims. The crate uses neither the standard library nor a C library, so that the program
-//! fits into a ConfigMap. It leaks descriptors: each attack runs in a process of its own.
+//! `//test/attack:program` runs the list [`ATTACKS`] in a pod on the booted node, where every attack must fail.
+//! `//test/attack:control_ktest` runs the same list on a kernel without the protections, where every attack must
+//! succeed. [`Tenant`] is a pod that continues after its claims are deleted. The crate uses neither the standard
+//! library nor a C library, so that the program fits into a ConfigMap. Functions leak descriptors, so each attack runs
+//! in its own process.
 #![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 
@@ -36,5 +37,5 @@ pub use table::ATTACKS;
 pub use target::Target;
 pub use tenant::{Tenant, Turn};
 
-/// The program prints this line when it has run all attacks.
+/// The program prints this line after the last attack.
 pub const DONE: &str = "attacks: done";

@@ -21,7 +21,7 @@ fn device(target: &Target<'_>, flags: u32) -> Result<File, Failure> {
     sys::open(target.device, flags).map_err(Failure::step("open the device"))
 }
 
-/// A file that could become the content of the device: of the device's size.
+/// Creates a file of the device's size, which could replace the device's backing file.
 fn image(target: &Target<'_>, page: &mut Page, device: File) -> Result<File, Failure> {
     const NAME: &CStr = c"image";
     let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
@@ -29,7 +29,7 @@ fn image(target: &Target<'_>, page: &mut Page, device: File) -> Result<File, Fai
     read.map_err(Failure::step("read the size of the device"))?;
     let flags = sys::READ_WRITE | sys::CREATE | sys::TRUNCATE;
     let image = sys::open_at(volume, NAME, flags).map_err(Failure::step("create an image"))?;
-    // Another inode each time: the device keeps the previous one open.
+    // Every call needs a new inode, because the device keeps the previous one open.
     sys::unlink(volume, NAME).map_err(Failure::step("delete the image"))?;
     sys::truncate(image, page.get_u64(0)).map_err(Failure::step("extend the image"))?;
     Ok(image)
@@ -45,7 +45,7 @@ pub(crate) fn read_status(target: &Target<'_>, page: &mut Page, way: Way) -> Res
     ioctl(way, device, LOOP_GET_STATUS64, Argument::Page(page)).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_SET_STATUS64` with the status that the device has.
+/// `LOOP_SET_STATUS64` with the current status of the device.
 pub(crate) fn set_status(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     let read = ioctl(Way::Native, device, LOOP_GET_STATUS64, Argument::Page(page));
@@ -58,14 +58,14 @@ pub(crate) fn set(target: &Target<'_>, _: &mut Page, way: Way, command: u32, val
     ioctl(way, device, command, Argument::Value(value)).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_CHANGE_FD` to a file of the attacker. The kernel accepts it for a read-only device.
+/// `LOOP_CHANGE_FD` to a file of the attacker. The kernel permits this for read-only devices.
 pub(crate) fn change_file(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     let device = device(target, sys::READ_ONLY)?;
     let image = image(target, page, device)?;
     ioctl(way, device, LOOP_CHANGE_FD, Argument::Value(image.number())).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_CONFIGURE` with a file of the attacker. The kernel rejects it for a device that has a file.
+/// `LOOP_CONFIGURE` with a file of the attacker. The kernel rejects it for a device that already has a backing file.
 pub(crate) fn configure(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let device = device(target, sys::READ_WRITE)?;
     let image = image(target, page, device)?;
@@ -80,7 +80,7 @@ pub(crate) fn set_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failu
     ioctl(Way::Native, device, LOOP_SET_FD, Argument::Value(image.number())).map(drop).map_err(Failure::Denied)
 }
 
-/// `LOOP_CLR_FD`: detaches the device when its last opener closes it.
+/// `LOOP_CLR_FD`. The kernel detaches the device when its last opener closes it.
 pub(crate) fn detach(target: &Target<'_>, _: &mut Page, way: Way, flags: u32) -> Result<(), Failure> {
     clear(device(target, flags)?, way)
 }

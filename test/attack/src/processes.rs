@@ -1,4 +1,4 @@
-//! Attacks by processes.
+//! Attacks that create processes.
 
 use core::ffi::CStr;
 
@@ -7,17 +7,17 @@ use crate::errno::Errno;
 use crate::sys::{self, File, Page, Process};
 use crate::target::Target;
 
-/// More than `podPidsLimit`.
+/// Number of processes. It exceeds `podPidsLimit`.
 const MANY: usize = 1200;
-/// Created in the volume when the limit is reached.
+/// The attack creates this file in the volume when the pod reaches its process limit.
 pub const BOMB_LIMIT_REACHED: &CStr = c"fork-bomb";
 pub const BOMB_END: &CStr = c"fork-bomb-end";
-/// Between two attempts at the limit, in milliseconds, and how many there are at most: ten minutes.
+/// Pause between two attempts at the limit, in milliseconds, and maximum number of attempts: ten minutes in total.
 const PAUSE: u32 = 10;
 const ATTEMPTS: u32 = 60_000;
 
-/// Starts more processes than a pod may have. At the limit it continues until [`BOMB_END`] exists, for observation of
-/// the node.
+/// Starts more processes than the pod may have. At the limit, the attack continues until [`BOMB_END`] exists, so that
+/// the test can observe the node.
 pub(crate) fn fork_bomb(target: &Target<'_>, _: &mut Page) -> Result<(), Failure> {
     let mut children = [None; MANY];
     let filled = fill(&mut children);
@@ -32,7 +32,7 @@ pub(crate) fn fork_bomb(target: &Target<'_>, _: &mut Page) -> Result<(), Failure
     lasted.and(filled)
 }
 
-/// Starts a process for each place that has none.
+/// Starts a child for each empty slot.
 fn fill(children: &mut [Option<Process>]) -> Result<(), Failure> {
     for place in children.iter_mut().filter(|place| place.is_none()) {
         match sys::fork() {
@@ -55,7 +55,7 @@ fn last(target: &Target<'_>, children: &mut [Option<Process>]) -> Result<(), Fai
             Err(Errno::ENOENT) => {}
             Err(errno) => return Err(Failure::Step("look for the end", errno)),
         }
-        // Denied as before.
+        // The processes are still at the limit, so this attempt fails like the first one.
         _ = fill(children);
         sys::sleep(PAUSE);
     }

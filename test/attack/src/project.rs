@@ -1,4 +1,4 @@
-//! Attacks on the project quota of a volume: files leave their project.
+//! Attacks on the project quota of a volume: moving files out of their project.
 
 use core::ffi::CStr;
 
@@ -11,22 +11,22 @@ const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 pub(crate) const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
-/// The same command of 32-bit programs.
+/// The same command for 32-bit programs.
 pub(crate) const FS_IOC32_SETFLAGS: u32 = 0x4004_6602;
 const FS_NODUMP_FL: u32 = 0x40;
 const FS_PROJINHERIT_FL: u32 = 0x2000_0000;
 const FS_XFLAG_PROJINHERIT: u32 = 0x200;
 
-/// `struct fsxattr`: offsets of its fields, and its size.
+/// Field offsets and size of `struct fsxattr`.
 const XFLAGS: usize = 0;
 const PROJECT: usize = 12;
 const FSXATTR: usize = 28;
 
-/// `struct file_attr`, include/uapi/linux/fs.h.
+/// Offset of the project and size of `struct file_attr`, include/uapi/linux/fs.h.
 const FILE_ATTR_PROJECT: usize = 16;
 const FILE_ATTR: usize = 24;
 
-/// The attacker's own directory and file. Both inherit the project of the directory that they are created in.
+/// The attacker's directory and file. Both inherit the project of their parent directory.
 const DIRECTORY: &CStr = c"attack";
 const FILE: &CStr = c"file";
 
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-/// The project of an open file, as `struct fsxattr` in the page.
+/// Project ID of an open file. The page then contains its `struct fsxattr`.
 pub(crate) fn project_of(file: File, page: &mut Page) -> Result<u32, Errno> {
     ioctl(Way::Native, file, FS_IOC_FSGETXATTR, Argument::Page(page))?;
     Ok(page.get_u32(PROJECT))
@@ -82,14 +82,14 @@ pub(crate) fn set(target: &Target<'_>, page: &mut Page, place: Place, way: Way, 
     })
 }
 
-/// `FS_IOC_FSSETXATTR` without the flag that makes new files inherit the project.
+/// `FS_IOC_FSSETXATTR` without the flag that makes new files inherit the project ID.
 pub(crate) fn clear_inherit_attribute(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     change(Place::Volume.open(target)?, page, way, |page| {
         page.put_u32(XFLAGS, page.get_u32(XFLAGS) & !FS_XFLAG_PROJINHERIT);
     })
 }
 
-/// Changes the attributes and restores them, so that the next attack finds them as this one did.
+/// Changes the attributes and restores them, so that the next attack starts from the same attributes.
 fn change(file: File, page: &mut Page, way: Way, modify: impl FnOnce(&mut Page)) -> Result<(), Failure> {
     project_of(file, page).map_err(Failure::step("read the project"))?;
     let before: [u8; FSXATTR] = *page.bytes().first_chunk().unwrap_or(&[0; FSXATTR]);
@@ -100,7 +100,7 @@ fn change(file: File, page: &mut Page, way: Way, modify: impl FnOnce(&mut Page))
     restored.map(drop).map_err(Failure::step("restore the attributes"))
 }
 
-/// `FS_IOC_SETFLAGS` without the flag that makes new files inherit the project.
+/// `FS_IOC_SETFLAGS` without the flag that makes new files inherit the project ID.
 pub(crate) fn clear_inherit(
     target: &Target<'_>,
     page: &mut Page,
@@ -117,7 +117,7 @@ pub(crate) fn clear_inherit(
     restored.map(drop).map_err(Failure::step("restore the flags"))
 }
 
-/// `FS_IOC_SETFLAGS` on a file, as `chattr +d`, which stays possible.
+/// `FS_IOC_SETFLAGS` on a file, like `chattr +d`. Tenants may do this.
 pub(crate) fn change_flags_of_file(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let file = Place::File.open(target)?;
     let flags = flags_of(file, page)?;
@@ -132,7 +132,7 @@ fn flags_of(file: File, page: &mut Page) -> Result<u32, Failure> {
     Ok(page.get_u32(0))
 }
 
-/// `file_setattr` with project 0. It does not exist before Linux 6.17.
+/// `file_setattr` with project 0. Linux has the call since 6.17.
 pub(crate) fn set_by_name(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     Place::File.open(target)?;
     let directory = Place::Volume.open(target)?;
@@ -141,9 +141,9 @@ pub(crate) fn set_by_name(target: &Target<'_>, page: &mut Page) -> Result<(), Fa
     sys::file_setattr(directory, FILE, page, FILE_ATTR).map(drop).map_err(Failure::Denied)
 }
 
-/// Writes more than the volume's limit to a file, after an attempt to move its directory out of the project.
+/// Writes more than the volume's limit to a file, after an attempt to move the parent directory out of the project.
 pub(crate) fn write_past_the_limit(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
-    /// More than the rest of a block, and little enough for any disk.
+    /// More than a partly filled block, and small enough for any disk.
     const EXCESS: u64 = 8 << 20;
     const NAME: &CStr = c"past-the-limit";
     let volume = Place::Volume.open(target)?;

@@ -1,4 +1,4 @@
-//! Attacks on the limits themselves: quotactl(2), by root.
+//! Attacks of root on the quota limits, with quotactl(2).
 
 use core::ffi::CStr;
 
@@ -18,7 +18,7 @@ const Q_SETQUOTA: u32 = 0x0080_0008;
 const PROJECTS: u32 = 2;
 /// `FS_QUOTA_PDQ_ENFD`.
 const ENFORCEMENT: u32 = 1 << 5;
-/// `d_fieldmask` of `struct fs_disk_quota`: limits of blocks and inodes, hard and soft.
+/// `d_fieldmask` of `struct fs_disk_quota`: hard and soft limits of blocks and inodes.
 const FIELD_MASK: usize = 2;
 const LIMITS: u16 = 0xf;
 
@@ -26,7 +26,7 @@ const fn command(command: u32) -> u32 {
     command << 8 | PROJECTS
 }
 
-/// The volume with the ID of its project, whose limits are in the page.
+/// Opens the volume and reads the limits of its project into the page. Returns the volume and the project ID.
 fn limits(target: &Target<'_>, page: &mut Page) -> Result<(File, u32), Failure> {
     let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
     let project = project_of(volume, page).map_err(Failure::step("read the project"))?;
@@ -41,8 +41,8 @@ pub(crate) fn read(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> 
     limits(target, page).map(drop)
 }
 
-/// `Q_XSETQLIM` by quotactl(2) with the current limits: success changes nothing. The node of the disk need not be
-/// opened.
+/// `Q_XSETQLIM` by quotactl(2) with the current limits, so that success changes nothing. The call works without
+/// permission to open the device node.
 pub(crate) fn set_by_device(target: &Target<'_>, page: &mut Page, way: Way) -> Result<(), Failure> {
     const SPECIAL: &CStr = c"data-disk";
     let (layer, _) = device::make_data_disk(target, page, SPECIAL)?;
@@ -51,27 +51,27 @@ pub(crate) fn set_by_device(target: &Target<'_>, page: &mut Page, way: Way) -> R
     sys::quotactl(way, command(Q_XSETQLIM), Some(SPECIAL), project, page).map(drop).map_err(Failure::Denied)
 }
 
-/// `Q_XSETQLIM` by `quotactl_fd`, likewise.
+/// `Q_XSETQLIM` by `quotactl_fd` with the current limits.
 pub(crate) fn set_by_descriptor(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let (volume, project) = limits(target, page)?;
     sys::quotactl_fd(volume, command(Q_XSETQLIM), project, page).map(drop).map_err(Failure::Denied)
 }
 
-/// `Q_SETQUOTA` of the general interface, with no valid field: success changes nothing.
+/// `Q_SETQUOTA` of the generic interface, with no valid field, so that success changes nothing.
 pub(crate) fn set_generally(target: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     let (volume, project) = limits(target, page)?;
     page.clear();
     sys::quotactl_fd(volume, command(Q_SETQUOTA), project, page).map(drop).map_err(Failure::Denied)
 }
 
-/// `Q_XQUOTAOFF` or `Q_XQUOTAON` of the enforcement.
+/// `Q_XQUOTAOFF` or `Q_XQUOTAON` of limit enforcement.
 pub(crate) fn switch(target: &Target<'_>, page: &mut Page, to: u32) -> Result<(), Failure> {
     let volume = sys::open(target.volume, sys::READ_ONLY).map_err(Failure::step("open the directory"))?;
     page.put_u32(0, ENFORCEMENT);
     sys::quotactl_fd(volume, command(to), 0, page).map(drop).map_err(Failure::Denied)
 }
 
-/// `quotactl(Q_SYNC, NULL)`, which stays possible. A hook that read its null pointer would crash the kernel.
+/// `quotactl(Q_SYNC, NULL)`, which tenants may call. A hook that reads the null pointer would crash the kernel.
 pub(crate) fn sync_all(_: &Target<'_>, page: &mut Page) -> Result<(), Failure> {
     sys::quotactl(Way::Native, command(Q_SYNC), None, 0, page).map(drop).map_err(Failure::Denied)
 }

@@ -1,4 +1,4 @@
-//! System calls, native and 32-bit.
+//! Native and 32-bit system calls.
 
 use core::arch::asm;
 use core::ffi::CStr;
@@ -7,7 +7,8 @@ use core::slice;
 
 use crate::errno::Errno;
 
-/// Size of a [`Page`], more than the kernel reads or writes for any command of [`ioctl`] (304 bytes, `struct loop_config`).
+/// Size of a [`Page`]. The kernel reads and writes less than this for every command of [`ioctl`] (304 bytes, `struct
+/// loop_config`).
 const PAGE: usize = 4096;
 
 /// System calls of x86-64, arch/x86/entry/syscalls/syscall_64.tbl.
@@ -63,25 +64,25 @@ pub(crate) const READ_ONLY: u32 = 0;
 pub(crate) const READ_WRITE: u32 = 0o2;
 pub(crate) const CREATE: u32 = 0o100;
 pub(crate) const TRUNCATE: u32 = 0o1000;
-/// The descriptor is closed by `execve`.
+/// `execve` closes the descriptor.
 const CLOSE_ON_EXEC: u32 = 0o2_000_000;
 
-/// Where [`inodes_from`] has its records in the page (after `struct xfs_bulk_ireq`), and the size of each (`struct
-/// xfs_bulkstat`), fs/xfs/libxfs/xfs_fs.h.
+/// Offset of the records that [`inodes_from`] writes to the page (after `struct xfs_bulk_ireq`), and size of a record
+/// (`struct xfs_bulkstat`), fs/xfs/libxfs/xfs_fs.h.
 pub(crate) const INODES_START: usize = 64;
 pub(crate) const INODE: usize = 192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// As a 64-bit program does.
+    /// System call of a 64-bit program.
     Native,
-    /// The same, with bits 32 to 63 of the command set.
+    /// System call of a 64-bit program, with bits 32 to 63 of the command set.
     HighBits,
-    /// As a 32-bit program does, by `int 0x80`.
+    /// System call of a 32-bit program, by `int 0x80`.
     Compat,
 }
 
-/// An open file, by the number of its descriptor. It is closed by the end of the process.
+/// Descriptor of an open file. It stays open until the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct File(i32);
 
@@ -166,7 +167,7 @@ unsafe fn compat_call(number: u32, arguments: [u32; 4]) -> Result<usize, Errno> 
             lateout("r11") _,
         );
     }
-    // An int, sign-extended.
+    // The kernel returns an int, so the value is sign-extended.
     result(value.cast_signed() as isize)
 }
 
@@ -177,7 +178,7 @@ fn result(value: isize) -> Result<usize, Errno> {
     }
 }
 
-/// A call that takes numbers and descriptors only.
+/// System call that takes only numbers and descriptors.
 fn plain(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
     debug_assert!(PLAIN.contains(&number), "system call {number} takes a pointer");
     // SAFETY: the callers in this module pass a number of `PLAIN`; none of those calls takes a pointer.
@@ -197,7 +198,7 @@ const PLAIN: [usize; 10] = [
     number::EXIT_GROUP,
 ];
 
-/// Memory below 4 GiB, which 32-bit calls can be given. It stays mapped.
+/// Memory below 4 GiB, so that 32-bit calls can use its address. The page stays mapped until the process ends.
 #[derive(Debug)]
 pub(crate) struct Page(&'static mut [u8]);
 
@@ -263,7 +264,7 @@ pub(crate) fn ioctl(way: Way, file: File, command: u32, argument: Argument<'_>) 
     }
 }
 
-/// quotactl(2) with the device in `special`, a path; `None` is a null pointer.
+/// quotactl(2). `special` is the path of the device; `None` is a null pointer.
 pub(crate) fn quotactl(
     way: Way,
     command: u32,
@@ -271,7 +272,7 @@ pub(crate) fn quotactl(
     id: u32,
     page: &mut Page,
 ) -> Result<usize, Errno> {
-    // The second half of the page, for 32-bit calls.
+    // The path is in the second half of the page, below 4 GiB, so that 32-bit calls can read it.
     page.put(PAGE / 2, special.map_or(&[], CStr::to_bytes_with_nul));
     let offset = special.map(|_| PAGE / 2);
     let (path, low) = offset.map_or((0, 0), |at| (page.address() + at, page.low_address() + (PAGE / 2) as u32));
@@ -287,14 +288,14 @@ pub(crate) fn quotactl(
     }
 }
 
-/// `quotactl_fd` for the file system of an open file, Linux 5.14.
+/// `quotactl_fd` (Linux 5.14) for the file system of an open file.
 pub(crate) fn quotactl_fd(file: File, command: u32, id: u32, page: &mut Page) -> Result<usize, Errno> {
     // SAFETY: the kernel accesses at most 160 bytes at the start of the page and keeps no pointer; the page is borrowed
     // until the call returns.
     unsafe { call(number::QUOTACTL_FD, [file.argument(), command as usize, id as usize, page.address(), 0, 0]) }
 }
 
-/// `file_setattr`, Linux 6.17, with a `struct file_attr` of `size` bytes at the start of the page.
+/// `file_setattr` (Linux 6.17) with a `struct file_attr` of `size` bytes at the start of the page.
 pub(crate) fn file_setattr(directory: File, name: &CStr, page: &Page, size: usize) -> Result<usize, Errno> {
     let size = size.min(PAGE);
     // SAFETY: the kernel reads the name, which ends with 0, and `size` bytes of the page. It keeps no pointer.
@@ -306,14 +307,14 @@ pub(crate) fn file_setattr(directory: File, name: &CStr, page: &Page, size: usiz
     }
 }
 
-/// bpf(2) with a `union bpf_attr` of `size` bytes at the start of the page, without pointers.
+/// bpf(2) with a `union bpf_attr` of `size` bytes without pointers, at the start of the page.
 pub(crate) fn bpf(command: u32, page: &mut Page, size: usize) -> Result<usize, Errno> {
     let size = size.min(PAGE);
     // SAFETY: the kernel reads and writes at most `size` bytes of the page, which is borrowed until the call returns.
     unsafe { call(number::BPF, [command as usize, page.address(), size, 0, 0, 0]) }
 }
 
-/// capget(2): whether this process has one of the first 32 capabilities.
+/// capget(2). Returns whether the process has a capability with a number below 32.
 pub(crate) fn has_capability(page: &mut Page, capability: u32) -> Result<bool, Errno> {
     /// `_LINUX_CAPABILITY_VERSION_3`.
     const VERSION: u32 = 0x2008_0522;
@@ -323,11 +324,11 @@ pub(crate) fn has_capability(page: &mut Page, capability: u32) -> Result<bool, E
     // SAFETY: the kernel reads and writes a header of 8 bytes at the start of the page, writes two records of 12 bytes after
     // it, and keeps no pointer.
     unsafe { call(number::CAPGET, [page.address(), page.address() + SETS, 0, 0, 0, 0]) }?;
-    // The first word of the first record: the effective set.
+    // The first word of the first record is the effective set.
     Ok((page.get_u32(SETS) >> capability) & 1 == 1)
 }
 
-/// The whole content of an open file, which stays mapped.
+/// Maps the whole content of an open file. The mapping stays until the process ends.
 pub(crate) fn map(file: File, page: &mut Page) -> Result<&'static [u8], Errno> {
     /// `st_size` of `struct stat`.
     const SIZE: usize = 48;
@@ -340,30 +341,30 @@ pub(crate) fn map(file: File, page: &mut Page) -> Result<&'static [u8], Errno> {
     Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(address), size) })
 }
 
-/// init_module(2), without parameters of the module.
+/// init_module(2), without module parameters.
 pub(crate) fn load_module(content: &[u8]) -> Result<(), Errno> {
     let (address, parameters) = (content.as_ptr().expose_provenance(), c"".as_ptr().expose_provenance());
     // SAFETY: the kernel reads the content and a string that ends with 0, and keeps no pointer.
     unsafe { call(number::INIT_MODULE, [address, content.len(), parameters, 0, 0, 0]) }.map(drop)
 }
 
-/// finit_module(2), without parameters of the module.
+/// finit_module(2), without module parameters.
 pub(crate) fn load_module_file(file: File) -> Result<(), Errno> {
     let parameters = c"".as_ptr().expose_provenance();
     // SAFETY: the kernel reads a string that ends with 0, and keeps no pointer.
     unsafe { call(number::FINIT_MODULE, [file.argument(), parameters, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// delete_module(2) of a module that is not in use.
+/// delete_module(2), for an unused module.
 pub(crate) fn unload_module(name: &CStr) -> Result<(), Errno> {
     const NONBLOCK: usize = 0o4000;
     // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
     unsafe { call(number::DELETE_MODULE, [name.as_ptr().expose_provenance(), NONBLOCK, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// kexec_load(2) of a kernel that consists of the page, for this physical address.
+/// kexec_load(2), with the page as the kernel, for the physical address `to`.
 pub(crate) fn load_kernel(page: &mut Page, to: u64) -> Result<(), Errno> {
-    // `struct kexec_segment`: address and size of the content, and those of its place.
+    // `struct kexec_segment`: address and size of the content, then address and size of its destination.
     let [address, size] = [page.address() as u64, PAGE as u64];
     for (at, word) in [address, size, to, size].into_iter().enumerate() {
         page.put(8 * at, &word.to_ne_bytes());
@@ -374,13 +375,13 @@ pub(crate) fn load_kernel(page: &mut Page, to: u64) -> Result<(), Errno> {
     unsafe { call(number::KEXEC_LOAD, [to, 1, page.address(), 0, 0, 0]) }.map(drop)
 }
 
-/// kexec_load(2) without segments, which removes the kernel that [`load_kernel`] has loaded.
+/// kexec_load(2) without segments. Removes the kernel that [`load_kernel`] has loaded.
 pub(crate) fn unload_kernel() -> Result<(), Errno> {
     // SAFETY: the kernel reads nothing of an empty list.
     unsafe { call(number::KEXEC_LOAD, [0; 6]) }.map(drop)
 }
 
-/// kexec_file_load(2), without an initramfs and a command line.
+/// kexec_file_load(2), without an initramfs or a command line.
 pub(crate) fn load_kernel_file(kernel: File) -> Result<(), Errno> {
     /// `KEXEC_FILE_NO_INITRAMFS`.
     const NO_INITRAMFS: usize = 4;
@@ -388,17 +389,17 @@ pub(crate) fn load_kernel_file(kernel: File) -> Result<(), Errno> {
     unsafe { call(number::KEXEC_FILE_LOAD, [kernel.argument(), usize::MAX, 0, 0, NO_INITRAMFS, 0]) }.map(drop)
 }
 
-/// iopl(2), the highest level.
+/// iopl(2) with the highest level.
 pub(crate) fn enable_io_ports() -> Result<(), Errno> {
     plain(number::IOPL, [3, 0, 0, 0, 0, 0]).map(drop)
 }
 
-/// openat(2) in the current directory; mode 0600 for a new file.
+/// openat(2) relative to the current directory. New files get mode 0600.
 pub(crate) fn open(path: &CStr, flags: u32) -> Result<File, Errno> {
     open_at(CURRENT, path, flags)
 }
 
-/// openat(2); mode 0600 for a new file.
+/// openat(2). New files get mode 0600.
 pub(crate) fn open_at(directory: File, path: &CStr, flags: u32) -> Result<File, Errno> {
     let arguments =
         [directory.argument(), path.as_ptr().expose_provenance(), (flags | CLOSE_ON_EXEC) as usize, 0o600, 0, 0];
@@ -406,15 +407,15 @@ pub(crate) fn open_at(directory: File, path: &CStr, flags: u32) -> Result<File, 
     unsafe { call(number::OPENAT, arguments) }.map(File::of)
 }
 
-/// open_by_handle_at(2), read-only, in the file system of `file`, with a `struct file_handle` at the start of the page.
+/// open_by_handle_at(2), read-only, in the file system of `file`. The `struct file_handle` is at the start of the page.
 pub(crate) fn open_by_handle(file: File, page: &Page) -> Result<File, Errno> {
     let flags = READ_ONLY | CLOSE_ON_EXEC;
     // SAFETY: the kernel reads at most 136 bytes of the page (`MAX_HANDLE_SZ` is 128), and keeps no pointer.
     unsafe { call(number::OPEN_BY_HANDLE_AT, [file.argument(), page.address(), flags as usize, 0, 0, 0]) }.map(File::of)
 }
 
-/// Reads the inodes at or after the number `first` in the XFS of `file`, as many as fit into the page. Returns the number
-/// to continue at and how many it has read, 0 at the end. `XFS_IOC_BULKSTAT`, Linux 5.4.
+/// `XFS_IOC_BULKSTAT` (Linux 5.4): reads inodes with number `first` or higher from the XFS of `file`, as many as fit
+/// into the page. Returns the number to continue at and how many inodes it has read; 0 at the end.
 pub(crate) fn inodes_from(file: File, page: &mut Page, first: u64) -> Result<(u64, usize), Errno> {
     const XFS_IOC_BULKSTAT: usize = 0x8040_587f;
     const COUNT: usize = (PAGE - INODES_START) / INODE;
@@ -427,7 +428,7 @@ pub(crate) fn inodes_from(file: File, page: &mut Page, first: u64) -> Result<(u6
     Ok((page.get_u64(0), (page.get_u32(16) as usize).min(COUNT)))
 }
 
-/// mkdirat(2), mode 0700. Succeeds if the directory exists.
+/// mkdirat(2) with mode 0700. Succeeds if the directory exists.
 pub(crate) fn make_directory(directory: File, name: &CStr) -> Result<File, Errno> {
     // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
     match unsafe { call(number::MKDIRAT, [directory.argument(), name.as_ptr().expose_provenance(), 0o700, 0, 0, 0]) } {
@@ -436,7 +437,7 @@ pub(crate) fn make_directory(directory: File, name: &CStr) -> Result<File, Errno
     }
 }
 
-/// mknodat(2). Succeeds if the node exists.
+/// mknodat(2). Succeeds if the device node exists.
 pub(crate) fn make_node(directory: File, name: &CStr, mode: u32, device: u64) -> Result<(), Errno> {
     let device = usize::try_from(device).unwrap_or_default();
     let arguments = [directory.argument(), name.as_ptr().expose_provenance(), mode as usize, device, 0, 0];
@@ -447,13 +448,13 @@ pub(crate) fn make_node(directory: File, name: &CStr, mode: u32, device: u64) ->
     }
 }
 
-/// unlinkat(2) of a file.
+/// unlinkat(2), for a file.
 pub(crate) fn unlink(directory: File, name: &CStr) -> Result<(), Errno> {
     // SAFETY: the kernel reads the name, which ends with 0, and keeps no pointer.
     unsafe { call(number::UNLINKAT, [directory.argument(), name.as_ptr().expose_provenance(), 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Number of the file system's device, `st_dev` of fstat(2).
+/// Device number of the file system, `st_dev` of fstat(2).
 pub(crate) fn device_of(file: File, page: &mut Page) -> Result<u64, Errno> {
     // SAFETY: the kernel writes one `struct stat` (144 bytes) to the page, and keeps no pointer.
     unsafe { call(number::FSTAT, [file.argument(), page.address(), 0, 0, 0, 0]) }?;
@@ -500,13 +501,13 @@ pub(crate) fn user() -> usize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process(usize);
 
-/// fork(2): `None` in the child. This crate has no lock or allocator that another thread could hold.
+/// fork(2). Returns `None` in the child. The crate has no lock or allocator that another thread could hold.
 pub(crate) fn fork() -> Result<Option<Process>, Errno> {
     let child = plain(number::FORK, [0; 6])?;
     Ok((child != 0).then_some(Process(child)))
 }
 
-/// wait4(2): the signal that ended the child, 0 if it ended by itself.
+/// wait4(2). Returns the signal that killed the child, or 0 if the child exited.
 pub(crate) fn wait(child: Process) -> Result<u32, Errno> {
     let mut status = 0_u32;
     // SAFETY: the kernel writes one int, and keeps no pointer.

@@ -1,4 +1,4 @@
-//! The list of attacks. Those with a lasting effect come last, for the control, in which they succeed.
+//! List of attacks. Attacks with a lasting effect come last, because they succeed in the control test.
 
 use crate::attack::By::{self, Anyone, Root, User};
 use crate::attack::{Attack, Call};
@@ -13,20 +13,20 @@ use crate::sys::{READ_ONLY, READ_WRITE};
 use crate::{bpf, device, handle, kernel, loops, processes, project, quota};
 
 const DENIED: Expected = Expected::Fails(&[Errno::EPERM]);
-/// An unsigned module with `module.sig_enforce=1`. Lockdown alone returns `EPERM`.
+/// The kernel rejects an unsigned module with `module.sig_enforce=1`. Lockdown alone returns `EPERM`.
 const REJECTED: Expected = Expected::Fails(&[Errno::EKEYREJECTED]);
 
-/// Succeeds on a kernel without the protections, and gets `EPERM` on a node.
+/// The attack succeeds on a kernel without the protections and gets `EPERM` on a node.
 const fn denied(name: &'static str, by: By, call: Call) -> Attack {
     Attack { name, by, unprotected: Expected::Succeeds, protected: DENIED, call }
 }
 
-/// The protections must leave this possible.
+/// A normal operation, which the protections must permit.
 const fn allowed(name: &'static str, by: By, call: Call) -> Attack {
     Attack { name, by, unprotected: Expected::Succeeds, protected: Expected::Succeeds, call }
 }
 
-/// The call of a function with arguments of its own.
+/// Adapts a function with extra arguments to the type `Call`.
 macro_rules! call {
     ($module:ident::$function:ident($($argument:expr),*)) => {
         |target, page| $module::$function(target, page, $($argument),*)
@@ -50,7 +50,7 @@ pub const ATTACKS: &[Attack] = &[
     denied("clear_inherit_flag_compat", Anyone, call!(project::clear_inherit(Volume, Compat, FS_IOC32_SETFLAGS))),
     denied("clear_inherit_flag_compat_long", Anyone, call!(project::clear_inherit(Volume, Compat, FS_IOC_SETFLAGS))),
     allowed("change_flags_of_file", Anyone, project::change_flags_of_file),
-    // The node's kernel does not have the call yet.
+    // The node's kernel does not have this system call yet.
     Attack {
         name: "file_setattr",
         by: Anyone,
@@ -77,9 +77,9 @@ pub const ATTACKS: &[Attack] = &[
     denied("set_limits_compat", Root, call!(quota::set_by_device(Compat))),
     denied("set_limits_by_descriptor", Root, quota::set_by_descriptor),
     denied("set_limits_generally", Root, quota::set_generally),
-    // In this order: the second one restores what the first one changes.
+    // The second attack restores the state that the first one changes.
     denied("disable_limits", Root, call!(quota::switch(Q_XQUOTAOFF))),
-    // XFS rejects it if the limits are enforced, before it looks for anything else; the hook comes earlier.
+    // If the limits are enforced, XFS rejects the command before all other checks. The hook runs earlier.
     denied("enable_limits", Root, call!(quota::switch(Q_XQUOTAON))),
     Attack {
         name: "detach_bpf_links",
@@ -89,7 +89,7 @@ pub const ATTACKS: &[Attack] = &[
         protected: Expected::Fails(&[Errno::EPERM, Errno::EOPNOTSUPP]),
         call: bpf::detach_links,
     },
-    // Files of other volumes: the capability for this is missing.
+    // Files of other volumes. The pod lacks the required capability.
     denied("open_by_handle", Root, handle::open),
     // Block volumes (section 1).
     allowed("read_device_size", Anyone, loops::read_size),
@@ -107,7 +107,7 @@ pub const ATTACKS: &[Attack] = &[
     denied("set_loop_capacity", Anyone, call!(loops::set(Native, LOOP_SET_CAPACITY, 0))),
     denied("set_loop_capacity_high_bits", Anyone, call!(loops::set(HighBits, LOOP_SET_CAPACITY, 0))),
     denied("set_loop_capacity_compat", Anyone, call!(loops::set(Compat, LOOP_SET_CAPACITY, 0))),
-    // The kernel rejects both for a device that has a file, with another error than the protection.
+    // For a device with a backing file, the kernel rejects both commands with a different error than the protection.
     Attack {
         name: "configure_loop",
         by: Anyone,
@@ -149,7 +149,7 @@ pub const ATTACKS: &[Attack] = &[
         call: kernel::load_module_file,
     },
     denied("load_kernel", Root, kernel::load_kernel),
-    // Without the protection, the kernel reads the file, which is not a kernel.
+    // Without the protection, the kernel reads the file and finds that it is not a kernel.
     Attack {
         name: "load_kernel_file",
         by: Root,
@@ -181,14 +181,14 @@ mod tests {
         }
     }
 
-    /// Otherwise the suite on the node would pass without the protection.
+    /// If the results were equal, the suite on the node would pass without the protection.
     #[test]
     fn a_protection_changes_the_result() {
         for attack in ATTACKS.iter().filter(|attack| attack.protected != Expected::Succeeds) {
             assert_ne!(attack.protected, attack.unprotected, "{}", attack.name);
             let Expected::Fails(without) = attack.unprotected else { continue };
             let Expected::Fails(with) = attack.protected else { continue };
-            // Linux 6.12 lacks the call.
+            // Linux 6.12 does not have the system call.
             let is_missing = without == [Errno::ENOSYS];
             assert!(is_missing || !without.iter().any(|errno| with.contains(errno)), "{}", attack.name);
         }

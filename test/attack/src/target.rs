@@ -2,14 +2,14 @@
 
 use core::ffi::CStr;
 
-/// The volumes of a pod, by their paths in its container.
+/// Paths of a pod's volumes in its container.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// A directory of the attacker in a file system volume.
+    /// Directory of the attacker in a filesystem volume.
     pub volume: &'a CStr,
     pub limit: u64,
     pub device: &'a CStr,
     pub layer: &'a CStr,
-    /// A kernel module without a signature, [`MODULE`](crate::MODULE).
+    /// Kernel module without a signature, [`MODULE`](crate::MODULE).
     pub module: &'a CStr,
 }

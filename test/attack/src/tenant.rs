@@ -9,13 +9,13 @@ use crate::sys::{self, File, Page, Way};
 use crate::target::Target;
 use crate::text::Text;
 
-/// Offsets in a device where each tenant writes its mark: as its owner, and as an intruder.
+/// Offsets in a device where each tenant writes its mark: as the owner, and as an intruder.
 const OWN: usize = 0;
 const INTRUSION: usize = 1 << 20;
 const FILES: u32 = 20;
 
-/// A tenant that uses its device and directory, detaches the device again and again, and keeps its descriptor, which
-/// may be that of the next tenant's device by then.
+/// A tenant that uses its device and directory, detaches the device repeatedly, and keeps the device's descriptor. By
+/// then, the descriptor may refer to the device of the next tenant.
 #[derive(Debug)]
 pub struct Tenant<'a> {
     target: Target<'a>,
@@ -30,9 +30,10 @@ pub struct Tenant<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub number: u32,
-    /// Whether the device has bytes of the other tenant, or why it could not be read. `ENXIO`: it has lost its file.
+    /// Whether the device contains bytes of the other tenant, or the error of the read. `ENXIO`: the device has lost
+    /// its backing file.
     pub foreign: Result<bool, Errno>,
-    /// The files that it created, or why it created no more.
+    /// Number of created files, or the error that stopped the creation.
     pub created: Result<u32, Errno>,
 }
 
@@ -63,7 +64,7 @@ impl<'a> Tenant<'a> {
         Ok(tenant)
     }
 
-    /// Looks for the other tenant's mark, leaves its own, detaches the device, and creates files.
+    /// Searches for the other tenant's mark, writes its own mark, detaches the device, and creates files.
     pub fn turn(&mut self) -> Turn {
         let foreign = self.use_device();
         self.device = sys::open(self.target.device, sys::READ_WRITE).ok();
@@ -77,7 +78,7 @@ impl<'a> Tenant<'a> {
         let intruded = self.has_foreign(device, INTRUSION);
         _ = self.write(device, INTRUSION);
         _ = sys::sync(device);
-        // Denied on a node. Otherwise the device loses its file when it is closed.
+        // The node denies this. Without the protection, the device loses its backing file when it is closed.
         _ = loops::clear(device, Way::Native);
         _ = sys::close(device);
         Ok(own? | intruded?)
@@ -87,7 +88,7 @@ impl<'a> Tenant<'a> {
         const PAUSE: u32 = 500;
         for _ in 0..turns {
             let mut line = Text::<128>::new();
-            // It fits.
+            // The line fits into the buffer.
             _ = writeln!(line, "{}", self.turn());
             _ = sys::write(output, line.as_bytes());
             sys::sleep(PAUSE);
@@ -106,13 +107,13 @@ impl<'a> Tenant<'a> {
         sys::write_page(device, &self.page, offset).map(drop)
     }
 
-    /// Removes those of the turn before: otherwise a pod on a slow machine reaches the limit of its volume.
+    /// Also removes the files of the previous turn. Otherwise a pod on a slow machine reaches the limit of its volume.
     fn create_files(&mut self) -> Result<u32, Errno> {
         let volume = sys::open(self.target.volume, sys::READ_ONLY)?;
         let created = (0..FILES).try_for_each(|_| {
             self.files += 1;
             sys::close(sys::open_at(volume, file(self.files).as_c_str(), sys::READ_WRITE | sys::CREATE)?)?;
-            // The node may have removed it with the volume.
+            // The node may have removed the file with the volume.
             _ = self.files.checked_sub(FILES).map(|earlier| sys::unlink(volume, file(earlier).as_c_str()));
             Ok(())
         });
@@ -123,7 +124,7 @@ impl<'a> Tenant<'a> {
 
 fn file(number: u32) -> Text<32> {
     let mut name = Text::new();
-    // It fits.
+    // The name fits into the buffer.
     _ = write!(name, "file-{number}");
     name
 }
@@ -132,7 +133,7 @@ fn file(number: u32) -> Text<32> {
 mod tests {
     use super::*;
 
-    /// A device that cannot be read counted as one without foreign bytes.
+    /// Regression: a device that could not be read was reported as one without foreign bytes.
     #[test]
     fn an_unreadable_device_is_not_reported_as_clean() {
         let turn = |foreign| {
@@ -154,7 +155,7 @@ mod tests {
             Tenant { target: target(device), mark, foreign, device: None, page, turns: 0, files: 0 }
         };
         assert_eq!(tenant(c"/nowhere").use_device(), Err(Errno::ENOENT));
-        // As a device that lost its file: it can be opened, and has no bytes.
+        // Like a device that lost its backing file, `/dev/null` can be opened and has no bytes.
         assert_eq!(tenant(c"/dev/null").use_device(), Err(Errno::ENXIO));
     }
 }

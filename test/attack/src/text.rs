@@ -1,9 +1,9 @@
-//! Text without an allocator.
+//! Formatted text without an allocator.
 
 use core::ffi::CStr;
 use core::fmt;
 
-/// A line or a file name in a buffer of fixed size, of which one byte stays 0.
+/// Line or file name in a buffer of fixed size. The last byte is always 0.
 #[derive(Debug)]
 pub(crate) struct Text<const SIZE: usize> {
     bytes: [u8; SIZE],

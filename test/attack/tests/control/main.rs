@@ -1,5 +1,6 @@
-//! The control of the suite on the node: on a kernel without the node's protections, every attack of the same list succeeds
-//! (or fails with another error than a protection returns). So no case of the suite can pass because the attack is wrong.
+//! Control test of the suite on the node. On a kernel without the node's protections, every attack of the list
+//! succeeds, or fails with a different error than the protection returns. This shows that no case of the suite passes
+//! because the attack itself is wrong.
 #![deny(unsafe_code)]
 
 #[expect(unsafe_code, reason = "BPF links have no wrapper in nix")]
@@ -24,11 +25,11 @@ use units::Bytes;
 const LIMIT: u64 = 16 << 20;
 const DEVICE: u64 = 4 << 20;
 const USER: u32 = TENANT;
-/// The attacks that the kernel accepts for a read-only device only.
+/// The kernel permits this attack only for a read-only device.
 const READ_ONLY: &str = "change_loop_file";
 
 struct Pod {
-    // Before the disk: unmounted first.
+    // Declared before the disk, so that the layer is unmounted first.
     layer: Mount,
     volume: PathBuf,
     module: PathBuf,
@@ -36,7 +37,7 @@ struct Pod {
 }
 
 impl Pod {
-    /// Waits for the only disk: one test at a time.
+    /// Waits for the only disk, so only one test runs at a time.
     fn new() -> Self {
         let disk = XfsDisk::with_project_quota();
         let ids = Allocator::open(File::open(disk.path()).unwrap()).unwrap();
@@ -45,7 +46,7 @@ impl Pod {
             fs::create_dir(directory).unwrap();
             fsquota::set(File::open(directory).unwrap(), Limits::for_size(Bytes::new(LIMIT)), &ids).unwrap();
         }
-        // Of the other tenant, for `open_by_handle`.
+        // File of the other tenant, for `open_by_handle`.
         fs::write(other.join("file"), "").unwrap();
         chown(other.join("file"), Some(TENANT), Some(TENANT)).unwrap();
         let layer = overlay(&volume.join("layer"));
@@ -53,7 +54,7 @@ impl Pod {
         Self { layer, volume, module: unsigned_module(), disk }
     }
 
-    /// While the value lives, the kernel defers a detach.
+    /// While the returned value exists, the kernel defers a detach.
     fn device(&self, read_only: bool) -> Device {
         attach(&self.disk.path().join("image"), &Config { read_only, autoclear: true, ..Config::default() })
     }
@@ -78,7 +79,7 @@ impl Pod {
     }
 }
 
-/// An overlayfs with its upper directory in the volume's project, as a container's root has it.
+/// Mounts an overlayfs whose upper directory is in the volume's project, like the root file system of a container.
 fn overlay(above: &Path) -> Mount {
     let lower = std::env::temp_dir().join("lower");
     let [upper, work] = ["upper", "work"].map(|name| above.join(name));
@@ -89,7 +90,7 @@ fn overlay(above: &Path) -> Mount {
     Mount::new("overlay", Path::new("overlay"), &format!("lowerdir={lower},upperdir={upper},workdir={work}"))
 }
 
-/// The file of the module without its signature. The guest has loaded the module with its signature before the test.
+/// Writes the module without its signature to a file. The guest has loaded the signed module before the test.
 fn unsigned_module() -> PathBuf {
     match delete_module(MODULE, DeleteModuleFlags::O_NONBLOCK) {
         Ok(()) | Err(Errno::ENOENT) => {}
@@ -101,7 +102,7 @@ fn unsigned_module() -> PathBuf {
     path
 }
 
-/// A loop device that any user may use.
+/// Attaches a loop device that any user may use.
 fn attach(image: &Path, config: &Config) -> Device {
     let image = File::options().read(true).write(true).create(true).truncate(false).open(image).unwrap();
     image.set_len(DEVICE).unwrap();
@@ -141,19 +142,20 @@ fn every_attack_of_a_user_succeeds_without_the_protections() {
 #[test]
 fn every_attack_of_root_succeeds_without_the_protections() {
     let cgroups = Mount::new("cgroup2", Path::new("cgroup2"), "");
-    // `detach_bpf_links` finds this link.
+    // The attack `detach_bpf_links` detaches this link.
     let _link = sys::link(&File::open(cgroups.path()).unwrap());
     assert_eq!(every_attack_of(0), [""; 0]);
 }
 
-/// Regression: the device loses its file, the next volume gets its number, and the first tenant still has it open.
+/// Regression: the device loses its backing file, the next volume gets the same device number, and the first tenant
+/// still has the device open.
 #[test]
 fn without_protections_a_tenant_overwrites_the_next_volume() {
     const MARKS: [&CStr; 2] = [c"the first tenant", c"the next tenant"];
     let pod = Pod::new();
-    // In a process of its own, so that the tenant's descriptors are closed when it ends.
+    // A child process closes the tenant's descriptors when it ends.
     let child = Child::start(|| {
-        // The kernel does not detach a device when its last descriptor is closed.
+        // With this configuration, the kernel does not detach the device at its last close.
         let path = attach(&pod.disk.path().join("first"), &Config::default()).path();
         let [volume, device] = [&pod.volume, &path].map(|path| c_string(path));
         let target = Target { volume: &volume, limit: LIMIT, device: &device, layer: &volume, module: &volume };

@@ -12,13 +12,13 @@ const BPF_LINK_CREATE: u32 = 28;
 /// `BPF_PROG_TYPE_CGROUP_SKB`.
 const CGROUP_SKB: u32 = 8;
 
-/// A BPF program that accepts all packets of a cgroup, attached by a link, which can be detached like a
+/// A BPF program that accepts all packets of a cgroup, attached by a link. The link can be detached like a
 /// `BPF_LSM_CGROUP` link.
 pub fn link(cgroup: &File) -> OwnedFd {
     // r0 = 1; exit.
     let instructions = [0x0000_0001_0000_00b7_u64, 0x95];
     let license = c"GPL";
-    // prog_type and insn_cnt, insns, license; 9 words are up to the end of expected_attach_type.
+    // prog_type and insn_cnt, insns, license. The 9 words extend to the end of expected_attach_type.
     let [code, text] = [instructions.as_ptr().expose_provenance(), license.as_ptr().expose_provenance()];
     let load = [u64::from(CGROUP_SKB) | 2 << 32, code as u64, text as u64, 0, 0, 0, 0, 0, 0];
     let program = bpf(BPF_PROG_LOAD, &load).expect("BPF_PROG_LOAD");

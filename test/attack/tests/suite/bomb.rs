@@ -1,4 +1,4 @@
-//! The node during a fork bomb. The bomb lasts until a file appears in the pod's volume.
+//! State of the node during a fork bomb. The bomb runs until the test creates a file in the pod's volume.
 
 use attack::{BOMB_END, BOMB_LIMIT_REACHED};
 use e2e::{Case, Failure, PATIENCE, Seen, eventually};
@@ -14,7 +14,7 @@ pub async fn is_survived(case: &Case, claim: &str) -> Result<(), Failure> {
     let before = ready(case).await?;
     let volume = limit_reached(case, claim).await?;
     let survived = heartbeat(case).await;
-    // Otherwise the bomb ends after minutes.
+    // Stop the bomb now. Otherwise it stops only after ten minutes.
     case.observer().write(format!("{volume}/{}", name(BOMB_END)), "").await?;
     survived?;
     assert_eq!(
@@ -25,7 +25,8 @@ pub async fn is_survived(case: &Case, claim: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The directory of the claim's volume, at the observer, once the pod has as many processes as it may have.
+/// Waits until the pod has reached its process limit. Returns the directory of the claim's volume as the observer sees
+/// it.
 async fn limit_reached(case: &Case, claim: &str) -> Result<String, Failure> {
     eventually(PATIENCE, "a fork bomb at the limit of its pod", async || {
         let volume = case.volume_name(claim).await?;
@@ -43,7 +44,7 @@ async fn limit_reached(case: &Case, claim: &str) -> Result<String, Failure> {
     .await
 }
 
-/// Waits for a renewal of the lease that begins after this call.
+/// Waits until the kubelet renews the lease after this call.
 async fn heartbeat(case: &Case) -> Result<(), Failure> {
     let begun = renewed(case).await?;
     eventually(PATIENCE, "the kubelet to renew the lease of its node", async || {

@@ -1,6 +1,6 @@
-//! Every attack of the list, from real pods on the booted node: none succeeds. One pod runs them under Pod Security
-//! `restricted`, one as root with capabilities such as `CAP_SYS_ADMIN` and without seccomp. The claims of the first one are
-//! deleted while it runs; the second one is the next tenant.
+//! Runs every attack of the list in real pods on the booted node; every attack must fail. One pod runs under Pod
+//! Security `restricted`. The other pod runs as root without seccomp and with capabilities such as `CAP_SYS_ADMIN`. The
+//! test deletes the claims of the first pod while it runs; the second pod is the next tenant.
 
 mod bomb;
 
@@ -20,15 +20,15 @@ use workload::Executed;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
-/// The program, in the pods and in their ConfigMap.
+/// Name of the program in the pods and in their ConfigMap.
 const PROGRAM: &str = "attack";
-/// The kernel module, in the same places.
+/// Name of the kernel module in the pods and in their ConfigMap.
 const MODULE: &str = "module.ko";
-/// Of the root pod, beyond containerd's default ones.
+/// Capabilities of the root pod in addition to containerd's default ones.
 const CAPABILITIES: [&str; 4] = ["SYS_ADMIN", "SYS_BOOT", "SYS_MODULE", "SYS_RAWIO"];
-/// Of half a second: longer than the suite, and not for ever.
+/// Number of turns of half a second: longer than the suite takes, but limited.
 const TURNS: &str = "7200";
-/// How many turns a tenant takes after the other one has written its mark.
+/// Number of turns of a tenant after the other tenant has written its mark.
 const WATCHED: u32 = 3;
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ async fn pods(part: Part) -> Result<(), Stopped> {
     part.shows("denials_are_counted_by_kind", are_counted(case)).await;
     part.shows("no_tenant_sees_or_changes_the_others_device", are_apart(case, &first, &second)).await;
     part.shows("other_volumes_are_deleted_while_a_deleted_one_is_in_use", second.ends_beside(case, &first)).await;
-    // The provisioner has failed to delete the first pod's volumes several times: its next attempt takes a while.
+    // Several attempts to delete the first pod's volumes have failed, so the provisioner waits before the next attempt.
     tokio::join!(
         part.shows("a_deleted_volume_goes_with_its_pod", first.ends(case)),
         part.shows("a_pod_with_a_user_namespace_uses_a_volume", user_namespace(case)),
@@ -64,7 +64,7 @@ async fn pods(part: Part) -> Result<(), Stopped> {
 
 struct Kind {
     name: &'static str,
-    /// `pod-security.kubernetes.io/enforce` of its namespace.
+    /// Value of `pod-security.kubernetes.io/enforce` of the namespace.
     level: &'static str,
     user: usize,
     files: &'static str,
@@ -98,7 +98,7 @@ impl Kind {
         let Self { name, user, files, device, mark, foreign, .. } = self;
         let pod = Pod::server(*name).with(Volume::claim(files)).with(Volume::device(device));
         let mut spec = pod.spec();
-        // The program has no handler of SIGTERM.
+        // The program does not handle SIGTERM.
         spec["terminationGracePeriodSeconds"] = 1.into();
         let container = &mut spec["containers"][0];
         container["command"] = json!([format!("/{PROGRAM}/{PROGRAM}")]);
@@ -129,16 +129,16 @@ fn append(list: &mut Value, element: Value) {
     list.as_array_mut().expect("a list of the pod").push(element);
 }
 
-/// A pod that has run the attacks, and takes turns as a tenant.
+/// A pod that has run the attacks and now takes turns as a tenant.
 struct Attacker {
     kind: &'static Kind,
-    /// The PVs of its directory and of its device.
+    /// PVs of the directory and of the device.
     volumes: [String; 2],
     device: OnNode,
     results: BTreeMap<String, String>,
 }
 
-/// No namespace is labelled yet: the node's default applies.
+/// No namespace has a Pod Security label yet, so the node's default applies.
 async fn host_path(case: &Case) -> Result<(), Failure> {
     let mut pod = Pod::server("host-path").spec();
     pod["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
@@ -178,7 +178,7 @@ async fn start(case: &Case, kind: &Kind) -> Result<(), Failure> {
     let namespaces = case.cluster::<Namespace>();
     let labelled = namespaces.patch(case.namespace(), &PatchParams::default(), &Patch::Merge(label)).await;
     labelled.map_err(Failure::api("label the namespace"))?;
-    // The API server sees the label a moment later.
+    // The API server applies the label with a delay.
     eventually(PATIENCE, &format!("Pod Security {} in the namespace", kind.level), async || {
         let [own, root] = [rejection(case, &pod).await?, rejection(case, &ROOT.pod()?).await?];
         let restricts = root.contains("violates PodSecurity \"restricted");
@@ -211,7 +211,7 @@ async fn log(case: &Case, kind: &Kind) -> Result<String, Failure> {
     case.get(&format!("/api/v1/namespaces/{}/pods/{}/log", case.namespace(), kind.name)).await
 }
 
-/// The turns that a pod has taken. None of them may have found the other tenant's bytes.
+/// Number of turns that the pod has taken. No turn may have found bytes of the other tenant.
 async fn turns(case: &Case, kind: &Kind) -> Result<u32, Failure> {
     let log = log(case, kind).await?;
     let turns: Vec<&str> = log.lines().filter(|line| line.starts_with("turn ")).collect();
@@ -243,7 +243,7 @@ impl Attacker {
     }
 
     /// Deletes the claims and their finalizers, as a tenant can. The volumes stay in use, and an event on each PV
-    /// reports it.
+    /// reports this.
     async fn loses_its_claims(&self, case: &Case) -> Result<(), Failure> {
         for claim in [self.kind.files, self.kind.device] {
             case.delete_claim(claim).await?;
@@ -261,7 +261,7 @@ impl Attacker {
         goes_on(case, self.kind).await
     }
 
-    /// Deletes pod and claims. The first pod still creates files in a deleted volume.
+    /// Deletes the pod and its claims. The first pod continues to create files in a deleted volume.
     async fn ends_beside(&self, case: &Case, first: &Self) -> Result<(), Failure> {
         case.remove(self.kind.name).await?;
         for claim in [self.kind.files, self.kind.device] {
@@ -286,7 +286,7 @@ impl Attacker {
     }
 }
 
-/// Waits for the event that names the reason.
+/// Waits for the event with the reason of the failure.
 async fn deletion_fails(case: &Case, volume: &str) -> Result<(), Failure> {
     eventually(PATIENCE, &format!("an event VolumeFailedDelete of volume {volume}"), async || {
         let texts = case.events_in("default", volume).await?;
@@ -322,7 +322,7 @@ async fn are_apart(case: &Case, first: &Attacker, second: &Attacker) -> Result<(
     Ok(())
 }
 
-/// Both pods were denied changes of projects and of loop devices, the root pod also those of quotas.
+/// The node counted denied changes of projects and loop devices by both pods, and of quotas by the root pod.
 async fn are_counted(case: &Case) -> Result<(), Failure> {
     let metrics = case.get("/api/v1/nodes/granary:7839/proxy/metrics").await?;
     for operation in ["project", "quota", "loop"] {
@@ -333,7 +333,7 @@ async fn are_counted(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// In a pod with a user namespace, no user is root of the node, and the kubelet has the mounts of volumes map the user IDs.
+/// In a pod with a user namespace, no user is root of the node, and the kubelet maps the user IDs of volume mounts.
 async fn user_namespace(case: &Case) -> Result<(), Failure> {
     const NAME: &str = "mapped";
     const GROUP: u32 = 2000;
@@ -353,7 +353,7 @@ async fn user_namespace(case: &Case) -> Result<(), Failure> {
     let map = pod.read("/proc/self/uid_map").await?;
     let fields: Vec<&str> = map.split_whitespace().collect();
     assert!(matches!(fields[..], ["0", outside, "65536"] if outside != "0"), "no user namespace: {map}");
-    // From the kubelet's directory, which only root of the node can search.
+    // Both files are below the kubelet's directory, which only root of the node can search.
     assert!(!pod.read("/var/run/secrets/kubernetes.io/serviceaccount/token").await?.is_empty());
     assert!(pod.read("/etc/hosts").await?.contains(NAME), "the file of the pod");
     let (directory, note) = (format!("/{NAME}"), format!("/{NAME}/note"));
