@@ -1,4 +1,4 @@
-//! [`Burst`]: many claims at once, in several ways, side by side.
+//! [`Burst`]: many claims at once, served in several ways, and the comparison of these ways.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,19 +13,19 @@ use crate::table::{Table, number, spread, verdict};
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     Ours,
-    /// Claims one after the other: one worker takes them from a queue.
+    /// One worker takes claims from a queue, one after the other.
     OneWorker,
-    /// external-provisioner's library with 4 workers, without a limit of the client.
+    /// external-provisioner's library with 4 workers, without a client-side rate limit.
     Library,
     /// The library with client-go's default limit: 5 requests per second, 10 at once.
     LimitedLibrary,
-    /// Volumes as the node makes them, several at once, without an API server.
+    /// Volumes created in parallel like on the node, without an API server.
     Disk,
-    /// Volumes one after the other, each with a walk over all quotas for a free ID.
+    /// Volumes created one after the other, each with a walk over all quotas for a free ID.
     DiskWithWalk,
 }
 
-/// Whether kube-controller-manager runs, which binds claims and PVs: four writes of each claim, the same beside each
+/// Whether kube-controller-manager runs, which binds claims and PVs. It makes four writes per claim, equally for every
 /// provisioner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -34,11 +34,11 @@ pub enum Binder {
     Running,
 }
 
-/// The end of a time. Each time begins with the first write of the provisioner (a PV or an event).
+/// End of a measured time. Each time begins with the first write of the provisioner (a PV or an event).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Until {
-    /// All PVs exist. Without an API server: all volumes.
+    /// All PVs exist. Without an API server: all volumes exist.
     LastPv,
     /// All PVs and events exist.
     LastWrite,
@@ -51,14 +51,14 @@ pub enum Until {
 pub struct BurstSample {
     pub way: Way,
     pub binder: Binder,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     pub claims: u32,
-    /// Requests to the API server, by verb and resource. Empty without one.
+    /// Requests to the API server, by verb and resource. Empty without an API server.
     pub requests: BTreeMap<String, u64>,
-    /// Flushes that reached the disk. 0 without one.
+    /// Flushes that reached the disk. 0 without a disk.
     pub flushes: u64,
-    /// Milliseconds: only ratios of them mean something.
+    /// Times in milliseconds. Only their ratios are meaningful.
     pub times: BTreeMap<Until, u64>,
     /// CPU time of each program from the start of the provisioner to the end of the burst, in milliseconds.
     pub cpu: BTreeMap<String, u64>,
@@ -73,16 +73,16 @@ pub struct Burst {
     pub violations: Vec<String>,
 }
 
-/// The node beside a baseline, run by run.
+/// The node compared with a baseline, run by run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     pub baseline: Way,
     pub binder: Binder,
     pub until: Until,
-    /// Claims that the node served in the time in which the baseline served one.
+    /// Number of claims that the node served in the time in which the baseline served one.
     pub speed: Spread,
     pub speed_at_least: Option<f64>,
-    /// Requests of the node for one of the baseline.
+    /// Number of requests of the node for one request of the baseline.
     pub requests: Spread,
     pub requests_at_most: Option<f64>,
 }
@@ -94,16 +94,16 @@ pub struct BurstFigure {
     pub claims: u32,
     pub requests: Spread,
     pub flushes: Spread,
-    /// Medians of requests for each claim, by verb and resource.
+    /// Median number of requests per claim, by verb and resource.
     pub by_name: BTreeMap<String, f64>,
     pub seconds: BTreeMap<Until, Spread>,
-    /// Medians of CPU milliseconds for each claim, by program.
+    /// Median CPU milliseconds per claim, by program.
     pub cpu_ms: BTreeMap<String, f64>,
-    /// How many claims had a PV in the time in which the way that it is compared with created one.
+    /// Number of claims that had a PV in the time in which the baseline created one.
     pub speed: Option<f64>,
 }
 
-/// A comparison, and its limits for 500 claims.
+/// A comparison and its limits for 500 claims.
 struct Goal {
     baseline: Way,
     binder: Binder,
@@ -112,8 +112,8 @@ struct Goal {
     requests_at_most: Option<f64>,
 }
 
-/// The limits are of the work of the provisioners alone. The library sends three requests for a claim: a PV and two events.
-/// A PV and one event are needed; the rest up to 0.7 are lists at the start.
+/// The limits apply to the work of the provisioners alone. The library sends three requests for a claim: a PV and two
+/// events. The node needs a PV and one event; the rest up to 0.7 are lists at the start.
 const GOALS: [Goal; 5] = [
     Goal::new(Way::Library, Binder::Stopped, Until::LastPv, Some(1.5), Some(0.7)),
     Goal::new(Way::Library, Binder::Stopped, Until::LastWrite, None, None),
@@ -135,7 +135,7 @@ impl Goal {
 }
 
 impl Way {
-    /// All of them, in the order of the report.
+    /// All ways, in the order of the report.
     pub const ALL: [Self; 6] =
         [Self::Ours, Self::OneWorker, Self::Library, Self::LimitedLibrary, Self::Disk, Self::DiskWithWalk];
 
@@ -159,10 +159,10 @@ impl Way {
 }
 
 impl Binder {
-    /// In the order of the report.
+    /// Both values, in the order of the report.
     const ALL: [Self; 2] = [Self::Stopped, Self::Running];
 
-    /// The ways that are measured with an API server.
+    /// Ways that are measured with an API server.
     pub const fn ways(self) -> &'static [Way] {
         match self {
             Self::Stopped => &[Way::Ours, Way::OneWorker, Way::Library, Way::LimitedLibrary],
@@ -170,7 +170,7 @@ impl Binder {
         }
     }
 
-    /// Behind the title of a way.
+    /// Text after the title of a way.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Stopped => "",
@@ -266,7 +266,7 @@ impl BurstFigure {
 }
 
 impl Burst {
-    /// Of these samples; ways without any are left out.
+    /// Evaluates the samples. Ways without samples are left out.
     pub fn new(samples: &[BurstSample]) -> Self {
         let runs = samples.iter().map(|sample| sample.run).max().unwrap_or_default();
         let of_binder = |binder| Way::ALL.into_iter().filter_map(move |way| BurstFigure::of(way, binder, samples));
@@ -278,7 +278,7 @@ impl Burst {
 }
 
 impl BurstSample {
-    /// Rates as whole numbers, whose median can be taken.
+    /// Rate as a whole number, so that a median can be computed.
     fn claims_per_1000_seconds(&self, until: Until) -> Option<u64> {
         self.times.get(&until).map(|milliseconds| u64::from(self.claims) * 1_000_000 / (*milliseconds).max(1))
     }

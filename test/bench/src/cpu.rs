@@ -5,12 +5,12 @@ use std::fs;
 use std::path::Path;
 use std::process;
 
-/// CPU time of the children of this process by the names of their programs, in milliseconds: user and system, of all
-/// their threads, and of those of their children that have ended.
+/// CPU time (user and system) of this process's children in milliseconds, by program name. The time includes all
+/// threads of a child, and its own children that have ended.
 pub fn children_cpu_ms() -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        // A process may end meanwhile.
+        // A process may end after the listing.
         let read = |name: &str| fs::read_to_string(process.path().join(name)).ok();
         if let Some(cpu) = read("stat").and_then(|stat| child_cpu_ms(&stat)) {
             *all.entry(read("cmdline").map(|line| program(&line)).unwrap_or_default()).or_default() += cpu;
@@ -19,15 +19,15 @@ pub fn children_cpu_ms() -> BTreeMap<String, u64> {
     all
 }
 
-/// proc_pid_stat(5): the parent is the second field after the name; `utime`, `stime`, `cutime` and `cstime` are fields 12
-/// to 15, in units of 10 ms (`USER_HZ` of x86).
+/// Fields of proc_pid_stat(5): the parent is the second field after the name; `utime`, `stime`, `cutime` and `cstime`
+/// are fields 12 to 15 after the name, in units of 10 ms (`USER_HZ` of x86).
 fn child_cpu_ms(stat: &str) -> Option<u64> {
     let fields: Vec<u64> = stat.rsplit_once(") ")?.1.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
     let cpu: u64 = fields.get(11..15)?.iter().sum();
     (fields[1] == u64::from(process::id())).then_some(cpu * 10)
 }
 
-/// Of a command line with zero bytes: the name in `stat` has 15 bytes at most.
+/// Program name of a command line that is separated by zero bytes. The name in `stat` has at most 15 bytes.
 fn program(line: &str) -> String {
     let path = line.split('\0').next().unwrap_or_default();
     Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned()

@@ -1,4 +1,4 @@
-//! [`ImageReport`]: size of the image, stages of its boot, memory of the node's program.
+//! [`ImageReport`]: size of the image, stages of its boot, and memory of the node's program.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,23 +12,23 @@ use crate::table::{Table, number};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     pub name: String,
-    /// Its size on a disk, in bytes.
+    /// Size on a disk, in bytes.
     pub bytes: u64,
 }
 
-/// A stage of a boot, when it became ready.
+/// A stage of a boot, and the time at which it became ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stage {
     pub name: String,
     /// Milliseconds since QEMU started the guest.
     pub at_ms: u64,
-    /// CPU time of QEMU until then, in milliseconds.
+    /// CPU time of QEMU up to this stage, in milliseconds.
     pub cpu_ms: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BootSample {
-    /// In the order in which they became ready.
+    /// Stages in the order in which they became ready.
     pub stages: Vec<Stage>,
     /// Memory of the node's program (PSS) in bytes, by the number of volumes.
     pub memory: BTreeMap<u32, u64>,
@@ -36,11 +36,11 @@ pub struct BootSample {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ImageReport {
-    /// The accelerator: times of an emulated guest depend on the emulation.
+    /// Accelerator of QEMU. Times of an emulated guest depend on the emulation.
     pub accelerator: String,
     pub boots: usize,
     pub parts: Vec<Part>,
-    /// In the order in which they became ready in the first boot.
+    /// Stages in the order in which they became ready in the first boot.
     pub stages: Vec<StageFigure>,
     pub memory: Vec<MemoryFigure>,
 }
@@ -50,7 +50,7 @@ pub struct StageFigure {
     pub name: String,
     /// Seconds since QEMU started the guest.
     pub seconds: Spread,
-    /// CPU seconds of QEMU until then. They depend less on the load of the machine.
+    /// CPU seconds of QEMU up to this stage. They depend less on the load of the machine.
     pub cpu_seconds: Spread,
 }
 
@@ -61,7 +61,7 @@ pub struct MemoryFigure {
 }
 
 impl ImageReport {
-    /// Of these boots. A stage that one of them did not have is left out.
+    /// Evaluates the boots. A stage that is missing in one of them is left out.
     pub fn new(accelerator: String, parts: Vec<Part>, boots: &[BootSample]) -> Self {
         let order = boots.first().map(|boot| boot.stages.as_slice()).unwrap_or_default();
         let stages = order.iter().filter_map(|Stage { name, .. }| {
@@ -110,7 +110,7 @@ impl fmt::Display for ImageReport {
     }
 }
 
-/// Numbers are aligned to the right in tables of three columns and more.
+/// Adds an empty column, because only tables with at least three columns align numbers to the right.
 fn wide(rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
     rows.map(|mut row| {
         row.push(String::new());
@@ -119,7 +119,7 @@ fn wide(rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
     .collect()
 }
 
-/// One decimal is what a boot is worth.
+/// Formats a spread with one decimal, which matches the precision of a boot.
 fn shown(spread: Spread, unit: f64) -> String {
     let rounded = |value: f64| number((value / unit * 10.0).round() / 10.0);
     let (median, min, max) = (rounded(spread.median), rounded(spread.min), rounded(spread.max));

@@ -1,4 +1,4 @@
-//! [`IoReport`]: reads and writes of a loop device, of the file behind it, and of a disk.
+//! [`IoReport`]: reads and writes of a loop device, of its backing file, and of a disk.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::table::{Table, number, spread, verdict};
 pub enum Target {
     /// A disk without a file system.
     Disk,
-    /// A file of an XFS.
+    /// A file on XFS.
     File,
     /// A loop device with direct I/O on this file.
     Loop,
@@ -25,19 +25,19 @@ pub enum Access {
     Write,
 }
 
-/// Blocks of 4 KiB at random places, with `O_DIRECT`, one at a time in each thread.
+/// Accesses to blocks of 4 KiB at random offsets, with `O_DIRECT`, one at a time in each thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IoSample {
     pub target: Target,
     pub access: Access,
     pub threads: u32,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     pub operations: u64,
     pub elapsed_us: u64,
     pub median_ns: u64,
-    /// Of 99 in 100.
+    /// 99th percentile.
     pub high_ns: u64,
 }
 
@@ -55,20 +55,20 @@ pub struct IoFigure {
     pub target: Target,
     pub access: Access,
     pub threads: u32,
-    /// Operations in a second.
+    /// Operations per second.
     pub rate: Spread,
-    /// Microseconds.
+    /// Microseconds, like `high`.
     pub median: Spread,
     pub high: Spread,
 }
 
-/// Operations in the same time, of the same run.
+/// Ratios of operations in the same time, of the same run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IoRatio {
     pub access: Access,
     pub threads: u32,
     pub loop_to_file: Spread,
-    /// `None` without a disk.
+    /// `None` if no disk was measured.
     pub file_to_disk: Option<Spread>,
 }
 

@@ -1,5 +1,5 @@
-//! Evaluation of the benchmarks: samples of a guest become figures with their spread, slopes and ratios, as a table and
-//! as JSON. The programs below `bin` measure and print.
+//! Evaluation of the benchmarks: turns samples of a guest into figures with their spread, slopes and ratios, as a table
+//! and as JSON. The programs below `bin` measure and print.
 #![forbid(unsafe_code)]
 
 mod burst;

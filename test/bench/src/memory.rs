@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-/// The process's proportional share of memory (PSS), in bytes.
+/// Proportional share of memory (PSS) of a process, in bytes.
 pub fn memory(process: u32) -> io::Result<u64> {
     let path = format!("/proc/{process}/smaps_rollup");
     pss(&fs::read_to_string(&path)?).ok_or_else(|| io::Error::other(format!("{path} has no Pss")))

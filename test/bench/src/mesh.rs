@@ -1,4 +1,4 @@
-//! [`MeshReport`]: what a node of the mesh sends to its kernel when other nodes come, change and go.
+//! [`MeshReport`]: netlink messages that a mesh node sends to its kernel when other nodes join, change and leave.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::table::Table;
 
 const SIZES: [u32; 3] = [10, 100, 1000];
 
-/// Figures of all sizes. They are computed from the messages as they are sent: no kernel and no time is in them.
+/// Figures of all cluster sizes. They are computed from the messages and contain no times.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshReport {
     pub figures: Vec<MeshFigure>,
@@ -27,7 +27,7 @@ pub struct MeshFigure {
     pub messages: usize,
     pub bytes: usize,
     pub largest: usize,
-    /// Bytes if the kernel got all peers again.
+    /// Bytes if the node sent all peers to the kernel again.
     pub again: usize,
 }
 
@@ -35,7 +35,7 @@ const START: &str = "start: all are added";
 const NOTHING: &str = "nothing changes";
 
 impl Default for MeshReport {
-    /// Of clusters of 10, 100 and 1,000 other nodes.
+    /// Report for clusters of 10, 100 and 1,000 other nodes.
     fn default() -> Self {
         let figures: Vec<_> = SIZES.into_iter().flat_map(figures).collect();
         let violations =
@@ -45,7 +45,8 @@ impl Default for MeshReport {
 }
 
 impl MeshFigure {
-    /// One message of constant size for a change of one node, none for no change, and a few messages for all nodes.
+    /// A change of one node takes one message of constant size, no change takes none, and all nodes take a few
+    /// messages.
     fn is_within_limits(&self, all: &[Self]) -> bool {
         match self.change {
             START => self.messages <= 4,

@@ -1,4 +1,5 @@
-//! [`NeighbourReport`]: what the syncs of one pod take while another pod writes to its block volume, or while a volume is copied.
+//! [`NeighbourReport`]: latency of one pod's syncs while another pod writes to its block volume, or while a volume is
+//! copied.
 
 use std::fmt;
 
@@ -7,35 +8,36 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread, verdict};
 
-/// The load beside the neighbour: the pod with the block volume, or a copy of a volume.
+/// The load beside the neighbour: the tenant, which is the pod with the block volume, or a copy of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tenant {
-    /// It does nothing.
+    /// The tenant does nothing.
     Idle,
-    /// It writes as fast as its limit allows.
+    /// The tenant writes as fast as its limit allows.
     Limited,
-    /// It writes without a limit.
+    /// The tenant writes without a limit.
     Unlimited,
-    /// The pod does nothing. A snapshot is copied, in the background.
+    /// The tenant does nothing. A snapshot is copied in the background.
     SnapshotCopy,
-    /// The pod does nothing. A clone is copied, for which a claim waits.
+    /// The tenant does nothing. A clone is copied while a claim waits for it.
     CloneCopy,
 }
 
-/// Files of 4 KiB that the neighbour creates, writes and syncs on the disk of the tenant's image, one after the other.
+/// Files of 4 KiB that the neighbour creates, writes and syncs one after the other, on the disk that has the tenant's
+/// image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NeighbourSample {
     pub tenant: Tenant,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     pub operations: u64,
     pub elapsed_us: u64,
     pub median_ns: u64,
-    /// Of 99 in 100.
+    /// 99th percentile.
     pub high_ns: u64,
-    /// Bytes of the tenant that reached its device. Beside a copy: all that reached the disk.
+    /// Bytes of the tenant that reached its device. For a copy: all bytes that reached the disk.
     pub written: u64,
 }
 
@@ -43,7 +45,7 @@ pub struct NeighbourSample {
 pub struct NeighbourReport {
     pub runs: u32,
     pub figures: Vec<NeighbourFigure>,
-    /// Of the tenants that write, and of copies.
+    /// Ratios of the tenants that write, and of copies.
     pub ratios: Vec<NeighbourRatio>,
     /// Ratios above the limit.
     pub violations: Vec<String>,
@@ -52,14 +54,14 @@ pub struct NeighbourReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourFigure {
     pub tenant: Tenant,
-    /// Microseconds.
+    /// Microseconds, like `high`.
     pub median: Spread,
     pub high: Spread,
-    /// KiB that are written in a second.
+    /// KiB written per second.
     pub written: Spread,
 }
 
-/// Compared with an idle tenant, in the same run.
+/// Comparison with an idle tenant in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NeighbourRatio {
     pub tenant: Tenant,
@@ -67,7 +69,7 @@ pub struct NeighbourRatio {
     pub high: Spread,
 }
 
-/// Of the median beside a limited tenant, and beside the copy of a snapshot.
+/// Limit of the median's ratio beside a limited tenant, and beside the copy of a snapshot.
 const AT_MOST: f64 = 2.0;
 
 impl Tenant {

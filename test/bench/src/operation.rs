@@ -1,4 +1,4 @@
-//! [`Operation`]: what is counted.
+//! [`Operation`]: the measured operations.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! operations {
     ($($subject:ident { $($variant:ident $title:literal,)* })*) => {
-        /// A call of a crate of this project, or the baseline that it is compared with. README.md has what is called.
+        /// A call of a crate of this project, or the baseline for the comparison. README.md lists the calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
         #[serde(rename_all = "kebab-case")]
         pub enum Operation {
@@ -15,7 +15,7 @@ macro_rules! operations {
         }
 
         impl Operation {
-            /// In the order of the report.
+            /// All operations, in the order of the report.
             pub const ALL: &[Self] = &[$($(Self::$variant,)*)*];
 
             pub const fn subject(self) -> Subject {
@@ -24,7 +24,7 @@ macro_rules! operations {
                 }
             }
 
-            /// In the table.
+            /// Name in the table.
             pub const fn title(self) -> &'static str {
                 match self {
                     $($(Self::$variant => $title,)*)*
@@ -86,7 +86,7 @@ operations! {
     }
 }
 
-/// The crate that an operation is of, and with it what the operation must not depend on.
+/// The crate of an operation. It also determines on which number of existing things the cost must not depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Subject {
@@ -101,17 +101,18 @@ pub enum Subject {
 /// Limits of an operation's file system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Expected {
-    /// How many more there are for each thing that exists already; `None`: only shown.
+    /// Additional calls for each existing thing. `None`: shown without a limit.
     pub slope: Option<u32>,
     pub at_most: Option<u32>,
     pub flushes: Option<u32>,
 }
 
 impl Operation {
-    /// How often it is called in one measured region. They share the work that happens once in several calls.
+    /// Number of calls of the operation in one measured region. The calls share work that happens once for several of
+    /// them.
     pub const fn calls(self) -> u32 {
         match self {
-            // A batch of the allocator.
+            // One batch of the allocator.
             Self::Next => 32,
             _ => 1,
         }
@@ -121,18 +122,18 @@ impl Operation {
         match self {
             Self::Report => Expected { slope: Some(1), at_most: None, flushes: None },
             Self::Quota | Self::VolumeStats => Expected { slope: Some(0), at_most: Some(3), flushes: None },
-            // Three, and the close of the target.
+            // Three calls, and the close of the target.
             Self::PublishedStats => Expected { slope: Some(0), at_most: Some(4), flushes: None },
-            // Two forces of the log.
+            // Two log forces.
             Self::Claim => Expected { slope: Some(0), at_most: Some(16), flushes: Some(4) },
             Self::Publish | Self::PublishSingle => Expected { slope: Some(0), at_most: Some(10), flushes: None },
             Self::PublishBlock | Self::UnpublishBlock => Expected { slope: Some(0), at_most: Some(30), flushes: None },
             Self::TakeSnapshot | Self::CloneVolume | Self::TakeSnapshotLarge | Self::CloneVolumeLarge => {
                 Expected { slope: Some(0), at_most: Some(46), flushes: Some(4) }
             }
-            // Half of the calls of `CopyImage`, whatever pieces a pass has.
+            // Half of the calls of `CopyImage`, regardless of the size of the pieces of a pass.
             Self::FinishSnapshot => Expected { slope: None, at_most: Some(2000), flushes: Some(16) },
-            // XFS takes deleted inodes apart in the background: how often it is asked whether it is done differs.
+            // XFS removes deleted inodes in the background, so the number of polls for the end of this work varies.
             Self::WalkForId | Self::List | Self::Discard => Expected { slope: None, at_most: None, flushes: None },
             Self::CopyImage => Expected { slope: None, at_most: None, flushes: None },
             _ => Expected { slope: Some(0), at_most: None, flushes: None },
@@ -141,14 +142,14 @@ impl Operation {
 }
 
 impl Subject {
-    /// All of them, in the order of the report.
+    /// All subjects, in the order of the report.
     pub const ALL: [Self; 6] = [Self::Fsquota, Self::Dir, Self::Volume, Self::Snapshot, Self::Csi, Self::Loopdev];
 
     pub fn operations(self) -> impl Iterator<Item = Operation> {
         Operation::ALL.iter().copied().filter(move |operation| operation.subject() == self)
     }
 
-    /// The two numbers of existing things that its operations are counted at.
+    /// The two numbers of existing things at which the operations are counted.
     pub const fn populations(self) -> [u32; 2] {
         match self {
             Self::Fsquota | Self::Dir | Self::Volume => [0, 1000],
@@ -175,7 +176,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// As on the command line and in JSON.
+/// Name on the command line and in JSON.
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)

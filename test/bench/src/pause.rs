@@ -1,4 +1,4 @@
-//! [`PauseReport`]: for how long a snapshot of a filesystem volume with many files stops the pods.
+//! [`PauseReport`]: duration for which a snapshot of a filesystem volume with many files stops the pods.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread, verdict};
 
-/// Files that pods have changed between the last pass while they run and the pause.
+/// Files that pods changed between the last pass before the pause and the pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Changed {
-    /// One, which the pod writes all the time.
+    /// One file, which the pod writes continuously.
     One,
-    /// All of them; the new data are on the disk.
+    /// All files. The new data are on the disk.
     All,
 }
 
@@ -22,19 +22,19 @@ pub enum Changed {
 #[serde(deny_unknown_fields)]
 pub struct PauseSample {
     pub changed: Changed,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     pub files: u32,
-    /// Bytes of each file.
+    /// Size of each file in bytes.
     pub size: u64,
-    /// Passes while the pod runs.
+    /// Duration of the passes while the pod runs.
     pub passes_us: u64,
-    /// From the request to freeze until no process runs.
+    /// Duration from the freeze request until no process runs.
     pub freeze_us: u64,
-    /// The last pass.
+    /// Duration of the last pass.
     pub clone_us: u64,
     pub thaw_us: u64,
-    /// A recursive copy of the same files by `read` and `write`, with `syncfs`.
+    /// Duration of a recursive copy of the same files with `read` and `write`, including `syncfs`.
     pub copy_us: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct PauseReport {
     pub violations: Vec<String>,
 }
 
-/// Milliseconds.
+/// Figures in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PauseFigure {
     pub changed: Changed,
@@ -57,15 +57,15 @@ pub struct PauseFigure {
     pub clone: Spread,
     pub thaw: Spread,
     pub pause: Spread,
-    /// Pause, compared with a copy of the files in the same run.
+    /// Ratio of the pause to a copy of the files in the same run.
     pub to_copy: Option<Spread>,
-    /// Pause, compared with that of the smallest files in the same run.
+    /// Ratio of the pause to the pause with the smallest files in the same run.
     pub to_small: Option<Spread>,
 }
 
-/// Of a copy. The aim is a tenth.
+/// Limit of the ratio to a copy. The aim is a tenth.
 const COPY: f64 = 0.333;
-/// Of the pause with small files.
+/// Limit of the ratio to the pause with small files.
 const SMALL: f64 = 1.2;
 
 impl Changed {

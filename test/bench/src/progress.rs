@@ -1,8 +1,8 @@
-//! [`Progress`]: a line on a terminal that says how far a long command is.
+//! [`Progress`]: a terminal line that shows the progress of a long command.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-/// A line of standard error that each [`Progress::show`] rewrites. Without a terminal, nothing is written.
+/// A line on standard error that each [`Progress::show`] rewrites. Without a terminal, nothing is written.
 #[derive(Debug)]
 pub struct Progress {
     terminal: bool,
@@ -11,7 +11,7 @@ pub struct Progress {
 impl Progress {
     pub fn show(&self, text: &str) {
         if self.terminal {
-            // The rest of a longer line is deleted. A terminal that is gone needs no line.
+            // The escape sequence deletes the rest of a longer line. Errors of a closed terminal do not matter.
             _ = write!(io::stderr(), "\r{text}\x1b[K");
         }
     }

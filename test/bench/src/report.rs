@@ -1,4 +1,4 @@
-//! [`Report`]: what the samples come to.
+//! [`Report`]: the evaluation of all samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::sample::Sample;
 use crate::statistics::{Spread, slope};
 use crate::timed::{TimeFigure, TimeSample};
 
-/// All figures of a run of the benchmarks. Its text is a table.
+/// All figures of a run of the benchmarks. `Display` prints a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub kernel: String,
@@ -27,24 +27,24 @@ pub struct Figure {
     pub subject: Subject,
     pub operation: Operation,
     pub counts: [Count; 2],
-    /// How many more system calls there are for each thing that exists already.
+    /// Additional system calls for each existing thing.
     pub slope: f64,
     pub expected: Expected,
 }
 
-/// Cost of a call when so many things exist.
+/// Cost of a call when `present` things exist.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Count {
     pub present: u32,
-    /// System calls that ask something of the file system or a device.
+    /// System calls on the file system or a device.
     pub syscalls: Spread,
-    /// System calls about the process itself: its memory, locks, signals, number and rests.
+    /// System calls about the process itself: memory, locks, signals, IDs and sleeps.
     pub housekeeping: Spread,
     pub flushes: Spread,
     pub by_name: BTreeMap<String, f64>,
 }
 
-/// How our way compares with one that walks over all quotas for each new project's ID.
+/// Comparison of the node with a baseline that walks over all quotas for each new project ID.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     pub task: &'static str,
@@ -54,7 +54,7 @@ pub struct Ratio {
     pub ratio: f64,
 }
 
-/// Samples without which there is no report.
+/// The report needs samples that are missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest sent no run of {operation} with {present} {}", operation.subject().things())]
 pub struct MissingSample {
@@ -141,7 +141,7 @@ fn violations(figure: &Figure) -> Vec<String> {
     let mut violations: Vec<String> = slope.into_iter().collect();
     for count in &figure.counts {
         let present = count.present;
-        // The median of flushes: one now and then is the kernel's own.
+        // The median of flushes, because the kernel occasionally adds a flush of its own.
         let found = [("system calls", at_most, count.syscalls.max), ("flushes", flushes, count.flushes.median)];
         for (what, limit, found) in found {
             let Some(limit) = limit.filter(|limit| found > f64::from(*limit)) else { continue };
@@ -151,7 +151,7 @@ fn violations(figure: &Figure) -> Vec<String> {
     violations
 }
 
-/// Of calls that must be the same for an image of any size.
+/// Operations whose counts differ between a small and a large image, although they must be equal.
 fn differing_sizes(figures: &[Figure]) -> Vec<String> {
     let pairs = [
         (Operation::TakeSnapshot, Operation::TakeSnapshotLarge),
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::timed::Timed;
 
-    /// All operations at all populations, a run for each number that `cost` gives.
+    /// Samples of all operations with all populations, for each run. `cost` returns the number of calls.
     fn samples(runs: u32, cost: impl Fn(Operation, u32) -> u64) -> Vec<Sample> {
         let mut samples = Vec::new();
         for run in 1..=runs {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::table::number;
 
-/// `create persistentvolumes`, as a role would name it. `target` is the path with its query.
+/// Name of a request as in a role: `create persistentvolumes`. `target` is the path with its query.
 pub fn request_name(method: &str, target: &str) -> String {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
@@ -33,8 +33,8 @@ pub fn request_name(method: &str, target: &str) -> String {
     format!("{verb} {resource}")
 }
 
-/// Requests for single claims and volumes. Watches, what is published about the node as a whole, and the search for the CRDs of
-/// snapshots, which this API server lacks, do not count.
+/// Number of requests for single claims and volumes. The count leaves out watches, objects about the node as a whole,
+/// and the search for the CRDs of snapshots, which this API server lacks.
 pub(crate) fn counted(requests: &BTreeMap<String, u64>) -> u64 {
     let counts = |name: &str| {
         let (verb, resource) = name.split_once(' ').unwrap_or((name, ""));
@@ -44,7 +44,7 @@ pub(crate) fn counted(requests: &BTreeMap<String, u64>) -> u64 {
     requests.iter().filter(|(name, _)| counts(name)).map(|(_, count)| count).sum()
 }
 
-/// `1 create persistentvolumes, 2 create events`.
+/// Formats counts: `1 create persistentvolumes, 2 create events`.
 pub(crate) fn list(each: &BTreeMap<String, f64>) -> String {
     each.iter().map(|(name, each)| format!("{} {name}", number(*each))).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! [`Sample`]: one measured region, as the guest sends it.
+//! [`Sample`]: one measured region, in the format that the guest sends.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::operation::Operation;
 use crate::timed::TimeSample;
 
-/// A message of the guest: JSON, one per line.
+/// A message of the guest: JSON, one message per line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Word {
@@ -17,7 +17,7 @@ pub enum Word {
     Time(TimeSample),
 }
 
-/// Prints a message to `bench`: JSON, in a line.
+/// Prints a message to `bench` as one line of JSON.
 pub fn print(message: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, message)?;
@@ -25,13 +25,13 @@ pub fn print(message: &impl Serialize) -> io::Result<()> {
     out.flush()
 }
 
-/// One measured region: an operation, called [`Operation::calls`] times.
+/// One measured region: [`Operation::calls`] calls of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
     pub operation: Operation,
     pub present: u32,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     /// Number of calls of each system call, by name.
     pub syscalls: BTreeMap<String, u64>,
@@ -39,7 +39,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// System calls that ask something of the file system or a device.
+    /// System calls on the file system or a device.
     pub fn work(&self) -> u64 {
         self.sum(|name| !is_housekeeping(name))
     }
@@ -53,7 +53,8 @@ impl Sample {
     }
 }
 
-/// Whether a system call only concerns the process itself: memory, locks, signals, IDs, rests. Unknown names count as work.
+/// Whether a system call only concerns the process itself: memory, locks, signals, IDs and sleeps. Unknown names
+/// count as work.
 pub fn is_housekeeping(syscall: &str) -> bool {
     matches!(
         syscall,

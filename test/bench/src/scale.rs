@@ -9,7 +9,7 @@ use crate::requests;
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread, verdict};
 
-/// One state of a cluster.
+/// Measurement of one state of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleSample {
@@ -19,13 +19,13 @@ pub struct ScaleSample {
     pub foreign: u32,
     /// Proportional share of memory (PSS) of the process, in bytes.
     pub pss: u64,
-    /// How many claims were created, and then deleted, in this state.
+    /// Number of claims that were created, and then deleted, in this state.
     pub batch: u32,
-    /// Requests while they were created, by verb and resource.
+    /// Requests during the creation, by verb and resource.
     pub claims: BTreeMap<String, u64>,
-    /// Requests while they were deleted.
+    /// Requests during the deletion, by verb and resource.
     pub deletions: BTreeMap<String, u64>,
-    /// How many requests name each of their PVs. Events and lists name none.
+    /// Number of requests that name each PV of the batch. Requests for events and lists name no PV.
     pub of_pvs: Vec<u64>,
 }
 
@@ -43,11 +43,12 @@ pub struct ScaleFigure {
     pub pss: u64,
     pub memory_limit: u64,
     pub requests_of_claim: f64,
-    /// Of the requests that name the PV. A few PVs need more: other components write to them at the same time.
+    /// Number of requests that name the PV. Some PVs need more requests, because other components write to them at the
+    /// same time.
     pub requests_of_deletion: Spread,
-    /// Mean of all requests while PVs were deleted.
+    /// Mean number of all requests during the deletion, per PV.
     pub requests_while_deleted: f64,
-    /// By verb and resource.
+    /// Requests by verb and resource.
     pub claim: BTreeMap<String, f64>,
     pub deletion: BTreeMap<String, f64>,
 }
@@ -57,7 +58,7 @@ const MIB: f64 = 1_048_576.0;
 const OF_CLAIM: f64 = 2.0;
 const OF_DELETION: f64 = 3.0;
 
-/// Share of each claim of a batch in a few lists that happen at the same time.
+/// Each claim's share of the few lists that happen at the same time.
 const TOLERANCE: f64 = 0.05;
 
 impl ScaleReport {
@@ -111,7 +112,7 @@ impl ScaleFigure {
     }
 }
 
-/// Counts are far below 2^52.
+/// Counts are far below 2^52, so the conversion is exact.
 #[expect(clippy::cast_precision_loss, reason = "a batch causes some thousand requests")]
 fn each(count: u64, batch: u32) -> f64 {
     count as f64 / f64::from(batch.max(1))

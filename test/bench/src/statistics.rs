@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-/// The middle of several runs, and the runs farthest from it.
+/// Median and extremes of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Half of the runs are not above it, half not below.
+    /// At most half of the runs are above the median, and at most half are below.
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -14,7 +14,7 @@ pub struct Spread {
 impl Spread {
     pub const ZERO: Self = Self { median: 0.0, min: 0.0, max: 0.0 };
 
-    /// Of these counts, each shared by `calls` calls; `None` without a count.
+    /// Spread of these counts, each divided by `calls`. `None` without a count.
     pub fn of(counts: impl IntoIterator<Item = u64>, calls: u32) -> Option<Self> {
         let mut counts: Vec<u64> = counts.into_iter().collect();
         counts.sort_unstable();
@@ -34,12 +34,12 @@ impl Spread {
     }
 }
 
-/// Cost of one more thing, from the costs of `few` and `many`.
+/// Cost of one more thing, computed from the costs with `few` and `many` things.
 pub fn slope([few, many]: [u32; 2], [at_few, at_many]: [f64; 2]) -> f64 {
     if few == many { 0.0 } else { (at_many - at_few) / (f64::from(many) - f64::from(few)) }
 }
 
-/// Counts are far below 2^52.
+/// Counts are far below 2^52, so the conversion is exact.
 #[expect(clippy::cast_precision_loss, reason = "a region makes some thousand calls")]
 fn precise(count: u64) -> f64 {
     count as f64

@@ -1,4 +1,4 @@
-//! The report as a table for people.
+//! The report as a text table.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The last line of a report: whether all limits of this kind hold.
+/// Last line of a report: whether all limits of this kind hold.
 pub(crate) fn verdict(f: &mut fmt::Formatter<'_>, kind: &str, missed: usize) -> fmt::Result {
     match missed {
         0 => writeln!(f, "\nAll {kind} hold."),
@@ -79,7 +79,7 @@ fn names(figures: &[Figure]) -> Table {
     let rows = figures.iter().map(|figure| {
         let [few, many] = &figure.counts;
         let title = format!("{}: {}", figure.subject, figure.operation.title());
-        // Where they differ in number, the shorter list names them.
+        // If the number of calls grows, the shorter list names the calls.
         let calls = figure.operation.calls();
         let names = list(if figure.slope > 0.0 { few } else { many }, calls);
         vec![title, if calls == 1 { names } else { format!("in {calls} calls: {names}") }]
@@ -118,14 +118,15 @@ pub(crate) fn spread(spread: &Spread) -> String {
     }
 }
 
-/// With as few decimals as needed, at most three.
+/// Formats a number with as few decimals as needed, at most three.
 pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".into() } else { text.into() }
 }
 
-/// Columns as wide as their widest cell: text first, then numbers, except for the last of two.
+/// Columns as wide as their widest cell. The first column is text; the others are numbers, except for the second of two
+/// columns.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }

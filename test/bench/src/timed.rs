@@ -1,4 +1,5 @@
-//! [`TimeFigure`]: how long a snapshot and a clone of an image with many extents take, beside a copy of the image.
+//! [`TimeFigure`]: duration of a snapshot and of a clone of an image with many extents, compared with a copy of the
+//! image.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,17 +7,17 @@ use crate::operation::Subject;
 use crate::statistics::Spread;
 use crate::table::{Table, number, spread};
 
-/// A timed operation. No process traces it, so that its time is its own.
+/// A timed operation. No process traces it, because tracing would increase its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timed {
-    /// `FICLONE` of the image: the part of both calls that grows with the number of extents. Pods that write to the volume
-    /// wait for it.
+    /// `FICLONE` of the image: the part of both calls that grows with the number of extents. Pods that write to the
+    /// volume wait for this call.
     CloneImage,
     /// The whole call, with its record, a first piece and its syncs.
     TakeSnapshot,
     CloneVolume,
-    /// By `read` and `write`, with its sync.
+    /// Copy with `read` and `write`, including its sync.
     CopyImage,
 }
 
@@ -24,7 +25,7 @@ pub enum Timed {
 #[serde(deny_unknown_fields)]
 pub struct TimeSample {
     pub timed: Timed,
-    /// The round of measurements, from 1 on.
+    /// Number of the run, starting at 1.
     pub run: u32,
     pub microseconds: u64,
 }
@@ -34,11 +35,11 @@ pub struct TimeFigure {
     pub timed: Timed,
     pub milliseconds: Spread,
     pub limit: Option<f64>,
-    /// Compared with the copy in the same run.
+    /// Ratio to the copy in the same run.
     pub to_copy: Spread,
 }
 
-/// Milliseconds.
+/// Limit in milliseconds.
 const AT_MOST: f64 = 10.0;
 
 impl Timed {
@@ -83,7 +84,7 @@ impl TimeFigure {
     }
 }
 
-/// Of the timed image.
+/// Number of extents of the timed image.
 const fn extents() -> u32 {
     let [_, many] = Subject::Snapshot.populations();
     many

@@ -1,4 +1,4 @@
-//! A short use of a node leaves nothing behind, and leaks on purpose are found.
+//! Verifies that a short use of a node leaves nothing behind, and that deliberate leaks are detected.
 
 use std::env;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The limits of the benchmark hold in every test run.
+//! Verifies the limits of the benchmark in every test run.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ fn program(variable: &str) -> PathBuf {
     PathBuf::from(env::var_os(variable).unwrap_or_else(|| panic!("{variable} names no program")))
 }
 
-/// Other files that the build gives to the program.
+/// Other files that the build passes to the program.
 const UNUSED: &str = "io-guest io-program pause-guest soak-guest claims-program kernel initramfs system cmdline";
 
 #[test]
@@ -30,7 +30,7 @@ fn slopes_and_limits_of_storage_hold() {
         let figure = report["figures"].as_array().unwrap().iter().find(|figure| figure["operation"] == operation);
         figure.unwrap()["counts"][1]["syscalls"]["median"].as_f64().unwrap()
     };
-    // A walk is what is not done.
+    // The node does not walk over the quotas, so a walk has no limit.
     assert!(syscalls("walk-for-id") > 1000.0);
     assert!(syscalls("next") < 1.0);
 }

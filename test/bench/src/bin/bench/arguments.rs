@@ -11,11 +11,11 @@ use launch::Image;
 
 use crate::image::{PartFile, part_file};
 
-/// Counts what Granary's parts ask of the kernel and of the API server.
+/// Measures the work that parts of Granary cause in the kernel and in the API server.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 pub(crate) struct Arguments {
-    // Guests, and programs of them. The build gives hidden arguments.
+    // Guests and their programs. The build passes all hidden arguments.
     #[arg(long, hide = true)]
     pub(crate) storage_guest: PathBuf,
     #[arg(long, hide = true)]
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     pub(crate) claims_program: PathBuf,
     #[command(flatten)]
     pub(crate) image: Image,
-    /// Files to weigh.
+    /// Files whose size is reported.
     #[arg(long, hide = true, value_parser = part_file)]
     pub(crate) part: Vec<PartFile>,
     #[command(subcommand)]
@@ -41,111 +41,112 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// System calls and flushes of project quotas, durable files and loop devices, and the time of a snapshot beside a copy.
     Storage {
-        /// How often everything is measured.
+        /// Number of runs; each run measures everything.
         #[arg(long, default_value = "5")]
         runs: NonZeroU32,
-        /// Leaves out the times, which depend on the machine.
+        /// Leaves out times, which depend on the machine.
         #[arg(long)]
         counts: bool,
-        /// Where the figures go as JSON: a file, or `-` for JSON alone on standard output. Without
-        /// it, JSON is the last line below the table.
+        /// Destination of the figures as JSON: a file, or `-` for JSON alone on standard output. By default, JSON is
+        /// the last line below the table.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Requests, flushes and speed of many claims at once, beside other ways to serve them.
+    /// Requests, flushes and speed of many claims at once, compared with other ways to serve them.
     Burst {
-        /// How often each way is measured.
+        /// Number of runs; each run measures every way.
         #[arg(long, default_value = "3")]
         runs: NonZeroU32,
-        /// How many claims there are at once.
+        /// Number of claims at once.
         #[arg(long, default_value = "500")]
         claims: NonZeroU32,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
     /// Memory and requests of the provisioner with many PVs, and with many claims of another driver.
     Scale {
-        /// How many PVs the node has.
+        /// Number of PVs of the node.
         #[arg(long, default_value = "1000")]
         own: u32,
-        /// How many claims with PVs another driver has.
+        /// Number of claims with PVs of another driver.
         #[arg(long, default_value = "10000")]
         foreign: u32,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Reads and writes of a block volume's loop device, of its file and of a disk, in a VM.
+    /// Reads and writes of a block volume's loop device, of its backing file and of a disk, in a VM.
     Io {
-        /// How often each is measured.
+        /// Number of runs.
         #[arg(long, default_value = "5")]
         runs: NonZeroU32,
-        /// How long each is measured in a run.
+        /// Duration of each measurement in a run.
         #[arg(long, default_value = "1000")]
         milliseconds: NonZeroU32,
-        /// A directory of an XFS of this machine, to measure there instead of in a VM. Needs root, 256 MiB, and the loop driver.
+        /// Directory on an XFS of this machine. The measurement then runs there instead of in a VM. It needs root, 256
+        /// MiB, and the loop driver.
         #[arg(long, value_name = "DIRECTORY")]
         directory: Option<PathBuf>,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Syncs of a file while a pod writes to a block volume on the same disk, with and without limits of its I/O, and while a
-    /// snapshot or a clone is copied, in a VM.
+    /// Latency of file syncs while a pod writes to a block volume on the same disk, with and without I/O limits, and
+    /// while a snapshot or a clone is copied, in a VM.
     Neighbour {
-        /// How often each is measured.
+        /// Number of runs.
         #[arg(long, default_value = "5")]
         runs: NonZeroU32,
-        /// How long each is measured in a run.
+        /// Duration of each measurement in a run.
         #[arg(long, default_value = "2000")]
         milliseconds: NonZeroU32,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// For how long a snapshot of a volume with many files stops the pods, in a VM.
+    /// Duration for which a snapshot of a volume with many files stops the pods, in a VM.
     Pause {
-        /// How often each is measured.
+        /// Number of runs.
         #[arg(long, default_value = "3")]
         runs: NonZeroU32,
-        /// How many files a volume has. Those of 1 MiB need as much space in the temporary directory.
+        /// Number of files in a volume. The files of 1 MiB need as much space in the temporary directory.
         #[arg(long, default_value = "10000")]
         files: NonZeroU32,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
-    /// Uses a node for long, in a VM, and compares what is left with what was there before.
+    /// Uses a node in a VM for a long time, and compares its resources at the end with those at the start.
     Soak {
-        /// How long.
+        /// Duration of the test.
         #[arg(long, default_value = "10")]
         minutes: NonZeroU32,
-        /// Other operations with each number.
+        /// Seed of the random operations.
         #[arg(long, default_value = "1")]
         seed: u64,
     },
-    /// Netlink messages of the mesh, and their bytes, with 10, 100 and 1,000 nodes.
+    /// Netlink messages of the mesh and their bytes, with 10, 100 and 1,000 nodes.
     Mesh {
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
     /// Size of the image by part, stages of its boot, and memory of the node's program.
     Image {
-        /// How often the image is booted.
+        /// Number of boots.
         #[arg(long, default_value = "3")]
         boots: NonZeroU32,
-        /// How many volumes the node has in the end. In emulation a hundred take half a minute.
+        /// Number of volumes that the node has at the end. In emulation, a hundred volumes take half a minute.
         #[arg(long, default_value = "1000")]
         volumes: u32,
-        /// As for `storage`.
+        /// Like `--json` of `storage`.
         #[arg(long, value_name = "FILE|-", default_value = "", hide_default_value = true)]
         json: Json,
     },
 }
 
-/// Where the figures go as JSON.
+/// Destination of the figures as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Json {
     BelowTheTable,
@@ -165,7 +166,7 @@ impl FromStr for Json {
     }
 }
 
-/// Bazel starts programs elsewhere.
+/// Resolves a path relative to the user's working directory, because `bazel run` starts programs in another one.
 pub(crate) fn from_where_the_person_is(path: &Path) -> PathBuf {
     env::var_os("BUILD_WORKING_DIRECTORY")
         .map_or_else(|| path.to_path_buf(), |directory| Path::new(&directory).join(path))
@@ -175,7 +176,7 @@ pub(crate) fn from_where_the_person_is(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// Without the files, which the build gives.
+    /// Arguments without the files that the build passes.
     #[derive(Debug, Parser)]
     struct Measured {
         #[command(subcommand)]

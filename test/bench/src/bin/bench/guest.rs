@@ -1,4 +1,4 @@
-//! Programs whose output is words: the guest, and the one that serves bursts of claims.
+//! Runs programs that print one JSON message per line: the guest, and the program that serves bursts of claims.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,8 @@ pub(crate) enum GuestError {
     Failed(ExitStatus),
 }
 
-/// Boots the guest, lets it measure everything so often, and reads to its end. Without the times, it only counts.
+/// Boots the guest, which measures every operation `runs` times, and reads its output to the end. Without times, the
+/// guest only counts.
 pub(crate) fn measure(program: &Path, runs: u32, with_times: bool) -> Result<Measurement, GuestError> {
     let mut shown = 0;
     let show = |word: &Word| {
@@ -54,7 +55,7 @@ pub(crate) fn measure(program: &Path, runs: u32, with_times: bool) -> Result<Mea
     Ok(measured)
 }
 
-/// Starts a program that prints one sample per line, and reads to its end.
+/// Starts a program that prints one sample per line, and reads its output to the end.
 pub(crate) fn samples<T: DeserializeOwned>(
     program: &Path,
     arguments: &[String],
@@ -66,13 +67,13 @@ pub(crate) fn samples<T: DeserializeOwned>(
     let samples = child.stdout.take().map_or_else(|| Ok(Vec::new()), |stdout| read(BufReader::new(stdout), show));
     let status = child.wait().map_err(GuestError::Wait)?;
     match samples {
-        // A line may be cut off then.
+        // A program that fails may cut off its last line.
         Ok(_) | Err(GuestError::Word { .. }) if !status.success() => Err(GuestError::Failed(status)),
         samples => samples,
     }
 }
 
-/// Reads to the end, also after an error, so that the guest does not block.
+/// Reads the output to its end, even after an error, so that the guest does not block.
 fn read<T: DeserializeOwned>(lines: impl BufRead, mut show: impl FnMut(&T)) -> Result<Vec<T>, GuestError> {
     let (mut samples, mut wrong) = (Vec::new(), None);
     for line in lines.lines() {

@@ -18,13 +18,13 @@ use serde_json::json;
 
 const NODE: &str = "granary";
 const NAMESPACE: &str = "bench";
-/// Requests at once: the API server of an emulated node takes 50 ms of its CPU for each.
+/// Number of parallel requests. The API server of an emulated node uses 50 ms of CPU time for each request.
 const HANDS: usize = 4;
-/// A pod takes seconds in emulation, a thousand claims some minutes.
+/// Deadline of one wait. In emulation, a pod takes seconds and a thousand claims take several minutes.
 const PATIENCE: Duration = Duration::from_secs(1800);
 const MEMORY: &str = "granary_memory_pss_bytes";
 
-/// A file of the image, with its name.
+/// Name and path of a file of the image.
 pub(crate) type PartFile = (String, PathBuf);
 
 /// Parses `NAME=FILE`.
@@ -33,21 +33,21 @@ pub(crate) fn part_file(text: &str) -> Result<PartFile, &'static str> {
     Ok((name.to_owned(), path.into()))
 }
 
-/// For people only.
+/// Error that is only printed.
 pub(crate) type ImageError = Box<dyn Error + Send + Sync>;
 
-/// Allocated bytes of the files: holes of a disk image do not count.
+/// Allocated bytes of the files. Holes of a disk image do not count.
 pub(crate) fn weigh(files: &[PartFile]) -> Result<Vec<Part>, ImageError> {
     let part = |(name, path): &PartFile| {
         let data = fs::metadata(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        // st_blocks counts 512 bytes: stat(2).
+        // `st_blocks` counts units of 512 bytes (stat(2)).
         let bytes = data.len().min(data.blocks() * 512);
         Ok(Part { name: name.clone(), bytes })
     };
     files.iter().map(part).collect()
 }
 
-/// Boots the image once, and lets it have so many volumes. Returns what executed it, too.
+/// Boots the image once and creates the volumes. Also returns the accelerator that executed the guest.
 pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSample), ImageError> {
     let directory = tempfile::tempdir()?;
     let mut options = Options::new(image, directory.path());
@@ -61,7 +61,7 @@ pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSamp
     .await?;
     sample.stages.push(stage("the Node is Ready", start));
     let client = node.client();
-    // The first object of kube-controller-manager: a Node may be Ready before or after it.
+    // Wait for the first object of kube-controller-manager, because the Node may be Ready before this object exists.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     await_condition(accounts, "default", conditions::is_created()).await?;
     sample.stages.push(stage("the Node is Ready, and the controllers run", start));
@@ -79,11 +79,11 @@ pub(crate) async fn boot(image: Image, volumes: u32) -> Result<(String, BootSamp
 
 fn stage(name: &str, start: Instant) -> Stage {
     let at_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-    // QEMU is the only child of this program while the node boots.
+    // QEMU is the only child of this program during the boot.
     Stage { name: name.to_owned(), at_ms, cpu_ms: children_cpu_ms().into_values().sum() }
 }
 
-/// A pod that only waits, with a volume.
+/// Creates a pod that only waits, with a volume.
 async fn first_pod(client: &Client) -> Result<(), ImageError> {
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
     Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -109,7 +109,7 @@ async fn first_pod(client: &Client) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// So many more volumes, as if pods on this node waited for them.
+/// Creates more volumes, as if pods on this node waited for them.
 async fn claims(client: &Client, volumes: u32) -> Result<(), ImageError> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
     stream::iter(0..volumes)
@@ -133,7 +133,7 @@ async fn claims(client: &Client, volumes: u32) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// A claim, as the scheduler leaves it if `node` is given.
+/// A claim. With `node`, the claim has the annotations that the scheduler adds.
 fn claim(name: &str, node: Option<&str>) -> Result<PersistentVolumeClaim, serde_json::Error> {
     let annotations = node.map(|node| {
         json!({
@@ -147,14 +147,14 @@ fn claim(name: &str, node: Option<&str>) -> Result<PersistentVolumeClaim, serde_
     }))
 }
 
-/// Memory of the node's program, from its metrics.
+/// Memory of the node's program in bytes, read from its metrics.
 async fn memory(client: &Client) -> Result<u64, ImageError> {
     let request = http::Request::get(format!("/api/v1/nodes/{NODE}:7839/proxy/metrics")).body(Vec::new())?;
     let text = client.request_text(request).await?;
     value(&text, MEMORY).ok_or_else(|| format!("the node's metrics have no {MEMORY}").into())
 }
 
-/// The value of a metric without labels, in Prometheus' text format.
+/// Value of a metric without labels, in Prometheus' text format.
 fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }

@@ -1,7 +1,7 @@
-//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `pause`, `soak`, `mesh` or `image`: counts,
-//! prints figures.
+//! `bazel run //test/bench -- storage`, `burst`, `scale`, `io`, `neighbour`, `pause`, `soak`, `mesh` or `image`:
+//! measures and prints figures.
 //!
-//! Exit status 0: all limits hold. 1: one does not, or there are no figures. 2: wrong usage.
+//! Exit status 0: all limits hold. 1: a limit does not hold, or the measurement failed. 2: wrong usage.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use crate::arguments::{Arguments, Command, Json};
 use crate::guest::GuestError;
 
-/// For people only.
+/// Error that is only printed.
 type BenchError = Box<dyn Error + Send + Sync>;
 
 fn main() -> ExitCode {
@@ -109,7 +109,7 @@ fn run(arguments: Arguments) -> Result<bool, BenchError> {
     }
 }
 
-/// The samples of a guest that measures `runs` times, with the current run on a terminal.
+/// Returns the samples of a guest that measures `runs` times. Shows the current run on a terminal.
 fn rounds<T: DeserializeOwned>(
     program: &Path,
     command: &[String],
@@ -123,7 +123,7 @@ fn rounds<T: DeserializeOwned>(
 
 /// Prints a report and its violations. Returns whether all limits hold.
 fn print(report: &(impl Serialize + Display), violations: &[impl Display], json: &Json) -> Result<bool, BenchError> {
-    // A report is numbers and text: it has a JSON form.
+    // A report contains only numbers and text, so it always has a JSON form.
     let text = serde_json::to_string(report)? + "\n";
     let mut out = io::stdout().lock();
     let printed = match json {

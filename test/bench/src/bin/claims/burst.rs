@@ -1,4 +1,5 @@
-//! Bursts in several ways: claims that wait for a node, then the provisioner's process, then as many PVs.
+//! Serves bursts of claims in several ways. For each burst, the program creates the claims first, then starts the
+//! provisioner, and then waits until every claim has a PV.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -27,20 +28,20 @@ use crate::server::Server;
 /// Serves many claims that exist when the provisioner starts.
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
-    /// How often each way is measured.
+    /// Number of runs; each run measures every way.
     runs: u32,
-    /// How many claims there are at once.
+    /// Number of claims at once.
     claims: u32,
 }
 
-/// Claims for the library with client-go's default limit, at most as many as for the others.
+/// Maximum number of claims for the library with client-go's default limit. The other ways serve all claims.
 const OF_LIMITED_LIBRARY: u32 = 50;
 
-/// Claims of a burst that is not counted: the API server compiles its admission policies when it first needs them.
+/// Claims of a first burst that is not counted. The API server compiles its admission policies at their first use.
 const WARM_UP: u32 = 20;
 
-/// The programs that each provisioner has beside it. Any other child is the provisioner, with the program that it starts
-/// for each volume.
+/// Programs of the control plane, which run beside every provisioner. Any other child is the provisioner or the program
+/// that it starts for each volume.
 const CONTROL_PLANE: [&str; 3] = ["etcd", "kube-apiserver", "kube-controller-manager"];
 
 struct Task<'a> {
@@ -61,7 +62,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
             .measure()
             .await?;
     }
-    // Claims that are not bound would be work for the controllers during the next burst.
+    // Unbound claims would be work for the controllers during the next burst.
     for binder in [Binder::Running, Binder::Stopped] {
         if binder == Binder::Stopped {
             cluster.stop_controllers().await?;
@@ -78,7 +79,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     Ok(())
 }
 
-/// Another way is the first one in each run: each finds the objects of those before it.
+/// Returns all ways, beginning with another way in each run, because each way finds the objects of those before it.
 fn in_turn(binder: Binder, run: u32) -> impl Iterator<Item = Way> {
     let ways = binder.ways();
     let first = usize::try_from(run).unwrap_or_default() % ways.len();
@@ -88,7 +89,7 @@ fn in_turn(binder: Binder, run: u32) -> impl Iterator<Item = Way> {
 impl Task<'_> {
     async fn measure(&self) -> Result<BurstSample, Failure> {
         let Self { cluster, way, binder, run, claims: number, progress, what } = *self;
-        // A node and a namespace of its own: a provisioner ignores what other runs left.
+        // Every burst uses its own node and namespace, so that the provisioner ignores the objects of other runs.
         let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let [way_name, binder_name] = [serde_json::to_value(way)?, serde_json::to_value(binder)?].map(word);
         let name = format!("{way_name}-{binder_name}-{run}");
@@ -136,7 +137,7 @@ impl Task<'_> {
     }
 }
 
-/// Waits until so many claims are bound. Returns when the last one was.
+/// Waits until the wanted number of claims is bound. Returns the time at which the last one became bound.
 async fn last_bound(client: &Client, namespace: &str, wanted: u32) -> Result<Instant, Failure> {
     let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
     let mut changes = pin!(watcher(api, watcher::Config::default()).default_backoff().applied_objects());
@@ -158,7 +159,7 @@ async fn last_bound(client: &Client, namespace: &str, wanted: u32) -> Result<Ins
     Ok(end.ok_or_else(|| format!("not all of the {wanted} claims in {namespace} were bound"))?)
 }
 
-/// The CPU time since `before`. The provisioner did not run then.
+/// CPU time since `before`, when the provisioner did not run yet.
 fn used(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (program, cpu) in now {
@@ -169,7 +170,7 @@ fn used(before: &BTreeMap<String, u64>, now: BTreeMap<String, u64>) -> BTreeMap<
     all
 }
 
-/// The target of the benchmark sets the variable.
+/// Path of a program, from a variable that the benchmark's target sets.
 fn program(variable: &str) -> Result<PathBuf, Failure> {
     let path =
         env::var_os(variable).ok_or_else(|| format!("{variable} is not set; run the benchmark by its target"))?;

@@ -1,4 +1,4 @@
-//! Serves claims in a cluster of its own, and prints samples: one JSON message per line.
+//! Serves claims in a separate cluster and prints samples, one JSON message per line.
 #![forbid(unsafe_code)]
 
 mod burst;
@@ -20,7 +20,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 enum Command {
     Burst(burst::Sizes),
     Scale(scale::Sizes),
-    /// Runs the provisioner in this process. The other commands start it.
+    /// Runs the provisioner in this process. The other commands start this command.
     Serve(serve::Settings),
 }
 
@@ -37,7 +37,7 @@ fn run(command: Command) -> Result<(), Failure> {
 }
 
 fn with_cluster(measure: impl AsyncFnOnce(Cluster) -> Result<(), Failure>) -> Result<(), Failure> {
-    // Before there is a second thread: a namespace is a thread's.
+    // A network namespace belongs to a thread, so this call comes before the start of other threads.
     network::leave()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         network::loopback().await?;

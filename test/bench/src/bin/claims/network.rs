@@ -1,4 +1,5 @@
-//! A network with nothing but a loopback device: the cluster's ports are fixed, and another one may run here.
+//! A network with only a loopback device. The cluster's ports are fixed, and another cluster may use them on this
+//! machine.
 
 use std::error::Error;
 
@@ -7,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 use rtnetlink::LinkUnspec;
 use rtnetlink::packet_route::link::LinkFlags;
 
-/// Leaves the machine's network, with all threads that start later.
+/// Moves this thread, and all threads that start later, to a new network namespace.
 pub(crate) fn leave() -> Result<(), Box<dyn Error + Send + Sync>> {
     let left = unshare(CloneFlags::CLONE_NEWNET);
     Ok(left.map_err(|errno| format!("cannot leave the machine's network; run the benchmark as root: {errno}"))?)
@@ -15,7 +16,7 @@ pub(crate) fn leave() -> Result<(), Box<dyn Error + Send + Sync>> {
 
 pub(crate) async fn loopback() -> Result<(), Box<dyn Error + Send + Sync>> {
     let (connection, netlink, _) = rtnetlink::new_connection()?;
-    // Ends with the handle, at the end of this function.
+    // The task ends with `netlink`, at the end of this function.
     let mut driver = tokio::task::JoinSet::new();
     driver.spawn(connection);
     let mut links = netlink.link().get().execute();

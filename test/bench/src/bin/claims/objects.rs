@@ -14,10 +14,10 @@ use supervisor::Supervisor;
 
 use crate::Failure;
 
-/// Name of the provisioner of the library, and of its class.
+/// Name of the library's provisioner and of its storage class.
 pub(crate) const LIBRARY: &str = "library.example.com";
 
-/// Requests of the benchmark at once.
+/// Number of parallel requests of the benchmark.
 const PARALLEL: usize = 16;
 
 const STOP: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ pub(crate) async fn namespace(client: &Client, name: &str) -> Result<(), Failure
     Ok(())
 }
 
-/// Does something for each number, several at once.
+/// Calls `act` for each number, with several calls in parallel.
 pub(crate) async fn each<F: Future<Output = Result<(), Failure>>>(
     numbers: std::ops::Range<u32>,
     act: impl Fn(u32) -> F,
@@ -54,7 +54,7 @@ pub(crate) async fn each<F: Future<Output = Result<(), Failure>>>(
     stream::iter(numbers).map(act).buffer_unordered(PARALLEL).try_collect().await
 }
 
-/// Creates claims as the scheduler leaves them when a pod with such a claim is to run on `node`.
+/// Creates claims in the state in which the scheduler leaves them for a pod on `node`.
 pub(crate) async fn claims(
     client: &Client,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! Memory and requests of a provisioner with few and many PVs of its own, and with many claims of another driver.
+//! Memory and requests of a provisioner with few and with many PVs, and with many claims of another driver.
 
 use std::env;
 
@@ -15,12 +15,12 @@ use crate::Failure;
 use crate::objects::{NODES_CLASS, claims, each, namespace};
 use crate::server::Server;
 
-/// Measures with no PV, with the PVs of the node, and with the claims of another driver in addition.
+/// Measures without PVs, with the PVs of the node, and with additional claims of another driver.
 #[derive(Debug, Args)]
 pub(crate) struct Sizes {
-    /// How many PVs the node has.
+    /// Number of PVs of the node.
     own: u32,
-    /// How many claims with PVs another driver has.
+    /// Number of claims with PVs of another driver.
     foreign: u32,
 }
 
@@ -28,10 +28,10 @@ const NODE: &str = "scale";
 
 const FOREIGN: &str = "foreign.example.com";
 
-/// Claims that are created and deleted in each state.
+/// Number of claims that are created and deleted in each state.
 const BATCH: u32 = 100;
 
-/// Claims of a namespace. The API server limits the events of each, and a wait lists them.
+/// Claims per namespace. The API server limits the events of a namespace, and a wait lists the claims of one namespace.
 const PER_NAMESPACE: u32 = 500;
 
 struct Scale {
@@ -51,7 +51,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
     print(&scale.state(0, 0).await?)?;
     scale.grow(sizes.own).await?;
     print(&scale.state(sizes.own, 0).await?)?;
-    // They would write to each foreign object several times while it is incomplete.
+    // The controllers would write to each foreign object several times while it is incomplete.
     cluster.stop_controllers().await?;
     scale.create_foreign(sizes.foreign).await?;
     cluster.start_controllers().await?;
@@ -61,7 +61,7 @@ pub(crate) async fn measure(cluster: &Cluster, sizes: &Sizes) -> Result<(), Fail
 }
 
 impl Scale {
-    /// Creates and deletes claims while the numbers of others stay.
+    /// Creates and deletes a batch of claims while the other objects stay.
     async fn state(&mut self, own: u32, foreign: u32) -> Result<ScaleSample, Failure> {
         let state = format!("{own} own PVs, {foreign} foreign claims");
         let what = format!("{state}: memory");
@@ -86,7 +86,7 @@ impl Scale {
         Ok(ScaleSample { own, foreign, pss, batch: BATCH, claims, deletions, of_pvs })
     }
 
-    /// Serves claims of a namespace until they are bound.
+    /// Creates claims in a new namespace and waits until they are bound.
     async fn provision(&mut self, of: &str, number: u32, what: &str) -> Result<(), Failure> {
         namespace(&self.client, of).await?;
         drop(self.server.take());
@@ -104,7 +104,7 @@ impl Scale {
         Ok(())
     }
 
-    /// Pairs of a claim and a PV that are bound to each other.
+    /// Creates pairs of a claim and a PV that are bound to each other.
     async fn create_foreign(&self, foreign: u32) -> Result<(), Failure> {
         for (first, number) in parts(foreign) {
             self.progress.show(&format!("foreign claims: {first} of {foreign}"));
@@ -151,13 +151,13 @@ impl Scale {
     }
 }
 
-/// The first number of each namespace, and how many it has.
+/// First number and size of each namespace.
 fn parts(number: u32) -> impl Iterator<Item = (u32, u32)> {
     let size = usize::try_from(PER_NAMESPACE).unwrap_or(usize::MAX);
     (0..number).step_by(size).map(move |first| (first, PER_NAMESPACE.min(number - first)))
 }
 
-/// With the labels and annotations that claims of a StatefulSet have.
+/// A claim with the labels and annotations of a StatefulSet's claims.
 fn foreign_claim(name: &str) -> Value {
     let metadata = json!({
         "name": name,

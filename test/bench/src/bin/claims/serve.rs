@@ -1,5 +1,5 @@
-//! The node's provisioner with a disk in memory. Prints a line `METHOD TARGET STATUS` for each answer of the API server, and
-//! runs until it is killed.
+//! The node's provisioner with a disk in memory. The program prints a line `METHOD TARGET STATUS` for each response of
+//! the API server, and runs until it is killed.
 
 use std::future;
 use std::io::{self, Write as _};
@@ -24,15 +24,15 @@ use crate::Failure;
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// Of an identity that may impersonate the node's.
+    /// Kubeconfig of a user that may impersonate the node's user.
     #[arg(long)]
     kubeconfig: PathBuf,
     #[arg(long)]
     node: String,
-    /// Number of claims at once.
+    /// Number of claims that are served in parallel.
     #[arg(long, default_value_t = provisioner::Settings::PARALLEL)]
     parallel: NonZeroU16,
-    /// Where each volume also gets a directory, created by `create`.
+    /// Parent of a directory for each volume, which the program `create` creates.
     #[arg(long, requires = "create")]
     directories: Option<PathBuf>,
     #[arg(long)]
@@ -75,7 +75,7 @@ fn printing(client: Client) -> Client {
             let answer = client.send(request).await;
             let status = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
             if writeln!(io::stdout().lock(), "{method} {target} {status}").is_err() {
-                // The benchmark has ended.
+                // The benchmark has ended and closed the pipe.
                 process::exit(1);
             }
             answer

@@ -1,4 +1,5 @@
-//! [`Server`]: a provisioner in a process of its own. Its answers from the API server are counted.
+//! [`Server`]: a provisioner in a separate process. The benchmark counts the responses that it gets from the API
+//! server.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,7 +15,7 @@ use tokio::process::{Child, Command};
 
 use crate::Failure;
 
-/// Without a request for so long, a provisioner has finished its work: events come after it.
+/// A provisioner without a request for this long has finished its work. It writes events last.
 const QUIET: Duration = Duration::from_secs(2);
 
 pub(crate) struct Server {
@@ -22,7 +23,7 @@ pub(crate) struct Server {
     log: Arc<Mutex<Log>>,
 }
 
-/// Of the answers since the start, or since they were taken.
+/// Counts of the responses since the start, or since the last [`Server::take`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log {
     pub(crate) requests: BTreeMap<String, u64>,
@@ -37,13 +38,13 @@ pub(crate) struct Log {
 }
 
 impl Server {
-    /// The process ends with the value.
+    /// Starts the process. It ends when the value is dropped.
     pub(crate) fn start(mut command: Command) -> Result<Self, Failure> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let log = Arc::<Mutex<Log>>::default();
         if let Some(stdout) = child.stdout.take() {
             let log = Arc::clone(&log);
-            // Ends with the process.
+            // The task ends with the process.
             tokio::spawn(async move {
                 let mut lines = BufReader::new(stdout).lines();
                 while let Ok(Some(line)) = lines.next_line().await {
@@ -54,7 +55,7 @@ impl Server {
         Ok(Self { child, log })
     }
 
-    /// Waits until the log is as wanted, and then for the last request.
+    /// Waits until the count of the log reaches `wanted`, and then until no request has arrived for [`QUIET`].
     pub(crate) async fn until(
         &mut self,
         progress: &Progress,
@@ -79,12 +80,12 @@ impl Server {
         }
     }
 
-    /// Waits for the last request.
+    /// Waits until no request has arrived for [`QUIET`].
     pub(crate) async fn quiet(&mut self, progress: &Progress, what: &str) -> Result<(), Failure> {
         self.until(progress, what, PATIENCE, |_| 0, 0).await
     }
 
-    /// The answers until now. Counts from zero again.
+    /// Returns the log and resets its counts.
     pub(crate) fn take(&self) -> Log {
         let last_request = lock(&self.log).last_request;
         mem::replace(&mut *lock(&self.log), Log { last_request, ..Log::default() })
@@ -100,7 +101,8 @@ impl Server {
 }
 
 impl Log {
-    /// Milliseconds from the first write to the ends that are known. `last_bound` is when the last claim was bound.
+    /// Milliseconds from the first write to each recorded end. `last_bound` is the time at which the last claim became
+    /// bound.
     pub(crate) fn times(&self, last_bound: Option<Instant>) -> BTreeMap<Until, u64> {
         let milliseconds = |end: Instant| {
             let time = end.saturating_duration_since(self.first_write?).as_millis();
@@ -119,7 +121,7 @@ impl Log {
         if let Some((_, pv)) = path.split_once("/persistentvolumes/") {
             *self.of_pvs.entry(pv.to_owned()).or_default() += 1;
         }
-        // The API server ends watches at any time, and they begin again.
+        // The API server may end a watch at any time, and the client starts it again.
         if !name.starts_with("watch ") {
             self.last_request = Some(now);
         }

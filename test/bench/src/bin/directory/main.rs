@@ -1,5 +1,6 @@
-//! `directory PATH BYTES` creates the directory of a volume: the same work for each provisioner that is compared. A build
-//! machine has no XFS with project quotas; a file with the limit, as durable as the directory, is in place of the quota.
+//! `directory PATH BYTES` creates the directory of a volume, so that all compared provisioners do the same work. A
+//! build machine has no XFS with project quotas. A file with the limit, as durable as the directory, replaces the
+//! quota.
 #![forbid(unsafe_code)]
 
 use std::env;

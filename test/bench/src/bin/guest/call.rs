@@ -1,4 +1,4 @@
-//! The traced side: arranges one operation, makes it in a measured region, and cleans up.
+//! The traced process: prepares one operation, calls it in a measured region, and cleans up.
 
 use std::error::Error;
 use std::io;
@@ -8,10 +8,10 @@ use bench::Operation;
 
 use crate::{files, loops, publishes, quota, snapshots, volumes};
 
-/// For people only.
+/// Error that is only printed.
 pub(crate) type CallError = Box<dyn Error + Send + Sync>;
 
-/// For `map_err`.
+/// Adds the failed step and its path to an error, for `map_err`.
 pub(crate) fn arrange(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CallError {
     move |error| format!("cannot {what} {}: {error}", path.display()).into()
 }
@@ -20,8 +20,8 @@ pub(crate) fn wrong(what: &str, found: u32, expected: u32) -> CallError {
     format!("the {what} is {found}, it must be {expected}").into()
 }
 
-/// Makes one operation on the file system at `mount`, where `present` projects or devices exist, or with an image of `present`
-/// extents.
+/// Calls one operation on the file system at `mount`, which has `present` projects or devices, or an image with
+/// `present` extents.
 pub(crate) fn make(operation: Operation, mount: &Path, present: u32) -> Result<(), CallError> {
     match operation {
         Operation::Next => quota::next(mount),

@@ -10,14 +10,14 @@ use ktest_support::{eventually, mount_cgroups};
 
 use crate::call::{CallError, arrange};
 
-/// Where a process of a pod writes until it is killed.
+/// Cgroup and file of a pod's process, which writes to the file until it is killed.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
     pub(crate) cgroup: PathBuf,
     pub(crate) file: PathBuf,
 }
 
-/// With the controller memory, its writeback has an owner.
+/// A cgroup with the memory controller, so that the kernel attributes its writeback to it.
 #[derive(Debug)]
 pub(crate) struct Cgroup(PathBuf);
 
@@ -35,12 +35,13 @@ impl Cgroup {
         &self.0
     }
 
-    /// A line of `io.max`.
+    /// Writes a line to `io.max`.
     pub(crate) fn limit(&self, line: &str) -> Result<(), CallError> {
         fs::write(self.0.join("io.max"), line).map_err(arrange("limit", &self.0))
     }
 
-    /// Starts this program as a process that enters the cgroup and writes to a file. Returns when `has_begun`.
+    /// Starts this program as a process that enters the cgroup and writes to a file. Returns when `has_begun` returns
+    /// true.
     pub(crate) fn start(
         &self,
         subcommand: &str,
@@ -54,12 +55,13 @@ impl Cgroup {
     }
 }
 
-/// A process that writes. It ends when it is dropped.
+/// A process that writes to a file. Dropping the value kills the process.
 pub(crate) struct Writer(Child);
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Already ended: its error is on standard error, and the figures show that it did not write.
+        // A process that has already ended reports its error on standard error, and the figures show that it did not
+        // write.
         let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }

@@ -1,4 +1,4 @@
-//! The control experiment: does the counter count right?
+//! Control experiment: verifies that the tracer counts system calls correctly.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(crate) fn make() -> Result<(), Errno> {
         for _ in 0..CALLS {
             getppid();
         }
-        // The marks are such a call too, with another argument.
+        // The marks are calls of getpgid(2) too, with other arguments.
         getpgid(None)
     })?
     .map(drop)

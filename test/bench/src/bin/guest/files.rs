@@ -1,4 +1,4 @@
-//! Operations of dir, beside the directories that have projects.
+//! Operations of the crate `dir`, beside the directories that have projects.
 
 use std::path::Path;
 

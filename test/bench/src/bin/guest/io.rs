@@ -1,4 +1,4 @@
-//! Direct I/O of a disk, of a file on XFS, and of a loop device that is attached to this file.
+//! Direct I/O of a disk, of a file on XFS, and of a loop device with this file as its backing file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -20,12 +20,13 @@ use crate::loops::CONFIG;
 const BLOCK: u64 = 4096;
 const BYTES: usize = 4096;
 
-/// As large as a part of the disk that each target reads and writes. It is written before, so that no run allocates.
+/// Size of the file and of the part of the disk that is used. All blocks are written in advance, so that no run
+/// allocates.
 const SIZE: u64 = 256 << 20;
 
 const THREADS: [u32; 2] = [1, 4];
 
-/// `O_DIRECT` takes memory that is aligned to the disk's blocks.
+/// `O_DIRECT` requires memory that is aligned to the disk's blocks.
 #[repr(align(4096))]
 struct Block([u8; BYTES]);
 
@@ -38,7 +39,7 @@ pub(crate) fn measure_in_vm(runs: u32, milliseconds: u64) -> Result<(), CallErro
     measure(Some(disk.path()), &path, &image.map_err(arrange("create", &path))?, runs, milliseconds)
 }
 
-/// Measures a file in a directory of this machine. The file has no name during the measurement, so that nothing is left.
+/// Measures a file in a directory of this machine. The file has no name, so that the measurement leaves nothing behind.
 pub(crate) fn measure_in(directory: &Path, runs: u32, milliseconds: u64) -> Result<(), CallError> {
     let image = OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_TMPFILE.bits()).open(directory);
     let image = image.map_err(arrange("create a file in", directory))?;
@@ -83,7 +84,7 @@ fn measure(disk: Option<&Path>, path: &Path, image: &File, runs: u32, millisecon
     Ok(())
 }
 
-/// Nanoseconds of each operation.
+/// Nanoseconds of each operation, of all threads.
 fn all_threads(path: &Path, access: Access, threads: u32, limit: Duration) -> Result<Vec<u64>, CallError> {
     let results: Vec<_> = thread::scope(|scope| {
         let started: Vec<_> =
@@ -101,7 +102,7 @@ fn all_threads(path: &Path, access: Access, threads: u32, limit: Duration) -> Re
 fn one_thread(path: &Path, access: Access, seed: u32, limit: Duration) -> io::Result<Vec<u64>> {
     let file = open_direct(path)?;
     let mut block = Box::new(Block([0x5a; BYTES]));
-    // Places that no cache foresees, and the same ones in each run.
+    // Random offsets defeat caches. The seed makes them the same in each run.
     let (mut times, mut random) = (Vec::new(), Random::from_seed(u64::from(seed)));
     let begun = Instant::now();
     while begun.elapsed() < limit {

@@ -1,4 +1,4 @@
-//! Operations of loopdev. Backing files lie on the measured disk, with direct I/O as block volumes have it.
+//! Operations of the crate `loopdev`. Backing files are on the measured disk and use direct I/O, like block volumes.
 
 use std::fs::{self, File};
 use std::io;
@@ -108,7 +108,7 @@ impl Backing {
         self.discarded(end)
     }
 
-    /// No other process may have the device open: the next count would include it.
+    /// Fails if another process has the device open, because the next count would include the device.
     fn discarded(self, end: Detach) -> Result<(), CallError> {
         if end != Detach::Detached {
             return Err("the loop device is in use by another process and stays for now".into());

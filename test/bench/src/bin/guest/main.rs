@@ -1,5 +1,5 @@
-//! Measures in the guest: `guest measure` prints samples, one JSON message per line. For each sample it starts
-//! itself again as `guest call`, which makes one operation under its eyes.
+//! Measures in the guest. `guest measure` prints samples, one JSON message per line. For each sample it starts itself
+//! again as `guest call`, traces this process, and counts the system calls of one operation.
 #![forbid(unsafe_code)]
 
 mod call;
@@ -30,21 +30,21 @@ use clap::Parser;
 use crate::call::CallError;
 use crate::cgroup::Place;
 
-/// `bench` and this program give all arguments.
+/// `bench` and this program pass all arguments.
 #[derive(Debug, Parser)]
 enum Command {
     /// Counts the system calls and flushes of each operation.
     Measure {
         runs: u32,
-        /// Times snapshots, clones and copies, too.
+        /// Also times snapshots, clones and copies.
         #[arg(long)]
         times: bool,
     },
-    /// Serves claims at once, on a disk alone.
+    /// Serves many claims at once on a disk, without an API server.
     Burst { runs: u32, claims: u32 },
-    /// Reads and writes in the VM, or in a directory of this machine.
+    /// Measures reads and writes in the VM, or in a directory of this machine.
     Io { runs: u32, milliseconds: u64, directory: Option<PathBuf> },
-    /// Syncs files beside a tenant, or beside a copy of a volume.
+    /// Syncs files while a tenant writes, or while a volume is copied.
     Neighbour { runs: u32, milliseconds: u64 },
     /// Writes to a device and syncs it.
     Tenant(Place),
@@ -54,10 +54,10 @@ enum Command {
     Pod(Place),
     /// Thaws the cgroup of a pod.
     Guard,
-    /// Makes one operation in the file system at `directory`, traced by its parent. `present` projects or devices exist,
-    /// or the image has so many extents.
+    /// Calls one operation in the file system at `directory`, traced by its parent. `present` is the number of existing
+    /// projects or devices, or of the image's extents.
     Call { operation: Operation, directory: PathBuf, present: u32 },
-    /// Makes system calls whose number is known, traced by its parent.
+    /// Makes a fixed number of system calls, traced by its parent.
     Control,
 }
 

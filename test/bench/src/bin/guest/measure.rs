@@ -1,4 +1,4 @@
-//! The tracing side: all operations, in turn and again.
+//! The tracing process: measures all operations in each run.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use crate::publishes::Mounted;
 use crate::tracer::{Seen, trace};
 use crate::{quota, snapshots, volumes};
 
-/// Measures every operation `runs` times, with times or without them, and prints the samples. Runs are interleaved, so that a
-/// drift affects all alike.
+/// Measures every operation `runs` times, optionally with times, and prints the samples. Runs are interleaved, so that
+/// a drift affects all operations alike.
 pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
     control::check()?;
     let kernel = uname()?;
@@ -23,7 +23,7 @@ pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
     let disks = [(populated(quota::populate, few)?, few), (populated(quota::populate, many)?, many)];
     let [few, many] = Subject::Volume.populations();
     let stores = [(populated(volumes::populate, few)?, few), (populated(volumes::populate, many)?, many)];
-    // The kernel keeps detached devices: from here on their number is constant.
+    // The kernel keeps detached devices, so from here on their number is constant.
     let [_, most] = Subject::Loopdev.populations();
     devices(disks[0].0.path(), most + 1, || Ok(()))?;
     for run in 1..=runs {
@@ -44,7 +44,7 @@ pub(crate) fn all(runs: u32, times: bool) -> Result<(), CallError> {
             let [_, extents] = Subject::Snapshot.populations();
             snapshots::time(stores[0].0.path(), extents, run)?;
         }
-        // Mounts and devices are the machine's: few and many cannot be there at the same time.
+        // Mounts and devices exist once per machine, so few and many of them cannot exist at the same time.
         let disk = &disks[0].0;
         for present in Subject::Csi.populations() {
             devices(disk.path(), most.min(present), || {
@@ -80,7 +80,7 @@ fn populated(populate: fn(&Path, u32) -> Result<(), CallError>, present: u32) ->
     Ok(disk)
 }
 
-/// Serves so many claims at once, so often, and prints the samples.
+/// Serves `claims` claims at once, `runs` times, and prints the samples.
 pub(crate) fn burst(runs: u32, claims: u32) -> Result<(), CallError> {
     for run in 1..=runs {
         let mut samples = Vec::new();

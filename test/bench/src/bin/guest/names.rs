@@ -19,7 +19,7 @@ const NAMES: &[(libc::c_long, &str)] = names! {
     SYS_write SYS_writev
 };
 
-/// The name of a system call; one that is not in the list goes by its number, so that none is lost.
+/// Name of a system call. A call that is not in the list is named by its number, so that every call is counted.
 pub(crate) fn name(number: libc::c_long) -> String {
     let known = NAMES.iter().find(|(known, _)| *known == number);
     known.map_or_else(|| format!("syscall {number}"), |(_, name)| name.trim_start_matches("SYS_").to_owned())

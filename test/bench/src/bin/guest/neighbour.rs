@@ -1,5 +1,5 @@
-//! Syncs of files on an XFS, while a process of another cgroup writes to a loop device whose image is on the same XFS, or while
-//! a snapshot or a clone of a volume on this XFS is copied.
+//! Measures syncs of files on an XFS while a process of another cgroup writes to a loop device whose backing file is on
+//! the same XFS, or while a snapshot or a clone of a volume on this XFS is copied.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -24,16 +24,16 @@ use crate::volumes::{id, open_with, request, sync};
 
 const BLOCK: [u8; 4096] = [0x5a; 4096];
 const MIB: usize = 1 << 20;
-/// Of the image of the tenant.
+/// Size of the tenant's image.
 const SIZE: u64 = 64 << 20;
-/// Of the volume that is copied: one copy takes longer than a measurement.
+/// Size of the volume that is copied. One copy takes longer than a measurement.
 const COPIED: Bytes = Bytes::new(192 << 20);
-/// Between two passes of a copy, as in the provisioner.
+/// Pause between two passes of a copy, as in the provisioner.
 const NEXT_PASS: Duration = Duration::from_millis(10);
-/// Bytes per second.
+/// Write limit in bytes per second.
 const LIMIT: u64 = 2 << 20;
 
-/// Measures `runs` times, for so long each time, and prints the samples.
+/// Measures `runs` times for the duration `limit` each, and prints the samples.
 pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
     let xfs = XfsDisk::with_project_quota();
     let path = xfs.path().join("image");
@@ -55,7 +55,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
             let start = || cgroup.start("tenant", &device.path(), || written(counts).is_ok_and(|now| now != before));
             let writer = tenant.writes().then(start).transpose()?;
             if tenant.is_copy() {
-                // It clones the image, and copies the first blocks.
+                // The first pass clones the image and copies the first blocks.
                 pass(&store, &source, tenant)?;
             }
             let (begun, before) = (Instant::now(), written(counts)?);
@@ -66,7 +66,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
             drop(writer);
             end(&store)?;
             sync(xfs.path())?;
-            // The next measurement begins without dirty pages.
+            // Flush the device without a limit, so that the next measurement begins without dirty pages.
             cgroup.limit(&format!("{}:{} wbps=max", major(number), minor(number)))?;
             File::open(device.path())?.sync_all()?;
             times.sort_unstable();
@@ -81,7 +81,7 @@ pub(crate) fn measure(runs: u32, limit: Duration) -> Result<(), CallError> {
     Ok(())
 }
 
-/// The tenant: in the cgroup, writes to the device and syncs it after each MiB.
+/// The tenant's process: enters the cgroup, writes to the device and syncs it after each MiB.
 pub(crate) fn write(Place { cgroup, file: device }: &Place) -> Result<(), CallError> {
     cgroup::enter(cgroup)?;
     let file = OpenOptions::new().write(true).open(device).map_err(arrange("open", device))?;
@@ -107,7 +107,7 @@ fn neighbour(directory: &Path, limit: Duration) -> io::Result<Vec<u64>> {
     Ok(times)
 }
 
-/// The volume that is copied.
+/// Creates the volume that is copied.
 fn source(store: &Store) -> Result<VolumeId, CallError> {
     let source = id("source", 0)?;
     store.provision(&source, &request(&source, THIN, COPIED))?;
@@ -116,7 +116,7 @@ fn source(store: &Store) -> Result<VolumeId, CallError> {
     Ok(source)
 }
 
-/// One pass of the copy. The pass after a complete copy begins another one.
+/// Runs one pass of the copy. The pass after a complete copy begins another copy.
 fn pass(store: &Store, source: &VolumeId, tenant: Tenant) -> Result<(), CallError> {
     if tenant == Tenant::SnapshotCopy {
         let (snapshot, want) = snapshot_of(source)?;
@@ -144,7 +144,7 @@ fn end(store: &Store) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Repeats passes while something is measured.
+/// Repeats passes during a measurement.
 fn beside<T>(pass: impl Fn() -> Result<(), CallError> + Sync, measure: impl FnOnce() -> T) -> Result<T, CallError> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| -> Result<T, CallError> {
@@ -162,7 +162,7 @@ fn beside<T>(pass: impl Fn() -> Result<(), CallError> + Sync, measure: impl FnOn
     })
 }
 
-/// So that no write of the tenant allocates, and the copy has blocks.
+/// Writes all blocks, so that no write of the tenant allocates and a copy has blocks to copy.
 fn fill(image: &File, size: u64) -> io::Result<()> {
     let piece = vec![1; MIB];
     for place in (0..size).step_by(piece.len()) {
@@ -175,7 +175,7 @@ fn counts(device: u64) -> PathBuf {
     format!("/sys/dev/block/{}:{}/stat", major(device), minor(device)).into()
 }
 
-/// Bytes that were written to a device (Documentation/block/stat.rst: the seventh number, in sectors of 512 bytes).
+/// Bytes written to a device (Documentation/block/stat.rst: the seventh number, in sectors of 512 bytes).
 fn written(counts: &Path) -> Result<u64, CallError> {
     let text = fs::read_to_string(counts).map_err(arrange("read", counts))?;
     let sectors: u64 = text.split_whitespace().nth(6).ok_or("no number of sectors")?.parse()?;

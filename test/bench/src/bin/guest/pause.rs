@@ -1,4 +1,4 @@
-//! Snapshots of filesystem volumes with many files, while a pod writes.
+//! Takes snapshots of filesystem volumes with many files while a pod writes.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -22,11 +22,11 @@ use crate::call::{CallError, arrange};
 use crate::cgroup::{self, Cgroup, Place};
 use crate::volumes::{id, open_with, request};
 
-/// Of the files: small ones, and ones that are 128 times as large.
+/// Sizes of the files in bytes. The large files are 128 times as large as the small ones.
 const SIZES: [u64; 2] = [8 << 10, 1 << 20];
 const PER_DIRECTORY: u32 = 100;
 const BLOCK: [u8; 4096] = [0x5a; 4096];
-/// The pause is a figure here, not a limit.
+/// Limit of the pause that is never reached, because the benchmark measures the pause.
 const BUDGET: Duration = Duration::from_secs(600);
 
 /// Takes a snapshot of each kind `runs` times, and prints the samples.
@@ -37,12 +37,13 @@ pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
     let processes = cgroup.path().join("cgroup.procs");
     let [small, large] = SIZES.map(|size| Source::create(&store, size, files));
     let (small, large) = (small?, large?);
-    // Not counted: the large files have replaced the small ones in the page cache, and the first copy took twice as long.
+    // This copy is not counted. The large files have replaced the small ones in the page cache, so the first copy took
+    // twice as long.
     small.copy(&xfs.path().join("copy"))?;
     for run in 1..=runs {
         for source in [&small, &large] {
             for changed in Changed::ALL {
-                // A copy of the large ones takes minutes, and a third of it is not the limit that counts.
+                // A copy of the large files takes minutes, and the limit that matters is that of the small files.
                 let copied =
                     if source.size == small.size { Some(source.copy(&xfs.path().join("copy"))?) } else { None };
                 let pod = cgroup.start("pod", &source.top().join("0/0"), || {
@@ -67,7 +68,7 @@ pub(crate) fn measure(runs: u32, files: u32) -> Result<(), CallError> {
     Ok(())
 }
 
-/// The pod: in the cgroup, writes to a file of its volume.
+/// The pod's process: enters the cgroup and writes to a file of its volume.
 pub(crate) fn write(Place { cgroup, file }: &Place) -> Result<(), CallError> {
     let opened = File::options().write(true).open(file).map_err(arrange("open", file))?;
     cgroup::enter(cgroup)?;
@@ -89,7 +90,7 @@ impl Source {
     fn create(store: &Store, size: u64, files: u32) -> Result<Self, CallError> {
         let id: VolumeId = format!("pvc-files-{size}").parse()?;
         let mode = Mode::Filesystem { inodes: Inodes::new(u64::from(files) * 2) };
-        // A file that changes has its blocks twice for a while.
+        // A file that changes temporarily occupies its blocks twice.
         let bytes = Bytes::new(size * u64::from(files) * 5 / 4 + (64 << 20));
         store.provision(&id, &request(&id, mode, bytes))?;
         store.announce(&id)?;
@@ -98,7 +99,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Also for other processes.
+    /// Path of the volume's directory that other processes can also open.
     fn top(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", process::id(), self.directory.as_fd().as_raw_fd()).into()
     }
@@ -110,7 +111,7 @@ impl Source {
         sync(&self.top())
     }
 
-    /// The time that a recursive copy takes. `std::fs::copy` would share the blocks.
+    /// Duration of a recursive copy. `std::fs::copy` would share the blocks.
     fn copy(&self, target: &Path) -> Result<Duration, CallError> {
         let begun = Instant::now();
         fs::create_dir(target)?;
@@ -122,7 +123,8 @@ impl Source {
         Ok(copied)
     }
 
-    /// Takes a snapshot, and removes it. Returns the time of the passes while the pod runs, and the phases of the pause.
+    /// Takes and removes a snapshot. Returns the duration of the passes while the pod runs, and the phases of the
+    /// pause.
     fn snapshot(&self, store: &Store, cgroup: &Cgroup, changed: Changed) -> Result<(Duration, Phases), CallError> {
         let phases = Arc::default();
         let freezer: Arc<dyn PodFreezer> = Arc::new(Stopwatch {
@@ -148,14 +150,14 @@ impl Source {
 
 #[derive(Debug)]
 struct Phases {
-    /// Until then, the passes ran while the pod did.
+    /// End of the passes that ran while the pod ran.
     called: Instant,
     freeze: Duration,
     clone: Duration,
     thaw: Duration,
 }
 
-/// Stops the pod, and measures for how long.
+/// Stops the pod and measures the duration.
 #[derive(Debug)]
 struct Stopwatch {
     cgroup: PathBuf,

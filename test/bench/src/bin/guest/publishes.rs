@@ -1,4 +1,4 @@
-//! Operations of the CSI plugin, as kubelet asks for them.
+//! Operations of the CSI plugin, called like the kubelet calls them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::volumes;
 
 const KUBELET: &str = "kubelet";
 
-/// Mounts that are there while something is measured: all on one directory.
+/// Mounts that exist during a measurement, all on one directory.
 pub(crate) struct Mounted {
     place: PathBuf,
     mounts: u32,
@@ -73,7 +73,7 @@ struct Target {
 }
 
 impl Target {
-    /// Of a plugin that has published the volume there before.
+    /// Prepares a target at which the plugin has published and unpublished the volume once.
     fn new(mount: &Path, mode: Mode, access: AccessMode) -> Result<Self, CallError> {
         let (store, volume) = volumes::with_volume(mount, mode)?;
         let kubelet = mount.join(KUBELET);
@@ -116,7 +116,7 @@ impl Target {
 
     fn end(self) -> Result<(), CallError> {
         self.call::<Unpublish>(&self.gone())?;
-        // Removes the devices that were published, as on a node.
+        // Removes the published devices, as on a node.
         self.host.watch()?;
         drop(self.host);
         volumes::remove(&self.mount, &self.volume)

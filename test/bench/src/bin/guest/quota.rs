@@ -1,4 +1,4 @@
-//! Operations of fsquota, and the baseline.
+//! Operations of the crate `fsquota`, and the baseline.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -11,10 +11,10 @@ use units::Bytes;
 use crate::call::{CallError, arrange, wrong};
 use crate::region::measured;
 
-/// Where the directories with projects are, below the mount.
+/// Parent of the directories with projects, below the mount.
 pub(crate) const VOLUMES: &str = "volumes";
 
-/// Makes so many directories with projects. Their IDs follow each other, from 1 on.
+/// Creates `projects` directories with projects. Their project IDs are consecutive and start at 1.
 pub(crate) fn populate(mount: &Path, projects: u32) -> Result<(), CallError> {
     let fs = open(mount)?;
     let ids = Allocator::open(&fs)?;
@@ -24,12 +24,12 @@ pub(crate) fn populate(mount: &Path, projects: u32) -> Result<(), CallError> {
         make_dir(&path)?;
         fsquota::set(open(&path)?, limits(), &ids)?;
     }
-    // The first ID of all makes the counter: no other call does that work.
+    // The first ID creates the counter, which no later call has to do.
     ids.next()?;
     Ok(fsquota::sync(&fs)?)
 }
 
-/// As many IDs as one write of the counter pays for.
+/// Allocates as many IDs as one write of the counter reserves.
 pub(crate) fn next(mount: &Path) -> Result<(), CallError> {
     let fs = open(mount)?;
     let ids = Allocator::open(&fs)?;
@@ -37,7 +37,8 @@ pub(crate) fn next(mount: &Path) -> Result<(), CallError> {
     Ok(measured(|| (0..Operation::Next.calls()).try_for_each(|_| ids.next().map(drop)))??)
 }
 
-/// Finds a free project ID without a counter: reads one quota after the other, from ID 1 on, until an ID is missing.
+/// Finds a free project ID without a counter: reads the quotas of all IDs in order, starting at 1, until an ID is
+/// unused.
 pub(crate) fn walk_for_id(mount: &Path, projects: u32) -> Result<(), CallError> {
     let fs = open(mount)?;
     fsquota::sync(&fs)?;
@@ -114,10 +115,10 @@ fn require(what: &'static str, found: u32, expected: u32) -> Result<(), CallErro
     if found == expected { Ok(()) } else { Err(wrong(what, found, expected)) }
 }
 
-/// A new directory beside the others. Its creation has reached the disk.
+/// A new directory beside the others. Its creation is durable.
 struct Volume {
     fs: File,
-    /// With a batch in memory: the counter is not written soon.
+    /// Allocator with a batch of IDs in memory, so that the next IDs need no write of the counter.
     ids: Allocator,
     id: ProjectId,
     path: PathBuf,
@@ -147,7 +148,7 @@ impl Volume {
         Ok(Self { dir: open(&path)?, fs, ids, id, path })
     }
 
-    /// Leaves no project behind that a later walk would find.
+    /// Removes the project, so that a later walk does not find it.
     fn discard(self) -> Result<(), CallError> {
         fsquota::remove(&self.dir)?;
         fs::remove_dir(&self.path).map_err(arrange("remove", &self.path))

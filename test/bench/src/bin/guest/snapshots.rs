@@ -1,4 +1,4 @@
-//! Snapshots and clones of an image with so many extents, and a copy of the file: counted, and timed.
+//! Snapshots and clones of an image with many extents, and a copy of the file, with counts and times.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -17,7 +17,7 @@ use crate::call::{CallError, arrange};
 use crate::region::measured;
 use crate::volumes::{end, id, open_with, request, sync};
 
-/// An image, whatever its number of extents. Behind each is a hole of its size.
+/// Sizes of an image and of its extents, in bytes. A hole of the same size follows each extent.
 #[derive(Clone, Copy)]
 pub(crate) struct Image {
     size: Bytes,
@@ -25,7 +25,7 @@ pub(crate) struct Image {
 }
 
 pub(crate) const SMALL: Image = Image { size: Bytes::new(16 << 20), extent: BLOCK.len() };
-/// All is 8 times as large.
+/// Image and extents are 8 times as large as in [`SMALL`].
 pub(crate) const LARGE: Image = Image { size: Bytes::new(128 << 20), extent: 8 * BLOCK.len() };
 
 pub(crate) const THIN: Mode = Mode::Block { allocation: Allocation::Thin };
@@ -54,7 +54,7 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     store.take_snapshot(&snapshot, &want)?;
     drop(store);
     sync(mount)?;
-    // How much one of a second copies depends on the machine.
+    // A pass without a time limit, because the progress of a one-second pass depends on the machine.
     let store = open_with(mount, Settings { pass: Duration::from_hours(1), ..Settings::default() })?;
     measured(|| -> Result<(), Error> {
         while store.take_snapshot(&snapshot, &want)?.snapshots.state == State::Staged {}
@@ -64,7 +64,7 @@ pub(crate) fn finish(mount: &Path, extents: u32) -> Result<(), CallError> {
     end(&store, &source)
 }
 
-/// Times all on one image, and prints the samples.
+/// Times all operations on one image, and prints the samples.
 pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError> {
     let (store, source) = with_source(mount, SMALL, extents)?;
     let image = File::from(store.open_volume(&source)?.image(Access::ReadOnly)?);
@@ -73,7 +73,7 @@ pub(crate) fn time(mount: &Path, extents: u32, run: u32) -> Result<(), CallError
     let (clone, request) = clone_of(&source, SMALL)?;
     for timed in Timed::ALL {
         let to = File::create_new(&path).map_err(arrange("create", &path))?;
-        // Earlier writes are on the disk.
+        // Write earlier changes to the disk first.
         sync(mount)?;
         let start = Instant::now();
         match timed {
@@ -121,7 +121,7 @@ fn copy_extents(from: &File, to: &File) -> std::io::Result<()> {
     to.sync_all()
 }
 
-/// A thin volume on a store that copies one piece in each call.
+/// Creates a thin volume on a store that copies one piece in each call.
 fn with_source(mount: &Path, image: Image, extents: u32) -> Result<(Store, VolumeId), CallError> {
     let Image { size, extent } = image;
     let data = vec![BLOCK[0]; extent];
@@ -144,7 +144,7 @@ fn clone_of(source: &VolumeId, image: Image) -> Result<(VolumeId, Request), Call
     Ok((clone, want))
 }
 
-/// A clone after its first pass.
+/// Accepts an unfinished clone: one pass is enough.
 fn begun<T>(provisioned: Result<T, Error>) -> Result<(), CallError> {
     match provisioned {
         Ok(_) | Err(Error::Copying { .. }) => Ok(()),

@@ -1,4 +1,4 @@
-//! The measured region, from outside: ptrace(2) stops the child at each system call.
+//! The measured region in the tracing process: ptrace(2) stops the child at each system call.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,7 +18,7 @@ use crate::region;
 pub(crate) struct Seen<T> {
     /// Number of calls of each system call, by name.
     pub(crate) syscalls: BTreeMap<String, u64>,
-    /// Results of `observe` at the begin and at the end of the region.
+    /// Results of `observe` at the start and at the end of the region.
     pub(crate) observed: [T; 2],
 }
 
@@ -27,12 +27,12 @@ enum Phase<T> {
     Inside(T),
 }
 
-/// Runs this program with `arguments`, counts the system calls of its region, and calls `observe` at the begin and the
-/// end.
+/// Runs this program with `arguments`, counts the system calls of its region, and calls `observe` at the region's start
+/// and end.
 pub(crate) fn trace<T>(arguments: &[String], observe: impl Fn() -> T) -> Result<Seen<T>, CallError> {
     let child = env::current_exe().and_then(|program| Command::new(program).args(arguments).spawn());
     let mut child = child.map_err(|error| format!("cannot start the call that is to be traced: {error}"))?;
-    // After a failure the child may stand still: it ends with this process (`PTRACE_O_EXITKILL`).
+    // After a failure the child may stay stopped. It ends with this process (`PTRACE_O_EXITKILL`).
     let seen = follow(Pid::from_raw(child.id().cast_signed()), observe)?;
     let status = child.wait().map_err(|error| format!("cannot wait for the traced call: {error}"))?;
     if status.success() { Ok(seen) } else { Err(format!("the traced call failed after its region: {status}").into()) }
@@ -65,7 +65,7 @@ fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, CallError> 
         let Call { number, first } = Call::of(child).map_err(failed("PTRACE_GETREGS"))?;
         let is_mark = |mark: i32| number == libc::SYS_getpgid && first == i64::from(mark);
         phase = match phase {
-            // On its way back from the mark: what follows counts.
+            // The child returns from the mark; later calls count.
             Phase::Before if !enters && is_mark(region::BEGIN) => Phase::Inside(observe()),
             Phase::Inside(before) if enters && is_mark(region::END) => {
                 let observed = [before, observe()];
@@ -87,7 +87,7 @@ fn follow<T>(child: Pid, observe: impl Fn() -> T) -> Result<Seen<T>, CallError> 
     }
 }
 
-/// Each system call stops twice: before the kernel acts and after it.
+/// Whether the stop is the entry of a system call. Each system call stops twice: at its entry and at its exit.
 fn enters(child: Pid) -> Result<bool, Errno> {
     Ok(ptrace::syscall_info(child)?.op == libc::PTRACE_SYSCALL_INFO_ENTRY)
 }

@@ -1,4 +1,4 @@
-//! Operations of volumes: what a claim costs, from the provisioner's first call to the PV, and its end.
+//! Operations of volumes: the work for a claim, from the provisioner's first call to the PV, and its deletion.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::region::measured;
 
 const DIRECTORY: &str = "node";
 
-/// As many as the node serves claims at once.
+/// Number of claims that the node serves in parallel.
 const WORKERS: u32 = 8;
 
 const SIZE: Bytes = Bytes::new(64 << 10);
@@ -53,7 +53,7 @@ pub(crate) fn discard(mount: &Path) -> Result<(), CallError> {
     Ok(measured(|| store.discard(&id).map(drop))??)
 }
 
-/// So many claims at once on an empty disk, as the node serves them and one after the other.
+/// Serves `claims` claims at once on an empty disk: in parallel like the node, and one after the other.
 pub(crate) fn burst(run: u32, claims: u32, mut report: impl FnMut(BurstSample)) -> Result<(), CallError> {
     for way in [Way::Disk, Way::DiskWithWalk] {
         let disk = XfsDisk::with_project_quota();
@@ -92,7 +92,7 @@ pub(crate) fn expand(mount: &Path, mode: Mode) -> Result<(), CallError> {
     end(&store, &id)
 }
 
-/// All that the provisioner asks of the disk for a claim.
+/// Calls everything that the provisioner calls on the disk for a claim.
 fn claim(store: &Store, id: &VolumeId, mode: Mode) -> Result<(), CallError> {
     store.provision(id, &request(id, mode, SIZE))?;
     store.announce(id)?;
@@ -104,7 +104,7 @@ pub(crate) fn request(id: &VolumeId, mode: Mode, size: Bytes) -> Request {
     Request { claim, owner: Owner::Provisioner, class: "local".to_owned(), mode, size, source: None }
 }
 
-/// The allocator has a batch of IDs in memory, as in all claims but one of 32.
+/// Loads a batch of IDs into the allocator's memory. Of 32 claims, 31 find a loaded batch.
 fn warm(store: &Store) -> Result<(), CallError> {
     let id = id("warm", 0)?;
     claim(store, &id, filesystem())?;
@@ -119,7 +119,7 @@ pub(crate) fn with_volume(mount: &Path, mode: Mode) -> Result<(Store, VolumeId),
     Ok((store, id))
 }
 
-/// Earlier changes do not reach the disk in the region.
+/// Writes earlier changes to the disk, so that this does not happen in the region.
 pub(crate) fn sync(mount: &Path) -> Result<(), CallError> {
     Ok(fsquota::sync(&Dir::open(mount)?)?)
 }

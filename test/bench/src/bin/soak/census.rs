@@ -1,4 +1,4 @@
-//! [`Census`]: what a node uses of its kernel, its disk and its cluster.
+//! [`Census`]: resources that a node uses in its kernel, on its disk and in its cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Project,
     File,
     Byte,
-    /// Space that is published as free.
+    /// Free space that is published.
     Capacity,
 }
 
@@ -37,14 +37,14 @@ pub(crate) struct Difference {
     now: u64,
 }
 
-/// Idle connections to the API server stay in the client's pool for a while.
+/// Idle connections to the API server stay in the client's pool for some time.
 const POOL: u64 = 32;
 
-/// Trees and inode chunks that XFS keeps for later.
+/// B-trees and inode chunks that XFS keeps for later use.
 const SLACK: u64 = 1 << 20;
 
 impl Kind {
-    /// More than before is a leak; fewer are not. Processes that were started again have not opened all yet.
+    /// Whether only an increase is a leak. A restarted process may not have opened all of its descriptors yet.
     const fn is_of_process(self) -> bool {
         matches!(self, Self::Descriptor | Self::Thread)
     }
@@ -52,7 +52,8 @@ impl Kind {
     fn allowance(self, name: &str) -> u64 {
         match self {
             Self::Descriptor if name == "socket" => POOL,
-            // Absent only in the moments in which the socket of the registration is created again: no kubelet answers here.
+            // The socket is missing only while the registration socket is created again: no kubelet answers in this
+            // test.
             Self::Descriptor if name.ends_with("/plugins_registry") => 1,
             Self::Byte => SLACK,
             _ => 0,
@@ -72,7 +73,7 @@ impl Census {
             census.add(Kind::LoopDevice, format_args!("{} on {}", device.number, device.status.backing));
         }
         for entry in fs::read_dir(format!("/proc/{process}/fd"))?.flatten() {
-            // One that was closed meanwhile.
+            // The descriptor was closed after the listing.
             let Ok(link) = fs::read_link(entry.path()) else { continue };
             let link = link.display().to_string();
             census.add(Kind::Descriptor, link.split_once(":[").map_or(&*link, |(kind, _)| kind));
@@ -88,7 +89,7 @@ impl Census {
             }
         }
         census.walk(root, &mounts)?;
-        // Blocks of removed files are free after their transactions.
+        // XFS frees the blocks of removed files after their transactions.
         syncfs(&disk)?;
         let space = fstatvfs(&disk)?;
         let used = (space.blocks() - space.blocks_free()) * space.fragment_size();
@@ -99,7 +100,7 @@ impl Census {
         Ok(census)
     }
 
-    /// Does not enter mounts: they have the files of volumes.
+    /// Counts files without entering mounts, which contain the files of volumes.
     fn walk(&mut self, directory: &Path, mounts: &BTreeSet<PathBuf>) -> Result<(), Failure> {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
@@ -112,8 +113,8 @@ impl Census {
         Ok(())
     }
 
-    /// Continues with a later census of the same process. Periodic work has some descriptors and threads for a moment: the
-    /// least of both is kept. Returns whether anything changed.
+    /// Replaces this census by a later one of the same process. Periodic work briefly uses descriptors and threads, so
+    /// the lower count of both is kept. Returns whether a count changed.
     pub(crate) fn lower(&mut self, now: Self) -> bool {
         let before = mem::replace(self, now);
         self.0.retain(|key, count| {

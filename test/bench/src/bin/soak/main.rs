@@ -1,5 +1,5 @@
-//! Uses a node as a year of pods would, with an API server that is intermittently unavailable, and compares what is left with
-//! what was there before. Runs in the guest; `bench soak` starts it.
+//! Simulates a year of pods on a node whose API server is intermittently unavailable, and compares the node's resources
+//! at the end with those at the start. The program runs in the guest; `bench soak` starts it.
 #![forbid(unsafe_code)]
 
 mod census;
@@ -38,20 +38,21 @@ use crate::tenant::{CLASSES, World};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// For what takes seconds at most if no fault is on the way.
+/// Deadline of operations that take seconds if no fault occurs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Claims at once.
+/// Number of claims at once.
 const TENANTS: u32 = 6;
 
-/// A process is killed after so many operations, so that it makes progress however slow the machine is.
+/// Operations between two kills of the process, so that it makes progress even on a slow machine.
 const OPERATIONS: u32 = 5;
 
-/// Without a change for so long, a node without claims is idle.
+/// A node without claims is idle if its census does not change for this long.
 const QUIET: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Memory in the middle third, and this more, is the limit at the end: a tenth, and what an allocator keeps.
+/// At the end, the process may use a tenth and this number of bytes more than in the middle third. An allocator keeps
+/// some freed memory.
 const SLACK: u64 = 2 << 20;
 
 #[derive(Debug, Parser)]
@@ -59,14 +60,14 @@ enum Command {
     Soak {
         #[arg(long)]
         seed: u64,
-        /// At least three.
+        /// Number of rounds, at least three.
         #[arg(long, default_value_t = 3)]
         rounds: u32,
-        /// Rounds until then.
+        /// The test runs rounds for at least this long.
         #[arg(long, default_value_t = 0)]
         minutes: u32,
     },
-    /// The node, in this process.
+    /// Runs the node in this process.
     Node(node::Settings),
 }
 
@@ -85,7 +86,7 @@ async fn soak(seed: u64, rounds: u32, time: Duration) -> Result<(), Failure> {
     let done = soak.run(rounds, time).await;
     soak.node.kill().await?;
     if done.is_err() {
-        // Volumes may still be mounted: the disk cannot be unmounted.
+        // Volumes may still be mounted, and then the disk cannot be unmounted.
         mem::forget(soak);
     }
     done
@@ -97,7 +98,7 @@ struct Soak {
     node: Node,
     random: Random,
     kills: u32,
-    // Last: it can only be unmounted when nothing on it is open.
+    // Declared last: the disk can only be unmounted when nothing on it is open.
     disk: XfsDisk,
 }
 
@@ -129,14 +130,14 @@ impl Soak {
 
     async fn run(&mut self, rounds: u32, time: Duration) -> Result<(), Failure> {
         let start = Instant::now();
-        // The first use opens and creates what stays.
+        // The first round opens and creates everything that stays.
         self.round(0, false).await?;
         let before = self.baseline().await?;
         let (mut middle, mut used, mut round) = (None, 0, 0);
         while round < rounds || start.elapsed() < time {
             round += 1;
             let is_in = |thirds| round * 3 <= rounds * thirds || start.elapsed() * 3 < time * thirds;
-            // One process serves the other two thirds.
+            // A single process serves the other two thirds.
             let is_killed = is_in(1);
             let is_middle = !is_killed && (middle.is_none() || is_in(2));
             self.round(round, is_killed).await?;
@@ -199,7 +200,7 @@ impl Soak {
         Census::take(self.node.process()?, self.disk.path(), &self.world.server)
     }
 
-    /// The state when the work is done.
+    /// Census of the idle node.
     async fn baseline(&self) -> Result<Census, Failure> {
         let start = Instant::now();
         let (mut census, mut changed) = (self.census()?, start);
@@ -230,7 +231,7 @@ impl Soak {
         }
     }
 
-    /// A leak of each kind, on purpose. Returns their number.
+    /// Creates a leak of each kind on purpose. Returns the number of leaks.
     async fn controls(&mut self, before: &Census, memory_limit: u64) -> Result<u32, Failure> {
         let root = self.disk.path().to_owned();
         let directory = root.join("volumes").join("leak");
@@ -255,7 +256,7 @@ impl Soak {
         fsquota::set_limits(&disk, project, Limits::for_size(Bytes::MIB))?;
         self.expect(before, Kind::Project)?;
         Quotas::open(&disk)?.clear(project)?;
-        // The node corrects its capacity as soon as it can write.
+        // The node corrects its published capacity as soon as it can write, so all of its requests fail.
         self.api.set(Fault::Status(StatusCode::SERVICE_UNAVAILABLE));
         let capacity = self.world.server.all(CAPACITIES).pop().ok_or("no capacity is published")?;
         let name = capacity["metadata"]["name"].as_str().unwrap_or_default();

@@ -26,20 +26,20 @@ use crate::{Failure, PATIENCE};
 
 pub(crate) const NODE: &str = "node-1";
 
-/// More than a page of the allocator, and than what the tolerance allows.
+/// More than a page of the allocator and more than the tolerance.
 const LEAKED_BYTES: usize = 32 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// The URL of the API server.
+    /// URL of the API server.
     #[arg(long)]
     api: String,
-    /// An XFS with project quotas, with the directories `volumes` and `kubelet`.
+    /// Mount point of an XFS with project quotas, with the directories `volumes` and `kubelet`.
     #[arg(long)]
     root: PathBuf,
 }
 
-/// A leak of the process, on purpose.
+/// A deliberate leak of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Leak {
     Descriptor,
@@ -47,9 +47,9 @@ pub(crate) enum Leak {
     Memory,
 }
 
-/// Serves until standard input ends. Each line of it is a leak, which is confirmed by a line.
+/// Serves until standard input ends. Each input line requests a leak; an output line confirms it.
 pub(crate) fn serve(settings: Settings) -> Result<(), Failure> {
-    // Idle threads end at once: a census counts those that stay.
+    // Idle threads end soon, so that a census counts only permanent threads.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).thread_keep_alive(Duration::from_millis(100)).enable_all().build()?;
     runtime.block_on(async {
@@ -59,7 +59,7 @@ pub(crate) fn serve(settings: Settings) -> Result<(), Failure> {
         let host = csi::Linux::new(&kubelet, Arc::clone(&store));
         let plugin = Arc::new(Plugin::new(csi::Settings::new(&kubelet, NODE, "0.0.0"), host, &registry)?);
         let mut config = Config::new(api.parse()?);
-        // Without HTTPS: the guest has no CA certificates.
+        // The guest has no CA certificates. The connection does not use HTTPS.
         config.root_cert = Some(Vec::new());
         let client = apiclient::client(config)?;
         let provisioner = provisioner::Settings {
@@ -113,7 +113,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Waits until the CSI plugin serves.
+    /// Starts the process, and waits until the CSI plugin serves.
     pub(crate) async fn start(api: &str, root: &Path) -> Result<Self, Failure> {
         let mut command = Command::new(env::current_exe()?);
         command.args(["node", "--api", api, "--root"]).arg(root);

@@ -1,4 +1,4 @@
-//! An API server in memory, with the kinds and requests of the provisioner, and the controller that binds claims.
+//! An in-memory API server with the kinds and requests that the provisioner uses, and the controller that binds claims.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -25,9 +25,9 @@ pub(crate) const CLAIMS: &str = "persistentvolumeclaims";
 pub(crate) const PVS: &str = "persistentvolumes";
 pub(crate) const CAPACITIES: &str = "csistoragecapacities";
 
-/// Changes that a watch can begin at. One that begins before them has to list again.
+/// Number of kept changes. A watch that begins before the oldest one must list again.
 const HISTORY: usize = 2000;
-/// A watch ends after this, and its client continues it by another one.
+/// Duration of a watch. Then the client continues with another watch.
 const WATCH: Duration = Duration::from_secs(45);
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ pub(crate) struct Server {
     version: watch::Sender<u64>,
 }
 
-/// Plural and name: the objects of each kind are in one namespace.
+/// Plural and name. All objects of a kind are in one namespace.
 type Key = (String, String);
 
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl Server {
         self.lock().of(plural).cloned().collect()
     }
 
-    /// Waits until an object, or its absence, is as wanted.
+    /// Waits until an object, or its absence, fulfils the condition.
     pub(crate) async fn until<T>(
         &self,
         (plural, name): (&str, &str),
@@ -139,7 +139,7 @@ impl Server {
         let Some(Target { plural, name }) = Target::of(head.uri.path()) else { return answer(Err(NOT_FOUND)) };
         let content: Value = serde_json::from_slice(body).unwrap_or_default();
         if plural == "events" {
-            // No reader: the event is in the answer only.
+            // No component reads events, so the event is only returned and not stored.
             let metadata = json!({"name": "event", "namespace": "default"});
             return answer(Ok(json!({ "metadata": metadata })));
         }
@@ -195,7 +195,7 @@ impl Server {
 impl Target {
     fn of(path: &str) -> Option<Self> {
         let mut parts = path.trim_start_matches('/').split('/');
-        // The group's core has no name.
+        // The core group has no name in the path.
         let versions = if parts.next()? == "api" { 1 } else { 2 };
         let mut parts = parts.skip(versions).peekable();
         if parts.next_if_eq(&"namespaces").is_some() {
@@ -210,7 +210,7 @@ impl Objects {
         self.all.iter().filter(move |((of, _), _)| of == plural).map(|(_, object)| object)
     }
 
-    /// Changes as lines, and the version of the last one.
+    /// Changes since version `from` as lines, and the version of the last change.
     fn since(&self, plural: &str, from: u64) -> (u64, String) {
         let is_lost =
             self.history.len() == HISTORY && self.history.front().is_some_and(|first| first.version > from + 1);
@@ -251,7 +251,8 @@ impl Objects {
         Ok(self.record(&key, "ADDED", object))
     }
 
-    /// A merge patch, and of strategic ones what the provisioner sends: the removal of finalizers.
+    /// Applies a merge patch. Of strategic merge patches, only the removal of finalizers is supported, which the
+    /// provisioner sends.
     fn merge(&mut self, key: &Key, mut patch: Value) -> Answer {
         let mut object = self.all.get(key).ok_or(NOT_FOUND)?.clone();
         let Some(metadata) = patch.get_mut("metadata").and_then(Value::as_object_mut) else {
@@ -289,7 +290,8 @@ impl Objects {
         Ok(json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
     }
 
-    /// As kube-controller-manager: binds a claim to the PV that was created for it, and releases a PV without its claim.
+    /// Like kube-controller-manager, binds a claim to the PV that was created for it, and releases a PV whose claim was
+    /// deleted.
     fn bind(&mut self) {
         let pvs: Vec<Value> = self.of(PVS).filter(|pv| pv["status"]["phase"] != "Released").cloned().collect();
         for pv in pvs {
@@ -319,7 +321,7 @@ fn has_finalizers(object: &Value) -> bool {
     object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
 }
 
-/// RFC 7386.
+/// Merge patch (RFC 7386).
 fn merge(into: &mut Value, patch: &Value) {
     let Some(fields) = patch.as_object() else {
         *into = patch.clone();

@@ -1,4 +1,4 @@
-//! The life of a claim: the scheduler, the kubelet and a pod use the node as they would in a cluster.
+//! The life of a claim. The code acts as the scheduler, the kubelet and a pod, like in a cluster.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -26,9 +26,9 @@ pub(crate) const CLASSES: [(&str, Option<&str>); 2] = [("thick", None), ("thin",
 
 const SELECTED_NODE: &str = cluster::claim::SELECTED_NODE;
 const MIB: u64 = 1 << 20;
-/// Larger than the disk.
+/// Larger than the disk, in MiB.
 const TOO_LARGE: u64 = 1 << 20;
-/// Between calls of the kubelet that fail.
+/// Pause before the kubelet repeats a failed call.
 const RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) struct World {
@@ -42,14 +42,14 @@ struct Tenant<'w> {
     name: String,
     volume: String,
     is_block: bool,
-    /// MiB.
+    /// Size in MiB.
     size: u64,
 }
 
-/// Where a pod has a volume.
+/// Paths of a volume in a pod.
 struct Pod {
     target: PathBuf,
-    /// Removed by the kubelet after the pod.
+    /// Directory that the kubelet removes after the pod.
     directory: PathBuf,
 }
 
@@ -58,7 +58,7 @@ impl World {
         Self { server, kubelet, operations: AtomicU32::new(0) }
     }
 
-    /// A claim from its creation to its deletion, with some operations in between.
+    /// Runs a claim from its creation to its deletion, with some operations in between.
     pub(crate) async fn live(&self, name: String, random: &mut Random) -> Result<(), Failure> {
         let is_block = random.below(2) == 1;
         let (class, _) = CLASSES[random.below(CLASSES.len())];
@@ -89,7 +89,7 @@ impl World {
         Ok(())
     }
 
-    /// A claim that does not fit on the disk goes back to the scheduler.
+    /// Creates a claim that does not fit on the disk, and waits until the provisioner returns it to the scheduler.
     async fn reject(&self, name: &str, class: &str, is_block: bool) -> Result<(), Failure> {
         self.server.create(CLAIMS, claim(name, class, is_block, TOO_LARGE))?;
         let is_returned =
@@ -108,7 +108,7 @@ impl World {
         Ok(volume)
     }
 
-    /// A call of the kubelet, which repeats it until it succeeds.
+    /// Repeats a call of the kubelet until it succeeds.
     async fn call<T>(&self, what: &str, call: impl AsyncFn(NodeClient<Channel>) -> Answered<T>) -> Result<T, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let socket = self.kubelet.join("plugins").join(format!("{}.sock", cluster::DRIVER_NAME));
@@ -171,7 +171,7 @@ impl Tenant<'_> {
         Ok(remove_directories(&directory)?)
     }
 
-    /// The pod writes until the volume is full.
+    /// Writes until the volume is full.
     async fn fill(&self, pod: &Pod) -> Result<(), Failure> {
         let (target, is_block, size) = (pod.target.clone(), self.is_block, self.size);
         let written = spawn_blocking(move || fill(&target, is_block, size)).await?;
@@ -207,7 +207,7 @@ impl Tenant<'_> {
         Ok(())
     }
 
-    /// Requests more than the disk has, and then a little more than before.
+    /// Requests more than the disk's size, and then slightly more than before.
     async fn exceed(&mut self) -> Result<(), Failure> {
         self.request(TOO_LARGE)?;
         let is_rejected = |claim: Option<&Value>| {
@@ -229,7 +229,7 @@ impl Tenant<'_> {
     }
 }
 
-/// From 1 to `most`.
+/// Random number from 1 to `most`.
 fn mebibytes(random: &mut Random, most: usize) -> u64 {
     1 + random.below(most) as u64
 }
@@ -252,7 +252,7 @@ fn fill(target: &Path, is_block: bool, size: u64) -> io::Result<()> {
     for _ in 0..=size {
         match file.write_all(&mebibyte) {
             Ok(()) => {}
-            // A quota of the project, or the end of the device.
+            // The file has reached the project's quota or the end of the device.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 return file.sync_all();
             }
