@@ -22,7 +22,7 @@ def node_test(name, files = {}, env = {}, **kwargs):
     rust_test(
         name = name,
         size = "large",
-        # Every wait has its own deadline, which is long beside a build.
+        # Every wait has its own deadline, which is long enough for a test that runs during a build.
         timeout = "eternal",
         data = files.values(),
         env = env | {variable: "$(rootpath %s)" % file for variable, file in files.items()},

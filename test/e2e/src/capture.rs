@@ -1,4 +1,4 @@
-//! Frames on the wire, a pcap file of QEMU's `filter-dump`.
+//! Network frames in a pcap file of QEMU's `filter-dump`.
 
 use etherparse::err::packet::SliceError;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -8,12 +8,12 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-/// pcap with microseconds in the machine's byte order. Version and other numbers follow, then the link type.
+/// Magic number of pcap with microseconds, in native byte order. The version, other numbers, and the link type follow.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const HEAD: usize = 24;
 const LINK: usize = 20;
 const ETHERNET: u32 = 1;
-/// Before each frame: seconds, microseconds, its bytes in the file, its bytes on the wire.
+/// Size of a record header: seconds, microseconds, length in the file, length on the wire.
 const RECORD: usize = 16;
 const LENGTH: usize = 8;
 
@@ -34,13 +34,13 @@ pub struct Packet {
 pub enum Transport {
     Tcp(u16, u16),
     Udp(u16, u16),
-    /// Among others, how machines find each other by IPv6 (RFC 4861).
+    /// ICMPv6, which includes the neighbor discovery of IPv6 (RFC 4861).
     Icmpv6,
     Other,
 }
 
 impl Capture {
-    /// Reads a capture that may still be written: a frame at its end that is not whole is left out.
+    /// Reads a capture, which QEMU may still write. An incomplete frame at the end is left out.
     pub fn read(path: &Path) -> Result<Self, StepError> {
         let step = format!("read the capture {}", path.display());
         let file = fs::read(path).map_err(StepError::of(&step))?;
@@ -64,7 +64,7 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Whether a text was sent as it is, in one frame.
+    /// Whether a frame contains the text unencrypted.
     pub fn shows(&self, text: &str) -> bool {
         self.frames.iter().any(|frame| frame.windows(text.len()).any(|part| part == text.as_bytes()))
     }

@@ -1,4 +1,4 @@
-//! A case: a namespace of its own, and operations on its objects.
+//! A case: its namespace, and operations on its objects.
 
 use crate::{Failure, PATIENCE, Seen, Server, eventually, observer};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use workload::Volumes;
 
-/// Which case an object without a namespace belongs to.
+/// Label with the case of an object without a namespace.
 const LABEL: &str = "e2e-case";
 
-/// The namespace of a test or of a part of a suite, and what can be done in it. A clone is the same one.
+/// Namespace of a test or of a part of a suite, with the operations of a test. Clones share the namespace.
 #[derive(Clone)]
 pub struct Case {
     client: Client,
@@ -54,7 +54,7 @@ impl Case {
         let namespaces: Api<core::Namespace> = Api::all(client.clone());
         namespaces.create(&PostParams::default(), &object).await.map_err(Failure::api("create a namespace"))?;
         let case = Self { client, namespace };
-        // Pods are refused until the controller manager has made it.
+        // The API server rejects pods until the controller manager has created the service account.
         let accounts: Api<core::ServiceAccount> = case.api();
         eventually(PATIENCE, "the namespace's service account", async || {
             let found = accounts.get_opt("default").await.map_err(Failure::api("look for a service account"))?;
@@ -64,7 +64,7 @@ impl Case {
         Ok(case)
     }
 
-    /// The namespace of an earlier boot of the same disk.
+    /// Uses the namespace that an earlier boot of the same disk has created.
     pub fn resume(client: Client, namespace: String) -> Self {
         Self { client, namespace }
     }
@@ -77,7 +77,7 @@ impl Case {
         format!("{}-{name}", self.namespace)
     }
 
-    /// Objects without a namespace that have these labels go with the case.
+    /// Labels for objects without a namespace. The end of the case deletes the objects with these labels.
     pub fn labels(&self) -> Value {
         json!({LABEL: self.namespace})
     }
@@ -91,7 +91,7 @@ impl Case {
         self.api::<K>().create(&PostParams::default(), &object).await.map_err(Failure::api(doing))
     }
 
-    /// As `kubectl apply --server-side --validate=strict`.
+    /// Applies an object like `kubectl apply --server-side --validate=strict`.
     pub async fn apply(&self, object: &DynamicObject) -> Result<(), Failure> {
         let types = object.types.clone().unwrap_or_default();
         let kind = GroupVersionKind::try_from(&types).unwrap_or_else(|error| panic!("{types:?}: {error}"));
@@ -110,7 +110,7 @@ impl Case {
         observer::server(&self.client)
     }
 
-    /// Sends a signal to a program of the node by its name; returns the process IDs that it had.
+    /// Sends a signal to the node's processes with this program name. Returns their process IDs.
     pub async fn signal(&self, program: &str, number: i32) -> Result<Vec<i32>, Failure> {
         observer::signal(&self.client, program, number).await
     }
@@ -120,12 +120,12 @@ impl Case {
         self.client.request_text(request).await.map_err(Failure::api(format!("get {path}")))
     }
 
-    /// `REASON: MESSAGE` of each event about an object.
+    /// Events about an object in the case's namespace, each as `REASON: MESSAGE`.
     pub async fn events(&self, object: &str) -> Result<Vec<String>, Failure> {
         self.events_in(&self.namespace, object).await
     }
 
-    /// Events about objects without a namespace are in `default`.
+    /// Events about an object. Events about objects without a namespace are in `default`.
     pub async fn events_in(&self, namespace: &str, object: &str) -> Result<Vec<String>, Failure> {
         let about = ListParams::default().fields(&format!("involvedObject.name={object}"));
         let events = self.api_of::<core::Event>(namespace).list(&about).await.map_err(Failure::api("list events"))?;
@@ -160,14 +160,14 @@ impl Case {
     }
 }
 
-/// Deletes a case's objects without waiting. The empty namespace stays: to delete it, the controller manager lists all
-/// kinds.
+/// Deletes a case's objects without waiting. The namespace stays, because the controller manager would list all kinds
+/// to delete it.
 pub(crate) async fn end(client: &Client, namespace: &str) -> Result<(), Failure> {
     let classes: Api<StorageClass> = Api::all(client.clone());
-    let its = ListParams::default().labels(&format!("{LABEL}={namespace}"));
-    let deleted = classes.delete_collection(&DeleteParams::default(), &its).await;
+    let of_case = ListParams::default().labels(&format!("{LABEL}={namespace}"));
+    let deleted = classes.delete_collection(&DeleteParams::default(), &of_case).await;
     deleted.map_err(Failure::api(format!("delete the classes of {namespace}")))?;
-    // Owners first.
+    // Delete owners first.
     clear::<StatefulSet>(client, namespace).await?;
     clear::<core::Pod>(client, namespace).await?;
     clear::<core::PersistentVolumeClaim>(client, namespace).await
@@ -183,7 +183,7 @@ where
     deleted.map(drop).map_err(|error| Failure::api(doing())(error))
 }
 
-/// Waits until pods, claims and volumes of the cases are gone, in the cluster and on the node.
+/// Waits until the pods, claims and volumes of the cases are removed from the cluster and from the node.
 pub(crate) async fn all_gone(client: &Client, namespaces: &[String]) -> Result<(), Failure> {
     eventually(PATIENCE, "the removal of all pods, claims and volumes of the cases", async || {
         let mut left = present::<core::Pod>(client).await?;

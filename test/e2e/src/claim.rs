@@ -1,4 +1,4 @@
-//! A claim as a user writes it, and the class that it names.
+//! A claim like in a user's manifest, and its storage class.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -13,7 +13,7 @@ pub struct Claim {
     pub size: u64,
     pub mode: VolumeMode,
     pub class: Option<String>,
-    /// Name of the VolumeSnapshot whose content the volume gets.
+    /// Name of the VolumeSnapshot that the volume is restored from.
     pub snapshot: Option<&'static str>,
 }
 
@@ -53,7 +53,7 @@ impl Claim {
         serde_json::from_value(json!({"metadata": {"name": self.name}, "spec": self.spec()}))
     }
 
-    /// The specification alone, as templates of claims have it.
+    /// The claim's specification alone, for volume claim templates.
     pub fn spec(&self) -> Value {
         let snapshot = |name| json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name});
         json!({
@@ -69,7 +69,7 @@ impl Claim {
 /// A storage class of the node's driver that belongs to one case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Class {
-    /// The end of its name; the case makes it different from those of other cases.
+    /// Suffix of the name. The case adds a prefix that is unique in the cluster.
     pub name: &'static str,
     pub parameters: BTreeMap<&'static str, &'static str>,
 }

@@ -44,7 +44,7 @@ impl Case {
         patched.map(drop).map_err(Failure::api(format!("resize claim {claim}")))
     }
 
-    /// Waits until a claim has this size, and no more is to be done about it.
+    /// Waits until a claim has this size and its expansion is complete.
     pub async fn expanded(&self, claim: &str, size: u64) -> Result<(), Failure> {
         let what = format!("expanded to {size}");
         let settled = |status: &PersistentVolumeClaimStatus| {
@@ -89,7 +89,7 @@ impl Case {
         Ok(self.volume_of(claim).await?.metadata.name.unwrap_or_default())
     }
 
-    /// Waits until nothing of a volume is left: neither its object, nor anything on the node.
+    /// Waits until the PV of a volume and all of its data on the node are removed.
     pub async fn volume_is_gone(&self, volume: &str, project: Option<u32>) -> Result<(), Failure> {
         eventually(PATIENCE, &format!("the removal of all of volume {volume}"), async || {
             watch(self.volumes(), volume, |found| found.is_none()).await;
@@ -112,12 +112,12 @@ impl Case {
     pub async fn capacity(&self, class: &str) -> Result<Option<Offer>, Failure> {
         let objects: Api<CSIStorageCapacity> = self.api_of(SYSTEM_NAMESPACE);
         let all = objects.list(&ListParams::default()).await.map_err(Failure::api("list storage capacities"))?;
-        let its = all.items.into_iter().find(|one| one.storage_class_name == class);
+        let found = all.items.into_iter().find(|one| one.storage_class_name == class);
         let offer = |object: CSIStorageCapacity| {
             let size = |size: Option<Quantity>| bytes(&size?.0);
             Some(Offer { free: size(object.capacity)?, largest: size(object.maximum_volume_size)? })
         };
-        Ok(its.and_then(offer))
+        Ok(found.and_then(offer))
     }
 
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
@@ -129,11 +129,11 @@ impl Case {
     }
 }
 
-/// The capacity that the node publishes for a class, in bytes.
+/// Capacity that the node publishes for a class, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub free: u64,
-    /// The largest claim of one of the modes.
+    /// Size of the largest possible claim of one of the modes.
     pub largest: u64,
 }
 
@@ -146,7 +146,7 @@ pub struct OnNode {
 }
 
 impl OnNode {
-    /// Of everything that the node has. `project` is one that the volume is known to have had.
+    /// Selects a volume's part of the node's state. `project` is a project ID that the volume had earlier.
     pub fn of(node: &Volumes, volume: &str, project: Option<u32>) -> Self {
         let entries: Vec<Entry> = node.entries.iter().filter(|entry| entry.path.contains(volume)).cloned().collect();
         let project = entries.iter().find_map(|entry| entry.project).or(project);

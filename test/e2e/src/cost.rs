@@ -2,7 +2,8 @@
 
 use std::io::{self, Write as _};
 
-/// Counts one of `boots`, `restores` or `pods`. Not by `eprintln`: a test's harness would keep that for failures.
+/// Counts one of `boots`, `restores` or `pods`. Writes to standard error directly, because the test harness captures
+/// `eprintln` and prints it only for failures.
 pub fn cost(what: &str) {
     _ = writeln!(io::stderr(), "granary-cost: {what}=1");
 }

@@ -1,8 +1,8 @@
-//! Why a case failed, but for what it asserts.
+//! Failures of a case, except for failed assertions.
 
 use envtest::Late;
 
-/// Why a case could not go on. A failed assertion is a panic, as in any test.
+/// Error that ends a case. A failed assertion is a panic, as in any test.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("cannot {doing}")]

@@ -1,6 +1,6 @@
-//! The launcher as a user starts it: its output, its end, and that it leaves nothing behind. A [`Launched`] is the
-//! real program with the real image or a [`Stub`], in a temporary directory of its own. Waits are for a text on the
-//! [`Screen`] or for the end of a process, with a deadline.
+//! Runs the launcher like a user: its output, its end, and that it leaves nothing behind. A [`Launched`] is the real
+//! program with the real image or a [`Stub`], in its own temporary directory. Tests wait for a text on the [`Screen`]
+//! or for the end of a process, with a deadline.
 
 mod commands;
 mod launched;
@@ -18,9 +18,9 @@ pub use stub::{PRESSED, Stub, VARIABLE, WAITING};
 
 use std::time::Duration;
 
-/// How long anything may take with a stub: seconds in emulation, minutes beside a build.
+/// Deadline of any step with a stub. A step takes seconds in emulation, and minutes during a build.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Limit of a boot with its demonstration: two minutes in emulation, several times that beside a build. The launcher's
-/// own limits are shorter.
+/// Deadline of a boot with its demonstration, which takes two minutes in emulation and several times that during a
+/// build. The launcher's own limits are shorter.
 pub const WHOLE: Duration = Duration::from_secs(1200);

@@ -1,11 +1,11 @@
-//! Tests of the whole node: the image is booted, real Kubernetes runs on it, pods check their volumes
-//! from the inside.
+//! Tests of the whole node: the tests boot the image, run Kubernetes on it, and let pods check their volumes from the
+//! inside.
 //!
-//! One node serves a [`Suite`]. A pod costs more than a boot: each [`Part`] of a suite starts a few pods and reports each
-//! behaviour that they show as a case of its own ([`Part::shows`]). It works with a [`Case`]: a namespace of its own, and
-//! verbs that read like a user's ([`Case::claim`], [`Case::open`]). A pod is a [`Server`], which is asked to look
-//! at its volumes. Nothing sleeps for a fixed time: [`eventually`] waits for what is to come, and ends with the
-//! last thing that it saw.
+//! One node serves a [`Suite`]. A pod costs more than a boot, so each [`Part`] of a suite starts a few pods and reports
+//! each behaviour that they show as a separate case ([`Part::shows`]). A part works with a [`Case`]: a namespace with
+//! operations like those of a user ([`Case::claim`], [`Case::open`]). A [`Server`] is a pod that checks its volumes on
+//! request. No test sleeps for a fixed time: [`eventually`] waits for a result, and reports the last observation if the
+//! deadline passes.
 #![deny(unsafe_code)]
 
 mod capture;
@@ -48,10 +48,10 @@ pub use suite::{End, Suite};
 
 use std::time::Duration;
 
-/// How long anything may take that a cluster does on its own: seconds in emulation, minutes beside a build.
+/// Deadline of any work that a cluster does by itself. It takes seconds in emulation, and minutes during a build.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Looks until it has come: [`envtest::eventually`] for what a [`Case`] looks at.
+/// Repeats `look` until it is done: [`envtest::eventually`] with the errors of a [`Case`].
 pub async fn eventually<T, F>(limit: Duration, what: &str, look: impl FnMut() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<Seen<T>, Failure>>,

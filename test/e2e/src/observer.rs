@@ -1,4 +1,4 @@
-//! The node's side: a pod with the rights to look at it, one for all cases of a boot.
+//! The observer: a pod with the rights to inspect the node. All cases of a boot share it.
 
 use crate::{Case, Failure, Pod, Server, Volume};
 use kube::Client;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use workload::{Check, Signalled, Volumes};
 
 const NAME: &str = "observer";
-/// Where it has the state of the kernel's security modules.
+/// Mount point of securityfs, the state of the kernel's security modules.
 pub const SECURITY: &str = "/security";
 const VOLUMES: &str = "/data/volumes";
 
@@ -18,11 +18,11 @@ pub async fn start(client: &Client) -> Result<(), Failure> {
 pub(crate) fn pod() -> Pod {
     let volumes = [Volume::node("volumes", VOLUMES), Volume::node("security", "/sys/kernel/security")];
     let pod = volumes.into_iter().fold(Pod::server(NAME), Pod::with).of_the_node();
-    // In the node's network, where `ClusterFirst` means the node's name servers.
+    // The pod uses the node's network, where `ClusterFirst` means the node's name servers.
     pod.dns("ClusterFirstWithHostNet", Value::Null)
 }
 
-/// Waits until the pod that an earlier boot of the same disk had is there again.
+/// Waits until the observer of an earlier boot of the same disk runs again.
 pub async fn find(client: &Client) -> Result<(), Failure> {
     case(client).find(NAME).await.map(drop)
 }

@@ -10,11 +10,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A case failed that the rest of the part needs. The report has it already.
+/// Error of a part whose required case has failed. The report already contains the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// A part of a suite. It starts its pods once, and reports each behaviour that they show as a case of its own.
+/// A part of a suite. It starts its pods once, and reports each behaviour that they show as a separate case.
 #[derive(Clone, Debug)]
 pub struct Part {
     pub case: Case,
@@ -27,26 +27,27 @@ impl Part {
         Self { case, outcomes, turn }
     }
 
-    /// Waits until this part disturbs no other one: each of them has ended, or waits here as well. From then on it runs by
-    /// itself. Its pods start before, so that their time is not added to that of others.
+    /// Waits until every other part has ended or also waits here. From then on, this part runs by itself. A part starts
+    /// its pods before this call, so that parts start their pods in parallel.
     pub async fn alone(&self) {
         self.turn.alone().await;
     }
 
-    /// A case that nothing else needs: the part goes on if it fails. A failed assertion (a panic) fails this case alone.
+    /// Reports a case that no other case needs: the part continues if the case fails. A failed assertion (a panic)
+    /// fails only this case.
     pub async fn shows(&self, behaviour: &str, shown: impl Future<Output = Result<(), Failure>>) {
-        // The report has the failure.
+        // The report contains the failure.
         _ = self.must_show(behaviour, shown).await;
     }
 
-    /// A case that the rest of the part needs, such as the start of a pod. Returns what it has found.
+    /// Reports a case that the rest of the part needs, such as the start of a pod. Returns the result of the case.
     pub async fn must_show<T>(
         &self,
         behaviour: &str,
         shown: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Stopped> {
         let start = Instant::now();
-        // It is not polled again after a panic, so no broken state is seen.
+        // The future is not polled again after a panic, so no code observes a broken state.
         let (found, failure) = match AssertUnwindSafe(shown).catch_unwind().await {
             Ok(Ok(found)) => (Ok(found), None),
             Ok(Err(failure)) => (Err(Stopped), Some(chain(&failure))),
@@ -57,7 +58,7 @@ impl Part {
     }
 }
 
-/// The outcomes of a suite, in the order in which its cases ended. Clones share them.
+/// Outcomes of a suite, in the order in which its cases ended. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes(Arc<Mutex<Vec<Test>>>);
 

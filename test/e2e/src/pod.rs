@@ -8,10 +8,10 @@ use workload::{Check, Request};
 
 pub(crate) const PORT: u16 = 8080;
 
-/// Where a pod of [`Pod::webhook`] listens.
+/// Port of a pod of [`Pod::webhook`].
 pub const WEBHOOK_PORT: u16 = 8443;
 
-/// A pod with one container of the image that the node carries.
+/// A pod with one container from the image that the node contains.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     pub name: String,
@@ -23,11 +23,11 @@ pub struct Pod {
     of_the_node: bool,
     /// `dnsPolicy` and `dnsConfig`.
     dns: (Option<&'static str>, Value),
-    /// The node that it is for, the scheduler's choice if absent.
+    /// Name of the required node. If absent, the scheduler selects a node.
     node: Option<String>,
-    /// A pod on whose node it is not.
+    /// Name of a pod whose node must be a different one.
     other: Option<String>,
-    /// Its image in a registry, and the Secret to pull it with. The node's own image if absent.
+    /// Image in a registry, and the Secret to pull it with. If absent, the pod uses the node's own image.
     pulled: Option<(String, Option<&'static str>)>,
 }
 
@@ -46,18 +46,18 @@ enum Place {
 }
 
 impl Volume {
-    /// A claim's directory, at `/NAME`.
+    /// Directory of a claim, at `/NAME`.
     pub fn claim(claim: &str) -> Self {
         let source = json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}});
         Self::new(claim, source, Place::Directory(format!("/{claim}")))
     }
 
-    /// A claim's block device, at `/dev/NAME`.
+    /// Block device of a claim, at `/dev/NAME`.
     pub fn device(claim: &str) -> Self {
         Self { place: Place::Device(format!("/dev/{claim}")), ..Self::claim(claim) }
     }
 
-    /// Name of the volume of a claim in the pod, where [`Volume::claim`] or [`Volume::device`] has it.
+    /// The volume of a claim, where [`Volume::claim`] or [`Volume::device`] mounts it.
     pub fn of(claim: &Claim) -> Self {
         match claim.mode {
             VolumeMode::Filesystem => Self::claim(claim.name),
@@ -75,12 +75,12 @@ impl Volume {
         self
     }
 
-    /// The directory at another path of the container. A pod may have one claim at several.
+    /// Mounts the directory at another path. A pod may mount one claim at several paths.
     pub fn at(self, path: &str) -> Self {
         Self { place: Place::Directory(path.to_owned()), ..self }
     }
 
-    /// A directory of the node that the pod has for itself, at `/NAME`.
+    /// Empty directory of the pod on the node, at `/NAME`.
     pub fn empty_directory(name: &str) -> Self {
         Self::new(name, json!({"name": name, "emptyDir": {}}), Place::Directory(format!("/{name}")))
     }
@@ -101,12 +101,12 @@ impl Volume {
 }
 
 impl Pod {
-    /// Where the claim `data` is in a container.
+    /// Path of the claim `data` in a container.
     pub const PATH: &str = "/data";
-    /// Where the claim `data` is, if it is a block volume.
+    /// Path of the claim `data` in a container if it is a block volume.
     pub const DEVICE: &str = "/dev/data";
 
-    /// A pod that stays, and makes the checks that [`crate::Server`] asks for. Without a volume yet.
+    /// A pod without volumes that runs until it is deleted and makes the checks that [`crate::Server`] requests.
     pub fn server(name: impl Into<String>) -> Self {
         let check = Check::Serve { port: PORT, farewell: None };
         let (user, group, restarts, of_the_node, node, other) = (None, None, false, false, None, None);
@@ -114,13 +114,14 @@ impl Pod {
         Self { name, check, volumes, user, group, restarts, of_the_node, dns, node, other, pulled }
     }
 
-    /// A pod that stays, and refuses what the API server asks it about, with the certificate in this Secret.
+    /// A pod that runs until it is deleted and denies all requests of the API server, with the certificate of this
+    /// Secret.
     pub fn webhook(name: impl Into<String>, secret: &str) -> Self {
         let check = Check::Webhook { port: WEBHOOK_PORT, path: format!("/{secret}").into() };
         Self { check, ..Self::server(name).with(Volume::secret(secret)) }
     }
 
-    /// A pod of [`Pod::server`] that writes [`workload::serve::FAREWELL`] to this file when it is asked to end.
+    /// The pod of [`Pod::server`] writes [`workload::serve::FAREWELL`] to this file when it is terminated.
     pub fn farewell(self, file: impl Into<PathBuf>) -> Self {
         Self { check: Check::Serve { port: PORT, farewell: Some(file.into()) }, ..self }
     }
@@ -129,17 +130,17 @@ impl Pod {
         Self { node: Some(node.to_owned()), ..self }
     }
 
-    /// On another node than this pod of its namespace.
+    /// Schedules the pod on another node than that of the pod `other` of the same namespace.
     pub fn away_from(self, other: &str) -> Self {
         Self { other: Some(other.to_owned()), ..self }
     }
 
-    /// With this `dnsPolicy` and `dnsConfig` (`null` for none).
+    /// Sets `dnsPolicy` and `dnsConfig` (`null` for none).
     pub fn dns(self, policy: &'static str, config: Value) -> Self {
         Self { dns: (Some(policy), config), ..self }
     }
 
-    /// From an image of a registry, with this Secret.
+    /// Uses an image of a registry, and this Secret to pull it.
     pub fn image(self, image: impl Into<String>, secret: Option<&'static str>) -> Self {
         Self { pulled: Some((image.into(), secret)), ..self }
     }
@@ -149,22 +150,22 @@ impl Pod {
         self
     }
 
-    /// As this user, with volumes of this group (`fsGroup`).
+    /// Runs the pod as this user, with volumes of this group (`fsGroup`).
     pub fn user(self, user: u32, group: u32) -> Self {
         Self { user: Some(user), group: Some(group), ..self }
     }
 
-    /// Started again whenever it ends, and after a boot.
+    /// Restarts the pod whenever it ends, and after a boot.
     pub fn restarting(self) -> Self {
         Self { restarts: true, ..self }
     }
 
-    /// With the node's processes and network, and what is needed to ask for quotas.
+    /// Gives the pod the node's processes and network, and the privileges to query quotas.
     pub(crate) fn of_the_node(self) -> Self {
         Self { of_the_node: true, restarts: true, ..self }
     }
 
-    /// As the API takes it, with its name as the label `pod`.
+    /// The API object of the pod, with its name as the label `pod`.
     pub(crate) fn object(&self) -> Result<core::Pod, serde_json::Error> {
         serde_json::from_value(json!({
             "metadata": {"name": self.name, "labels": {"pod": self.name}},
@@ -189,7 +190,8 @@ impl Pod {
             }
         }
         let container = if self.of_the_node {
-            // quotactl_fd needs SYS_ADMIN, and a filter of system calls may not know it; /proc/1/ns/net needs SYS_PTRACE.
+            // quotactl_fd needs SYS_ADMIN, and a seccomp filter may not support the call. /proc/1/ns/net needs
+            // SYS_PTRACE.
             json!({"capabilities": {"add": ["SYS_ADMIN", "SYS_PTRACE"]}, "seccompProfile": {"type": "Unconfined"}})
         } else {
             json!({})
@@ -209,7 +211,7 @@ impl Pod {
             "dnsConfig": dns_config,
             "imagePullSecrets": secret.map(|name| json!([{"name": name}])),
             "restartPolicy": if self.restarts { "Always" } else { "Never" },
-            // No pod asks the API server: kubelet has no token to fetch and to mount.
+            // The pods send no requests to the API server, so the kubelet need not request and mount a token.
             "automountServiceAccountToken": false,
             "affinity": self.other.as_ref().map(away_from),
             "nodeSelector": self.node.as_ref().map(|node| json!({"kubernetes.io/hostname": node})),

@@ -16,13 +16,13 @@ impl Case {
         Ok(())
     }
 
-    /// Creates a pod of [`Pod::server`], and waits until it answers.
+    /// Creates a pod of [`Pod::server`] and waits until it responds.
     pub async fn open(&self, pod: &Pod) -> Result<Server, Failure> {
         self.start(pod).await?;
         self.find(&pod.name).await
     }
 
-    /// Waits until a pod of [`Pod::server`] answers that was created elsewhere, or that restarts after a boot.
+    /// Waits until an existing pod of [`Pod::server`] responds, which may restart after a boot.
     pub async fn find(&self, pod: &str) -> Result<Server, Failure> {
         let server = Server::of(self, pod);
         let what = format!("an answer of pod {pod}");
@@ -40,7 +40,7 @@ impl Case {
         self.with_events(pod, answers).await
     }
 
-    /// Waits until a pod is ready that is not the one with this unique ID. Returns its ID.
+    /// Waits until a pod with another UID than `before` is ready. Returns its UID.
     pub async fn ready_pod(&self, pod: &str, before: Option<&str>) -> Result<String, Failure> {
         let what = format!("another ready pod {pod}");
         let ready = eventually(PATIENCE, &what, async || {
@@ -57,7 +57,7 @@ impl Case {
         self.with_events(pod, ready).await
     }
 
-    /// Changes an annotation of a pod, so that kubelet looks at it and its volumes now.
+    /// Changes an annotation of a pod, so that the kubelet synchronizes the pod and its volumes now.
     pub async fn touch(&self, pod: &str) -> Result<(), Failure> {
         let patch = json!({"metadata": {"annotations": {"e2e.granary.dev/touched": "yes"}}});
         let patched = self.pods().patch(pod, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -86,10 +86,10 @@ impl Case {
             let text = self.get("/api/v1/nodes/granary/proxy/stats/summary").await?;
             let summary: Value = serde_json::from_str(&text)?;
             let pods = summary["pods"].as_array().cloned().unwrap_or_default();
-            let its = pods
+            let pod_stats = pods
                 .into_iter()
                 .find(|one| one["podRef"]["name"] == pod && one["podRef"]["namespace"] == self.namespace());
-            let volumes = its.map(|pod| pod["volume"].clone()).unwrap_or_default();
+            let volumes = pod_stats.map(|pod| pod["volume"].clone()).unwrap_or_default();
             let found = volumes.as_array().and_then(|all| all.iter().find(|one| one["pvcRef"]["name"] == claim));
             Ok(found.map_or_else(|| Seen::NotYet(volumes.to_string()), |volume| Seen::Done(volume.clone())))
         })
@@ -101,7 +101,7 @@ impl Case {
     }
 }
 
-/// The proxy waits long for an address that is not there any more: that of the last boot.
+/// Whether the pod runs. Without this check, the API server's proxy waits long for the pod's address of the last boot.
 fn is_ready(pod: Option<&core::Pod>) -> bool {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return false };
     let is_ready = status.container_statuses.iter().flatten().any(|container| container.ready);

@@ -1,4 +1,4 @@
-//! A data disk of the previous release, whose first boot is an upgrade; see `previous/README.md`.
+//! A data disk of the previous release. Its first boot is an upgrade; see `previous/README.md`.
 
 use crate::cost::cost;
 use crate::setting::path;
@@ -16,23 +16,24 @@ use std::path::PathBuf;
 use std::process::Command;
 use tokio::sync::Notify;
 
-/// Of all that is in `previous/objects.yaml`.
+/// Namespace of all objects in `previous/objects.yaml`.
 const NAMESPACE: &str = "previous";
 const NOTE: &str = "written-by-the-previous-release";
 const SIZE: u64 = 16 << 20;
-/// The Secret and its only value.
+/// Name and value of the Secret.
 const SECRET: [&str; 2] = ["word", "in-plain-text"];
-/// Blocks of XFS that are not data.
+/// Size limit of XFS metadata in the volume.
 const METADATA: u64 = 1 << 20;
-/// The first project ID that no volume gets. Those of the parts that every pod can read stay below it in an upgrade.
+/// The first project ID that no volume gets. After an upgrade, parts of the disk that every pod can read have lower
+/// IDs.
 const FIRST_HIDDEN: u32 = 1 << 31;
 
 impl Setting {
-    /// A copy of the disk, from the packed one in `GRANARY_PREVIOUS`.
+    /// Unpacks a copy of the disk from the file in `GRANARY_PREVIOUS`.
     pub fn previous_disk(&self) -> Result<PathBuf, StepError> {
         let packed = path("GRANARY_PREVIOUS")?;
         let disk = self.file("previous.img");
-        // Most of it is zeros, which become holes. `-f` reads through the symbolic links of a sandbox.
+        // Most of the disk is zeros, which become holes. `-f` reads through the symbolic links of a sandbox.
         let unpacked = Command::new("zstd").args(["-dqf", "--sparse", "-o"]).arg(&disk).arg(&packed).status();
         match unpacked {
             Ok(status) if status.success() => Ok(disk),
@@ -44,11 +45,11 @@ impl Setting {
     }
 }
 
-/// A kernel without BPF-LSM: all other security modules that the node uses.
+/// Kernel argument that leaves out BPF-LSM and keeps all other security modules that the node uses.
 const WITHOUT_BPF: &str = "lsm=landlock,lockdown,yama";
 
-/// Boots the node with a kernel that cannot restrict pods, and cuts its power after the second report of that, when the
-/// API server is ready. By then the parts of the disk have other projects, new keys and certificates are written and
+/// Boots the node with a kernel that cannot restrict pods. Cuts the power after the second report of this failure, when
+/// the API server is ready. By then, the parts of the disk have new projects, new keys and certificates are stored and
 /// used, and no container runtime has started.
 pub async fn cut_without_guard(options: &Options) -> Result<(), ClusterError> {
     let options = Options { kernel_arguments: WITHOUT_BPF.to_owned(), ..options.clone() };
@@ -70,7 +71,7 @@ fn guard(state: StageState) -> Stage {
     ("pod-guard".to_owned(), state)
 }
 
-/// Boots the node alone and cuts its power when it has announced these stages. Returns them.
+/// Boots a single node and cuts its power after it has announced these stages. Returns the announced stages.
 async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Result<Vec<Stage>, ClusterError> {
     let (stages, end) = (RefCell::new(Vec::new()), Notify::new());
     let print = |_: &str, event: &Event| {
@@ -95,12 +96,12 @@ async fn cut_when(options: &Options, reached: impl Fn(&[Stage]) -> bool) -> Resu
     Ok(stages.take())
 }
 
-/// The pod on the disk, which has `/files` and `/dev/device`. Waits until it answers.
+/// The pod on the disk, with `/files` and `/dev/device`. Waits until it responds.
 pub async fn keeper(client: &Client) -> Result<Server, Failure> {
     Case::resume(client.clone(), NAMESPACE.to_owned()).find("keeper").await
 }
 
-/// All that was on the disk is there, and everything is as on a new disk.
+/// Verifies that the data of the disk are preserved and that everything else is like on a new disk.
 pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     let case = Case::resume(client.clone(), NAMESPACE.to_owned());
     let (keeper, ()) = tokio::try_join!(keeper(client), observer::start(client))?;
@@ -110,7 +111,7 @@ pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     let fill = keeper.fill("/files", false).await?;
     assert_eq!((fill.errno.as_str(), fill.before.size), ("ENOSPC", SIZE));
     assert!((SIZE - METADATA..=SIZE).contains(&fill.written), "{} of {SIZE} bytes could be written", fill.written);
-    // The restrictions of pods are verified, and all Secrets are written again.
+    // The restrictions of pods are active, and all Secrets have been rewritten.
     case.all_services_are_ready().await?;
     is_encrypted(&case).await?;
     eventually(PATIENCE, "the projects of an upgraded disk", async || {
@@ -120,8 +121,8 @@ pub async fn is_upgraded(client: &Client) -> Result<(), Failure> {
     .await
 }
 
-/// The API server rewrites an unchanged object only if its stored form differs from that of the first provider,
-/// `secretbox`.
+/// Verifies that the stored Secret is encrypted. The API server rewrites an unchanged object only if its stored form
+/// differs from that of the first provider, `secretbox`.
 async fn is_encrypted(case: &Case) -> Result<(), Failure> {
     let [name, value] = SECRET;
     let secrets: Api<Secret> = case.api();
@@ -142,7 +143,8 @@ async fn is_encrypted(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Beside the projects of volumes there are those of the parts of the disk, and each has a limit. A former one is gone.
+/// Verifies that the parts of the disk have projects with limits, besides those of the volumes, and that the former
+/// project is removed.
 async fn fault_of_projects(case: &Case) -> Result<Option<String>, Failure> {
     let node = case.look_at_the_node().await?;
     let of_volumes: BTreeSet<u32> = node.entries.iter().filter_map(|entry| entry.project).collect();

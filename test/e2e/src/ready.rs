@@ -1,4 +1,5 @@
-//! Where suites that do not test booting get their nodes: from a saved one, if this machine keeps saved guests.
+//! Nodes for suites that do not test booting. If this machine keeps saved guests, the node is restored from a saved
+//! one.
 
 use crate::cost::cost;
 use crate::{Failure, Setting, observer, restored};
@@ -11,12 +12,12 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 impl Setting {
-    /// A node that is Ready, with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). This and
-    /// [`Self::ready_cluster`] are the only functions that suites get it from, so that all of them share one saved state.
+    /// Returns a Ready node with the observer's pod ([`Case::look_at_the_node`](crate::Case::look_at_the_node)). Suites
+    /// get their nodes only from this function and [`Self::ready_cluster`], so that all suites share one saved state.
     /// After an error, no guest runs.
     pub async fn ready_node(&self, options: &Options) -> Result<Node, StepError> {
         let mut options = options.clone();
-        // In use until QEMU and the launcher have opened all of its files.
+        // Keep the state in use until QEMU and the launcher have opened all of its files.
         let state = restore(&mut options).await?;
         let node = Node::boot(&options, |event| println!("{event}")).await.map_err(StepError::of("boot the node"))?;
         match state {
@@ -33,9 +34,8 @@ impl Setting {
         Ok(node)
     }
 
-    /// A cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and joined. `meanwhile`
-    /// uses the control plane while they boot.
-    /// After an error, no guest runs.
+    /// Returns a cluster whose control plane is the node of [`Self::ready_node`], and whose workers have booted and
+    /// joined. `meanwhile` uses the control plane while the workers boot. After an error, no guest runs.
     pub async fn ready_cluster<T, F>(
         &self,
         options: &ClusterOptions,
@@ -47,7 +47,7 @@ impl Setting {
         const BOOT: &str = "boot the cluster";
         let print = |node: &str, event: &Event| println!("{node}: {event}");
         let mut options = options.clone();
-        // In use until QEMU and the launcher have opened all of its files.
+        // Keep the state in use until QEMU and the launcher have opened all of its files.
         let state = restore(&mut options.control_plane).await?;
         let mut boot = ClusterBoot::start(&options, print).await.map_err(StepError::of(BOOT))?;
         let client = boot.control_plane_ready(print).await.map_err(StepError::of(BOOT))?;
@@ -66,13 +66,13 @@ impl Setting {
     }
 }
 
-/// Whether a node that is restored from the state has a clock that is wrong by more than the suites tolerate.
+/// Whether the clock of a node restored from this state is wrong by more than the suites tolerate.
 fn is_old(state: &Path) -> io::Result<bool> {
     Ok(state.metadata()?.modified()?.elapsed().is_ok_and(|age| age > restored::TOLERANCE))
 }
 
-/// Changes options so that the node is restored from the state that is returned. `None` if the machine keeps no saved
-/// guests.
+/// Changes the options so that the node is restored from the returned state. Returns `None` if the machine keeps no
+/// saved guests.
 async fn restore(options: &mut Options) -> Result<Option<Guest>, StepError> {
     let Some(guests) = Guests::of_machine() else { return Ok(None) };
     let wanted = options.clone();
@@ -94,7 +94,8 @@ async fn save(options: &Options, dir: &Path) -> Result<(), StepError> {
     cost("boots");
     let node = Node::boot(&options, |event| println!("{event}")).await.map_err(StepError::of("boot the node"))?;
     observer::start(&node.client()).await.map_err(StepError::of("start the observer"))?;
-    // Work of the services at their start, which takes CPU time from pods, would be repeated in each restored guest.
+    // Wait for the services, because every restored guest would repeat the rest of their start, which takes CPU time
+    // from pods.
     let ready = observer::case(&node.client()).all_services_are_ready().await;
     ready.map_err(StepError::of("wait for the services of the node"))?;
     node.save().await?;
@@ -102,7 +103,7 @@ async fn save(options: &Options, dir: &Path) -> Result<(), StepError> {
     Ok(())
 }
 
-/// The key of a node's state: everything that the state depends on.
+/// Key of a node's saved state. It contains everything that the state depends on.
 fn key(options: &Options) -> Result<Key, StepError> {
     const READ: &str = "read what the saved node depends on";
     let mut key = Key::new("node").map_err(StepError::of(READ))?;

@@ -1,5 +1,5 @@
-//! Checks of a node before the cases of a suite: a restored node starts with the clock, identities and counters of the
-//! save.
+//! Checks of a node before the cases of a suite. A restored node starts with the clock, identities and counters of the
+//! saved node.
 
 use crate::{Case, Failure, OnNode, PATIENCE, Seen, eventually};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -9,8 +9,8 @@ use serde_json::Value;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workload::Project;
 
-/// Tolerance of the node's clock, which has whole seconds. An older restored node's clock has jumped
-/// ([`clock_has_jumped`]).
+/// Tolerance of the node's clock, which has a resolution of one second. The clock of a node restored from an older
+/// state must have jumped ([`clock_has_jumped`]).
 pub(crate) const TOLERANCE: Duration = Duration::from_secs(5);
 const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
 const METRICS: &str = "/api/v1/nodes/granary:7839/proxy/metrics";
@@ -31,7 +31,7 @@ pub async fn has_the_hosts_time(client: &Client) -> Result<(), Failure> {
     .await
 }
 
-/// Waits until the node has found that it was restored, whatever its clock shows.
+/// Waits until the node has detected that it was restored, independently of its clock.
 pub(crate) async fn clock_has_jumped(client: &Client) -> Result<(), Failure> {
     eventually(PATIENCE, "the node to find that it was restored", async || {
         let request = http::Request::get(METRICS).body(Vec::new()).map_err(Failure::Request)?;
@@ -42,7 +42,7 @@ pub(crate) async fn clock_has_jumped(client: &Client) -> Result<(), Failure> {
     .await
 }
 
-/// Waits until kubelet has renewed the lease of its node, which is Ready in the saved state already.
+/// Waits until the kubelet has renewed the lease of its node. The saved Node is Ready already.
 pub(crate) async fn kubelet_lives(client: &Client, since: Timestamp) -> Result<(), Failure> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
     eventually(PATIENCE, "kubelet to renew the lease of its node", async || {
@@ -58,7 +58,8 @@ fn now() -> Duration {
 }
 
 impl Case {
-    /// The project of a claim's new volume: no other directory has it, and its limits are those of the claim's size.
+    /// Returns the project of a claim's new volume. No other directory may have the project, and its limits must match
+    /// the claim's size.
     pub async fn own_project(&self, claim: &str, size: u64) -> Result<Project, Failure> {
         let volume = self.volume_name(claim).await?;
         let node = self.look_at_the_node().await?;

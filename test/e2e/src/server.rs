@@ -1,4 +1,4 @@
-//! A pod that stays and is asked.
+//! A pod that makes checks on request.
 
 use crate::pod::PORT;
 use crate::{Case, Failure};
@@ -9,7 +9,7 @@ use workload::{
     Check, Checksum, Device, Executed, Fill, FillInodes, Inspect, Paint, Record, Resolved, Scan, Text, Tried, serve,
 };
 
-/// A pod of [`crate::Pod::server`] that runs.
+/// A running pod of [`crate::Pod::server`].
 #[derive(Clone, Debug)]
 pub struct Server {
     case: Case,
@@ -25,7 +25,7 @@ impl Server {
         &self.name
     }
 
-    /// Lets it make a check, by the API server's proxy. `T` is what the check finds.
+    /// Sends a check to the pod through the API server's proxy. `T` is the result of the check.
     pub async fn ask<T: DeserializeOwned>(&self, check: &Check) -> Result<T, Failure> {
         let (namespace, pod) = (self.case.namespace(), &self.name);
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{PORT}/proxy{}", serve::target(check));
@@ -58,7 +58,7 @@ impl Server {
         Ok(self.ask::<Text>(&Check::Read { path: path.as_ref().into() }).await?.text)
     }
 
-    /// The error of [`Check::TryWrite`]; `None` if it worked.
+    /// Error of [`Check::TryWrite`]; `None` after success.
     pub async fn try_write(&self, path: impl AsRef<Path>) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::TryWrite { path: path.as_ref().into() }).await?.errno)
     }
@@ -79,7 +79,7 @@ impl Server {
         self.ask(&Check::Execute { path: path.as_ref().into() }).await
     }
 
-    /// The error of [`Check::Unshare`]; `None` if it worked.
+    /// Error of [`Check::Unshare`]; `None` after success.
     pub async fn unshare(&self) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::Unshare).await?.errno)
     }
@@ -88,7 +88,7 @@ impl Server {
         self.ask(&Check::Device { path: path.as_ref().into() }).await
     }
 
-    /// The error of [`Check::Direct`]; `None` if it worked.
+    /// Error of [`Check::Direct`]; `None` after success.
     pub async fn direct(&self, path: impl AsRef<Path>) -> Result<Option<String>, Failure> {
         Ok(self.ask::<Tried>(&Check::Direct { path: path.as_ref().into() }).await?.errno)
     }

@@ -1,4 +1,4 @@
-//! Inputs of a test from its target: the image's files, and a directory for its files.
+//! Inputs of a test from its target: the files of the image, and a directory for the test's files.
 
 use launch::{Image, Options, StepError};
 use serde_json::json;
@@ -7,26 +7,26 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use units::Bytes;
 
-/// The cluster's networks of [`Setting::common_options`]: of pods, and of Services.
+/// Networks of pods and of Services in [`Setting::common_options`].
 pub const NETWORKS: [&str; 2] = ["172.20.16.0/20", "172.21.4.0/22"];
-/// Name server of [`Setting::common_options`], an address without a machine (RFC 5737).
+/// Name server of [`Setting::common_options`], an unused address (RFC 5737).
 pub const NAME_SERVER: &str = "192.0.2.53";
-/// The cluster's domain of [`Setting::common_options`].
+/// Cluster domain of [`Setting::common_options`].
 pub const DOMAIN: &str = "k8s.test";
-/// Space that is not for volumes on the disk of [`Setting::common_options`].
+/// Space that volumes may not use on the disk of [`Setting::common_options`].
 pub const KEEP_FREE: Bytes = Bytes::new(256 << 20);
-/// A kernel module that the configuration of [`Setting::common_options`] names.
+/// Kernel module in the configuration of [`Setting::common_options`].
 pub const MODULE: &str = "vxlan";
 /// Registry of [`Setting::common_options`], on the machine that runs the guest. Pods need a Secret to pull from it.
 pub const REGISTRY: &str = "10.0.2.2:5000";
-/// The same registry, for which the node has a user.
+/// Address of the same registry for which the node has credentials.
 pub const NODES_REGISTRY: &str = "10.0.2.2:5002";
-/// Registry that only has a mirror, which is [`REGISTRY`].
+/// Registry that is only reachable through its mirror, [`REGISTRY`].
 pub const MIRRORED: &str = "mirrored.invalid";
 /// User of [`REGISTRY`].
 pub const USER: &str = "tenant";
 pub const PASSWORD: &str = "password-of-the-test-registry";
-/// The data disk of [`Setting::common_options`].
+/// Size of the data disk of [`Setting::common_options`].
 pub const DATA_SIZE: Bytes = Bytes::new(2 << 30);
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Setting {
             system: path("GRANARY_SYSTEM")?,
             command_line: path("GRANARY_CMDLINE")?,
         };
-        // Bazel removes it after the test, even one that was killed.
+        // Bazel removes this directory after the test, even if the test was killed.
         let place = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
         let directory =
             TempDir::with_prefix_in("e2e-", place).map_err(StepError::of("create a temporary directory"))?;
@@ -56,7 +56,7 @@ impl Setting {
         path("GRANARY_DISK")
     }
 
-    /// Archive of the image that contains the CNI plugin of the tests.
+    /// Archive of the image with the tests' CNI plugin.
     pub fn plugin(&self) -> Result<PathBuf, StepError> {
         path("GRANARY_PLUGIN")
     }
@@ -65,7 +65,7 @@ impl Setting {
         Options::new(self.image.clone(), self.directory.path())
     }
 
-    /// To boot the node that most suites share. Its operator has chosen much of what can be left out.
+    /// Options of the node that most suites share. The configuration sets many optional fields.
     pub fn common_options(&self) -> Options {
         let [pods, services] = NETWORKS;
         let configuration = json!({

@@ -37,7 +37,7 @@ pub struct Suite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Button,
-    /// A pod with the node's processes, by SIGTERM to PID 1.
+    /// A pod with the node's processes sends SIGTERM to PID 1.
     Signal,
 }
 
@@ -51,7 +51,7 @@ impl Suite {
         Self { name, end: End::Button, beside: Vec::new(), alone: Vec::new() }
     }
 
-    /// Changes how the node ends, which is by its power button if nothing is said.
+    /// Changes how the node ends. The default is its power button.
     pub fn end(self, end: End) -> Self {
         Self { end, ..self }
     }
@@ -65,8 +65,8 @@ impl Suite {
         self
     }
 
-    /// Adds a part that needs a node without pods and volumes of others. It runs after them, by itself. A part that only
-    /// disturbs others calls [`Part::alone`].
+    /// Adds a part that needs a node without pods and volumes of other parts. It runs after them, by itself. A part
+    /// that only disturbs others calls [`Part::alone`] instead.
     pub fn alone<F, T>(mut self, name: &'static str, body: F) -> Self
     where
         F: FnOnce(Part) -> T + Send + 'static,
@@ -76,8 +76,8 @@ impl Suite {
         self
     }
 
-    /// Gets a ready node, runs the parts whose names contain one of the arguments (all without arguments), and shuts
-    /// the node down. Prints a line per case and writes JUnit XML to `XML_OUTPUT_FILE`.
+    /// Gets a ready node, runs the parts whose names contain one of the arguments (all parts without arguments), and
+    /// shuts the node down. Prints a line per case and writes JUnit XML to `XML_OUTPUT_FILE`.
     pub fn run(mut self) -> ExitCode {
         let wanted: Vec<String> = env::args().skip(1).chain(env::var("TESTBRIDGE_TEST_ONLY")).collect();
         let names: Vec<&str> = self.beside.iter().chain(&self.alone).map(|part| part.name).collect();
@@ -115,10 +115,10 @@ fn matches(name: &str, wanted: &[String]) -> bool {
     wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()))
 }
 
-/// Start, parts, end: each is a line, so that a failure of any is counted.
+/// Runs the start, the parts and the end. Each of them is reported like a case, so that its failure counts.
 async fn run(suite: Suite, outcomes: &Outcomes) {
     let start = Instant::now();
-    // The setting's directory stays until the end.
+    // The setting owns the temporary directory, which must exist until the end.
     let (mut node, _setting) = match ready().await {
         Ok(ready) => ready,
         Err(message) => return outcomes.add("the_node_is_ready", start, Some(message)),
@@ -146,7 +146,7 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
             return;
         }
     }
-    // Last, because kubelet renews it every ten seconds only.
+    // This check comes last, because the kubelet renews the lease only every ten seconds.
     let start = Instant::now();
     let lives = restored::kubelet_lives(&node.client(), begun).await;
     outcomes.add("kubelet_renews_the_lease_of_its_node", start, lives.err().map(|error| chain(&error)));
@@ -168,7 +168,7 @@ async fn run(suite: Suite, outcomes: &Outcomes) {
 }
 
 async fn terminate(mut node: Node) -> Result<(), String> {
-    // The answer may come too late.
+    // The node may end before it responds.
     let sent = observer::signal(&node.client(), "init", SIGTERM).await;
     let Ok(reason) = timeout(SHUTDOWN_LIMIT, node.ended()).await else {
         return Err(format!("the node goes on after SIGTERM: {sent:?}"));
@@ -184,13 +184,13 @@ async fn ready() -> Result<(Node, Setting), String> {
     Ok((node, setting))
 }
 
-/// Runs parts beside each other. If the node ends, those that run fail.
+/// Runs parts in parallel. If the node ends, the running parts fail.
 async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<String>, outcomes: &Outcomes) {
     let start = Instant::now();
     let mut running = JoinSet::new();
     let turns = Turn::beside(parts.len());
     for (part, turn) in parts.into_iter().zip(turns) {
-        // Objects of the cluster are named after the namespace: its own name would be too long for some.
+        // Names of cluster objects contain the namespace. With the part's name, some would be too long.
         let namespace = format!("part-{}", namespaces.len());
         namespaces.push(namespace.clone());
         running.spawn(attempt(node.client(), namespace, part, outcomes.clone(), turn));
@@ -199,7 +199,7 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
         tokio::select! {
             ended = running.join_next() => match ended {
                 Some(Ok(())) => {}
-                // Failed assertions of a case do not come here.
+                // A failed assertion of a case does not get here.
                 Some(Err(error)) => outcomes.add("a_part_is_run", start, Some(panic_message(error))),
                 None => return,
             },
@@ -210,7 +210,7 @@ async fn together(node: &mut Node, parts: Vec<Planned>, namespaces: &mut Vec<Str
     }
 }
 
-/// The turn ends with this.
+/// Runs one part. Its turn ends with this call.
 async fn attempt(client: Client, namespace: String, planned: Planned, outcomes: Outcomes, turn: Turn) {
     let start = Instant::now();
     match Case::begin(client.clone(), namespace.clone()).await {

@@ -1,20 +1,21 @@
-//! Turns of the parts of a suite: beside each other, or alone.
+//! Turns of the parts of a suite: in parallel, or alone.
 
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The permits of one part. A part that runs beside others has one, a part that runs alone has those of all parts.
+/// Permits of one part. A part that runs in parallel holds one permit; a part that runs alone holds the permits of all
+/// parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     permits: Arc<Semaphore>,
     parts: u32,
-    /// Returned when the last clone is dropped.
+    /// The permit is returned when the last clone is dropped.
     held: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
 }
 
 impl Turn {
-    /// The turns of parts that start beside each other.
+    /// Turns of parts that start in parallel.
     pub(crate) fn beside(parts: usize) -> Vec<Self> {
         let permits = Arc::new(Semaphore::new(parts));
         let turn = |_| Self {
@@ -25,17 +26,17 @@ impl Turn {
         (0..parts).map(turn).collect()
     }
 
-    /// Waits until each other part has ended, or waits as well. Parts that wait run one after the other, in the order of their
-    /// calls.
+    /// Waits until each other part has ended or also waits. Waiting parts run one after the other, in the order of
+    /// their calls.
     pub(crate) async fn alone(&self) {
-        // A part that waits with its permit would keep the others waiting.
+        // A part that kept its permit during the wait would block the other parts.
         drop(self.hold(None));
         // The semaphore is never closed.
         let all = Arc::clone(&self.permits).acquire_many_owned(self.parts).await.ok();
         drop(self.hold(all));
     }
 
-    /// Returns what was held before.
+    /// Replaces the held permit and returns the previous one.
     fn hold(&self, permit: Option<OwnedSemaphorePermit>) -> Option<OwnedSemaphorePermit> {
         mem::replace(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner), permit)
     }

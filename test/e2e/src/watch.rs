@@ -1,4 +1,4 @@
-//! Waiting for an object by a watch, which returns sooner than looks at an interval, and takes less of the node's CPU.
+//! Waits for an object with a watch, which is faster than polling and uses less CPU time of the node.
 
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
@@ -6,10 +6,10 @@ use std::fmt::Debug;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Limit of a watch. Then the test looks at the object, and reports what it has seen.
+/// Duration of a watch. Afterwards the test reads the object and reports its state.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns when the object of this name, or its absence, fulfils the condition, and after [`LIMIT`] in any case.
+/// Returns when the object of this name, or its absence, fulfils the condition, or after [`LIMIT`].
 pub(crate) async fn watch<K>(objects: Api<K>, name: &str, condition: fn(Option<&K>) -> bool)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,

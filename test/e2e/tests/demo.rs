@@ -1,4 +1,4 @@
-//! The output of the launcher from the beginning of a boot to its end, to a pipe and on a terminal.
+//! Output of the launcher during a whole run, to a pipe and on a terminal.
 
 use e2e::cost;
 use e2e::launcher::{Kind, Launched, directory};
@@ -12,17 +12,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The kernel says so when the node has unmounted its disk and turns the machine off.
+/// Console line of a kernel that powers off, after the node has unmounted its disk.
 const OFF: &str = "reboot: Power down";
-/// Size of a new data disk in bytes.
+/// Size of a new data disk, in bytes.
 const NEW_SIZE: u64 = 8 << 30;
 
-/// The image in the archive of the first run.
+/// Name of the image in the archive of the first run.
 const IMAGE: &str = "example.invalid/from-a-file:1";
 
 const NODE_PORT: u16 = 30443;
 const LIMIT: Duration = Duration::from_secs(120);
-/// Between requests that fail: kubectl uses a CPU that the nodes need.
+/// Pause after a failed request, because kubectl uses a CPU that the nodes need.
 const STEP: Duration = Duration::from_millis(500);
 const SERVICE: &str = r#"
 apiVersion: v1
@@ -40,13 +40,13 @@ ports: [{name: https, port: 6443, protocol: TCP}]
 endpoints: [{addresses: [10.0.2.15], conditions: {ready: true}}]
 "#;
 
-/// How printed lines start the build's kubectl.
+/// Beginning of the printed kubectl commands.
 const KUBECTL: &str = "./bazelw run //:kubectl -- ";
 
-/// The line about a claim below the table.
+/// Line about a claim below the table.
 struct Note<'a> {
     before: &'a str,
-    /// The new note, in quotes.
+    /// Text of the new note, in quotes.
     kept: &'a str,
 }
 
@@ -155,7 +155,7 @@ fn the_directions_lead_to_the_cluster(kubectl: &Kubectl, text: &str, port: u16) 
     assert_eq!(after("kubectl     "), format!("{KUBECTL}--kubeconfig={kubeconfig} get pods -A"), "{text}");
     let kubeconfig = Path::new(kubeconfig);
     assert_eq!(kubeconfig.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-    // The first run has imported it.
+    // The first run has imported the image.
     let images =
         kubectl.run(&format!("--kubeconfig={} get node granary -o jsonpath={{.status.images}}", kubeconfig.display()));
     assert!(images.contains(IMAGE), "no {IMAGE} in {images}");
@@ -183,15 +183,15 @@ fn the_pods_are_complete(kubectl: &Kubectl, text: &str) {
     assert_eq!(messages, r#"{"check":"serve"} {"check":"serve"}"#);
 }
 
-/// The Service leads to the API server, whose certificate is valid for 127.0.0.1.
+/// The Service forwards to the API server, whose certificate is valid for 127.0.0.1.
 fn the_forwarded_port_leads_to_a_node_port(kubectl: &Kubectl, text: &str, port: u16) {
     let kubeconfig = text.lines().find_map(|line| line.strip_prefix("kubeconfig  ")).unwrap();
     let place = directory();
     let manifest = place.path().join("service.yaml");
     fs::write(&manifest, SERVICE).unwrap();
-    // To validate the objects first, kubectl would let the API server describe all of its kinds.
+    // Validation would make kubectl download the description of all kinds.
     kubectl.run(&format!("--kubeconfig={kubeconfig} create --validate=false -f {}", manifest.display()));
-    // kube-proxy programs the port later. curl would be another dependency.
+    // kube-proxy programs the port with a delay. The request uses kubectl, because curl would be another dependency.
     let start = Instant::now();
     let request = format!("--kubeconfig={kubeconfig} --server=https://127.0.0.1:{port} get --raw /readyz");
     loop {
@@ -203,7 +203,7 @@ fn the_forwarded_port_leads_to_a_node_port(kubectl: &Kubectl, text: &str, port: 
     }
 }
 
-/// kubectl with a home of its own, where it keeps what the API server can do.
+/// kubectl with a separate home directory for its discovery cache.
 struct Kubectl {
     home: TempDir,
 }
@@ -213,14 +213,14 @@ impl Kubectl {
         Self { home: directory() }
     }
 
-    /// The output with the arguments after [`KUBECTL`] in a printed line.
+    /// Runs a printed command, given its arguments after [`KUBECTL`], and returns the output.
     fn run(&self, arguments: &str) -> String {
         self.attempt(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"))
     }
 
     fn attempt(&self, arguments: &str) -> Result<String, String> {
         let program = env::var_os("GRANARY_KUBECTL").expect("the test is run by its Bazel target");
-        // The line is for a shell.
+        // The printed line is written for a shell.
         let command = format!("exec \"$0\" {arguments} --request-timeout=2m");
         let mut shell = Command::new("/bin/sh");
         let output = shell.arg("-c").arg(command).arg(program).env("HOME", self.home.path()).output().unwrap();
@@ -232,7 +232,7 @@ impl Kubectl {
     }
 }
 
-/// The cells of a claim in the table: columns are two spaces apart at least.
+/// Cells of a claim's row in the table. At least two spaces separate the columns.
 fn row<'a>(text: &'a str, claim: &str) -> Vec<&'a str> {
     let cells = |line: &'a str| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>();
     let found = text.lines().map(cells).find(|cells| cells.len() >= 7 && cells[0] == claim);
@@ -249,6 +249,6 @@ fn note<'a>(text: &'a str, claim: &str) -> Note<'a> {
 fn is_sparse(file: &Path) {
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata.len(), NEW_SIZE);
-    // Blocks of 512 bytes, stat(2).
+    // `st_blocks` counts units of 512 bytes, stat(2).
     assert!(metadata.blocks() * 512 < NEW_SIZE / 2, "{} blocks", metadata.blocks());
 }

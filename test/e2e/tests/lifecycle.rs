@@ -1,4 +1,4 @@
-//! How the launcher ends, with a stub guest in place of a node: each case ends with no process and no file left.
+//! Ends of the launcher, with a stub guest in place of a node. After each case, no process and no file is left.
 
 use e2e::launcher::{Commands, Kind, Launched, PATIENCE, PRESSED, Stub, WAITING};
 use nix::sys::signal::Signal;
@@ -8,18 +8,18 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 
 const STARTED: &str = "runs the guest with";
-/// The first program of the guest runs, and has nothing in use.
+/// Output when the first program of the guest runs and nothing is in use.
 const KERNEL: &str = "kernel: ready";
-/// The node has its disk in use from here on.
+/// Output from which on the node uses its disk.
 const DATA: &str = "data-disk: ready";
-/// The kernel says so when the guest turns the machine off.
+/// Console line of a kernel that powers off.
 const OFF: &str = "reboot: Power down";
 
-/// Line on a terminal while a node shuts down. A line above those that are drawn again and again is filled up with
-/// spaces; one that was written into them is gone after a moment.
+/// Terminal line during the shutdown of a node. The launcher pads a line above the redrawn lines with spaces, which
+/// this text includes. A line that was written into the redrawn lines would soon be overwritten.
 const SHUTTING: &str = "Shutting the node down. Ctrl-C cuts its power. ";
 
-/// The terminal interrupts all that is in the foreground: QEMU must not be.
+/// The terminal interrupts all of its foreground processes. QEMU must not be one of them.
 #[test]
 fn ctrl_c_in_the_middle_of_a_boot_shuts_the_node_down_in_order() {
     let mut launched = Launched::start(Kind::Terminal, Stub::Boots, &[]);
@@ -31,7 +31,7 @@ fn ctrl_c_in_the_middle_of_a_boot_shuts_the_node_down_in_order() {
     assert!(ended.console().contains(OFF), "{}", ended.console());
 }
 
-/// Nor what removes the directory of a launcher that is killed.
+/// Like QEMU, the sweeper must not be interrupted. It removes the directory of a killed launcher.
 #[test]
 fn a_second_ctrl_c_cuts_the_power() {
     let mut launched = Launched::start(Kind::Terminal, Stub::IgnoresButton, &[]);
@@ -39,7 +39,7 @@ fn a_second_ctrl_c_cuts_the_power() {
     let both = [launched.qemu(), launched.sweeper()];
     launched.type_ctrl_c();
     launched.wait_for(SHUTTING);
-    // The last line of the console is drawn.
+    // The launcher shows the last line of the console.
     launched.wait_for(PRESSED);
     assert_eq!(both, [launched.qemu(), launched.sweeper()]);
     launched.type_ctrl_c();
@@ -64,7 +64,7 @@ fn sigint_in_the_middle_of_a_boot_is_like_ctrl_c() {
     assert!(ended.console().contains(OFF), "{}", ended.console());
 }
 
-/// On a terminal without a cursor, which gets plain lines as a pipe does. The guest does not react to its power button.
+/// A terminal without a cursor gets plain lines, like a pipe. The guest does not react to its power button.
 #[test]
 fn sigterm_before_anything_is_in_use_ends_at_once() {
     let mut launched = Launched::start(Kind::DumbTerminal, Stub::Hangs, &[]);
@@ -90,7 +90,7 @@ fn a_killed_qemu_is_reported_with_the_end_of_the_console() {
     }
 }
 
-/// A demonstration that failed does not end the run: a person may look at the node.
+/// A failed demonstration does not end the run, so that the user can inspect the node.
 #[test]
 fn a_qemu_killed_after_the_boot_ends_the_run_with_the_reason() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Ready, &[]);
@@ -111,7 +111,7 @@ fn a_qemu_killed_after_the_boot_ends_the_run_with_the_reason() {
 fn a_killed_launcher_leaves_no_process_and_no_file() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Hangs, &["--nodes=2"]);
     launched.wait_for(STARTED);
-    // Both run.
+    // QEMU and the network must both be running.
     _ = [launched.qemu(), launched.network()];
     launched.signal(Signal::SIGKILL);
     assert_eq!(launched.end().status.signal(), Some(9));
@@ -121,10 +121,10 @@ fn a_killed_launcher_leaves_no_process_and_no_file() {
 fn a_terminal_that_is_closed_shuts_the_node_down_in_order() {
     let mut launched = Launched::start(Kind::Terminal, Stub::Boots, &[]);
     launched.wait_for(DATA);
-    // The last line of the console is drawn every quarter of a second. Its text appears nowhere else.
+    // The launcher redraws the last line of the console every quarter of a second. The text appears nowhere else.
     launched.wait_for(WAITING);
     let shown = launched.close_screen();
-    // The running stage is drawn below the others, with the time.
+    // The current stage and its time are below the other stages.
     assert!(shown.contains("s  kernel"), "{shown:?}");
     let ended = launched.end();
     assert_eq!(ended.status.code(), Some(130));
@@ -201,7 +201,7 @@ fn a_cluster_in_the_background_lives_from_start_to_delete() {
     let shown = commands.run(&["status"]).text;
     let row = shown.lines().find(|line| line.starts_with("a ")).unwrap();
     assert!(row.contains(" ready ") && row.contains(server), "{shown}");
-    // The API server of the stub answers plain text with a TLS alert (RFC 8446, section 5.1).
+    // The API server of the stub responds to plain text with a TLS alert (RFC 8446, section 5.1).
     assert_eq!(first_byte_of_the_answer(forwarded, b"plain text\r\n"), 21);
     let second = commands.start(&["--name=a"]);
     assert_eq!(second.status, Some(1), "{}", second.text);
@@ -217,7 +217,7 @@ fn a_cluster_in_the_background_lives_from_start_to_delete() {
     assert_eq!(smaller.status, Some(1), "{}", smaller.text);
     assert!(smaller.text.contains("a data disk is never shrunk to 1 GiB"), "{}", smaller.text);
 
-    // A launcher that is killed blocks neither a start nor a deletion.
+    // A killed launcher blocks neither a start nor a deletion.
     assert_eq!(commands.start(&["--name=a"]).status, Some(0));
     assert!(fs::read_to_string(&kubeconfig).unwrap().contains(server), "the port is another one");
     commands.kill_launcher();
@@ -265,7 +265,7 @@ fn a_start_that_fails_says_why_and_leaves_no_process() {
     assert_eq!(commands.run(&["delete"]).status, Some(0));
 }
 
-/// The control plane has its network through a segment from the beginning; workers come when it is ready.
+/// The control plane uses a network segment from the beginning. Workers start after the control plane is ready.
 #[test]
 fn the_first_of_several_nodes_is_shut_down_in_order() {
     let mut launched = Launched::start(Kind::Pipe, Stub::Boots, &["--nodes=2"]);

@@ -1,4 +1,5 @@
-//! Two nodes are one cluster: claims on both, pods that reach each other through the mesh, and a node that leaves.
+//! Two nodes form one cluster: claims on both nodes, pods that reach each other through the mesh, and a node that is
+//! removed.
 
 use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +29,7 @@ const WORKER: &str = "granary-1";
 const PORT: u16 = 8080;
 const KEY: &str = "node.granary.dev/wg-pubkey";
 const KUBELET: u16 = 10250;
-/// A note that a pod sends to another one, as plain text.
+/// Note that a pod sends to another pod as plain text.
 const SECRET: &str = "over-the-mesh-and-not-in-the-clear";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +52,7 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     let (mut cluster, (case, here)) = ready.unwrap_or_else(|error| panic!("{}", chain(&error)));
 
     step("claims land on both nodes");
-    // Pods start beside each other; the webhook's is asked later.
+    // The pods start in parallel. The webhook is called later.
     let (webhook, there) =
         tokio::try_join!(Webhook::start(&case, &here), lands(&case, ["there", "there-device"], WORKER))?;
     step("pods reach each other, and Services; the API server reaches a webhook on the other node");
@@ -81,7 +82,7 @@ async fn live(setting: &Setting, options: &ClusterOptions) -> Result<(), Failure
     Ok(())
 }
 
-/// Needs the control plane alone, which has little to do while the worker boots.
+/// Runs the steps that need only the control plane, which has little work while the worker boots.
 async fn begin(client: Client) -> Result<(Case, Server), Failure> {
     has_the_hosts_time(&client).await?;
     let case = Case::begin(client, NAMESPACE.to_owned()).await?;
@@ -99,7 +100,7 @@ async fn lists_the_other(case: &Case, node: &str, other: &str) -> Result<(), Fai
         let lines = metrics.lines().filter(|line| line.starts_with(start));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
     };
-    // Directories that the node limits are not orphans.
+    // Directories that the node limits do not count as orphans.
     for none in ["granary_orphans{", "granary_mesh_refused{"] {
         let values = values(none);
         assert!(!values.is_empty() && values.iter().all(|value| *value == 0.0), "{node}: {none} {values:?}");
@@ -116,7 +117,8 @@ fn print(node: &str, event: &Event) {
     println!("{node}: {event}");
 }
 
-/// With the time since the first step, and not by `println`: the test's harness would keep that for failures.
+/// Prints the step with the time since the first step. Writes to standard error directly, because the test harness
+/// captures `println` and prints it only for failures.
 fn step(what: &str) {
     static START: OnceLock<Instant> = OnceLock::new();
     let time = START.get_or_init(Instant::now).elapsed().as_secs_f64();
@@ -131,10 +133,10 @@ async fn lands(case: &Case, [name, device]: [&'static str; 2], node: &str) -> Re
     for claim in [name, device] {
         assert_eq!(nodes_of(&case.volume_of(claim).await?), [node], "{claim}");
     }
-    // A claim of one node is not a claim of the other.
+    // Claims of the two nodes are separate.
     server.write(format!("/{name}/note"), SECRET).await?;
     server.write(format!("/dev/{device}"), node).await?;
-    // A new claim of a node that may have been restored has all of its size.
+    // A new claim has all of its size, even on a node that may have been restored.
     assert_eq!(server.inspect(format!("/{name}")).await?.space.size, SIZE);
     Ok(server)
 }
@@ -173,14 +175,14 @@ async fn reaches_by_a_service(case: &Case, client: &Server, server: &Server) -> 
     Ok(())
 }
 
-/// One pod gets from the other by its address what only that one has.
+/// A pod requests the other pod's note from the other pod's address.
 async fn reaches(case: &Case, client: &Server, server: &Server) -> Result<(), Failure> {
     let answer = answers(client, pod_address(case, server.name()).await?, server).await?;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(SECRET), "{answer}");
     Ok(())
 }
 
-/// Waits until the pod answers at the address: peers, endpoints and rules come a moment later.
+/// Waits until the pod responds at the address. Peers, endpoints and rules exist after a delay.
 async fn answers(client: &Server, address: SocketAddr, server: &Server) -> Result<String, Failure> {
     let question = question(server);
     eventually(PATIENCE, &format!("an answer at {address}"), async || {
@@ -206,10 +208,10 @@ fn address(text: Option<String>) -> IpAddr {
     text.as_deref().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is not an address"))
 }
 
-/// A webhook whose pod is on the worker, where the API server is not. The pod does not name a node: the scheduler selects one on
-/// which the pod `here` is not, and the pod's claim lands there.
+/// A webhook whose pod is on the worker; the API server is on the control plane. The pod names no node: the scheduler
+/// selects a node without the pod `here`, and the pod's claim is provisioned there.
 struct Webhook {
-    /// In PEM, and base64.
+    /// Certificate in PEM, encoded as base64.
     certificate: ByteString,
 }
 
@@ -217,7 +219,7 @@ impl Webhook {
     const NAME: &str = "webhook";
     const CLAIM: &str = "anywhere";
 
-    /// Does not wait for its pod.
+    /// Creates the objects of the webhook without waiting for its pod.
     async fn start(case: &Case, here: &Server) -> Result<Self, Failure> {
         let host = format!("{}.{NAMESPACE}.svc", Self::NAME);
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([host]).expect("a certificate");
@@ -248,7 +250,7 @@ impl Webhook {
         Ok(())
     }
 
-    /// The API server returns its denial to the client that creates an object.
+    /// The API server returns the webhook's denial to the client that creates an object.
     async fn is_asked(&self, case: &Case) -> Result<(), Failure> {
         let service = json!({"namespace": NAMESPACE, "name": Self::NAME});
         let configuration: ValidatingWebhookConfiguration = serde_json::from_value(json!({
@@ -285,7 +287,7 @@ impl Webhook {
     }
 }
 
-/// All that the worker's network card has seen since its start.
+/// Verifies all packets of the worker's network card since its start.
 async fn nothing_is_in_the_clear(case: &Case, cluster: &Cluster) -> Result<(), Failure> {
     let capture = captured(cluster);
     let [here, there] = [internal(case, CONTROL_PLANE).await?, internal(case, WORKER).await?];
@@ -295,14 +297,14 @@ async fn nothing_is_in_the_clear(case: &Case, cluster: &Cluster) -> Result<(), F
     for packet in &capture.packets {
         let ends = [packet.source, packet.destination];
         assert!(!ends.into_iter().any(of_the_cluster), "{packet:?} is outside of the mesh");
-        // The uplink has IPv6, by which the kernels find each other. No program uses it.
+        // The uplink has IPv6, which the kernels use for neighbor discovery. No program uses it.
         assert!(packet.source.is_ipv4() || packet.transport == Transport::Icmpv6, "{packet:?}");
         if !ends.contains(&here) || !ends.contains(&there) {
             continue;
         }
         match packet.transport {
             Transport::Udp(MESH_PORT, MESH_PORT) => encrypted[usize::from(packet.source == here)] += 1,
-            // Outside of the mesh. The status port is not encrypted, the others use TLS.
+            // Connections outside of the mesh. The status port is not encrypted; the others use TLS.
             Transport::Tcp(one, other)
                 if [one, other].iter().any(|port| [API_PORT, KUBELET, STATUS_PORT].contains(port)) => {}
             Transport::Tcp(..) | Transport::Udp(..) | Transport::Icmpv6 | Transport::Other => panic!("{packet:?}"),
@@ -326,8 +328,8 @@ async fn internal(case: &Case, node: &str) -> Result<IpAddr, Failure> {
     Ok(address(found))
 }
 
-/// As after a blackout: the worker starts its pods without a reachable control plane, and the cluster has it again when the
-/// control plane is back.
+/// Simulates a power outage: the worker starts its pods while the control plane is unreachable, and rejoins the cluster
+/// when the control plane is reachable again.
 async fn comes_back(cluster: &mut Cluster) {
     let cable = cluster.control_plane().cable().expect("one node of two");
     let worker = &mut cluster.workers_mut()[0];
@@ -351,7 +353,7 @@ async fn key(case: &Case) -> Result<String, Failure> {
     Ok(node.annotations().get(KEY).cloned().expect("the node has published its key"))
 }
 
-/// As the page on nodes says that one is removed.
+/// Removes a node as the documentation of nodes describes.
 async fn a_removed_node_has_no_access(
     case: &Case,
     cluster: &Cluster,
@@ -373,7 +375,7 @@ async fn a_removed_node_has_no_access(
         Ok(if peers.ends_with(" 0") { Seen::Done(()) } else { Seen::NotYet(peers.to_owned()) })
     })
     .await?;
-    // The pod runs, and is not reached: nothing is sent to the node any more.
+    // The pod runs but is unreachable, because the control plane sends no more packets to the node.
     let own = internal(case, CONTROL_PLANE).await?;
     let sent = || {
         let of_the_mesh = |transport| matches!(transport, Transport::Udp(MESH_PORT, _) | Transport::Udp(_, MESH_PORT));
@@ -382,7 +384,8 @@ async fn a_removed_node_has_no_access(
     };
     let before = sent();
     assert!(before > 0, "the capture has no packet of the mesh");
-    // That the kubelet does not create the Node again at its next start is shown by //node/kubernetes/reconciler:identity_envtest.
+    // The test //node/kubernetes/reconciler:identity_envtest shows that the kubelet does not create the Node again at
+    // its next start.
     let rejection = eventually(PATIENCE, "the API server to reject what the node writes", async || {
         let console = console();
         let later = String::from_utf8_lossy(&console[before_removal..]);
@@ -394,7 +397,7 @@ async fn a_removed_node_has_no_access(
     let (asked, rejection) = tokio::join!(here.fetch(address, &question), rejection);
     println!("{}", rejection?);
     let Err(Failure::Pod { message, .. }) = &asked else { panic!("{asked:?}") };
-    // A refused connection would be an answer.
+    // A refused connection would be a response.
     let is_silent = message.starts_with(&format!("cannot send a request to {address}")) && !message.contains("refused");
     assert!(is_silent, "{message}");
     assert_eq!(sent(), before);

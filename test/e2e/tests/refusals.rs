@@ -1,4 +1,4 @@
-//! Boots that the node rejects, and how its machine ends then.
+//! Boots that the node rejects, and the resulting end of the machine.
 
 use e2e::{PATIENCE, Seen, Setting, cost, eventually};
 use envtest::chain;
@@ -10,13 +10,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Magic number of ext2, ext3 and ext4 in the superblock, which begins at 1024: ext4 documentation, "Super Block".
-/// Without any of the later ones' features it is an ext2.
+/// Without the features of ext3 and ext4, the file system is an ext2.
 const EXT_MAGIC: ([u8; 2], u64) = ([0x53, 0xef], 1024 + 0x38);
 const DISK_SIZE: u64 = 2 << 30;
 const NO_UUID: &str = "5ad00000-0000-4000-8000-0000000000ff";
 const RESTART: &str = "reboot: Restarting system";
 
-/// Boots a node that rejects its data disk or configuration and leaves the disk as it was. Returns the message, too.
+/// Boots a node that rejects its data disk or configuration, and verifies that the disk is unchanged. Also returns the
+/// message.
 async fn rejected(prepare: impl FnOnce(&File), arguments: &str, configuration: &str) -> (String, Refusal) {
     let setting = Setting::from_target().unwrap();
     let path = setting.file("data.img");
@@ -42,7 +43,7 @@ async fn a_foreign_data_disk_is_rejected_and_unchanged() {
     assert!(message.contains("a file system (ext2)"), "the message does not name what is there: {message}");
 }
 
-/// An empty disk is formatted by a node whose configuration does not name another one.
+/// The node would format this empty disk if the configuration did not name another disk.
 #[tokio::test]
 async fn a_disk_that_the_configuration_does_not_name_is_not_touched() {
     let configuration = r#"{"onFailure": "REBOOT", "storage": {"serial": "other"}}"#;
@@ -51,7 +52,7 @@ async fn a_disk_that_the_configuration_does_not_name_is_not_touched() {
     assert!(message.contains(wanted), "{wanted:?} is not in {message}");
 }
 
-/// An empty disk is formatted by a node that starts.
+/// A node with a valid configuration would format this empty disk.
 #[tokio::test]
 async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     let configuration = r#"{"nodename": "granary", "network": {"dhcp": {}, "mtu": 15}}"#;
@@ -64,13 +65,13 @@ async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
         assert!(message.contains(problem), "{problem:?} is not in {message}");
         assert!(console.contains(problem), "{problem:?} is not on the console: {console}");
     }
-    // The disk would be next.
+    // The disk would be the next stage.
     let has_begun = |stage: &str| begun.iter().any(|name| name == stage);
     assert!(has_begun("init") && !has_begun("data-disk"), "{begun:?}");
 }
 
-/// By the first program, which has nothing but the console to say it by. It looks at the disks for 20 seconds: tests start
-/// in the order of their names, and this one has to start first.
+/// The first program reports the error and can only use the console. It searches the disks for 20 seconds. Tests start
+/// in the order of their names, so this test has a name that starts first.
 #[tokio::test]
 async fn a_boot_without_its_system_names_those_that_are_there() {
     let setting = Setting::from_target().unwrap();
@@ -89,7 +90,7 @@ async fn a_boot_without_its_system_names_those_that_are_there() {
     }
 }
 
-/// A boot that ends in a refusal and a restart, which QEMU takes for the end.
+/// A boot that ends with a rejection and a restart. QEMU exits on a restart.
 struct Refusal {
     error: BootError,
     begun: Vec<String>,
@@ -123,7 +124,7 @@ impl Refusal {
     }
 }
 
-/// The first MiB, the allocated blocks and the time of the last write: any write changes one of them.
+/// The first MiB, the allocated blocks and the time of the last write. Any write changes one of them.
 fn state(path: &Path) -> (Vec<u8>, u64, i64, i64) {
     let file = File::open(path).unwrap();
     let metadata = file.metadata().unwrap();

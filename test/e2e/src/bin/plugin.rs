@@ -1,6 +1,6 @@
-//! A CNI plugin for tests, and the program that installs it, as the DaemonSets of network plugins do.
+//! A CNI plugin for tests, and the program that installs it like the DaemonSets of network plugins do.
 //!
-//! The plugin has an address range of its own, and lets the plugin `ptp` of the node's image do the work.
+//! The plugin has its own address range and delegates to the plugin `ptp` of the node's image.
 #![forbid(unsafe_code)]
 
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Delegates to `ptp` as the CNI specification describes it: the same environment, and a configuration of its own.
+/// Delegates to `ptp` as the CNI specification describes: with the same environment and another configuration.
 fn delegate() -> Done {
     let mut configuration: Value = serde_json::from_reader(io::stdin())?;
     let range = configuration["range"].take();
@@ -64,7 +64,7 @@ fn install(programs: &Path, configurations: &Path, range: &str) -> Done {
     fs::copy("/proc/self/exe", &new)?;
     fs::set_permissions(&new, Permissions::from_mode(0o755))?;
     fs::rename(new, programs.join(NAME))?;
-    // The program first: the node is Ready when there is a configuration.
+    // Install the program first, because the node becomes Ready as soon as the configuration exists.
     let plugin = json!({"type": NAME, "range": range});
     let list = json!({"cniVersion": "1.0.0", "name": "e2e", "plugins": [plugin]});
     fs::write(configurations.join("10-e2e.conflist"), list.to_string())?;
@@ -79,7 +79,7 @@ fn is_denied(path: &str) -> Done {
     }
 }
 
-/// Answers each request over HTTP with the output of [`look`].
+/// Responds to each HTTP request with the output of [`look`].
 fn observe(host: &str, port: &str) -> Done {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port.parse::<u16>()?))?;
     println!("waiting for requests");
@@ -92,10 +92,10 @@ fn observe(host: &str, port: &str) -> Done {
 }
 
 fn answer(mut stream: &TcpStream, host: &str) -> Done {
-    // Reads the whole head: closing a connection with unread data would reset it.
+    // Read the whole request head. Closing a connection with unread data would reset it.
     let mut head = BufReader::new(stream).lines();
     while head.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
-    // In a process of its own, whose root directory changes.
+    // Run [`look`] in a child process, because it changes its root directory.
     let look = Command::new("/proc/self/exe").args(["look", host]).output()?;
     let (status, body) = match look.status.success() {
         true => ("200 OK", look.stdout),
@@ -107,11 +107,11 @@ fn answer(mut stream: &TcpStream, host: &str) -> Done {
     Ok(())
 }
 
-/// Prints what the node has of a network, as JSON. `host` is its root directory.
+/// Prints the node's programs, interfaces and nftables rules as JSON. `host` is the node's root directory.
 fn look(host: &str) -> Done {
     let mut programs = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        // Also of a process that has ended meanwhile, and of a file.
+        // The name is empty if the process has ended, or if the entry is not a process.
         let name = fs::read_to_string(entry?.path().join("comm")).unwrap_or_default();
         programs.push(name.trim_end().to_owned());
     }

@@ -1,4 +1,4 @@
-//! Commands of the launcher for clusters in the background.
+//! Launcher commands for clusters in the background.
 
 use crate::launcher::launched::{MARK, launcher, send, stub_command_line, until};
 use crate::launcher::{Process, Stub, directory};
@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A home directory in which commands run one after the other. All that they started is killed on drop.
+/// Home directory of commands that run one after the other. Dropping the value kills all processes that the commands
+/// have started.
 #[derive(Debug)]
 pub struct Commands {
     home: TempDir,
@@ -33,7 +34,7 @@ impl Commands {
         self.home.path()
     }
 
-    /// Runs the launcher until it ends and its output is closed, also by what it started.
+    /// Runs the launcher until it ends and all of its descendants have closed its output.
     pub fn run(&self, words: &[&str]) -> Outcome {
         let mut command = launcher(self.command_line.clone().into());
         command.args(words).env(MARK, self.mark()).env("HOME", self.home());
@@ -47,12 +48,12 @@ impl Commands {
         self.run(&[&["start", "--memory=1280M", "--cpus=1"], more].concat())
     }
 
-    /// All that the commands have started and that runs.
+    /// Running processes that the commands have started.
     pub fn processes(&self) -> Vec<Process> {
         Process::with_variable(MARK, self.mark().as_os_str())
     }
 
-    /// Kills the launcher in the background, and waits until what it started has ended.
+    /// Kills the launcher in the background, and waits until all processes that it started have ended.
     pub fn kill_launcher(&self) {
         let all = self.processes();
         let launcher = all.iter().find(|process| process.words.iter().any(|word| word == "--detached"));
@@ -68,7 +69,7 @@ impl Commands {
 impl Drop for Commands {
     fn drop(&mut self) {
         for process in self.processes() {
-            // It may have ended.
+            // The process may have ended.
             _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.id), Signal::SIGKILL);
         }
     }

@@ -1,4 +1,4 @@
-//! A launcher that was started.
+//! A running launcher.
 
 use crate::launcher::screen::{Kind, Screen};
 use crate::launcher::{PATIENCE, Process, Stub, VARIABLE, WHOLE, sys};
@@ -15,38 +15,40 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How often a process is looked at that is about to end.
+/// Interval between two looks at a process that is about to end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Files of the image: arguments of the launcher, and variables of the test's target. The command line is separate.
+/// Files of the image: arguments of the launcher, and environment variables that the test's target sets. The command
+/// line is separate.
 const IMAGE: [(&str, &str); 4] = [
     ("--kernel", "GRANARY_KERNEL"),
     ("--initramfs", "GRANARY_INITRAMFS"),
     ("--system", "GRANARY_SYSTEM"),
     ("--disk", "GRANARY_DISK"),
 ];
-/// The command line of a stub, without [`VARIABLE`].
+/// Kernel command line of a stub, without [`VARIABLE`].
 const STUB: &str = "console=ttyS0 quiet panic=-1 nowatchdog audit=0 apparmor=0";
 
-/// Marks the processes of one launcher: each launcher has a value of its own, and what it starts inherits it.
+/// Environment variable that marks the processes of one launcher. Its value is unique, and the launcher's descendants
+/// inherit it.
 pub(crate) const MARK: &str = "TMPDIR";
 
-/// A launcher that was started, with all that it writes on one [`Screen`]. Killed on drop.
+/// A running launcher, whose output is on one [`Screen`]. Dropping the value kills the launcher.
 #[derive(Debug)]
 pub struct Launched {
     child: Child,
     screen: Option<Screen>,
-    /// Its temporary directory, and a directory for logs beside it.
+    /// The launcher's temporary directory, with a directory for logs next to it.
     place: TempDir,
     patience: Duration,
-    /// Has the launcher's [`MARK`], so that a search for its processes that finds none is known to have failed.
+    /// Process with the launcher's [`MARK`]. A search for marked processes that does not find this one has failed.
     witness: Child,
 }
 
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
-    /// All that it wrote; to the point where its reader went away.
+    /// The launcher's whole output, or its output until the reader closed the screen.
     pub text: String,
     pub logs: BTreeMap<String, String>,
 }
@@ -66,13 +68,13 @@ impl Ended {
 }
 
 pub fn directory() -> TempDir {
-    // Bazel removes it after the test, even one that was killed.
+    // Bazel removes this directory after the test, even if the test was killed.
     let above = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
     TempDir::with_prefix_in("launch-", above).expect("a directory can be created")
 }
 
 impl Launched {
-    /// Starts it with a stub in place of the image, with little memory and one CPU, and with further arguments.
+    /// Starts the launcher with a stub in place of the image, little memory, one CPU, and the arguments in `more`.
     pub fn start(kind: Kind, stub: Stub, more: &[&str]) -> Self {
         let place = directory();
         let command_line = stub_command_line(place.path(), stub);
@@ -80,7 +82,8 @@ impl Launched {
         Self::with(kind, place, PATIENCE, command_line.into(), &arguments)
     }
 
-    /// Starts it with the image, for a boot to its end and for all that is shown then, with these arguments and no others.
+    /// Starts the launcher with the image and exactly these arguments, with a deadline for a whole boot and its
+    /// demonstration.
     pub fn start_whole(kind: Kind, arguments: &[&str]) -> Self {
         Self::with(kind, directory(), WHOLE, variable("GRANARY_CMDLINE"), arguments)
     }
@@ -102,7 +105,7 @@ impl Launched {
                 command.stdin(standard())
             }
         };
-        // It ends with its input.
+        // `cat` ends when its standard input is closed.
         let mut witness = Command::new("cat");
         let witness = witness.env(MARK, &temporary).stdin(Stdio::piped()).spawn().expect("cat can be started");
         let child = command.stdout(standard()).stderr(standard()).spawn().expect("the launcher can be started");
@@ -117,7 +120,7 @@ impl Launched {
         self.screen.as_ref().map(Screen::text).unwrap_or_default()
     }
 
-    /// The launcher, and all that it has started and that runs.
+    /// Running processes of the launcher: the launcher itself and its descendants.
     pub fn processes(&self) -> Vec<Process> {
         let mut found = Process::with_variable(MARK, self.place.path().join("tmp").as_os_str());
         let all = found.len();
@@ -134,7 +137,7 @@ impl Launched {
         self.machine(|kind| kind == "none")
     }
 
-    /// The process that removes the launcher's directory if the launcher cannot.
+    /// The process that removes the launcher's directory if the launcher cannot do it.
     pub fn sweeper(&self) -> Process {
         self.process("the sweeper", |process| process.words.iter().any(|word| word == "--sweep-up"))
     }
@@ -153,7 +156,7 @@ impl Launched {
         send(self.id(), signal);
     }
 
-    /// Types Ctrl-C on its terminal: all that is in the foreground there is interrupted.
+    /// Types Ctrl-C on the launcher's terminal, which interrupts all foreground processes.
     pub fn type_ctrl_c(&mut self) {
         self.screen.as_mut().expect("the screen is open").type_ctrl_c();
     }
@@ -183,7 +186,7 @@ impl Launched {
         Ended { status, text: self.close_screen(), logs: self.logs() }
     }
 
-    /// A launcher that rejects its arguments does not create the directory.
+    /// Contents of the log files. The directory is missing if the launcher rejected its arguments.
     fn logs(&self) -> BTreeMap<String, String> {
         let entries = fs::read_dir(self.place.path().join("logs")).into_iter().flatten();
         let read = |entry: fs::DirEntry| {
@@ -200,7 +203,7 @@ impl Launched {
 
 impl Drop for Launched {
     fn drop(&mut self) {
-        // Fails if it has ended.
+        // The calls fail if the process has ended.
         for child in [&mut self.child, &mut self.witness] {
             _ = child.kill();
             _ = child.wait();
@@ -208,7 +211,7 @@ impl Drop for Launched {
     }
 }
 
-/// The command line of a stub, in a file of the directory.
+/// Writes the command line of a stub to a file in the directory.
 pub(crate) fn stub_command_line(directory: &Path, stub: Stub) -> PathBuf {
     let path = directory.join("cmdline.txt");
     fs::write(&path, format!("{STUB} {VARIABLE}={stub}")).expect("a file can be written");

@@ -1,4 +1,4 @@
-//! Processes, as /proc shows them.
+//! Processes, read from /proc.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,8 +11,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// All processes that a program with this unique environment variable has started, directly or not; children
-    /// inherit it. Zombies have no environment, proc_pid_environ(5).
+    /// All processes that a program with this unique environment variable has started, directly or indirectly, because
+    /// children inherit the variable. Zombies have no environment, proc_pid_environ(5).
     pub fn with_variable(name: &str, value: &OsStr) -> Vec<Self> {
         let wanted = [name.as_bytes(), b"=", value.as_bytes()].concat();
         let entries = fs::read_dir("/proc").expect("/proc is mounted");
@@ -45,7 +45,8 @@ mod tests {
         let mark = format!("orphan of {}", id());
         let find = || Process::with_variable(NAME, OsStr::new(&mark));
         let mut shell = Command::new("/bin/sh");
-        // A shell takes the input of what it does not wait for away. The orphan ends with its input.
+        // A shell redirects the standard input of background commands, so `cat` reads descriptor 3. The orphan ends
+        // when its input is closed.
         shell.args(["-c", "exec 3<&0; cat <&3 &"]).env(NAME, &mark).stdin(Stdio::piped());
         let mut shell = shell.spawn().unwrap();
         let input = shell.stdin.take();

@@ -14,22 +14,22 @@ use std::time::{Duration, Instant};
 pub enum Kind {
     Pipe,
     Terminal,
-    /// The same without a cursor: nothing is drawn there.
+    /// Terminal without a cursor, on which the launcher does not redraw lines.
     DumbTerminal,
 }
 
-/// The reader of a program's output. Dropping it closes the pipe, or the terminal.
+/// Reader of a program's output. Dropping it closes the pipe or terminal.
 #[derive(Debug)]
 pub struct Screen {
     stream: File,
     text: String,
-    /// A character whose end was not yet read.
+    /// Incomplete UTF-8 character at the end of the input.
     begun: Vec<u8>,
     over: bool,
 }
 
 impl Screen {
-    /// A screen, and the end that a program writes to.
+    /// Opens a screen. Returns it with the descriptor that a program writes to.
     pub(crate) fn open(kind: Kind) -> (Self, OwnedFd) {
         let (reader, writer) = match kind {
             Kind::Pipe => {
@@ -39,7 +39,7 @@ impl Screen {
             Kind::Terminal | Kind::DumbTerminal => {
                 let size = Winsize { ws_row: 40, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
                 let both = openpty(Some(&size), None).expect("a terminal can be created");
-                // A program that has the other end of its own terminal never sees it closed.
+                // A program that inherits the other end of its own terminal never observes that the terminal is closed.
                 for end in [&both.master, &both.slave] {
                     fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("a descriptor has flags");
                 }
@@ -49,7 +49,7 @@ impl Screen {
         (Self { stream: File::from(reader), text: String::new(), begun: Vec::new(), over: false }, writer)
     }
 
-    /// Types Ctrl-C on the terminal, whose programs in the foreground get SIGINT.
+    /// Types Ctrl-C on the terminal. Its foreground processes get SIGINT.
     pub fn type_ctrl_c(&mut self) {
         self.stream.write_all(b"\x03").expect("a terminal is open for writing");
     }
@@ -62,7 +62,8 @@ impl Screen {
         let start = Instant::now();
         let mut from = 0;
         while !self.text[from..].contains(wanted) {
-            // Its beginning may be there. A terminal that is drawn ten times a second is not looked through again and again.
+            // The text may end with the beginning of `wanted`. Continue the search there, because a terminal is redrawn
+            // ten times a second and its text grows fast.
             from = self.text.floor_char_boundary(self.text.len().saturating_sub(wanted.len()));
             let left = limit.saturating_sub(start.elapsed());
             assert!(!left.is_zero(), "no {wanted:?} within {limit:?}, but {:?}", self.text);
@@ -80,7 +81,7 @@ impl Screen {
         }
     }
 
-    /// Reads what is there, or waits until something is.
+    /// Reads the available output, or waits for output.
     fn read(&mut self, limit: Duration) {
         let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)], timeout) {
@@ -92,7 +93,7 @@ impl Screen {
         match self.stream.read(&mut piece) {
             Ok(0) => self.over = true,
             Ok(count) => self.add(&piece[..count]),
-            // A terminal whose programs have all closed it, pty(7).
+            // All programs have closed the terminal, pty(7).
             Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => self.over = true,
             Err(error) => panic!("cannot read output: {error}"),
         }
@@ -119,7 +120,7 @@ mod tests {
     fn a_text_that_comes_in_pieces_is_found() {
         let (mut screen, writer) = Screen::open(Kind::Pipe);
         let mut writer = File::from(writer);
-        // The arrow has three bytes.
+        // The arrow has three bytes, so a read may split it.
         for piece in "granary → granary-1".as_bytes().chunks(9) {
             writer.write_all(piece).unwrap();
             screen.read(SHORT);

@@ -1,5 +1,5 @@
-//! The guest of the launcher's tests in place of a node: the node's kernel with `:stub_initramfs`. It needs a second of
-//! CPU time after the start of the kernel, a node needs a minute.
+//! Guest that replaces a node in the launcher's tests: the node's kernel with `:stub_initramfs`. After the start of the
+//! kernel, the stub needs a second of CPU time and a node needs a minute.
 
 use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
@@ -7,9 +7,9 @@ use std::fmt;
 
 /// The kernel's command line sets this variable for /init to the name of a [`Stub`].
 pub const VARIABLE: &str = "STUB";
-/// Line on the console: the guest waits for its power button.
+/// Console line of a guest that waits for its power button.
 pub const WAITING: &str = "stub: waiting for the power button";
-/// Line on the console: the power button was pressed.
+/// Console line of a guest whose power button was pressed.
 pub const PRESSED: &str = "stub: the power button was pressed";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,14 +19,14 @@ pub enum Stub {
     Hangs,
     /// Announces stages up to `data-disk`, and powers off when the power button is pressed.
     Boots,
-    /// The same, but the guest does not power off.
+    /// Like [`Stub::Boots`], but the guest does not power off.
     IgnoresButton,
-    /// As [`Stub::Boots`], with an API server whose only object is the Ready node `granary`. It rejects every request
-    /// other than GET.
+    /// Like [`Stub::Boots`], with an API server whose only object is the Ready node `granary`. The API server rejects
+    /// every request other than GET.
     Ready,
 }
 
-/// The value of [`VARIABLE`].
+/// Value of [`VARIABLE`].
 impl fmt::Display for Stub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)

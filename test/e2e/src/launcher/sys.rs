@@ -1,4 +1,4 @@
-//! Calls of a child between fork and exec.
+//! System calls of a child between fork and exec.
 
 use nix::libc;
 use nix::unistd::setsid;
@@ -6,12 +6,13 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 nix::ioctl_write_int_bad!(
-    /// Makes a terminal that of the session, `TIOCSCTTY` of ioctl_tty(2): what reads and writes there gets its signals.
+    /// Makes the terminal the controlling terminal of the session, `TIOCSCTTY` of ioctl_tty(2). The session's processes
+    /// get its signals.
     tiocsctty,
     libc::TIOCSCTTY
 );
 
-/// The program gets a session of its own, whose terminal is its standard input.
+/// Gives the program its own session, whose controlling terminal is its standard input.
 pub(crate) fn own_terminal(command: &mut Command) {
     let begin = || {
         setsid()?;

@@ -1,4 +1,4 @@
-//! The kubelet's port, as other machines reach it.
+//! Access of other machines to the kubelet's port.
 
 use e2e::Case;
 use k8s_openapi::ByteString;
@@ -12,10 +12,10 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpos
 use serde_json::json;
 
 pub const PORT: u16 = 10250;
-/// A name in its certificate. The test reaches it by 127.0.0.1.
+/// Name in the kubelet's certificate. The test connects to 127.0.0.1 instead.
 const NAME: &str = "granary";
 
-/// Requests, and the code for a client with all rights. The pod does not exist.
+/// Requests, each with the status code for a client with all rights. The pod does not exist.
 const REQUESTS: [(&str, &str, u16); 9] = [
     ("GET", "/healthz", 200),
     ("GET", "/pods", 200),
@@ -28,7 +28,7 @@ const REQUESTS: [(&str, &str, u16); 9] = [
     ("POST", "/run/default/pod/container?cmd=id", 404),
 ];
 
-/// `port` leads to the kubelet's.
+/// Verifies access to the kubelet, to which `port` is forwarded.
 pub async fn accepts_clients_with_rights_only(node: &Node, port: u16, case: &Case) {
     let connect = async |user: Option<AuthInfo>| client(node, port, user).await;
     for (name, user) in [
@@ -41,7 +41,7 @@ pub async fn accepts_clients_with_rights_only(node: &Node, port: u16, case: &Cas
             assert_eq!(code(&client, method, path).await, 401, "{name}: {method} {path}");
         }
     }
-    // The account of a pod.
+    // Service account of a pod.
     let request = serde_json::from_value::<TokenRequest>(json!({"spec": {"audiences": []}})).unwrap();
     let accounts = case.api::<ServiceAccount>();
     let granted = accounts.create_token_request("default", &PostParams::default(), &request).await.unwrap();
@@ -54,7 +54,7 @@ pub async fn accepts_clients_with_rights_only(node: &Node, port: u16, case: &Cas
     }
 }
 
-/// With another user than that of the node's kubeconfig, if there is one.
+/// Client of the port with the node's kubeconfig, or with `user` instead of the kubeconfig's user.
 async fn client(node: &Node, port: u16, user: Option<AuthInfo>) -> Client {
     let mut kubeconfig = Kubeconfig::read_from(node.kubeconfig()).unwrap();
     for cluster in kubeconfig.clusters.iter_mut().filter_map(|named| named.cluster.as_mut()) {
@@ -73,7 +73,7 @@ fn token(token: &str) -> AuthInfo {
     serde_json::from_value(json!({"token": token})).unwrap()
 }
 
-/// The subject of the break-glass certificate.
+/// Self-signed certificate with the subject of the break-glass certificate.
 fn self_signed() -> AuthInfo {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

@@ -1,4 +1,4 @@
-//! The image as a disk, started by UEFI firmware.
+//! The image as a disk that UEFI firmware boots.
 
 mod kubelet;
 mod plugin;
@@ -27,11 +27,11 @@ use tokio::net::TcpStream;
 
 const SECTOR: u32 = 512;
 
-/// The machine has no other disk: the data are on a partition that the first boot makes behind the system. It has no virtio
-/// disk and card, three cards of which one is connected, and a screen. Its administrator has only the console and the network.
-/// Its pods have the network of a CNI plugin, which a DaemonSet installs.
+/// The machine has no other disk, so the first boot creates a data partition behind the system partition. It has no
+/// virtio disk and no virtio network card, but three cards, of which one is connected, and a screen. Its administrator
+/// has only the console and the network. Its pods use the network of a CNI plugin, which a DaemonSet installs.
 ///
-/// Tests start in the order of their names: this one is the longest, and the others run beside it.
+/// Tests start in the order of their names. This test is the longest one and starts first; the others run in parallel.
 #[tokio::test]
 async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     let setting = Setting::from_target().unwrap();
@@ -40,7 +40,7 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     options.hardware = Hardware {
         disks: DiskModel::Nvme,
         card: Card::E1000e,
-        // Linux draws each line of the log: slow in emulation on a larger screen.
+        // Linux draws each line of the log, which is slow in emulation on a larger screen.
         more: ["igb", "vmxnet3,romfile=", "VGA,romfile=,xres=640,yres=480"].map(str::to_owned).to_vec(),
     };
     let administrator = Administrator::new("alice");
@@ -71,7 +71,8 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     )
     .unwrap_or_else(|error| panic!("{error}"));
     let console = fs::read_to_string(node.console()).unwrap();
-    // The archive with the plugin is on another disk, and the kernel numbers both as it finds them.
+    // The archive with the plugin is on another disk, and the kernel numbers both disks in the order of their
+    // discovery.
     expect(&console, "initramfs: /dev/nvme");
     expect(&console, "n1p2 (partition SYSTEM-A");
     let loaded = console.lines().find(|line| line.contains("drivers loaded")).expect("a line about drivers");
@@ -92,7 +93,7 @@ async fn a_disk_image_on_a_larger_disk_becomes_a_node() {
     node.shut_down(SHUTDOWN_LIMIT).await.unwrap();
 }
 
-/// A user with a key and its request, as docs/operations/install.md describes it.
+/// A user with a key and a certificate request, as docs/operations/install.md describes.
 struct Administrator {
     request: String,
     key: KeyPair,
@@ -107,8 +108,8 @@ impl Administrator {
         Self { request: params.serialize_request(&key).unwrap().pem().unwrap(), key }
     }
 
-    /// Reads the certificates from the status port, from another machine, compares the CA with the console, and asks the API
-    /// server for objects that only an administrator reads.
+    /// Reads the certificates from the status port, like another machine does. Compares the CA with the digest on the
+    /// console, and requests objects that only an administrator can read.
     async fn enters(&self, node: &Node, status: u16) {
         let (line, ca) = read(status, "/ca.crt").await;
         assert!(line.contains(" 200 "), "{line}");
@@ -165,12 +166,12 @@ impl Administrator {
 
 async fn client(kubeconfig: Kubeconfig) -> Client {
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    // A proxy of the environment does not reach the loopback of this machine.
+    // A proxy from the environment cannot reach the loopback interface of this machine.
     config.proxy_url = None;
     Client::try_from(config).unwrap()
 }
 
-/// The first line and the body of the answer.
+/// Status line and body of the response.
 async fn read(port: u16, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes()).await.unwrap();
@@ -180,17 +181,17 @@ async fn read(port: u16, path: &str) -> (String, String) {
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
-/// Grey, as Linux writes on its console; firmware uses another one.
+/// Grey of Linux' console. Firmware uses another color.
 const CONSOLE_TEXT: [u8; 3] = [0xaa; 3];
 
-/// The pixels of a picture in the format PPM: `P6`, width, height and largest value, each with white space behind it.
+/// Pixels of a picture in PPM format: `P6`, width, height and maximum value, each followed by white space.
 fn pixels(picture: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     let head = picture.split_inclusive(u8::is_ascii_whitespace).take(4).map(<[u8]>::len).sum::<usize>();
     picture[head..].chunks_exact(3).map(|pixel| [pixel[0], pixel[1], pixel[2]])
 }
 
-/// On a SATA disk. The initramfs compares the first block; the kernel all that it reads, and the second block is the beginning
-/// of `/init`.
+/// The damaged disk is a SATA disk. The initramfs verifies the first block, and the kernel verifies every block that it
+/// reads. The second block contains the start of `/init`.
 #[tokio::test]
 async fn a_flipped_bit_of_a_program_stops_the_kernel_with_a_remedy() {
     let console = console_of_damaged(4096 + 100).await;
@@ -200,7 +201,8 @@ async fn a_flipped_bit_of_a_program_stops_the_kernel_with_a_remedy() {
     expect(&console, "write the image to the disk again");
 }
 
-/// The initramfs of the executable names the system; an argument that the machine adds would start another one, unverified.
+/// The initramfs in the executable names the system. An argument that the machine adds would start another, unverified
+/// system.
 #[tokio::test]
 async fn an_smbios_argument_with_another_system_stops_the_boot() {
     let setting = Setting::from_target().unwrap();
@@ -248,7 +250,8 @@ fn copied(from: &Path, to: &Path) -> File {
     let to = File::options().read(true).write(true).create_new(true).open(to).unwrap();
     to.set_len(from.metadata().unwrap().len()).unwrap();
     let (mut buffer, mut at) = (vec![0; 64 << 10], 0);
-    // Most of the image. One comparison of memory: a loop over the bytes takes seconds without optimization.
+    // Most of the image is zeros. A comparison of slices is fast; a loop over the bytes takes seconds without
+    // optimization.
     let zeros = vec![0_u8; buffer.len()];
     loop {
         let length = from.read(&mut buffer).unwrap();

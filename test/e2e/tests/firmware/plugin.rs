@@ -1,4 +1,4 @@
-//! A network of pods that a DaemonSet installs, as those of Cilium, Calico and flannel do.
+//! A pod network that a DaemonSet installs, like those of Cilium, Calico and flannel.
 
 use e2e::{Case, Failure, PATIENCE, Pod as ServerPod, Seen, cost, eventually};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use workload::Record;
 
 const IMAGE: &str = "granary.invalid/e2e-plugin:1";
-/// Not of the cluster's networks (RFC 2544).
+/// Range of the plugin, outside of the cluster's networks (RFC 2544).
 const RANGE: &str = "198.18.7.0/24";
 /// Name and label of the DaemonSet.
 const NAME: &str = "plugin";
-/// The container that looks at the node, and its port in the node's network. A pod of its own would take longer.
+/// Container that inspects the node, and its port in the node's network. A separate pod would take longer.
 const OBSERVER: &str = "observer";
 const PORT: u16 = 8090;
 
-/// Creates the DaemonSet. The node is not Ready before its pod has installed the plugin.
+/// Creates the DaemonSet. The node is not Ready until the DaemonSet's pod has installed the plugin.
 pub async fn install(client: Client) -> Result<Case, Failure> {
     let case = Case::begin_privileged(client, "plugin".to_owned()).await?;
     let container = |name: &str, arguments: &[&str], user: u32, volumes: &[&str]| {
@@ -50,7 +50,7 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
                             container("rights", &["is-denied", "/programs/denied"], 1000, &["programs"]),
                             container("install", &["install", "/programs", "/configurations", RANGE], 0, &["programs", "configurations"]),
                         ],
-                        // The runtime starts it only if the node's mounts are shared.
+                        // The runtime starts the container only if the node's mounts are shared.
                         "containers": [{
                             "name": "agent",
                             "image": "granary.invalid/pause:1",
@@ -85,7 +85,8 @@ pub async fn install(client: Client) -> Result<Case, Failure> {
     Ok(case)
 }
 
-/// A pod has an address of the plugin and resolves names, and the node has no network of its own beside it.
+/// Verifies that a pod has an address of the plugin and resolves names, and that the node has no pod network of its
+/// own.
 pub async fn is_used(case: &Case) -> Result<(), Failure> {
     let server = case.open(&ServerPod::server("ordinary")).await?;
     let pods: Api<Pod> = case.api();
@@ -120,8 +121,8 @@ pub async fn is_used(case: &Case) -> Result<(), Failure> {
 
 async fn look(case: &Case) -> Result<Value, Failure> {
     let pods: Api<Pod> = case.api();
-    let its = ListParams::default().labels(&format!("app={NAME}"));
-    let found = pods.list(&its).await.map_err(Failure::api("list the pods of a DaemonSet"))?;
+    let labelled = ListParams::default().labels(&format!("app={NAME}"));
+    let found = pods.list(&labelled).await.map_err(Failure::api("list the pods of a DaemonSet"))?;
     let [pod] = &*found.items else { panic!("{} pods of a DaemonSet on one node", found.items.len()) };
     let pod = pod.name_any();
     let of_the_observer = LogParams { container: Some(OBSERVER.to_owned()), ..LogParams::default() };

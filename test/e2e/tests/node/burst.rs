@@ -1,4 +1,4 @@
-//! Claims and pods that come and go at once, while the tasks of the storage are started again.
+//! Claims and pods that are created and deleted at once while the storage tasks restart.
 
 use crate::killed::no_place_has_two_mounts;
 use crate::status::restarts;
@@ -10,10 +10,10 @@ const MIB: u64 = 1 << 20;
 /// signal(7), x86.
 const SIGUSR1: i32 = 10;
 const POD: &str = "burst";
-/// All of one pod, which takes much longer than its volumes.
+/// Claims of a single pod, because the start of a pod takes much longer than its volumes.
 const CLAIMS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const DEVICES: [&str; 2] = ["a", "b"];
-/// Services that start again at SIGUSR1: the CSI plugin, and the provisioner.
+/// Services that restart after SIGUSR1: the CSI plugin and the provisioner.
 const STORAGE: [&str; 2] = ["csi", "provisioner"];
 
 pub async fn run(part: Part) -> Result<(), Stopped> {
@@ -44,7 +44,7 @@ async fn create(case: &Case) -> Result<Server, Failure> {
         Ok(if bound > 0 { Seen::Done(()) } else { Seen::NotYet("none is".to_owned()) })
     })
     .await?;
-    // While the others are created, and while the pod gets them.
+    // Restart the tasks while the other claims are provisioned and while the pod's volumes are published.
     end_the_storage_tasks(case).await?;
     end_the_storage_tasks(case).await?;
     let pod = case.find(POD).await?;
@@ -66,7 +66,7 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
     }
     let deleted = case.api::<PodObject>().delete(pod.name(), &DeleteParams::default()).await;
     deleted.map_err(Failure::api("delete a pod"))?;
-    // Claims stay as long as a pod uses them.
+    // Claims exist as long as a pod uses them.
     for claim in CLAIMS {
         case.delete_claim(claim).await?;
     }
@@ -77,7 +77,7 @@ async fn delete(case: &Case, pod: Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// SIGUSR1 ends the tasks wherever they are. Waits until each was started once more, and does its work.
+/// SIGUSR1 ends the tasks at any point of their work. Waits until each task has restarted and is ready.
 async fn end_the_storage_tasks(case: &Case) -> Result<(), Failure> {
     let before = restarts(case, STORAGE).await?;
     assert_eq!(case.signal("init", SIGUSR1).await?, [1]);

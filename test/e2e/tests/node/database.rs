@@ -1,5 +1,5 @@
-//! The tutorial "Your first database": its objects with the address of the test's registry, and with a device in the
-//! StatefulSet.
+//! The tutorial "Your first database". The test uses its objects with the address of the test's registry, and adds a
+//! device to the StatefulSet.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -12,24 +12,24 @@ use serde_json::{Value, json};
 use workload::Record;
 
 const OBJECTS: &str = include_str!("../../../../docs/database.yaml");
-/// The registry's address in the tutorial.
+/// Address of the registry in the tutorial.
 const TUTORIAL_REGISTRY: &str = "registry.example:5000";
-/// The repository and the tag of the image.
+/// Repository and tag of the image.
 pub const IMAGE: &str = "redis:7.0";
 /// Name of the StatefulSet, of the Service, and of the Secret with the database's password.
 const NAME: &str = "database";
 pub const POD: &str = "database-0";
 const CLAIM: &str = "data-database-0";
 const SIZE: u64 = 128 << 20;
-/// The added template, and its claim for the pod.
+/// Name of the added template, and of its claim for the pod.
 const DEVICE: &str = "device";
 const DEVICE_CLAIM: &str = "device-database-0";
 const DEVICE_SIZE: u64 = 16 << 20;
 const PORT: u16 = 6379;
-/// Of the database.
+/// Password of the database.
 pub const SECRET: &str = "password-of-the-test-database";
 
-/// The Secrets that the tutorial creates with kubectl, and the objects of its file.
+/// Creates the Secrets that the tutorial creates with kubectl, and the objects of the tutorial's file.
 pub async fn create(case: &Case) -> Result<(), Failure> {
     let user = json!({"username": USER, "password": PASSWORD});
     for secret in [
@@ -54,7 +54,7 @@ pub async fn create(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tutorial has a claim for files only.
+/// Adds a claim for a device. The tutorial only has a claim for files.
 fn add_device(set: &mut Value) {
     let spec = &mut set["spec"];
     let template = json!({
@@ -70,7 +70,7 @@ fn add_device(set: &mut Value) {
     spec["template"]["spec"]["containers"][0]["volumeDevices"] = device;
 }
 
-/// Cases of one database, each of which needs the one before it.
+/// Cases of one database. Each case needs the previous one.
 pub async fn cases(part: &Part) {
     let case = &part.case;
     let has_a_claim =
@@ -87,7 +87,7 @@ pub async fn cases(part: &Part) {
     part.shows("the_next_pod_of_a_stateful_set_has_its_device", keeps_its_device(case, &device)).await;
 }
 
-/// Returns the unique ID of the pod.
+/// Returns the UID of the pod.
 async fn has_a_claim(case: &Case) -> Result<String, Failure> {
     let pod = case.ready_pod(POD, None).await?;
     let volume = case.volume_name(CLAIM).await?;
@@ -97,7 +97,7 @@ async fn has_a_claim(case: &Case) -> Result<String, Failure> {
     Ok(pod)
 }
 
-/// Returns the name of its volume.
+/// Returns the name of the device's volume.
 async fn has_a_device(case: &Case) -> Result<String, Failure> {
     let volume = case.volume_name(DEVICE_CLAIM).await?;
     let OnNode { loops, .. } = case.on_the_node(&volume).await?;
@@ -105,7 +105,7 @@ async fn has_a_device(case: &Case) -> Result<String, Failure> {
     Ok(volume)
 }
 
-/// The pod is ready, so that it has one.
+/// The pod is ready, so it has a device. Verifies that this is the previous device.
 async fn keeps_its_device(case: &Case, volume: &str) -> Result<(), Failure> {
     assert_eq!(has_a_device(case).await?, volume);
     Ok(())
@@ -115,8 +115,8 @@ async fn is_written(case: &Case) -> Result<(), Failure> {
     answers(case, "SET note kept", "+OK\r\n").await
 }
 
-/// Waits for this answer to an inline command of the protocol (RESP), as the only answer beside those to `AUTH` and `QUIT`. The
-/// observer is in another namespace, and looks the pod up in the Service.
+/// Waits for this response to an inline command of the protocol (RESP), besides those to `AUTH` and `QUIT`. The
+/// observer is in another namespace and looks up the pod's name in the Service.
 async fn answers(case: &Case, command: &str, answer: &str) -> Result<(), Failure> {
     let observer = case.observer();
     let name = format!("{POD}.{NAME}.{}", case.namespace());
@@ -131,7 +131,7 @@ async fn answers(case: &Case, command: &str, answer: &str) -> Result<(), Failure
     .await
 }
 
-/// Without an eviction: the client repeats a denied one (status 429) for minutes.
+/// Checks the budget without an eviction, because the client repeats a denied eviction (status 429) for minutes.
 async fn is_counted(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "the counts of the disruption budget", async || {
         let budget = case.api::<PodDisruptionBudget>().get(NAME).await.map_err(Failure::api("read a budget"))?;
@@ -149,7 +149,7 @@ async fn returns(case: &Case, first: &str) -> Result<(), Failure> {
     answers(case, "GET note", "$4\r\nkept\r\n").await
 }
 
-/// Waits for the end of the pod. The claim stays, as after a user's `kubectl delete`.
+/// Deletes the StatefulSet and waits for the end of the pod. The claim stays, as after a user's `kubectl delete`.
 pub async fn delete(case: &Case) -> Result<(), Failure> {
     let deleted = case.api::<StatefulSet>().delete(NAME, &DeleteParams::default()).await;
     deleted.map_err(Failure::api("delete a StatefulSet"))?;

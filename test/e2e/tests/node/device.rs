@@ -23,7 +23,7 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
     pod.write(PATH, "hello").await?;
     case.resize("device", size).await?;
     case.has_capacity("device", size).await?;
-    // Kubelet looks at a pod that does not change about once a minute only.
+    // The kubelet synchronizes an unchanged pod only about once a minute.
     case.touch(pod.name()).await?;
     case.expanded("device", size).await?;
     assert_eq!(capacity_of(&case.volume_of("device").await?), Some(size));
@@ -41,7 +41,7 @@ pub async fn read_only(reader: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Nothing but the CSI plugin makes loop devices: kubelet's lock would be a second one on top.
+/// Only the CSI plugin may create loop devices. A lock device of the kubelet would be a second loop device on top.
 pub async fn shared(case: &Case, writers: [&Server; 2], reader: &Server) -> Result<(), Failure> {
     let found = case.on_the_node(&case.volume_name("device").await?).await?;
     assert_eq!(found.loops.len(), 2, "one for writing and one for reading: {found:?}");
@@ -57,13 +57,13 @@ pub async fn shared(case: &Case, writers: [&Server; 2], reader: &Server) -> Resu
 pub async fn of_a_user(tenant: &Server) -> Result<(), Failure> {
     let device = tenant.device(PATH).await?;
     assert_eq!(device.uid, USER, "{device:?}");
-    // Others read meanwhile: the same text again.
+    // Other pods read the device in parallel, so the test writes the same text again.
     tenant.write(PATH, "from first").await?;
     assert_eq!(tenant.read(PATH).await?, "from first");
     Ok(())
 }
 
-/// To its end, so that the next tenant would find something.
+/// Fills the device to its end, so that the next tenant could find old data.
 pub async fn paint(pod: &Server) -> Result<(), Failure> {
     let painted = pod.paint(PATH, MARK).await?;
     assert_eq!((painted.written, painted.errno.as_str()), (DEVICE[1], "ENOSPC"));

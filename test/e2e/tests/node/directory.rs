@@ -5,13 +5,13 @@ use e2e::{Case, Failure, Pod, Server, capacity_of, is_ours};
 use workload::Executed;
 
 pub const NOTE: &str = "/data/note";
-/// Of the pod that is not root.
+/// User and group of the pod that is not root.
 pub const USER: u32 = 1000;
 pub const GROUP: u32 = 2000;
-/// A tenant writes this everywhere, and the next one searches for it.
+/// A tenant writes this text everywhere, and the next tenant searches for it.
 pub const MARK: &str = "the first tenant's secret";
 
-/// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
+/// Space for the file system's own blocks (directories, extent lists), which are also charged to the volume.
 const METADATA: u64 = 256 << 10;
 
 pub async fn sub_path(pod: &Server) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub async fn sub_path(pod: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The node's mount forbids it, the container's does not.
+/// The node's mount forbids execution; the container's mount permits it.
 pub async fn executes(pod: &Server) -> Result<(), Failure> {
     assert_eq!(pod.execute(Pod::PATH).await?, Executed { status: Some(0), errno: None });
     Ok(())
@@ -29,11 +29,11 @@ pub async fn executes(pod: &Server) -> Result<(), Failure> {
 
 pub async fn ends(case: &Case, pod: &Server) -> Result<(), Failure> {
     let size = DIRECTORY[0];
-    // As df shows it.
+    // The volume has its size like in the output of df.
     let fill = pod.fill(Pod::PATH, false).await?;
     assert_eq!((fill.before.size, fill.before.inodes), (size, size / 2048));
     assert_eq!(fill.errno, "ENOSPC");
-    // The note in the sub path is there.
+    // The note in the sub path also uses space.
     assert!((size - METADATA..=size).contains(&fill.written), "{} of {size} bytes could be written", fill.written);
     assert!(fill.full.free < METADATA, "{} bytes are free in a full volume", fill.full.free);
 
@@ -57,7 +57,7 @@ pub async fn grows(case: &Case, pod: &Server) -> Result<(), Failure> {
 pub async fn ends_at_its_inodes(pod: &Server) -> Result<(), Failure> {
     let fill = pod.fill_inodes("/small", false).await?;
     assert_eq!(fill.before.inodes, SMALL / 2048);
-    // The volume's root is one of them.
+    // The root directory of the volume uses one inode.
     assert_eq!(fill.created, SMALL / 2048 - 1);
     assert_eq!(fill.errno, "ENOSPC");
     assert_eq!(fill.full.inodes_free, 0);
@@ -72,7 +72,7 @@ pub async fn volume_each(case: &Case, pod: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Set-user-ID programs and device nodes of tenants do nothing where they are mounted on the node.
+/// Set-user-ID programs and device nodes of tenants have no effect at the node's mount.
 pub async fn is_inert(case: &Case) -> Result<(), Failure> {
     let found = case.on_the_node(&case.volume_name("data").await?).await?;
     assert_eq!(found.mounts.len(), 1, "{found:?}");
@@ -85,7 +85,7 @@ pub async fn is_inert(case: &Case) -> Result<(), Failure> {
 pub async fn reads(writer: &Server, reader: &Server) -> Result<(), Failure> {
     assert_eq!(reader.read(NOTE).await?, "from first");
     assert_eq!(reader.read(crate::device::PATH).await?, "from first");
-    // All of it, past whatever one of them has in its cache.
+    // Both pods read the whole file, regardless of their caches.
     let (written, read) = tokio::try_join!(writer.checksum(NOTE), reader.checksum(NOTE))?;
     assert_eq!(written, read);
     Ok(())
@@ -103,13 +103,13 @@ pub async fn by_group(tenant: &Server) -> Result<(), Failure> {
     let root = tenant.inspect(Pod::PATH).await?;
     assert_eq!((root.uid, root.gid), (0, GROUP));
     assert_eq!(tenant.try_write("/data/tenant").await?, None);
-    // Files get the group of the directory, by its set-group-ID bit.
+    // The directory's set-group-ID bit gives its group to new files.
     let file = tenant.inspect("/data/tenant").await?;
     assert_eq!((file.uid, file.gid), (USER, GROUP));
     Ok(())
 }
 
-/// To its end, so that the next tenant would find something.
+/// Fills the volume to its end, so that the next tenant could find old data.
 pub async fn paint(pod: &Server) -> Result<(), Failure> {
     let painted = pod.paint(Pod::PATH, MARK).await?;
     assert!(painted.written > DIRECTORY[1] - METADATA && painted.errno == "ENOSPC", "{painted:?}");

@@ -7,28 +7,28 @@ use units::Bytes;
 use workload::Record;
 
 const STATUS: &str = "/api/v1/nodes/granary:7839/proxy/statusz.json";
-/// Of a cluster with few objects.
+/// Memory limit of CoreDNS in a cluster with few objects.
 const MOST: Bytes = Bytes::new(40_000_000);
 
-/// The tenth of the Services, `e2e::NETWORKS`.
+/// Address of the cluster DNS: the tenth one of the Service network in `e2e::NETWORKS`.
 pub const CLUSTER_DNS: &str = "172.21.4.10";
-/// The first.
+/// Address of the API server's Service: the first one of the Service network.
 const API_SERVER: &str = "172.21.4.1";
-/// Of a pod with the policy `None`, an address without a machine (RFC 5737).
+/// Name server of a pod with the policy `None`, an unused address (RFC 5737).
 const OWN: &str = "192.0.2.54";
 
-/// The pod has the node's name servers.
+/// Gives a pod the node's name servers.
 pub fn as_the_node(pod: ServerPod) -> ServerPod {
     pod.dns("Default", Value::Null)
 }
 
-/// The pod has name servers of its own.
+/// Gives a pod its own name servers.
 pub fn of_its_own(pod: ServerPod) -> ServerPod {
     let options = json!([{"name": "ndots", "value": "2"}]);
     pod.dns("None", json!({"nameservers": [OWN], "searches": ["example.test"], "options": options}))
 }
 
-/// `others` are pods of [`as_the_node`] and [`of_its_own`].
+/// Cases of name resolution. `others` are pods of [`as_the_node`] and [`of_its_own`].
 pub async fn cases(part: &Part, client: &Server, server: &Server, others: [&Server; 2]) {
     let case = &part.case;
     tokio::join!(
@@ -63,14 +63,14 @@ async fn services(case: &Case, client: &Server, server: &Server) -> Result<(), F
         .await?;
     let suffix = format!("{}.svc.{DOMAIN}", case.namespace());
     for (name, record, wanted) in [
-        // By the search path.
+        // Resolved with the search path.
         ("named", Record::A, cluster_ip.clone()),
         (format!("named.{}", case.namespace()).as_str(), Record::A, cluster_ip.clone()),
         ("headless", Record::A, address),
         ("alias", Record::A, cluster_ip),
         ("_http._tcp.named", Record::Srv, format!("80 named.{suffix}")),
     ] {
-        // CoreDNS watches the objects.
+        // CoreDNS gets new objects from a watch, after a delay.
         let found = eventually(PATIENCE, name, async || {
             Ok(match client.resolve(name, record).await {
                 Ok(found) if found.answers == [wanted.clone()] => Seen::Done(found),
@@ -83,7 +83,7 @@ async fn services(case: &Case, client: &Server, server: &Server) -> Result<(), F
     Ok(())
 }
 
-/// resolv.conf(5).
+/// Resolver configuration, resolv.conf(5).
 const FILE: &str = "/etc/resolv.conf";
 
 async fn policies(case: &Case, client: &Server, [as_the_node, of_its_own]: [&Server; 2]) -> Result<(), Failure> {
@@ -99,7 +99,7 @@ async fn policies(case: &Case, client: &Server, [as_the_node, of_its_own]: [&Ser
     Ok(())
 }
 
-/// The observer has the policy `ClusterFirstWithHostNet`. Its queries to CoreDNS pass loopback alone.
+/// The observer has the policy `ClusterFirstWithHostNet`. Its queries to CoreDNS use only the loopback interface.
 async fn of_the_node(case: &Case) -> Result<(), Failure> {
     let observer = case.observer();
     let interfaces = observer.read("/proc/net/dev").await?;
@@ -119,8 +119,8 @@ async fn unknown(case: &Case, client: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The cluster's names need no name server, and the others fail before the query's client gives up.
-/// CoreDNS' error on the status page names the server.
+/// The cluster's names need no name server, and queries for other names fail before the client gives up. The status
+/// page contains CoreDNS' error, which names the server.
 async fn outside(case: &Case, client: &Server) -> Result<(), Failure> {
     let found = client.resolve("outside.example.", Record::A).await?;
     assert_eq!((found.code.as_str(), found.answers.len()), ("SERVFAIL", 0), "{found:?}");
@@ -136,7 +136,8 @@ async fn outside(case: &Case, client: &Server) -> Result<(), Failure> {
     .await
 }
 
-/// Without the pages of its file, which the kernel can read again.
+/// Verifies the anonymous memory of CoreDNS. Pages of its program file do not count, because the kernel can read them
+/// again.
 async fn memory(case: &Case) -> Result<(), Failure> {
     for process in case.signal("coredns", 0).await? {
         let status = case.observer().read(format!("/proc/{process}/status")).await?;

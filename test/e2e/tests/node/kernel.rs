@@ -1,4 +1,4 @@
-//! How the kernel protects itself, as `node/core/src/sysctl.conf` and `node/image` set it.
+//! The kernel's self-protection, as set by `node/core/src/sysctl.conf` and `node/image`.
 
 use e2e::{Case, Failure, MODULE, observer};
 use workload::{Check, Settings};
@@ -6,8 +6,8 @@ use workload::{Check, Settings};
 const TABLES: [&str; 2] =
     [include_str!("../../../../node/core/src/sysctl.conf"), include_str!("../../../../node/core/src/conntrack.conf")];
 
-/// Each setting has its value in the node's own network, for each of its interfaces: services and pods have started, and may
-/// have changed it.
+/// Verifies each setting in the node's own network namespace and for each of its interfaces. Services and pods have
+/// started and may have changed a setting.
 async fn has_its_settings(case: &Case) -> Result<(), Failure> {
     let lines = TABLES.iter().flat_map(|table| table.lines()).filter(|line| !line.starts_with('#'));
     let table: Vec<_> =
@@ -17,7 +17,7 @@ async fn has_its_settings(case: &Case) -> Result<(), Failure> {
     let mut wrong = Vec::new();
     for (key, value) in table {
         let found: Vec<_> = settings.iter().filter(|setting| setting.key == key).collect();
-        // `default`, `all`, the loopback device, the uplink.
+        // The interfaces are `default`, `all`, the loopback device, and the uplink.
         let least = if key.contains('*') { 4 } else { 1 };
         assert!(found.len() >= least, "{key}: {found:?}");
         wrong.extend(found.into_iter().filter(|setting| setting.value != value));
@@ -39,7 +39,7 @@ pub async fn is_protected(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The configuration names the module; nothing else on the node loads it.
+/// The configuration names the module. No component of the node loads it.
 pub async fn has_its_modules(case: &Case) -> Result<(), Failure> {
     case.observer().inspect(format!("/sys/module/{MODULE}/initstate")).await.map(drop)
 }

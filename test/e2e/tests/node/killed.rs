@@ -1,5 +1,5 @@
-//! Programs of the node that are killed: pods go on, and what is asked for meanwhile is done when the program is back. And the
-//! statistics of the kubelet that was started again.
+//! Killed programs of the node: pods continue to run, and the restarted program does the work that was requested
+//! meanwhile. Also the statistics of the restarted kubelet.
 
 use crate::device;
 use crate::snapshot::KEPT;
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use workload::{Record, Space};
 
-/// The file system's own blocks (directories, lists of extents) are charged to the volume, too.
+/// Space for the file system's own blocks (directories, extent lists), which are also charged to the volume.
 const METADATA: u64 = 256 << 10;
 /// signal(7), x86.
 const SIGKILL: i32 = 9;
-/// A pod that is created and deleted while programs are away, and its own claim.
+/// Name of a pod and of its claim, which are created and deleted while programs are down.
 const LATER: &str = "later";
 const SIZE: u64 = 16 * MIB;
 
-/// The pod has the claims `data`, `device` and [`KEPT`].
+/// Cases with a pod that has the claims `data`, `device` and [`KEPT`].
 pub async fn cases(part: &Part, pod: Server) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("a_pod_runs_before_anything_is_killed", Before::of(case, pod)).await?;
@@ -35,18 +35,18 @@ pub async fn cases(part: &Part, pod: Server) -> Result<(), Stopped> {
     Ok(())
 }
 
-/// A pod that runs all the time, and what the node has of its volumes.
+/// A pod that runs all the time, and its volumes on the node.
 struct Before {
     pod: Server,
     volumes: [(String, OnNode); 2],
-    /// Of the volume of [`KEPT`], which is full.
+    /// Space of the volume of [`KEPT`], which is full.
     full: Space,
 }
 
 impl Before {
     async fn of(case: &Case, pod: Server) -> Result<Self, Failure> {
         pod.write(device::PATH, "before").await?;
-        // For the statistics, which the kubelet updates about once a minute, and at its start.
+        // Fill the volume now: the kubelet updates statistics about once a minute and at its start.
         let path = format!("/{KEPT}");
         assert_eq!(pod.fill(&path, true).await?.errno, "ENOSPC");
         let full = pod.inspect(&path).await?.space;
@@ -55,7 +55,7 @@ impl Before {
         Ok(Self { pod, volumes: [(data, volumes.0), (device, volumes.1)], full })
     }
 
-    /// A pod and a claim that are created while the kubelet is away get what they need when it is back. Returns the pod.
+    /// A pod and a claim that are created while the kubelet is down become ready after its restart. Returns the pod.
     async fn outlives_kubelet(&self, case: &Case) -> Result<Server, Failure> {
         const KUBELET: &str = "kubelet";
         let first = self.kill(case, KUBELET).await?;
@@ -72,13 +72,13 @@ impl Before {
         Ok(later)
     }
 
-    /// A pod and a claim that are deleted while containerd is away are gone when it is back: the kubelet stops the pod by it. The
-    /// part `neighbours` starts new pods later.
+    /// A pod and a claim that are deleted while containerd is down are removed after its restart, because the kubelet
+    /// stops pods through containerd. The part `neighbours` later starts new pods.
     async fn outlives_containerd(&self, case: &Case, later: Server) -> Result<(), Failure> {
         const CONTAINERD: &str = "containerd";
         let volume = case.volume_name(LATER).await?;
         let first = self.kill(case, CONTAINERD).await?;
-        // The claim stays as long as the pod uses it.
+        // The claim exists as long as the pod uses it.
         case.delete_claim(LATER).await?;
         tokio::try_join!(later.remove(), self.goes_on())?;
         case.volume_is_gone(&volume, None).await?;
@@ -86,7 +86,7 @@ impl Before {
         no_place_has_two_mounts(case).await
     }
 
-    /// Returns the process that the program had.
+    /// Kills a program. Returns its former process ID.
     async fn kill(&self, case: &Case, program: &str) -> Result<Vec<i32>, Failure> {
         self.pod.write("/data/note", "before").await?;
         let first = case.signal(program, SIGKILL).await?;
@@ -106,28 +106,28 @@ impl Before {
         Ok(())
     }
 
-    /// All of its programs at once, and those that bring its Services and their names to the node. Pods need none of them.
-    /// The part `neighbours` starts new pods with new claims later.
+    /// Kills all programs of the control plane at once, and the programs that provide Services and names on the node.
+    /// Pods need none of these programs. The part `neighbours` later starts new pods with new claims.
     async fn outlives_the_control_plane(&self, case: &Case) -> Result<(), Failure> {
         self.pod.write("/data/note", "before").await?;
         let mut running = Vec::new();
         for program in User::ALL.map(User::program) {
             running.push((program, case.signal(program, 0).await?));
         }
-        // The answers may come too late, and etcd may be away when the API server is to pass a signal on: it is the last to
-        // get one.
+        // The responses may come too late. The API server forwards the signals and needs etcd, so these two programs
+        // get their signals last.
         let (last, first): (Vec<_>, Vec<_>) =
             User::ALL.into_iter().partition(|user| matches!(user, User::Etcd | User::ApiServer));
         for users in [first, last] {
             _ = join_all(users.into_iter().map(|user| case.signal(user.program(), SIGKILL))).await;
         }
-        // Looks at processes, through all of these programs, would take CPU time from their starts.
+        // The restarts need CPU time, so the test waits before it looks at processes through these programs.
         case.all_services_are_ready().await?;
         for (program, before) in running {
             eventually(PATIENCE, &format!("another {program}"), async || {
                 let now = case.signal(program, 0).await?;
                 if now == before {
-                    // The signal did not come through.
+                    // The first signal did not reach the program.
                     _ = case.signal(program, SIGKILL).await;
                 }
                 Ok(if now == before { Seen::NotYet(format!("{now:?}")) } else { Seen::Done(()) })
@@ -137,7 +137,7 @@ impl Before {
         case.all_services_are_ready().await?;
         let own = self.pod.resolve("kubernetes.default", Record::A).await?;
         assert_eq!((own.code.as_str(), own.answers.len()), ("NOERROR", 1), "{own:?}");
-        // It has run all the time: nothing starts it again.
+        // The pod has run all the time: no component restarts it.
         assert_eq!(self.pod.read("/data/note").await?, "before");
         tokio::try_join!(scheduler_works(case), controllers_work(case))?;
         no_place_has_two_mounts(case).await
@@ -154,7 +154,7 @@ impl Before {
         assert_eq!(used + available, size, "{files}");
         let (inodes_used, free) = (number(&files, "inodesUsed"), number(&files, "inodesFree"));
         assert_eq!((inodes_used, free), (inodes - inodes_free, inodes_free), "{files}");
-        // The volume's root, the note, and the file that fills it.
+        // The volume's root, the note, and the file that fills the volume.
         assert!(inodes_used > 2, "{files}");
         let device = case.volume_statistics(self.pod.name(), "device").await?;
         assert_eq!(number(&device, "capacityBytes"), DEVICE[1], "{device}");
@@ -170,7 +170,7 @@ impl Before {
     }
 }
 
-/// Without the start of a pod.
+/// Verifies the scheduler without the start of a pod.
 async fn scheduler_works(case: &Case) -> Result<(), Failure> {
     const NOWHERE: &str = "nowhere";
     let spec = Pod::server(NOWHERE).on(NOWHERE).spec();

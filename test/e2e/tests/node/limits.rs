@@ -1,4 +1,4 @@
-//! Limits of the I/O of a block volume.
+//! I/O limits of a block volume.
 
 use e2e::{Case, DRIVER, Failure, PATIENCE, Seen, Server, eventually};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -8,10 +8,10 @@ use serde_json::json;
 
 use crate::device;
 
-/// Of the first process of the node, whose hierarchy of cgroups no namespace hides.
+/// Path through the root of PID 1, whose cgroup hierarchy no namespace hides.
 const LIMITS: &str = "/proc/1/root/sys/fs/cgroup/kubepods/io.max";
 
-/// The pod keeps its device. The limit is so high that it delays no other case.
+/// Applies limits to a running pod, which keeps its device. The limit is high, so that it delays no other case.
 pub async fn apply_to_a_running_pod(case: &Case, pod: &Server) -> Result<(), Failure> {
     let class = case.unique("limited");
     let object = json!({
@@ -37,7 +37,7 @@ pub async fn apply_to_a_running_pod(case: &Case, pod: &Server) -> Result<(), Fai
     let number = pod.device(device::PATH).await?.number;
     let line = format!("{number} rbps=max wbps=1073741824 riops=1000000 wiops=max");
     assert!(limits.lines().any(|found| found == line), "{line}: {limits}");
-    // The claim keeps its status without the class.
+    // The claim keeps its status after the deletion of the class.
     let deleted = classes.delete(&class, &DeleteParams::default()).await;
     deleted.map(drop).map_err(Failure::api("delete the VolumeAttributesClass"))
 }

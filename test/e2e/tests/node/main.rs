@@ -1,4 +1,5 @@
-//! One node as its users see it: volumes of both kinds, the network, limits, restarts of killed programs, and a full disk.
+//! One node from the view of its users: volumes of both modes, the network, limits, restarts of killed programs, and a
+//! full disk.
 
 mod burst;
 mod confinement;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     Suite::new("node")
         .end(End::Signal)
-        // These start their pods beside each other, and are alone later.
+        // These parts start their pods in parallel and run alone later.
         .part("volumes", volumes::run)
         .part("registry", registry::run)
         .part("burst", burst::run)

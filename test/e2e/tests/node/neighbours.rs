@@ -1,4 +1,4 @@
-//! A node whose disk is full.
+//! A node with a full disk.
 
 use crate::directory::MARK;
 use crate::status;
@@ -7,15 +7,15 @@ use e2e::{Case, Claim, Class, Failure, Offer, PATIENCE, Part, Pod, Seen, Server,
 use e2e::{capacity_of, eventually};
 
 const BLOCK: u64 = 4096;
-/// Sizes of the first claims: for files, and of each device.
+/// Sizes of the first claims: of the filesystem volume, and of each device.
 const FILES: u64 = 16 * MIB;
 const DEVICE: u64 = 128 * MIB;
-/// Blocks of the file system itself, in a volume of all the rest.
+/// Space for blocks of the file system itself, in a volume with the rest of the disk.
 const METADATA: u64 = MIB;
 const DEVICES: [&str; 2] = ["thin", "thick"];
 
-/// One tenant fills its volume with empty files, a directory of the node with data, and its devices; another one fills the
-/// rest of the disk. Then the next tenant gets all of the disk, and finds nothing.
+/// One tenant fills its volume with empty files, a directory of the node with data, and its devices. Another tenant
+/// fills the rest of the disk. The next tenant then gets the whole disk, and finds no old data.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let before = part.must_show("all_space_of_a_disk_is_reserved", Full::reserve(case)).await?;
@@ -36,7 +36,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
 struct Full {
     bad: Server,
     tenant: Server,
-    /// The offered capacity before, and the size of the last claim.
+    /// Published capacity before the claims, and size of the last claim.
     offered: Offer,
     rest: u64,
 }
@@ -46,7 +46,7 @@ impl Full {
         let thin = Class { name: "thin", parameters: [("blockAllocation", "thin")].into() };
         let thin = case.make_class(&thin).await?;
         let offered = offered_without_volumes(case).await?;
-        // The object of a class does not say for which mode it is: a class for devices is offered the same.
+        // The published capacity has no volume mode, so a class for devices has the same capacity.
         offered_when(case, &thin, |now| now == offered).await?;
         case.claim(&Claim::new("files", FILES)).await?;
         case.claim(&Claim::block("thin", DEVICE).of(&thin)).await?;
@@ -54,11 +54,11 @@ impl Full {
         let bad = Pod::server("bad").with(Volume::claim("files")).with(Volume::empty_directory("scratch"));
         let bad = case.open(&DEVICES.iter().fold(bad, |pod, name| pod.with(Volume::device(name)))).await?;
         case.own_project("files", FILES).await?;
-        // With one of them missing it would be more.
+        // If one of the volumes did not count, the free space would be larger.
         let most = offered.free - (FILES + 2 * DEVICE);
         let left = offered_when(case, "local", |now| now.free <= most).await?;
         offered_when(case, &thin, |now| now == left).await?;
-        // The inodes of a volume, one for 2 KiB, are in the same space: a quarter of its size.
+        // The inodes of a volume, one per 2 KiB, use the same space: a quarter of the volume's size.
         let rest = left.free / 5 * 4 / BLOCK * BLOCK;
         case.claim(&Claim::new("rest", rest)).await?;
         let tenant = case.open(&Pod::server("tenant").with(Volume::claim("rest"))).await?;
@@ -74,8 +74,8 @@ impl Full {
         Ok(())
     }
 
-    /// kubelet needs some of what the directory took for itself; then pods start, with a disk that the devices and the rest
-    /// fill. Returns what the node offers when all is deleted: as much as before.
+    /// After the kubelet has freed some space of the scratch directory, pods start again, although the devices and the
+    /// rest fill the disk. Returns the published capacity after all deletions, which must equal the first one.
     async fn end(self, case: &Case) -> Result<Offer, Failure> {
         let Self { bad, tenant, offered, .. } = self;
         bad.remove().await?;
@@ -123,7 +123,7 @@ async fn next(case: &Case, offered: Offer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// All that the node offers. Earlier parts had volumes, and it is published some time after their end.
+/// Capacity of a node without volumes. Earlier parts had volumes, and the node publishes the capacity with a delay.
 async fn offered_without_volumes(case: &Case) -> Result<Offer, Failure> {
     eventually(PATIENCE, "the capacity of a node without volumes", async || {
         let facts = status::facts(case).await?;
@@ -135,7 +135,7 @@ async fn offered_without_volumes(case: &Case) -> Result<Offer, Failure> {
     .await
 }
 
-/// The published capacity of a class, once it is as wanted: it is published some time after a change.
+/// Waits until the published capacity of a class is as wanted. The node publishes a change with a delay.
 async fn offered_when(case: &Case, class: &str, wanted: impl Fn(Offer) -> bool) -> Result<Offer, Failure> {
     eventually(PATIENCE, &format!("another capacity for class {class}"), async || {
         let found = case.capacity(class).await?;
@@ -144,7 +144,7 @@ async fn offered_when(case: &Case, class: &str, wanted: impl Fn(Offer) -> bool) 
     .await
 }
 
-/// Of claims without a pod.
+/// Deletes claims without a pod, and waits for the removal of their volumes.
 async fn delete(case: &Case, claims: &[&str]) -> Result<(), Failure> {
     let mut volumes = Vec::new();
     for claim in claims {

@@ -1,4 +1,4 @@
-//! Pods reach each other, and Services, by kube-proxy's rules.
+//! Connections between pods, and to Services through the rules of kube-proxy.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ pub async fn cases(part: &Part, client: &Server, server: &Server) {
     );
 }
 
-/// A container's host name is its pod's name.
+/// Request for the host name of a pod's container, which equals the pod's name.
 fn question() -> String {
     serve::target(&Check::Read { path: "/etc/hostname".into() })
 }
@@ -29,7 +29,7 @@ async fn pods(case: &Case, client: &Server, server: &Server) -> Result<(), Failu
     let pod = case.api::<Pod>().get(server.name()).await.map_err(Failure::api("read a pod"))?;
     let address = address(pod.status.and_then(|status| status.pod_ip));
     assert!(matches!(address.octets(), [172, 20, 16..=31, _]), "{address} is not one of {NETWORKS:?}");
-    // A pod reaches itself by its loopback interface.
+    // A pod reaches itself through its loopback interface.
     for (address, answers) in [(address, server), (Ipv4Addr::LOCALHOST, client)] {
         let answered = client.fetch(SocketAddr::from((address, 8080)), &question()).await?;
         assert!(answered.starts_with("HTTP/1.1 200") && answered.contains(&answer(answers)), "{answered}");
@@ -46,7 +46,7 @@ async fn service(case: &Case, client: &Server, server: &Server) -> Result<(), Fa
         .await?;
     let address = address(service.spec.and_then(|spec| spec.cluster_ip));
     assert!(matches!(address.octets(), [172, 21, 4..=7, _]), "{address} is not one of {NETWORKS:?}");
-    // Endpoints, and the rules for them, come a moment later.
+    // Endpoints and their rules exist after a delay.
     eventually(PATIENCE, "an answer through the Service", async || {
         Ok(match client.fetch(SocketAddr::from((address, 80)), &question()).await {
             Ok(answered) if answered.contains(&answer(server)) => Seen::Done(()),

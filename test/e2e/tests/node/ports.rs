@@ -1,4 +1,4 @@
-//! The ports at which programs of the node wait for clients.
+//! Ports on which programs of the node listen.
 
 use crate::dns::CLUSTER_DNS;
 use e2e::{Case, Failure, PATIENCE, Seen, eventually};
@@ -8,14 +8,15 @@ use std::net::IpAddr;
 use workload::{Check, Listeners};
 
 const PAGE: &str = include_str!("../../../../docs/operations/security.md");
-/// The first cell of a row, in place of a number.
+/// First cell of a row in which the kernel chooses the port.
 const CHOSEN: &str = "chosen by the kernel";
-/// The beginning of `net.ipv4.ip_local_port_range`, which the node leaves as it is.
+/// First port of `net.ipv4.ip_local_port_range`, whose default the node keeps.
 const FIRST_CHOSEN: u16 = 32768;
-/// The pod that lists the sockets.
+/// Socket of the pod that lists the sockets.
 const OBSERVER: &str = "TCP 8080, all addresses";
 
-/// TCP and UDP sockets of the node's network. A socket of a client that is not connected yet looks like a listener for a moment.
+/// Compares the TCP and UDP sockets of the node's network with the table. A client's socket that is not connected yet
+/// briefly looks like a listener.
 pub async fn are_described(case: &Case) -> Result<(), Failure> {
     let own = own_address(case).await?;
     let mut wanted = described();
@@ -23,7 +24,7 @@ pub async fn are_described(case: &Case) -> Result<(), Failure> {
     wanted.sort();
     eventually(PATIENCE, "the ports of the table", async || {
         let Listeners { listeners } = case.observer().ask(&Check::Listeners).await?;
-        // A port can have one socket for IPv4 and one for IPv6.
+        // A port can have two sockets, one for IPv4 and one for IPv6.
         let sockets: BTreeSet<_> =
             listeners.into_iter().map(|one| (one.port, one.protocol, place(one.address, own))).collect();
         let line = |(port, protocol, place): (u16, String, String)| {
@@ -44,7 +45,7 @@ async fn own_address(case: &Case) -> Result<IpAddr, Failure> {
     Ok(own.expect("the node has an address"))
 }
 
-/// As the table names it.
+/// Name of the address in the table.
 fn place(address: IpAddr, own: IpAddr) -> String {
     if address.is_unspecified() {
         "all addresses".to_owned()
@@ -59,7 +60,7 @@ fn place(address: IpAddr, own: IpAddr) -> String {
     }
 }
 
-/// `PROTOCOL PORT, PLACE` of each socket in the table. Those of Services and host ports are rules for packets, not sockets.
+/// `PROTOCOL PORT, PLACE` of each socket in the table. Services and host ports are packet rules, not sockets.
 fn described() -> Vec<String> {
     let (_, section) = PAGE.split_once("\n## Open ports\n").expect("the section");
     let table = section.lines().take_while(|line| !line.starts_with("## ")).filter(|line| line.starts_with('|'));

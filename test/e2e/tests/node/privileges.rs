@@ -1,10 +1,10 @@
-//! The users and the rights of the node's programs, as the kernel shows them.
+//! Users and capabilities of the node's programs, read from the kernel.
 
 use e2e::{Case, Failure};
 use programs::{Capability, User};
 
 pub async fn are_least(case: &Case) -> Result<(), Failure> {
-    // Some start after kube-controller-manager.
+    // Some programs start after kube-controller-manager.
     case.all_services_are_ready().await?;
     let observer = case.observer();
     for user in User::ALL {

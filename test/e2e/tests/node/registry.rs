@@ -1,4 +1,4 @@
-//! Images from a registry with TLS and a password, and the space that they have.
+//! Images from a registry with TLS and a password, and the disk space of images.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -17,25 +17,25 @@ use tokio::task::spawn_blocking;
 use crate::database;
 use crate::status::{self, LOG};
 
-/// The repository and the tag of an image beside that of the database.
+/// Repository and tag of a second image besides that of the database.
 const IMAGE: &str = "tenant/workload:1";
 const WRONG: &str = "another-password";
-/// Of the unpacked image of the database, which needs more than what is then left of it.
+/// Upper limit of the unpacked image of the database. The test leaves less free space than the image needs.
 const MOST_OF_THE_IMAGE: u64 = 12 << 20;
-/// The same registry at an address for which the node has no CA.
+/// Address of the same registry for which the node has no CA.
 const UNKNOWN_CA: &str = "10.0.2.2:5001";
-/// The pod with images of several registries, two of which cannot be pulled. It stays `Pending`.
+/// Pod with images of several registries, two of which cannot be pulled. The pod stays `Pending`.
 const POD: &str = "pulls";
 
-/// Two pods, one of which is deleted and created again. The other one has several containers, because a pod takes longer than a
-/// pull. The StatefulSet is deleted long before the part is full: the kubelet removes the container up to a minute after its pod,
-/// and only then the image is unused.
+/// The part uses two pods, one of which is deleted and created again. The other pod has several containers, because a
+/// pod takes longer than a pull. The test deletes the StatefulSet long before it fills the part of the disk, because
+/// the kubelet removes a container up to a minute after its pod, and the image is in use until then.
 pub async fn run(part: Part) -> Result<(), Stopped> {
     let case = &part.case;
     let _registry = part.must_show("the_registry_starts", Registry::start()).await?;
     part.must_show("the_objects_of_the_tutorial_are_valid", database::create(case)).await?;
     part.must_show("a_pod_with_images_of_several_registries_is_created", start(case)).await?;
-    // One after the other, in the order of the containers: each look at the events takes CPU time from the pods.
+    // The cases run in the order of the containers, because each look at the events takes CPU time from the pods.
     let pulls = async {
         part.shows("a_wrong_password_is_an_event", fails(case, REGISTRY, IMAGE, "401 Unauthorized")).await;
         let unknown_ca = fails(case, UNKNOWN_CA, IMAGE, "x509: certificate signed by unknown");
@@ -47,7 +47,7 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
     part.shows("no_password_is_in_the_log_an_event_or_on_the_status_page", hides_passwords(case)).await;
     part.must_show("a_deleted_stateful_set_ends_with_its_pod", database::delete(case)).await?;
 
-    // No other pod could start meanwhile.
+    // On the full part, no other pod could start.
     part.alone().await;
     let full = async {
         part.must_show("an_unused_image_is_removed_when_its_part_is_full", is_removed(case)).await?;
@@ -55,12 +55,12 @@ pub async fn run(part: Part) -> Result<(), Stopped> {
         part.must_show("a_pod_ends_when_its_part_is_full", case.remove(POD)).await
     };
     let shown = full.await;
-    // Also after a failure: the pods of other parts need the space.
+    // Free the space even after a failure, because the pods of other parts need it.
     part.shows("the_part_has_space_again", has_space(&case.observer())).await;
     shown
 }
 
-/// The registry as a process beside the guest, which ends with this.
+/// The registry, a process outside the guest. Dropping the value kills the process.
 struct Registry(Child);
 
 impl Registry {
@@ -72,7 +72,7 @@ impl Registry {
                 .args([file("GRANARY_REGISTRY_CERTIFICATE"), file("GRANARY_REGISTRY_KEY")])
                 .args([USER, PASSWORD])
                 .args([image(IMAGE, "GRANARY_WORKLOAD"), image(database::IMAGE, "GRANARY_DATABASE")])
-                // At the address of the guest's gateway, 10.0.2.2.
+                // The guest reaches these addresses through its gateway, 10.0.2.2.
                 .args(["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"])
                 .stdout(Stdio::piped())
                 .spawn()
@@ -94,7 +94,7 @@ impl Drop for Registry {
     }
 }
 
-/// Each container has the same program, at a port of its own.
+/// Creates the pod. Its containers run the same program on different ports.
 async fn start(case: &Case) -> Result<(), Failure> {
     let user = json!({"username": USER, "password": WRONG});
     case.create::<Secret>(json!({
@@ -121,7 +121,7 @@ async fn start(case: &Case) -> Result<(), Failure> {
     case.create::<PodObject>(json!({"metadata": {"name": POD}, "spec": spec})).await.map(drop)
 }
 
-/// The registries have one image of this name, so only the event shows which of them a container's was pulled from.
+/// All registries have one image of this name, so only the event shows the registry of a container's image.
 async fn pulled(case: &Case, registry: &str) -> Result<(), Failure> {
     has_event(case, &format!("Successfully pulled image \"{registry}/{IMAGE}\"")).await
 }
@@ -130,7 +130,7 @@ async fn fails(case: &Case, registry: &str, image: &str, reason: &str) -> Result
     has_event(case, &format!("Failed to pull image \"{registry}/{image}\"*{reason}")).await
 }
 
-/// An event of the pod that contains all of these texts, which `*` separates.
+/// Waits for an event of the pod that contains all of these texts, which `*` separates.
 async fn has_event(case: &Case, texts: &str) -> Result<(), Failure> {
     eventually(PATIENCE, &format!("an event of {POD} with {texts}"), async || {
         let events = case.events(POD).await?;
@@ -140,8 +140,8 @@ async fn has_event(case: &Case, texts: &str) -> Result<(), Failure> {
     .await
 }
 
-/// The image of the database, as soon as the kubelet has removed the container. The other image has containers. A file in the
-/// writable layer of the observer fills the part.
+/// Waits until the kubelet has removed the image of the database, which requires the removal of its container. The
+/// other image is in use. A file in the writable layer of the observer fills the part of the disk.
 async fn is_removed(case: &Case) -> Result<(), Failure> {
     assert_eq!(case.observer().fill("/", true).await?.errno, "ENOSPC");
     eventually(PATIENCE, "the removal of an image", async || {
@@ -151,10 +151,11 @@ async fn is_removed(case: &Case) -> Result<(), Failure> {
     .await
 }
 
-/// In a pod that exists, because the sandbox of another one would not fit either.
+/// Uses an existing pod, because the sandbox of a new pod would not fit either.
 async fn does_not_fit(case: &Case) -> Result<(), Failure> {
     let observer = case.observer();
-    // XFS gives the blocks of the removed image back in the background, and the image would fit into them.
+    // XFS frees the blocks of the removed image in the background. The image would fit into these blocks, so the test
+    // waits for them and fills them.
     eventually(PATIENCE, "the space of the removed image", async || {
         let free = observer.inspect("/").await?.space.free;
         Ok(if free >= MOST_OF_THE_IMAGE { Seen::Done(()) } else { Seen::NotYet(format!("{free} bytes are free")) })
@@ -165,8 +166,8 @@ async fn does_not_fit(case: &Case) -> Result<(), Failure> {
     let patch = json!({"spec": {"containers": [{"name": "unknown", "image": image}]}});
     let patched = case.api::<PodObject>().patch(POD, &PatchParams::default(), &Patch::Strategic(patch)).await;
     patched.map_err(Failure::api("change the image of a container"))?;
-    // The kubelet publishes 25 events of a pod, then one every five minutes, and this pod has had many; its status has the
-    // error of the last attempt, too.
+    // The kubelet publishes 25 events of a pod and then one every five minutes, and this pod had many events. The pod's
+    // status also contains the last error.
     eventually(PATIENCE, &format!("an event or the status of {POD} with the reason"), async || {
         let mut texts = case.events(POD).await?;
         let pod = case.api::<PodObject>().get(POD).await.map_err(Failure::api("read a pod"))?;

@@ -1,5 +1,5 @@
-//! Snapshots of a block and of a filesystem volume, alone and in a group. The next tenant restores them. The device returns to its
-//! snapshot of the group before.
+//! Snapshots of a block volume and of a filesystem volume, alone and in a group. The next tenant restores from them. A
+//! rollback returns the device to its earlier snapshot in the group.
 
 use cluster::claim::{RESTORE_FROM, ROLLBACK};
 use e2e::{Case, Claim, Failure, PATIENCE, Seen, Server, eventually};
@@ -12,18 +12,18 @@ use crate::device;
 use crate::directory::{self, MARK};
 use crate::volumes::{DEVICE, DIRECTORY};
 
-/// Of the device and of the files.
+/// Group with the snapshots of the device and of the files.
 const GROUP: &str = "before";
 const OF_FILES: &str = "files";
-/// Of the device after the rollback.
+/// Snapshot of the device after the rollback.
 const AFTER: &str = "after";
 const TEXT: &str = "before the snapshot";
-/// A pod has it at `/dev/restored`.
+/// Claim that a pod has at `/dev/restored`.
 pub const RESTORED: &str = "restored";
-/// A pod has it at `/kept`.
+/// Claim that a pod has at `/kept`.
 pub const KEPT: &str = "kept";
 
-/// By the default classes. The pod keeps its volumes, and is stopped for a moment.
+/// Takes snapshots with the default classes. The pod keeps its volumes and is briefly frozen.
 pub async fn take(case: &Case, pod: &Server) -> Result<(), Failure> {
     tokio::try_join!(pod.write(device::PATH, TEXT), pod.write(directory::NOTE, TEXT))?;
     tokio::try_join!(group_is_taken(case), taken(case, OF_FILES, "data"))?;
@@ -58,7 +58,7 @@ async fn is_ready(api: &Api<DynamicObject>, name: &str) -> Result<(), Failure> {
     .await
 }
 
-/// The snapshot of a claim that the snapshot controller has created for the group.
+/// Name of the ready snapshot that the snapshot controller has created for a claim of the group.
 async fn of_group(case: &Case, claim: &str) -> Result<String, Failure> {
     eventually(PATIENCE, "the snapshots of the group", async || {
         let all = case.snapshots().list(&ListParams::default()).await.map_err(Failure::api("list the snapshots"))?;
@@ -86,8 +86,8 @@ async fn taken(case: &Case, name: &str, claim: &str) -> Result<(), Failure> {
     is_ready(&case.snapshots(), name).await
 }
 
-/// The device, which no pod has, gets the content of its snapshot in the group; a snapshot of this content replaces the group. The
-/// snapshot of the former content is deleted when it is ready.
+/// Restores the device, which no pod uses, from its snapshot in the group. A snapshot of the restored content then
+/// replaces the group. The test deletes the snapshot of the former content when it is ready.
 pub async fn roll_back(case: &Case) -> Result<(), Failure> {
     let claims = case.api::<PersistentVolumeClaim>();
     let source = of_group(case, "device").await?;
@@ -114,13 +114,13 @@ pub async fn roll_back(case: &Case) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The volumes of the snapshots do not exist any more.
+/// Claims that are restored from the snapshots. The source volumes do not exist any more.
 pub fn claims() -> [Claim; 2] {
     let kept = Claim::new(KEPT, DIRECTORY[1]).restored_from(OF_FILES);
     [Claim::block(RESTORED, DEVICE[1]).restored_from(AFTER), kept]
 }
 
-/// The new volumes have the text that was written before the first snapshots, and nothing of later writes.
+/// The new volumes contain the text from before the first snapshots, and no data of later writes.
 pub async fn is_restored(case: &Case, pod: &Server) -> Result<(), Failure> {
     let path = format!("/dev/{RESTORED}");
     assert_eq!(pod.read(&path).await?, TEXT);

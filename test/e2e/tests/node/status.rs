@@ -1,4 +1,4 @@
-//! The status page, metrics and facts of the node.
+//! Status page, metrics and facts of the node.
 
 use e2e::{Case, Failure, KEEP_FREE, PATIENCE, Seen, eventually};
 use localstorage::Budget;
@@ -9,12 +9,13 @@ use crate::volumes::DIRECTORY;
 
 const PORT: &str = "/api/v1/nodes/granary:7839/proxy";
 pub const LOG: &str = "/api/v1/nodes/granary/proxy/logs/node/";
-/// Compared with each part of the program by its own tests; here with what the whole of them gives.
+/// Documentation of the metrics. Other tests compare it with each part of the program; this test compares it with the
+/// whole node.
 const METRICS: &str = include_str!("../../../../docs/metrics.md");
-/// They begin with the first failure, and with the first who says too much.
+/// Metrics that exist only after a first failure or a first suppressed log record.
 const LATER: [&str; 2] = ["granary_provisioner_failures_total", "granary_log_suppressed_records_total"];
 
-/// The claim `data` has grown, and is nearly empty.
+/// Verifies the status page. The claim `data` has grown and is nearly empty.
 pub async fn page(case: &Case) -> Result<(), Failure> {
     let id = case.volume_name("data").await?;
     let page = case.get(&format!("{PORT}/statusz")).await?;
@@ -34,7 +35,8 @@ pub async fn facts(case: &Case) -> Result<Value, Failure> {
     Ok(serde_json::from_str(&case.get(&format!("{PORT}/statusz.json")).await?)?)
 }
 
-/// The node keeps what the configuration says beside what it keeps for its own programs, and offers the rest.
+/// The node keeps the configured space free, in addition to the reserve for its own programs, and publishes the rest as
+/// capacity.
 pub async fn kept_free(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "the capacity for class local to be what is free", async || {
         let facts = facts(case).await?;
@@ -44,7 +46,7 @@ pub async fn kept_free(case: &Case) -> Result<(), Failure> {
         let kept = Budget::of(Bytes::new(size)).reserve().saturating_add(KEEP_FREE);
         assert_eq!(Bytes::new(reserve), kept, "{disk}");
         assert!(volumes > 0 && free == size - reserve - volumes, "{disk}");
-        // The largest volume is a device, which needs the map of its image in the same space.
+        // The largest possible volume is a device. The extent map of its image uses the same space.
         let offered = case.capacity("local").await?;
         let is_right =
             offered.is_some_and(|offered| offered.free == free && (free / 10 * 9..free).contains(&offered.largest));
@@ -53,14 +55,14 @@ pub async fn kept_free(case: &Case) -> Result<(), Failure> {
     .await
 }
 
-/// How often a service was started again, and whether it does its work.
+/// Number of restarts of a service, and its readiness.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Restarts {
     pub count: u64,
     pub is_ready: bool,
 }
 
-/// Of services by the last parts of their paths.
+/// Restarts of services, which are named by the last part of their paths.
 pub async fn restarts(case: &Case, services: [&str; 2]) -> Result<[Restarts; 2], Failure> {
     let metrics = case.get(&format!("{PORT}/metrics")).await?;
     let value = |metric: &str, service: &str| -> u64 {
@@ -76,7 +78,7 @@ pub async fn restarts(case: &Case, services: [&str; 2]) -> Result<[Restarts; 2],
     }))
 }
 
-/// The value of a metric without labels.
+/// Value of a metric without labels.
 pub async fn number(case: &Case, metric: &str) -> Result<Option<u64>, Failure> {
     let metrics = case.get(&format!("{PORT}/metrics")).await?;
     Ok(metrics.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok()))
@@ -85,7 +87,7 @@ pub async fn number(case: &Case, metric: &str) -> Result<Option<u64>, Failure> {
 pub async fn every_metric(case: &Case) -> Result<(), Failure> {
     let wanted = described();
     assert!(wanted.len() > 30, "the tables are read: {wanted:?}");
-    // The mesh registers its own when it runs for the first time.
+    // The mesh registers its metrics when it runs for the first time.
     eventually(PATIENCE, "all metrics", async || {
         let text = case.get(&format!("{PORT}/metrics")).await?;
         let has = |(name, kind): &&(&str, &str)| text.lines().any(|line| line == format!("# TYPE {name} {kind}"));
@@ -95,7 +97,7 @@ pub async fn every_metric(case: &Case) -> Result<(), Failure> {
     .await
 }
 
-/// The names and types of what a node without neighbours has.
+/// Names and types of the documented metrics of a node without neighbours.
 fn described() -> Vec<(&'static str, &'static str)> {
     let rows = METRICS.lines().filter(|line| line.starts_with("| `granary_")).filter_map(|row| {
         let mut cells = row.trim_matches('|').split('|').map(|cell| cell.trim());

@@ -1,4 +1,5 @@
-//! The life of two claims, one of each kind: their first pod, pods beside it, and the next tenant, whose pod outlives programs.
+//! The life of two claims, one per mode: their first pod, pods in parallel to it, and the next tenant, whose pod
+//! outlives killed programs.
 
 use crate::{
     confinement, device, directory, dns, kernel, killed, limits, network, ports, privileges, snapshot, status,
@@ -8,10 +9,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 pub const MIB: u64 = 1 << 20;
 pub const DIRECTORY: [u64; 2] = [32 * MIB, 48 * MIB];
-/// The device's claim. The first is rounded up to the blocks of the data disk.
+/// Sizes of the device's claim, before and after its expansion. The first one is rounded up to the blocks of the data
+/// disk.
 pub const DEVICE: [u64; 2] = [16 * MIB + 1, 32 * MIB];
 pub const SMALL: u64 = MIB;
-/// Where the first pod has a directory of the volume that the claim `data` is for.
+/// Path at which the first pod has a subdirectory of the claim `data`.
 pub const INSIDE: &str = "/inside";
 pub const SUB_PATH: &str = "deep/inside";
 
@@ -81,7 +83,8 @@ async fn first(case: &Case) -> Result<Server, Failure> {
 async fn on_the_directory(part: &Part, first: &Server) {
     part.shows("a_sub_path_is_a_directory_of_the_volume", directory::sub_path(first)).await;
     part.shows("a_volume_ends_at_its_size", directory::ends(&part.case, first)).await;
-    // XFS gives the space of a removed file back in the background: what fills the volume comes before.
+    // This case comes after the one that fills the volume, because XFS frees the space of a removed file in the
+    // background.
     part.shows("a_program_on_a_volume_can_be_executed", directory::executes(first)).await;
     part.shows("a_directory_grows_under_its_pod", directory::grows(&part.case, first)).await;
 }
@@ -91,7 +94,7 @@ async fn on_the_device(part: &Part, first: &Server) {
     part.shows("a_device_grows_under_its_pod", device::grows(&part.case, first)).await;
 }
 
-/// Pods beside the first one, with the same claims.
+/// Pods in parallel to the first one, with the same claims.
 struct Beside {
     reader: Server,
     tenant: Server,
@@ -108,10 +111,10 @@ impl Beside {
         Ok(Self { reader, tenant })
     }
 
-    /// Everything that they had goes, and nothing of what the first one has.
+    /// Removes the pods. Their mounts and loop devices are removed, and those of the first pod stay.
     async fn leave(self, case: &Case, first: &Server) -> Result<(), Failure> {
         let Self { reader, tenant } = self;
-        // The kubelet has given the note to the group of the tenant.
+        // The kubelet has changed the group of the note to the group of the tenant.
         tokio::try_join!(tenant.write(directory::NOTE, "from tenant"), tenant.write(device::PATH, "from tenant"))?;
         tokio::try_join!(reader.remove(), tenant.remove())?;
         let (data, device) = tokio::try_join!(case.volume_name("data"), case.volume_name("device"))?;

@@ -1,4 +1,4 @@
-//! The image starts from a data disk of the previous release, and loses its power twice.
+//! The image boots from a data disk of the previous release and loses its power twice.
 
 mod power;
 
@@ -8,9 +8,9 @@ use launch::{Data, Node, Options};
 use power::Lost;
 use std::error::Error;
 
-/// The first boot has a kernel without BPF-LSM, with which no container runtime starts. At the power cut, the disk has
-/// changed, the API server is ready, and the Secrets have not changed. The second boot completes the upgrade. The next power
-/// cut is that of a node with pods, which needs no other node.
+/// The first boot uses a kernel without BPF-LSM, so no container runtime starts. At the first power cut, the disk has
+/// changed, the API server is ready, and the Secrets are unchanged. The second boot completes the upgrade. The second
+/// power cut is that of a node with pods and needs no other node.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_continues_after_a_power_cut() {
     let setting = Setting::from_target().expect("the test's files");

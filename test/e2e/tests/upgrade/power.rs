@@ -1,4 +1,4 @@
-//! The guest is lost: QEMU is killed, its memory is gone, and the node boots again on the same disk.
+//! Loss of the guest: the test kills QEMU, which loses the memory, and boots the node again from the same disk.
 
 use e2e::{Case, Claim, Failure, OnNode, PATIENCE, Pod, Seen, Server, Volume, VolumeMode};
 use e2e::{capacity_of, eventually, observer, previous};
@@ -20,10 +20,10 @@ const MIB: u64 = 1 << 20;
 const SIGINT: i32 = 2;
 const NAMESPACE: &str = "power";
 const DEVICE: &str = "/dev/device";
-/// Claims of one burst, all of one pod.
+/// Claims of one burst, which all belong to one pod.
 const BURST: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// Work that a lost node had begun.
+/// Unfinished work of a lost node.
 pub struct Lost {
     durable: Durable,
     earlier: Burst,
@@ -39,7 +39,7 @@ impl Lost {
         earlier.is_there(&case).await?;
         let written = Written::start(&previous::keeper(&node.client()).await?);
         tokio::try_join!(earlier.delete(&case), later.start(&case))?;
-        // Claims of one burst are bound while the pod of the other ends, whose volumes then go.
+        // The pod of one burst ends and its volumes are removed, while the claims of the other burst become bound.
         let enough = random(2 * BURST.len());
         let done = eventually(PATIENCE, "a part of the bursts to be done", async || {
             let (deleted, bound) = (earlier.deleted(&case).await?, later.bound(&case).await?);
@@ -52,8 +52,8 @@ impl Lost {
         Ok(Self { durable: written.end().await, earlier, later })
     }
 
-    /// All of it is there after the next boot, and what was begun is finished. Then the node is asked to restart, as by
-    /// Ctrl-Alt-Del. Other tests press the power button.
+    /// Verifies after the next boot that durable data exist and that unfinished work is completed. Then restarts the
+    /// node like Ctrl-Alt-Del does. Other tests press the power button.
     pub async fn must_be_kept(self, mut node: Node) -> Result<(), Failure> {
         let Self { durable, earlier, later } = self;
         observer::find(&node.client()).await?;
@@ -66,10 +66,10 @@ impl Lost {
         })
         .await?;
         is_in_order(&case).await?;
-        // The answer may come too late.
+        // The node may end before it responds.
         _ = case.signal("init", SIGINT).await;
         let ended = timeout(SHUTDOWN_LIMIT, node.ended()).await.expect("the node ends in order");
-        // QEMU takes a restart for the end.
+        // QEMU exits on a restart.
         assert!(ended.starts_with("QEMU ended with exit status: 0"), "{ended}");
         let console = fs::read_to_string(node.console()).expect("the console");
         assert!(console.contains("reboot: Restarting system"), "{ended}");
@@ -78,13 +78,13 @@ impl Lost {
     }
 }
 
-/// From 1 to `most`. Shown by what the test prints, not repeatable: the moment itself is not, either.
+/// Random number from 1 to `most`. The test prints it, but the exact moment of the power cut is not reproducible.
 fn random(most: usize) -> usize {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.subsec_micros() as usize % most + 1
 }
 
-/// A writer of increasing numbers to files and to a device. Each is durable when the write ends.
+/// Writes increasing numbers to files and to a device. Each number is durable when its write returns.
 struct Written {
     tasks: JoinSet<()>,
     last: [Arc<AtomicU64>; 2],
@@ -95,7 +95,8 @@ struct Durable {
     device: u64,
 }
 
-/// Two files take turns: one that is rewritten has neither the old nor the new number for a moment.
+/// Path of the file for a number. The two files alternate, because a file briefly has neither number while it is
+/// rewritten.
 fn note(number: u64) -> String {
     format!("/files/note-{}", number % 2)
 }
@@ -109,7 +110,7 @@ impl Written {
             let (writer, last) = (writer.clone(), Arc::clone(last));
             tasks.spawn(async move {
                 let mut number = 1;
-                // To the guest's end.
+                // The loop ends with the guest.
                 while writer.write(place(number), &number.to_string()).await.is_ok() {
                     last.store(number, Ordering::Relaxed);
                     number += 1;
@@ -129,7 +130,7 @@ impl Written {
 }
 
 impl Durable {
-    /// The pod comes back by itself, with what was durable, or with the write that was under way.
+    /// The pod restarts by itself. The device contains the last durable number or the one of the interrupted write.
     async fn must_be_kept(&self, writer: &Server) -> Result<(), Failure> {
         assert_eq!(writer.read(note(self.note)).await?, self.note.to_string());
         let device = writer.read(DEVICE).await?;
@@ -147,7 +148,7 @@ struct Burst {
 impl Burst {
     fn of(name: &'static str) -> Self {
         let claim = |(number, letter): (usize, &&str)| {
-            // Names live as long as the test.
+            // `Claim` needs names with a static lifetime.
             let name: &'static str = Box::leak(format!("{name}-{letter}").into_boxed_str());
             let mode = if number % 2 == 0 { VolumeMode::Filesystem } else { VolumeMode::Block };
             Claim { mode, ..Claim::new(name, 16 * MIB) }
@@ -155,7 +156,7 @@ impl Burst {
         Self { name, claims: BURST.iter().enumerate().map(claim).collect() }
     }
 
-    /// With all claims: a pod takes much longer than its volumes.
+    /// Pod with all claims of the burst, because the start of a pod takes much longer than its volumes.
     fn pod(&self) -> Pod {
         let pod = Pod::server(self.name).restarting();
         self.claims.iter().fold(pod, |pod, claim| pod.with(Volume::of(claim)))
@@ -206,7 +207,7 @@ impl Burst {
     }
 }
 
-/// Every claim that is bound has its directory or image with its limit, and there is nothing else.
+/// Every bound claim has its directory or image with its limit, and no other volumes exist.
 async fn is_in_order(case: &Case) -> Result<(), Failure> {
     eventually(PATIENCE, "the node and the cluster to be the same", async || {
         let volumes = case.cluster::<PersistentVolume>().list(&ListParams::default()).await;

@@ -13,9 +13,10 @@ use std::thread;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const PORT: u16 = 6443;
-/// Index of the only network device: loopback is 1.
+/// Index of the only network device. The loopback device has index 1.
 const DEVICE: u32 = 2;
-/// The guest's clock is behind the launcher's by up to a second, and the launcher waits for a heartbeat after its start.
+/// Time of the heartbeat, in the future. The launcher waits for a heartbeat after its own start, and the guest's clock
+/// is up to a second behind the launcher's.
 const HEARTBEAT: &str = "2999-01-01T00:00:00Z";
 
 pub(crate) fn start() -> Result<String, Box<dyn Error>> {
@@ -75,7 +76,7 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<()> {
     stream.flush()
 }
 
-/// Reads a request to its end: what is unread when the connection is closed would reset it.
+/// Reads a request to its end. Closing a connection with unread data would reset it.
 fn is_get(stream: &mut impl Read) -> io::Result<bool> {
     let mut reader = BufReader::new(stream);
     let mut first = String::new();

@@ -6,12 +6,12 @@ use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-/// Bytes of `struct input_event` on a 64-bit machine, include/uapi/linux/input.h.
+/// Size of `struct input_event` on a 64-bit machine in bytes, include/uapi/linux/input.h.
 const EVENT: usize = 24;
 /// Type, code and value of a press: `EV_KEY`, `KEY_POWER`, 1; include/uapi/linux/input-event-codes.h.
 const PRESS: [u8; 8] = [1, 0, 116, 0, 1, 0, 0, 0];
 
-/// All devices with the name of a power button: some machines have two, and use one.
+/// All input devices with the name of a power button. Some machines have two and use only one.
 pub(crate) struct Button(Vec<File>);
 
 impl Button {

@@ -17,15 +17,15 @@ use std::error::Error;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // The launcher takes this line for the end of the kernel's start.
+    // For the launcher, this line marks the end of the kernel's start.
     println!("initramfs: started");
     let ended = run();
     println!("error: {ended:?}");
-    // The kernel panics when PID 1 ends; that ends the VM too.
+    // The kernel panics when PID 1 exits, which also ends the VM.
     ExitCode::FAILURE
 }
 
-/// Returns only with an error.
+/// Runs the stub. Returns only with an error.
 fn run() -> Result<(), Box<dyn Error>> {
     let name = env::var(VARIABLE)?;
     let stub = Stub::named(&name).map_err(|error| format!("{VARIABLE}={name}: {error}"))?;

@@ -13,7 +13,7 @@ const STEP: Duration = Duration::from_millis(5);
 pub(crate) struct Port(File);
 
 impl Port {
-    /// Waits until the host has given the port its name.
+    /// Waits until the host has assigned a name to the port.
     pub(crate) fn open() -> io::Result<Self> {
         let start = Instant::now();
         loop {
