@@ -27,7 +27,7 @@ def envtest(name, size = "medium", tags = [], cpus = 2, data = [], dev_deps = []
             "ENVTEST_ETCD": "$(rootpath //third_party/kubernetes:etcd)",
             "ENVTEST_KUBE": "$(rootpath //third_party/kubernetes:kube)",
         },
-        # The programs' ports are fixed: a loopback device of its own.
+        # The ports of the programs are fixed, so each suite gets its own loopback device.
         tags = tags + [
             "block-network",
             "cpu:%d" % cpus,

@@ -27,7 +27,7 @@ use units::Bytes;
 /// Variables that the target of a suite sets: the multi-call program of Kubernetes, and etcd.
 const KUBE: &str = "ENVTEST_KUBE";
 const ETCD: &str = "ENVTEST_ETCD";
-/// Of etcd, for the API server.
+/// Port on which etcd serves the API server.
 const ETCD_PORT: u16 = 2379;
 
 /// Variable that the target of a suite sets if a case calls [`Cluster::start_dns`].
@@ -35,10 +35,11 @@ const COREDNS: &str = "ENVTEST_COREDNS";
 
 const NODE: &str = "granary";
 
-/// Advertised address of the API server, of the network for documentation. No process listens there.
+/// Advertised address of the API server, from a documentation network. No process listens there.
 const ADVERTISED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// The network of Services whose tenth address is that of CoreDNS: loopback has all its addresses.
+/// Service network of [`Cluster::start_dns`]. CoreDNS listens on its tenth address. All of these addresses belong to
+/// the loopback interface.
 const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 96, 0, 0), 16);
 
 const STOP: Duration = Duration::from_secs(20);
@@ -68,12 +69,12 @@ pub struct Cluster {
     api_server: Mutex<Option<Supervisor>>,
     controllers: Mutex<Option<Supervisor>>,
     etcd: Mutex<Option<Supervisor>>,
-    // After the programs.
+    // Declared after the programs, so that it is dropped last.
     _directory: TempDir,
 }
 
 impl Cluster {
-    /// Starts the programs. Returns when the default service account is there.
+    /// Starts the programs. Returns when the default service account exists.
     pub async fn start() -> Result<Self, StartError> {
         let directory = TempDir::with_prefix("envtest-")?;
         let programs = directory.path().join("bin");
@@ -106,7 +107,7 @@ impl Cluster {
 
     pub async fn client(&self, identity: Identity) -> Result<Client, StartError> {
         match identity {
-            // Its certificate would have to be approved first, and not every suite has an approver.
+            // A client certificate of this identity would need an approval, and not every suite has an approver.
             Identity::Storage => self.storage_of(self.node()).await,
             other => Ok(self.credentials.client(other).await?),
         }
@@ -132,18 +133,19 @@ impl Cluster {
         &self.credentials
     }
 
-    /// The name of the node that [`Identity::Kubelet`] and [`Identity::Storage`] belong to. It has no Node object.
+    /// Name of the node of [`Identity::Kubelet`] and [`Identity::Storage`]. The node has no Node object.
     pub fn node(&self) -> &str {
         &self.config.node
     }
 
-    /// Starts the scheduler. Dropped or stopped, it ends: most suites play it themselves.
+    /// Starts the scheduler, which ends when the value is stopped or dropped. Most suites act as the scheduler
+    /// themselves.
     pub async fn start_scheduler(&self) -> Result<Supervisor, StartError> {
         start("kube-scheduler", scheduler::service(&self.config, &self.credentials)).await
     }
 
-    /// Starts CoreDNS, which forwards names outside of the cluster to these servers. Returns the address at which it answers.
-    /// The port needs root, and the answers the role that the reconciler creates.
+    /// Starts CoreDNS, which forwards names outside of the cluster to these servers. Returns the address of CoreDNS.
+    /// Its port requires root, and its responses require the role that the reconciler creates.
     pub async fn start_dns(&self, servers: &[Ipv4Addr]) -> Result<(Supervisor, Ipv4Addr), StartError> {
         symlink(program(COREDNS)?, self.config.paths.programs.join("coredns"))?;
         let config = programs::Config { services: LOOPBACK, ..self.config.clone() };
@@ -151,21 +153,21 @@ impl Cluster {
         Ok((running, config.dns_service()))
     }
 
-    /// Creates the kinds of snapshots, their default class and the controller's role, as the node does, and starts
-    /// snapshot-controller. Dropped or stopped, the controller ends; the objects stay.
+    /// Creates the snapshot CRDs, their default class and the controller's role like the node does, and starts
+    /// snapshot-controller. The controller ends when the value is stopped or dropped; the objects stay.
     pub async fn start_snapshots(&self) -> Result<Supervisor, StartError> {
         self.reconcile_snapshots().await?;
         start("snapshot-controller", snapshot_controller::service(&self.config, &self.credentials)).await
     }
 
-    /// Creates the kinds of snapshots, their default class and the controller's role, or corrects them, as the node does.
+    /// Creates or corrects the snapshot CRDs, their default class and the controller's role like the node does.
     pub async fn reconcile_snapshots(&self) -> Result<(), StartError> {
         let client = self.admin();
         start("snapshots", move |cx| reconciler::snapshots(cx, client.clone())).await?;
         Ok(())
     }
 
-    /// Kills the API server: one that is asked to end waits 5 s for connections without a request (Go's
+    /// Kills the API server. After a request to end, it would wait 5 s for connections without a request (Go's
     /// `http.Server.Shutdown`).
     pub async fn stop_api_server(&self) {
         if let Some(running) = self.api_server.lock().await.take() {
@@ -173,8 +175,8 @@ impl Cluster {
         }
     }
 
-    /// Kills etcd and starts it with this configuration, which has the paths of the cluster except that of etcd's data. Returns
-    /// when it is ready.
+    /// Kills etcd and starts it with this configuration, which has the paths of the cluster except for etcd's data.
+    /// Returns when etcd is ready.
     pub async fn restart_etcd(&self, config: &programs::Config) -> Result<(), StartError> {
         let mut running = self.etcd.lock().await;
         if let Some(running) = running.take() {
@@ -184,7 +186,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the API server again, and returns when it is ready. Does nothing while it runs.
+    /// Starts the API server again and returns when it is ready. Does nothing if it runs.
     pub async fn start_api_server(&self) -> Result<(), StartError> {
         let mut running = self.api_server.lock().await;
         if running.is_none() {
@@ -212,9 +214,9 @@ impl Cluster {
 
 /// Kills a program that listens on this port.
 async fn end(running: Supervisor, port: u16) {
-    // It is overdue, as wanted.
+    // The deadline of zero kills the program, so `stop` reports that the program is overdue.
     _ = running.stop(Duration::ZERO).await;
-    // The kernel frees a large process for a while after its end. The next one needs the port.
+    // The kernel releases a large process and its port some time after its end, and the next program needs the port.
     let end = Instant::now() + STOP;
     while Instant::now() < end && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
         sleep(Duration::from_millis(10)).await;
@@ -231,7 +233,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
         cni_programs: programs.clone(),
         programs,
         cgroups: None,
-        // A sandbox on a build machine has one user, and maybe no Landlock.
+        // A sandbox on a build machine has only one user and may lack Landlock.
         confinement: Confinement::Disabled,
         pki: directory.join("pki"),
         etcd: directory.join("etcd"),
@@ -248,7 +250,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
             size: Bytes::new(64 << 30),
             etcd: Bytes::new(4 << 30),
             pods: Bytes::new(4 << 30),
-            // Of the smallest disk.
+            // Limit of the smallest disk.
             audit: Bytes::new(19 << 20),
         },
         paths,
@@ -256,7 +258,7 @@ fn config(directory: &Path, programs: PathBuf) -> Result<programs::Config, Start
     })
 }
 
-/// Starts a program, and returns when it is ready. One that fails is not started again: a test shall say so.
+/// Starts a program and returns when it is ready. A program that fails is not restarted, so that the test fails.
 async fn start<F, Fut, E>(program: &'static str, service: F) -> Result<Supervisor, StartError>
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use kube::Error;
 
-/// A rejection whose text contains the message, as that of an admission policy.
+/// Requires a rejection whose text contains the message, such as that of an admission policy.
 #[track_caller]
 pub fn denied<T: Debug>(result: Result<T, Error>, message: &str) {
     match result {
@@ -13,7 +13,7 @@ pub fn denied<T: Debug>(result: Result<T, Error>, message: &str) {
     }
 }
 
-/// A rejection because of the rights of the user.
+/// Requires a rejection because the user lacks a permission.
 #[track_caller]
 pub fn forbidden<T: Debug>(result: Result<T, Error>) {
     assert!(matches!(&result, Err(Error::Api(status)) if status.is_forbidden()), "{result:?}");

@@ -1,4 +1,4 @@
-//! Waiting for what another party does: a condition with a deadline, never a time.
+//! Waits for the work of other components: on a condition with a deadline, never for a fixed time.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::{Failure, PATIENCE};
 
-/// Between the first two looks, and at most: what comes late is looked for less often, and what is asked has its work.
+/// First and longest interval between two looks. The interval grows, because each look takes CPU time from the observed
+/// program.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(300)];
 
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub struct Late {
     pub last: String,
 }
 
-/// Looks until it has come. An error of a look is a state as well: an API server may be busy.
+/// Repeats `look` until it is done. An error of `look` counts as a state, because an API server may be busy.
 pub async fn eventually<T, E, F>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T, Late>
 where
     E: Error + 'static,
@@ -47,13 +48,13 @@ where
     }
 }
 
-/// Waits until `obstacle` returns `None`. Its text describes the current state.
+/// Waits until `obstacle` returns `None`. The text of an obstacle describes the current state.
 pub async fn until(what: &str, obstacle: impl AsyncFn() -> Result<Option<String>, kube::Error>) -> Result<(), Failure> {
     let look = async || Ok::<_, kube::Error>(obstacle().await?.map_or(Seen::Done(()), Seen::NotYet));
     Ok(eventually(PATIENCE, what, look).await?)
 }
 
-/// Reads a value until it is as wanted, and returns it.
+/// Reads a value until it fulfils the condition, and returns it.
 pub async fn reached<T: Debug>(
     what: &str,
     read: impl AsyncFn() -> Result<T, kube::Error>,

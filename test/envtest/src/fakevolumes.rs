@@ -1,4 +1,4 @@
-//! Volumes without a disk, for tests and benchmarks of what the API server decides.
+//! Volumes without a disk, for tests and benchmarks of the API server's decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
@@ -18,22 +18,23 @@ use volume::{
 
 mod snapshots;
 
-/// The file system's block: sizes are whole numbers of it.
+/// Block size of the file system. Sizes are multiples of it.
 const BLOCK: u64 = 4096;
 
-/// A node's volumes in memory. `//node/kubernetes/provisioner:volumes_ktest` compares its answers with those of
+/// A node's volumes in memory. `//node/kubernetes/provisioner:volumes_ktest` compares this implementation with
 /// [`volume::Store`] on a disk.
 pub struct FakeVolumes {
     disk: Mutex<Disk>,
     calls: VolumeCalls,
-    /// Creates what a volume has outside of memory.
+    /// Creates the parts of a volume outside of memory.
     create: Option<Box<Create>>,
-    /// New clones, and removals of snapshots, wait while it is set.
+    /// While the value is true, new clones and removals of snapshots wait.
     held: Mutex<bool>,
     released: Condvar,
 }
 
-/// Longer than a test waits: its threads end then.
+/// Maximum duration of [`FakeVolumes::hold`]. It is longer than a test waits, and it ends the threads of a finished
+/// test.
 const HELD: Duration = Duration::from_secs(300);
 
 type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
@@ -42,34 +43,34 @@ type Create = dyn Fn(&VolumeId, Bytes) + Send + Sync;
 struct Disk {
     size: Bytes,
     records: BTreeMap<VolumeId, Record>,
-    /// Those of the records whose data is in the trash.
+    /// Volumes in `records` whose data is in the trash.
     trash: BTreeSet<VolumeId>,
-    /// Those of the records that a pod has as a block device.
+    /// Volumes in `records` that a pod uses as a block device.
     attached: BTreeSet<VolumeId>,
-    /// Those of the records that a pod has, and where.
+    /// Volumes in `records` that a pod uses, with the mount paths.
     published: BTreeMap<VolumeId, PathBuf>,
     stuck: BTreeSet<VolumeId>,
-    /// Those with inodes that do not count to their projects.
+    /// Volumes with inodes that do not count to their projects.
     drifted: BTreeMap<VolumeId, Drifted>,
     used: BTreeMap<VolumeId, Usage>,
-    /// Those whose limits another program changed.
+    /// Volumes whose limits another program has changed.
     changed: BTreeMap<VolumeId, Limits>,
     faults: Vec<DiskFault>,
     projects: u32,
-    /// The sources of clones.
+    /// Sources of clones.
     sources: BTreeMap<VolumeId, VolumeId>,
-    /// How many more passes do not end a clone.
+    /// Number of passes that do not complete a clone.
     passes: u32,
-    /// Those whose pods exceed their sizes, with the passes over copies that have waited for them.
+    /// Volumes whose pods exceed their sizes, each with the number of copy passes that have waited for it.
     overfull: BTreeMap<VolumeId, u32>,
-    /// The node cannot limit I/O.
+    /// Whether the node lacks I/O limits.
     unthrottled: bool,
-    /// The longest pauses that groups and snapshots of filesystem volumes allowed.
+    /// Longest pauses that groups and snapshots of filesystem volumes allowed.
     pauses: Vec<Duration>,
 }
 
 impl FakeVolumes {
-    /// A disk with so much space for volumes.
+    /// Creates a disk with `size` bytes for volumes.
     pub fn with_size(size: Bytes) -> Self {
         Self {
             disk: Mutex::new(Disk { size, ..Disk::default() }),
@@ -80,7 +81,7 @@ impl FakeVolumes {
         }
     }
 
-    /// Calls `create` before a new volume is recorded, for several volumes at once.
+    /// Calls `create` before a new volume is recorded. Calls for several volumes may run in parallel.
     #[must_use]
     pub fn creating(self, create: impl Fn(&VolumeId, Bytes) + Send + Sync + 'static) -> Self {
         Self { create: Some(Box::new(create)), ..self }
@@ -103,17 +104,17 @@ impl FakeVolumes {
         self.disk().trash.iter().cloned().collect()
     }
 
-    /// Moves a volume's data into the trash, as a deletion does that was cut short.
+    /// Moves a volume's data into the trash, like an interrupted deletion.
     pub fn retire(&self, id: &VolumeId) {
         self.disk().retire(id);
     }
 
-    /// A pod gets the volume's block device, or gives it back.
+    /// Simulates that a pod's block device of the volume is attached or detached.
     pub fn set_attached(&self, id: &VolumeId, attached: bool) {
         set(&mut self.disk().attached, id, attached);
     }
 
-    /// A pod gets the volume, mounted at this path, or it is unpublished.
+    /// Simulates that a pod's volume is published at this path, or unpublished.
     pub fn set_published(&self, id: &VolumeId, target: Option<&Path>) {
         let mut disk = self.disk();
         match target {
@@ -122,12 +123,12 @@ impl FakeVolumes {
         }
     }
 
-    /// Something holds the volume's data so that it cannot be removed, or lets it go.
+    /// Simulates that the volume's data is in use and cannot be removed, or can be removed again.
     pub fn set_stuck(&self, id: &VolumeId, stuck: bool) {
         set(&mut self.disk().stuck, id, stuck);
     }
 
-    /// As if a tenant had changed the project of inodes of the volume.
+    /// Simulates that a tenant has changed the project of the volume's inodes.
     pub fn set_drifted(&self, id: &VolumeId, drifted: Drifted) {
         self.disk().drifted.insert(id.clone(), drifted);
     }
@@ -136,7 +137,7 @@ impl FakeVolumes {
         self.disk().used.insert(id.clone(), used);
     }
 
-    /// As if an administrator had changed the limits of the volume.
+    /// Simulates that an administrator has changed the limits of the volume.
     pub fn set_changed(&self, id: &VolumeId, limits: Limits) {
         self.disk().changed.insert(id.clone(), limits);
     }
@@ -145,7 +146,7 @@ impl FakeVolumes {
         self.disk().faults = faults;
     }
 
-    /// Whether new clones of volumes and removals of snapshots take long, as those of many files do.
+    /// Sets whether new clones and removals of snapshots block, like those of many files do.
     pub fn hold(&self, held: bool) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
         self.released.notify_all();
@@ -156,24 +157,24 @@ impl FakeVolumes {
         drop(self.released.wait_timeout_while(held, HELD, |held| *held).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// So many passes over clones do not end them.
+    /// Sets the number of passes that do not complete a clone.
     pub fn set_passes(&self, passes: u32) {
         self.disk().passes = passes;
     }
 
-    /// The pods of the volume exceed its size, so that passes over copies wait for it, or do not any more.
+    /// Sets whether the volume's pods exceed its size, so that copy passes wait for the volume.
     pub fn set_overfull(&self, id: &VolumeId, overfull: bool) {
         let mut disk = self.disk();
         disk.overfull.remove(id);
         disk.overfull.extend(overfull.then(|| (id.clone(), 0)));
     }
 
-    /// The passes over copies that have waited for a volume that is overfull.
+    /// Number of copy passes that have waited for a volume that exceeds its size.
     pub fn waited(&self, id: &VolumeId) -> u32 {
         self.disk().overfull.get(id).copied().unwrap_or_default()
     }
 
-    /// The node lacks the I/O controller, or has it again.
+    /// Sets whether the node lacks the I/O controller.
     pub fn set_unthrottled(&self, unthrottled: bool) {
         self.disk().unthrottled = unthrottled;
     }
@@ -182,12 +183,12 @@ impl FakeVolumes {
         self.disk().sources.get(id).cloned()
     }
 
-    /// The longest pause of each snapshot of a filesystem volume.
+    /// Longest allowed pause of each snapshot of a filesystem volume.
     pub fn pauses(&self) -> Vec<Duration> {
         self.disk().pauses.clone()
     }
 
-    /// Loses the volume: a disk was put in that does not have it.
+    /// Simulates a replaced disk, which does not contain the volume.
     pub fn lose(&self, id: &VolumeId) {
         self.disk().records.remove(id);
     }
@@ -260,7 +261,7 @@ impl Disk {
             }
             Some((record, false)) => return Ok(Ensured::Unchanged(record)),
             Some((Record { state: State::Announced, .. }, true)) => return refused(VolumeRefusal::Lost),
-            // It was being undone.
+            // An earlier call was undoing the volume.
             Some((Record { state: State::Staged, .. }, true)) => drop(self.discard(id)?),
         }
         let cloning = match &want.source {
@@ -296,7 +297,7 @@ impl Disk {
         }
     }
 
-    /// One pass over a clone.
+    /// Runs one copy pass of a clone.
     fn copy(&mut self, id: &VolumeId, record: Record) -> Result<Ensured<Record>, Error> {
         if self.passes > 0 {
             self.passes -= 1;
@@ -312,7 +313,7 @@ impl Disk {
         Ok(Ensured::Created(record))
     }
 
-    /// Operations on volumes reject snapshots.
+    /// Rejects snapshots, because the operation is for volumes.
     fn check_volume(&self, id: &VolumeId) -> Result<(), Error> {
         if self.is_snapshot(id) {
             return Err(Error::Refused { id: id.clone(), source: VolumeRefusal::Snapshot });
@@ -324,7 +325,7 @@ impl Disk {
         self.records.get(id).is_some_and(|record| record.mode.is_snapshot())
     }
 
-    /// The mode and the size of the volume, if it can be cloned into one of this size.
+    /// Mode and size of the volume, if it can be cloned into a volume of this size.
     fn check_source(&self, id: &VolumeId, size: Bytes) -> Result<(Mode, Bytes), SourceError> {
         let volume = id.clone();
         match self.look(id) {
@@ -422,7 +423,7 @@ impl Disk {
     }
 }
 
-/// The mode after the volume grew: it may hold more files in the same proportion.
+/// Mode of a volume after its expansion. The number of inodes grows in proportion to the size.
 fn grown(mode: Mode, from: Bytes, to: Bytes) -> Mode {
     match mode {
         Mode::Filesystem { inodes } => {

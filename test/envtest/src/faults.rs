@@ -1,4 +1,4 @@
-//! An API server that does not answer, breaks connections off, is slow, or returns errors.
+//! An API server that does not respond, closes connections, is slow, or returns errors.
 
 use std::convert::Infallible;
 use std::future;
@@ -29,21 +29,22 @@ use tokio::time::sleep;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Fault of requests, and of responses that are not complete yet.
+/// Fault of requests and of incomplete responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// The API server carries requests out, and no response arrives. Open watches fall silent.
+    /// The API server executes requests, but no response arrives. Open watches become silent.
     Swallow,
     /// Connections end in the middle of a response.
     Cut,
     /// Each request waits this long.
     Delay(Duration),
-    /// The API server returns this status, and carries nothing out.
+    /// The API server returns this status and does not execute the request.
     Status(StatusCode),
 }
 
-/// A proxy on loopback, by which requests reach the API server with the rights of the proxy's client.
+/// A proxy on the loopback interface that forwards requests to the API server with the permissions of the proxy's
+/// client.
 pub struct FaultyServer {
     address: SocketAddr,
     shared: Shared,
@@ -58,7 +59,7 @@ struct Shared {
 }
 
 impl FaultyServer {
-    /// Starts a proxy without a fault. It ends when it is dropped.
+    /// Starts a proxy without a fault. The proxy ends when the value is dropped.
     pub async fn start(client: Client) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
@@ -76,7 +77,7 @@ impl FaultyServer {
         self.shared.fault.send_replace(fault);
     }
 
-    /// How many requests and responses a fault has hit.
+    /// Number of requests and responses that a fault has affected.
     pub fn inflicted(&self) -> u64 {
         self.shared.inflicted.load(Ordering::SeqCst)
     }
@@ -98,7 +99,7 @@ async fn serve(listener: TcpListener, shared: Shared) {
 
 async fn answer(connection: TcpStream, shared: Shared) {
     let service = service_fn(|request| forward(request, shared.clone()));
-    // A connection that a fault cuts is an error.
+    // A fault that closes the connection causes an error here.
     _ = http1::Builder::new().serve_connection(TokioIo::new(connection), service).await;
 }
 
@@ -119,7 +120,7 @@ async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<
     head.headers.remove(header::HOST);
     let request = Request::from_parts(head, Body::from(body.collect().await?.to_bytes()));
     let (mut head, body) = shared.client.send(request).await?.into_parts();
-    // The body of a response that is cut is shorter.
+    // The body of an interrupted response is shorter than its headers specify.
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.remove(header::TRANSFER_ENCODING);
     if fault == Fault::Swallow {
@@ -130,7 +131,7 @@ async fn forward(request: Request<Incoming>, shared: Shared) -> Result<Response<
     Ok(Response::from_parts(head, StreamBody::new(frames.flat_map(stream::iter)).boxed_unsync()))
 }
 
-/// Passes a part of a response on, unless a fault hits it.
+/// Forwards a part of a response, unless a fault affects it.
 async fn pass(part: Result<Frame<Bytes>, BoxError>, shared: Shared) -> Vec<Result<Frame<Bytes>, BoxError>> {
     let fault = *shared.fault.borrow();
     if matches!(fault, Fault::Swallow | Fault::Cut) {

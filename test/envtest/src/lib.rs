@@ -1,8 +1,8 @@
-//! A real API server without a machine: etcd, kube-apiserver and kube-controller-manager on loopback, as the node runs
-//! them. It tests decisions of the API server: no VM, no kubelet, no scheduler.
+//! A real API server without a VM: etcd, kube-apiserver and kube-controller-manager on the loopback interface, started
+//! like on the node. Tests of the API server's decisions need no VM, no kubelet and no scheduler.
 //!
-//! The cases of a [`Suite`] share one cluster and run one after the other. The programs have fixed ports: the target of
-//! a suite has the tag `block-network`, so that Bazel gives it a network with nothing but a loopback device.
+//! The cases of a [`Suite`] share one cluster and run one after the other. The programs have fixed ports, so the target
+//! of a suite has the tag `block-network`: Bazel gives it a network with only a loopback device.
 #![forbid(unsafe_code)]
 
 mod cluster;
@@ -30,5 +30,5 @@ pub use suite::{Failure, Suite};
 
 use std::time::Duration;
 
-/// How long anything may take that a control plane does on its own: seconds, more beside a build.
+/// Deadline of any work that a control plane does by itself. It takes seconds, and longer during a build.
 pub const PATIENCE: Duration = Duration::from_secs(120);

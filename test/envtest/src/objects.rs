@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A claim of 1 GiB, with more fields of its spec.
+/// A claim of 1 GiB. `more` contains additional fields of its spec.
 pub fn claim(metadata: Value, class: &str, more: Value) -> Value {
     let mut claim = json!({"metadata": metadata, "spec": {
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": class,

@@ -1,4 +1,4 @@
-//! Requests with objects and patches as JSON, and waiting for their effects.
+//! Requests with objects and patches as JSON, and waits for their effects.
 
 use std::fmt::Debug;
 
@@ -18,7 +18,7 @@ where
     objects.create(&PostParams::default(), &object).await
 }
 
-/// A merge patch.
+/// Applies a merge patch.
 pub async fn merge<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
 where
     K: Clone + DeserializeOwned + Debug,
@@ -26,7 +26,7 @@ where
     objects.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await
 }
 
-/// A merge patch of the subresource `status`.
+/// Applies a merge patch to the subresource `status`.
 pub async fn merge_status<K>(objects: &Api<K>, name: &str, patch: Value) -> Result<K, Error>
 where
     K: DeserializeOwned,
@@ -43,7 +43,7 @@ where
     until(&what, async || Ok(objects.get_opt(name).await?.map(|found| format!("{found:?}")))).await
 }
 
-/// Waits until the claim is bound; the name of its PV.
+/// Waits until the claim is bound. Returns the name of its PV.
 pub async fn bound<K>(claims: &Api<K>, name: &str) -> Result<String, Failure>
 where
     K: Clone + DeserializeOwned + Debug + Serialize,
@@ -54,7 +54,7 @@ where
     Ok(claim["spec"]["volumeName"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Repeats a request until the API server accepts it, as it reads a role some time after its creation.
+/// Repeats a request until the API server accepts it. The API server applies a new role after a delay.
 pub async fn accepted<T>(what: &str, request: impl AsyncFn() -> Result<T, Error>) -> Result<T, Failure> {
     Ok(eventually(PATIENCE, what, async || request().await.map(Seen::Done)).await?)
 }

@@ -1,4 +1,4 @@
-//! Services under test, as on a node.
+//! Services under test, started like on a node.
 
 use supervisor::{BoxError, Context, Settings, Supervisor};
 

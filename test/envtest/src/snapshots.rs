@@ -1,4 +1,4 @@
-//! The API of volume snapshots, without its controller: a test plays it.
+//! The API of volume snapshots without its controller. The test acts as the controller.
 
 use cluster::DRIVER_NAME;
 use cluster::snapshot::{
@@ -33,7 +33,7 @@ fn group_resource(kind: &str, plural: &str) -> ApiResource {
 }
 
 impl SnapshotApi {
-    /// Creates the CRDs as a node does.
+    /// Creates the CRDs like a node does.
     pub async fn install(cluster: &Cluster, namespace: &str) -> Result<Self, Failure> {
         cluster.reconcile_snapshots().await?;
         let api = Self::of(cluster.admin(), namespace);
@@ -48,7 +48,7 @@ impl SnapshotApi {
         Ok(api)
     }
 
-    /// As another user.
+    /// The same API with another client, and so with another user.
     pub fn of(client: Client, namespace: &str) -> Self {
         let groups = group_resource(group::SNAPSHOT, group::SNAPSHOTS);
         Self {
@@ -62,7 +62,7 @@ impl SnapshotApi {
         }
     }
 
-    /// Creates a snapshot and its content, which has this source and more fields of its spec.
+    /// Creates a snapshot and its content with this source. `more` contains additional fields of the content's spec.
     pub async fn create(
         &self,
         name: &str,
@@ -114,7 +114,7 @@ impl SnapshotApi {
         Ok(())
     }
 
-    /// Creates a group and its content, which has this source and more fields of its spec.
+    /// Creates a group and its content with this source. `more` contains additional fields of the content's spec.
     pub async fn create_group(
         &self,
         name: &str,
@@ -151,24 +151,24 @@ impl SnapshotApi {
         Ok(())
     }
 
-    /// Waits for a status of the content of a group.
+    /// Waits until the status of a group's content fulfils the condition.
     pub async fn group_status(&self, content: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
         status_of(&self.group_contents, content, is_reached).await
     }
 
-    /// Deletes the content of a group, as the controller does when the group is deleted.
+    /// Deletes the content of a group, like the controller does after the deletion of the group.
     pub async fn delete_group(&self, group: &str, content: &str) -> Result<(), Failure> {
         let announced = json!({"annotations": {group::BEING_DELETED: "yes"}});
         delete_with(&self.groups, group, &self.group_contents, content, announced).await
     }
 
-    /// Deletes the content of a group and waits for its end.
+    /// Deletes the content of a group and waits until it is removed.
     pub async fn group_gone(&self, group: &str, content: &str) -> Result<(), Failure> {
         self.delete_group(group, content).await?;
         end_of(&self.group_contents, content).await
     }
 
-    /// Removes the content of a group whatever the node has done.
+    /// Removes the content of a group regardless of its finalizers.
     pub async fn force_group(&self, group: &str, content: &str) -> Result<(), Failure> {
         delete_with(&self.groups, group, &self.group_contents, content, json!({"finalizers": null})).await
     }
@@ -179,7 +179,7 @@ impl SnapshotApi {
         self.create_with(name, None, source, json!({}), &[(group::HANDLE, group)]).await
     }
 
-    /// Waits until the content is ready; its status. The snapshot is ready then.
+    /// Waits until the content is ready, and returns its status. Then marks the snapshot as ready.
     pub async fn ready(&self, snapshot: &str, content: &str) -> Result<Value, Failure> {
         let status = self.status(content, |status| status["readyToUse"] == true).await?;
         let ready = json!({"status": {"readyToUse": true}});
@@ -187,12 +187,12 @@ impl SnapshotApi {
         Ok(status)
     }
 
-    /// Waits for a status of the content.
+    /// Waits until the status of the content fulfils the condition.
     pub async fn status(&self, content: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value, Failure> {
         status_of(&self.contents, content, is_reached).await
     }
 
-    /// Deletes the content, as the controller does when its snapshot is deleted.
+    /// Deletes the content, like the controller does after the deletion of its snapshot.
     pub async fn delete(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
         let announced = json!({"annotations": {BEING_DELETED: "yes"}});
         delete_with(&self.snapshots, snapshot, &self.contents, content, announced).await
@@ -203,13 +203,13 @@ impl SnapshotApi {
         end_of(&self.contents, content).await
     }
 
-    /// Removes a content whatever the node has done.
+    /// Removes a content regardless of its finalizers.
     pub async fn force(&self, snapshot: &str, content: &str) -> Result<(), Failure> {
         delete_with(&self.snapshots, snapshot, &self.contents, content, json!({"finalizers": null})).await
     }
 }
 
-/// Changes the metadata of the content, deletes it, and then its snapshot or group.
+/// Changes the metadata of the content, and deletes the content and then its snapshot or group.
 async fn delete_with(
     owners: &Api<DynamicObject>,
     owner: &str,

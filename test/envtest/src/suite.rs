@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 
 use crate::{Cluster, chain};
 
-/// The reason for which a case could not continue. A failed assertion is a panic, as in any test.
+/// Reason why a case could not continue. A failed assertion is a panic, as in any test.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
 type Body = Box<dyn FnOnce(Arc<Cluster>) -> Pin<Box<dyn Future<Output = Result<(), Failure>>>> + Send>;
@@ -27,13 +27,13 @@ pub struct Suite {
 struct Case {
     name: &'static str,
     body: Body,
-    /// Of cases that run at the same time.
+    /// Group of cases that run in parallel.
     group: Option<Arc<Group>>,
 }
 
 type Starter = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// Cases that run at the same time. The first of them starts all.
+/// Cases that run in parallel. The first case of a group starts all of them.
 #[derive(Default)]
 struct Group {
     waiting: Mutex<BTreeMap<&'static str, Starter>>,
@@ -59,7 +59,7 @@ impl Suite {
         Self::default()
     }
 
-    /// Adds a case. Its name is the behaviour that it shows.
+    /// Adds a case. Its name is the behaviour that it verifies.
     pub fn case<F>(mut self, name: &'static str, body: F) -> Self
     where
         F: AsyncFnOnce(Arc<Cluster>) -> Result<(), Failure> + Send + 'static,
@@ -69,19 +69,19 @@ impl Suite {
         self
     }
 
-    /// Adds cases that run at the same time: each mostly waits, and none uses the objects of another one.
+    /// Adds cases that run in parallel. Each case mostly waits, and no case uses the objects of another one.
     pub fn at_once(mut self, cases: Self) -> Self {
         let group = Arc::new(Group::default());
         self.cases.extend(cases.cases.into_iter().map(|case| Case { group: Some(Arc::clone(&group)), ..case }));
         self
     }
 
-    /// Starts the cluster and runs the cases, one after the other except those that were added by [`Suite::at_once`].
-    /// Takes the arguments of any Rust test.
+    /// Starts the cluster and runs the cases, one after the other except for those of [`Suite::at_once`]. Accepts the
+    /// arguments of any Rust test.
     pub fn run(self) -> ExitCode {
         let mut arguments = Arguments::from_args();
         arguments.filter = arguments.filter.or_else(|| env::var("TESTBRIDGE_TEST_ONLY").ok());
-        // Objects of the cluster have one name only.
+        // Names of cluster objects are not unique per case, so cases must not run in parallel threads.
         arguments.test_threads = Some(1);
         if arguments.list {
             let listed = self.cases.into_iter().map(|case| Trial::test(case.name, || Ok(()))).collect();

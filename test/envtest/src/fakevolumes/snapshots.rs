@@ -42,7 +42,7 @@ impl Disk {
         Ok(Taken::since(known, record, copying))
     }
 
-    /// Whether there is a freezer, and pods, makes no difference.
+    /// Takes a group of snapshots. A freezer and running pods make no difference.
     pub(super) fn take_group(
         &mut self,
         want: &GroupRequest,
@@ -183,7 +183,7 @@ impl Disk {
     }
 }
 
-/// The mode of a snapshot of a volume, or of a snapshot, with this instant.
+/// Mode of a snapshot with this time. `mode` is the mode of the volume or of another snapshot.
 fn taken_at(mode: Mode, taken: SystemTime, sharing: Sharing) -> Mode {
     match mode {
         Mode::Filesystem { inodes } | Mode::SnapshotTree { inodes, .. } => {
