@@ -5,8 +5,8 @@ load("//tools/rust:defs.bzl", "rust_binary")
 _FLAGS = "@rules_rust//rust/settings:extra_rustc_flags"
 _PLATFORMS = "//command_line_option:platforms"
 
-# As `cargo fuzz --sanitizer none`: counters of the edges that were taken, and the operands of
-# comparisons, for libFuzzer to learn from. Nothing of it needs a nightly compiler.
+# Flags of `cargo fuzz --sanitizer none`: libFuzzer reads counters of the executed edges and operands of comparisons.
+# These flags need no nightly compiler.
 _INSTRUMENTATION = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -20,15 +20,15 @@ _INSTRUMENTATION = [
 ]
 
 def _instrumented_impl(settings, _attr):
-    # libFuzzer finds the C library's own memcmp, which it replaces, by dlsym: not in a static program.
-    # And a dynamic one needs the machine's: pinned libraries are static.
+    # libFuzzer looks up the C library's memcmp, which it replaces, with dlsym. This fails in a static program. A
+    # dynamic program needs the machine's libraries, because the pinned libraries are static.
     flags = [flag for flag in settings[_FLAGS] if flag != "-Ctarget-feature=+crt-static"]
     return {
         _FLAGS: flags + _INSTRUMENTATION,
         _PLATFORMS: [Label("@platforms//host")],
     }
 
-# On the `program` attribute: the target and all crates below it are built once more, with instrumentation.
+# Transition of the attribute `program`: builds the target and all of its crates a second time, with instrumentation.
 _instrumented = transition(implementation = _instrumented_impl, inputs = [_FLAGS], outputs = [_FLAGS, _PLATFORMS])
 
 def _fuzz_test_impl(ctx):
@@ -87,7 +87,7 @@ def fuzz_test(name, runs, finds = "", size = "small", timeout = "moderate", **kw
         srcs = ["targets/%s.rs" % name],
         crate_name = name + "_program",
         rustc_flags = ["-Copt-level=3"],
-        tags = ["manual"],  # Only with instrumentation.
+        tags = ["manual"],  # The target is only useful with instrumentation.
         visibility = ["//visibility:private"],
         deps = [":fuzz"],
     )

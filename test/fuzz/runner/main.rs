@@ -1,5 +1,5 @@
-//! Runs a fuzz target: a repeatable, bounded run from the seeds, or as its arguments say. Configured by variables of
-//! `defs.bzl`.
+//! Runs a fuzz target: a repeatable, bounded run that starts from the seeds, or a run with the given arguments.
+//! Variables of `defs.bzl` configure the program.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
-/// The target is built without feedback: every run would find nothing.
+/// Output of an instrumented target. Without instrumentation, no run would find anything.
 const INSTRUMENTED: &str = "inline 8-bit counters";
 
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ struct Config {
     directory: String,
     seeds: PathBuf,
     runs: String,
-    /// Message of a target with a bug when the bug is found.
+    /// Message that the target prints when its bug is found, for a target with a deliberate bug.
     finds: Option<String>,
 }
 
@@ -70,7 +70,7 @@ fn run() -> Result<ExitCode, Error> {
     if arguments.is_empty() { bounded(&config).map(|()| ExitCode::SUCCESS) } else { free(&config, &arguments) }
 }
 
-/// The same inputs every time: the seeds, and so many that follow from them.
+/// Runs a fixed number of inputs that start from the seeds. The inputs are the same in each run.
 fn bounded(config: &Config) -> Result<(), Error> {
     let temporary = env::var_os("TEST_TMPDIR").map_or_else(env::temp_dir, PathBuf::from);
     let corpus = temporary.join(format!("corpus-{}", std::process::id()));
@@ -106,8 +106,8 @@ fn bounded(config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Arguments are flags of libFuzzer, files to run once, or directories of inputs. Without files and directories it
-/// starts from the seeds and keeps new inputs.
+/// Runs the target with arguments: flags of libFuzzer, files to run once, or directories of inputs. Without files and
+/// directories, the run starts from the seeds and keeps new inputs.
 fn free(config: &Config, arguments: &[OsString]) -> Result<ExitCode, Error> {
     let mut command = Command::new(&config.program);
     if let Some(directory) = env::var_os("BUILD_WORKING_DIRECTORY") {
@@ -125,7 +125,7 @@ fn free(config: &Config, arguments: &[OsString]) -> Result<ExitCode, Error> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a program, repeats what it says, and returns it.
+/// Runs a program, repeats its standard error, and returns it with the exit status.
 fn observe(command: &mut Command) -> Result<(ExitStatus, String), Error> {
     let program = PathBuf::from(command.get_program());
     let mut child = command.stderr(Stdio::piped()).spawn().map_err(failed("start", &program))?;

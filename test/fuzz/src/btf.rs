@@ -1,8 +1,8 @@
-//! The kernel's types, `/sys/kernel/btf/vmlinux`.
+//! Types of the kernel, `/sys/kernel/btf/vmlinux`.
 
 use lsm::{Btf, Layout};
 
-/// Bytes behind the types and strings change nothing. Types of a kernel are valid as types of a module.
+/// Bytes after the types and strings must not change the result. Types of a kernel must be valid as types of a module.
 pub fn check(input: &[u8]) {
     let Ok(mut kernel) = Btf::parse(input.to_vec()) else { return };
     let found = Layout::of(&kernel).ok();

@@ -1,10 +1,11 @@
-//! The ends of a disk, which classify it as ours, empty or foreign.
+//! The ends of a disk, by which the node classifies the disk as its own, empty or foreign.
 
 use localstorage::{Content, Ends, LABEL, Mark, Signature, Usage};
 use units::Bytes;
 
-/// Only zeros are empty, only our label is ours, and foreign content exists. An input is a byte (the number of marks
-/// that `blkid` found), eight bytes (the size of the disk), and the two ends, of equal length.
+/// Only zeros may be classified as empty, and only the node's label as the node's disk; foreign content must exist. An
+/// input is a byte (the number of marks that `blkid` found), eight bytes (the size of the disk), and the two ends,
+/// which have the same length.
 pub fn check(input: &[u8]) {
     let Some((disk, marks)) = disk(input) else { return };
     match disk.content(&marks) {
@@ -59,7 +60,7 @@ mod tests {
                 "unfinished" => assert_eq!(found, Content::Unfinished),
                 "xfs" => assert!(matches!(found, Content::Foreign(Signature::Known(_))), "{found:?}"),
                 "tail" => assert!(matches!(found, Content::Foreign(Signature::Unknown { .. })), "{found:?}"),
-                _ => {} // found by the fuzzer
+                _ => {} // The fuzzer has found this seed.
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Partition tables on disks that others wrote.
+//! Partition tables that other programs wrote.
 
 use std::io;
 
@@ -7,16 +7,17 @@ use gpt_disk_types::Crc32;
 use gpt_disk_types::crc::Crc;
 use units::Bytes;
 
-/// Entries are read up to 1 MiB, and of two tables; around them single sectors.
+/// Maximum number of bytes read: up to 1 MiB of entries for each of two tables, and single sectors around them.
 const MOST_READ: u64 = (2 << 20) + (4 << 16);
 
-/// First byte of an input: the sector size, and whether checksums are corrected for the fuzzer.
+/// Bits of an input's first byte: the sector size, and whether the test corrects checksums for the fuzzer.
 const LARGE_SECTORS: u8 = 1;
 const RIGHT_CHECKSUMS: u8 = 2;
 
 static CRC32: Crc<u32> = Crc::<u32>::new(&Crc32::ALGORITHM);
 
-/// Reads stay on the disk and are bounded. Partitions lie on the disk, apart, with distinct numbers in order.
+/// Reads must stay on the disk and be bounded. Partitions must be on the disk, must not overlap, and must have distinct
+/// numbers in order.
 pub fn check(input: &[u8]) {
     let Some((how, disk)) = input.split_first() else { return };
     let sector = if how & LARGE_SECTORS == 0 { 512 } else { 4096 };
@@ -33,7 +34,7 @@ pub fn check(input: &[u8]) {
         assert!(partition.number > 0 && end(partition) > partition.start, "{partition:?}");
         assert!(end(partition) <= size(&disk), "{partition:?} of {} bytes", disk.len());
     }
-    // Two tables that differ may name the same place twice.
+    // Two different tables may contain the same partition twice.
     if table.state != TableState::Different {
         assert!(table.partitions.is_sorted_by_key(|partition| partition.number));
         let mut places: Vec<_> = table.partitions.iter().map(|found| (found.start, end(found))).collect();
@@ -64,7 +65,7 @@ fn read(disk: &[u8], sector: usize) -> Option<PartitionTable> {
     read.expect("reading does not fail")
 }
 
-/// Gives the header in this sector, and the array that it names, right checksums.
+/// Corrects the checksums of the header in this sector and of its array.
 pub(crate) fn sign(disk: &mut [u8], sector: usize, lba: usize) {
     let at = lba * sector;
     let Some(header) = disk.get(at..at + 92).and_then(|header| header.first_chunk::<92>()).copied() else { return };
@@ -101,7 +102,7 @@ mod tests {
                 "whole" | "whole-4096" => Some((TableState::Whole, 2)),
                 "first-only" => Some((TableState::FirstOnly, 2)),
                 "different" => Some((TableState::Different, 3)),
-                _ => continue, // found by the fuzzer
+                _ => continue, // The fuzzer has found this seed.
             };
             assert_eq!(found, expected, "{name}");
         }

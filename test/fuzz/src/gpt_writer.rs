@@ -1,21 +1,21 @@
-//! Partition tables that `gpt::Table` reads, changes and writes: that of the disk which the node was started from.
+//! Partition tables that `gpt::Table` reads, changes and writes: the table of the boot disk.
 
 use gpt::{Guid, Partition, Table, Write, protective_mbr};
 
 use crate::gpt::sign;
 
-/// Bits of the first byte of an input: the sector size, the place of the array, and whether checksums are corrected.
+/// Bits of an input's first byte: the sector size, the location of the array, and whether the test corrects checksums.
 const LARGE_SECTORS: u8 = 1;
 const SECOND_PLACE: u8 = 2;
 const RIGHT_CHECKSUMS: u8 = 4;
 
-/// Bytes of a header, and of an entry with its number before it.
+/// Sizes in bytes of a header, and of an entry with its number before it.
 const HEADER: usize = 92;
 const ENTRY: usize = 1 + 128;
 
-/// Partitions are apart. A table that fits a disk is written inside of it, not over the array in use, and read again as
-/// the same. A partition is added, or the error holds. An input is a byte (see above), eight bytes (the number of
-/// sectors), a header, and entries with their numbers.
+/// Partitions must not overlap. A table that fits on a disk must be written on the disk and not over the array in use,
+/// and must be read again unchanged. A partition is added, or the error must be true. An input is a byte (see above),
+/// eight bytes (the number of sectors), a header, and entries with their numbers.
 pub fn check(input: &[u8]) {
     let Some((disk, sector, sectors)) = disk(input) else { return };
     let Ok(mut table) = Table::parse(&disk, sector) else { return };
@@ -58,7 +58,7 @@ fn is_written(table: &Table, disk: &[u8], sectors: u64) {
     assert!(writes.iter().all(|write| end(write) <= size), "beyond {size}");
     let in_use = u64::from_le_bytes(*disk[table.sector() as usize + 72..].first_chunk().expect("a header"));
     assert_ne!(writes[1].at, in_use * u64::from(table.sector()), "over the array in use");
-    // The first copy; where the second one is, a disk may have terabytes.
+    // Only the first copy of the table, because the disk with the second copy may have terabytes.
     let mut disk = disk.to_vec();
     for write in &writes[1..] {
         let at = usize::try_from(write.at).expect("a place in memory");
@@ -69,7 +69,7 @@ fn is_written(table: &Table, disk: &[u8], sectors: u64) {
     assert_eq!(again.former_end(), sectors.checked_sub(1));
 }
 
-/// The beginning of a disk, the size of its sectors, and how many it has.
+/// First bytes of a disk, sector size, and number of sectors.
 fn disk(input: &[u8]) -> Option<(Vec<u8>, u32, u64)> {
     let (how, rest) = input.split_first()?;
     let (sectors, rest) = rest.split_first_chunk()?;
@@ -107,7 +107,7 @@ mod tests {
                     assert_eq!(table.partitions().count(), 2, "{name}");
                     assert!(table.writes(sectors).is_ok(), "{name}");
                 }
-                _ => {} // found by the fuzzer
+                _ => {} // The fuzzer has found this seed.
             }
         }
     }

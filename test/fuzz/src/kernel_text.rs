@@ -1,10 +1,11 @@
-//! Text of the kernel in which others choose parts: messages of `/dev/kmsg`, names in `/proc/PID/stat`; and tables of sizes.
+//! Text of the kernel that other programs can influence: messages of `/dev/kmsg` and names in `/proc/PID/stat`. Also
+//! tables of sizes.
 
 use std::fmt::Write;
 
 use kernel::text::{Message, Stat, size};
 
-/// A parsed value, formatted as the kernel does, is parsed as the same value.
+/// A parsed value, formatted like the kernel does, must be parsed as the same value.
 pub fn check(input: &[u8]) {
     if let Some(message) = Message::parse(input) {
         assert_eq!(Message::parse(written(&message).as_bytes()), Some(message));
@@ -31,7 +32,7 @@ fn written(message: &Message) -> String {
     record
 }
 
-/// More than the kernel escapes: `=` ends the name of a field.
+/// Escapes more characters than the kernel does: `=` would end the name of a field.
 fn escaped(text: &str) -> String {
     text.bytes().fold(String::new(), |mut escaped, byte| {
         match byte {
@@ -56,7 +57,7 @@ mod tests {
                 "escaped" => assert!(Message::parse(&seed).is_some_and(|message| message.text.contains('\\'))),
                 "stat" => assert_eq!(Stat::parse(&text).map(|stat| stat.name), Some("a) Z (b)")),
                 "meminfo" => assert!(size(&text, "MemTotal:").is_some()),
-                _ => {} // found by the fuzzer
+                _ => {} // The fuzzer has found this seed.
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Properties of the parsers of foreign bytes. Each module has a `check`, which panics on a violation; `targets/`
-//! contains the fuzz targets, and the tests here show that the seeds are what their names say.
+//! Properties of parsers of untrusted bytes. Each module has a function `check`, which panics on a violation.
+//! `targets/` contains the fuzz targets. The tests here verify that the seeds match their names.
 #![forbid(unsafe_code)]
 
 pub mod btf;
@@ -14,10 +14,10 @@ pub mod stored;
 pub mod sysfs;
 pub mod write_log;
 
-/// The seeds of a target, by name. Only for tests: the fuzzer reads them itself.
+/// Seeds of a target, by name. Only tests use this function, because the fuzzer reads the seeds itself.
 #[cfg(test)]
 fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
-    // Bazel starts tests above all packages, cargo in theirs.
+    // Bazel starts tests in the workspace's root, cargo in the directory of the package.
     let place = ["test/fuzz/corpus", "corpus"].map(|root| std::path::Path::new(root).join(target));
     let place = place.into_iter().find(|place| place.exists()).expect("seeds where the test runs");
     let entries = std::fs::read_dir(&place).expect("a readable directory");

@@ -1,11 +1,11 @@
-//! `/proc/PID/mountinfo`, where a user who may mount chooses the paths.
+//! `/proc/PID/mountinfo`. Users who may mount choose its paths.
 
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// There is an entry for each line, and an entry, formatted as the kernel does, is parsed as the same. Only octal codes
-/// count.
+/// Each line must have an entry, and an entry, formatted like the kernel does, must be parsed as the same entry. Only
+/// octal escapes are decoded.
 pub fn check(input: &[u8]) {
     let Ok(table) = mount::parse_table(input) else { return };
     let lines: Vec<&[u8]> = lines(input).collect();
@@ -25,7 +25,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
 }
 
-/// More than the kernel escapes, so that it is text; the same codes.
+/// Escapes more characters than the kernel does, with the same codes, so that the result is text.
 fn escaped(path: &Path) -> String {
     path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, byte| {
         match byte {

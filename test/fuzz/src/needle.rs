@@ -1,6 +1,7 @@
-//! A parser with a bug that only a fuzzer with guidance finds: the rule's own test.
+//! A parser with a bug that only a guided fuzzer finds, as the test of the rule itself.
 
-/// Two words, which chance finds once in 2^64 inputs, and a fuzzer soon, because it sees the failing comparisons.
+/// Requires two words. Random inputs contain them once in 2^64 inputs; a fuzzer finds them soon, because it observes
+/// the failing comparisons.
 pub fn check(input: &[u8]) {
     let Some((first, rest)) = input.split_first_chunk() else { return };
     if u32::from_le_bytes(*first) != 0x6b63_7968 {

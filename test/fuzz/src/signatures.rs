@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use localstorage::{Mark, Signature, Usage};
 
-/// A label cannot control a terminal. Parsed values, formatted as `blkid` does, are parsed as the same.
+/// A label must not be able to control a terminal. Parsed values, formatted like `blkid` does, must be parsed as the
+/// same values.
 pub fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Ok(marks) = Mark::parse(&text) else {
@@ -22,7 +23,7 @@ pub fn check(input: &[u8]) {
         if let Some(label) = &mark.label {
             writeln!(again, "ID_FS_LABEL={label}").expect("memory");
         }
-        // A line ends with a line feed; a carriage return before that one belongs to it.
+        // A line ends with a line feed; a carriage return before it belongs to the line end.
         if !mark.format.is_empty() && !mark.format.ends_with('\r') {
             assert_eq!(Mark::parse(&again).as_deref(), Ok(std::slice::from_ref(mark)), "{again}");
         }

@@ -3,8 +3,8 @@
 use fsquota::{Counter, ProjectId};
 use volume::{Record, State};
 
-/// A record is parsed again from its own text, and reserves at least its size, or is thin. A counter is parsed only from its own
-/// text.
+/// A record must be parsed again from its own text, and must reserve at least its size or be thin. A counter must be
+/// parsed only from its own text.
 pub fn check(input: &[u8]) {
     for state in [State::Staged, State::Announced] {
         let Ok(record) = Record::parse(input, state) else { continue };
@@ -33,7 +33,7 @@ mod tests {
                 "block" | "filesystem" => assert!(is_record, "{name}"),
                 "version-1" => assert!(!is_record, "{name}"),
                 "counter" => assert!(is_counter, "{name}"),
-                _ => {} // found by the fuzzer
+                _ => {} // The fuzzer has found this seed.
             }
         }
     }

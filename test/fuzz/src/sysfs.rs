@@ -1,9 +1,9 @@
-//! Attributes of devices below `/sys/block`, and the names there.
+//! Attributes and names of devices below `/sys/block`.
 
 use localstorage::sysfs;
 use loopdev::Number;
 
-/// A number and a device's name are parsed only from their own text.
+/// A number and a device name must be parsed only from their own text.
 pub fn check(input: &[u8]) {
     if let Ok(text) = std::str::from_utf8(input) {
         if let Some(number) = sysfs::number(text) {

@@ -1,10 +1,10 @@
-//! Logs of a disk's writes, which the kernel or QEMU made.
+//! Logs of a disk's writes, created by the kernel or by QEMU.
 
 use std::io::Cursor;
 
 use ktest_init::write_log::{Entry, parse};
 
-/// The data of each write lies in the log, and each extent on the disk has an end.
+/// The data of each write must be inside the log, and each extent on the disk must have an end.
 pub fn check(input: &[u8]) {
     let Ok(entries) = parse(&mut Cursor::new(input)) else { return };
     let length = input.len() as u64;
