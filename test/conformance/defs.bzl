@@ -5,7 +5,7 @@ def _shell_layer_impl(ctx):
     lines = [
         "set -eu",
         "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
-        # The root directory of the image, which all users read.
+        # All users must be able to read the root directory of the image.
         "umask 022; chmod 0755 \"$work\"",
         "mkdir \"$work/bin\"",
         "cp {} \"$work/bin/busybox\"; chmod 0755 \"$work/bin/busybox\"".format(ctx.file.busybox.path),
@@ -14,7 +14,7 @@ def _shell_layer_impl(ctx):
         lines.append("ln -s {} \"$work/{}\"".format(target, path))
     lines += [
         "for name in $(\"$work/bin/busybox\" --list); do",
-        # A link may lead to a file of another layer.
+        # A link may point to a file of another layer.
         "  [ -e \"$work/bin/$name\" ] || [ -L \"$work/bin/$name\" ] || ln -s busybox \"$work/bin/$name\"",
         "done",
     ]

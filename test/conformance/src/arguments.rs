@@ -17,33 +17,34 @@ pub(crate) struct Arguments {
     /// Runs only tests of the suite whose names match this regular expression, in Go's syntax.
     #[arg(long, value_name = "REGEX")]
     pub(crate) focus: Option<String>,
-    /// How many nodes the cluster has. Some tests of group snapshots pass on one node only.
+    /// Number of nodes of the cluster. Some tests of group snapshots pass on a single node only.
     #[arg(long, default_value = "2")]
     pub(crate) nodes: Nodes,
-    /// Directory for `e2e.log`, `junit.xml` and the consoles of the nodes; a new one in the temporary directory if omitted.
+    /// Directory for `e2e.log`, `junit.xml` and the consoles of the nodes. The default is a new directory in the
+    /// temporary directory.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Lists the tests without running them, and boots no node.
+    /// Lists the tests without running them and without booting a node.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    // The build gives hidden arguments.
+    // The build passes all hidden arguments.
     #[arg(long, hide = true)]
     pub(crate) e2e: PathBuf,
     #[arg(long, hide = true)]
     pub(crate) kubectl: PathBuf,
     #[arg(long, hide = true)]
     pub(crate) driver: PathBuf,
-    /// Images of all suites; the build gives them.
+    /// Images of all suites.
     #[arg(long, hide = true)]
     archive: Vec<Archive>,
-    /// Images of the conformance suite alone; the build gives them.
+    /// Additional images of the conformance suite.
     #[arg(long, hide = true)]
     conformance_archive: Vec<Archive>,
     #[command(flatten)]
     pub(crate) image: Image,
 }
 
-/// An archive with one image, `NAME:TAG=FILE`.
+/// Archive with one image, `NAME:TAG=FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Archive {
     pub(crate) image: String,
@@ -60,7 +61,7 @@ impl FromStr for Archive {
 }
 
 impl Arguments {
-    /// The directory that the user names. Bazel starts programs in another one.
+    /// Output directory, relative to the user's working directory, because `bazel run` starts programs in another one.
     pub(crate) fn output(&self) -> Option<PathBuf> {
         let directory = env::var_os("BUILD_WORKING_DIRECTORY").unwrap_or_default();
         self.output.as_ref().map(|output| Path::new(&directory).join(output))
@@ -70,7 +71,8 @@ impl Arguments {
         self.archive.iter().chain(&self.conformance_archive)
     }
 
-    /// Those of the suite: in emulation, a node imports an image in half a minute.
+    /// Archives of the suite's images. Other images are left out, because in emulation a node needs half a minute to
+    /// import an image.
     pub(crate) fn archives(&self) -> impl Iterator<Item = &Archive> {
         let count = if self.suite == Suite::Conformance { usize::MAX } else { self.archive.len() };
         self.all_archives().take(count)

@@ -1,8 +1,8 @@
-//! The images of the tests. The nodes have no registry: they import archives.
+//! Images of the tests. The nodes have no registry and import archives.
 
 use crate::arguments::Archive;
 
-/// An archive with a name that no test uses.
+/// Error for an archive with a name that no test uses.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no test runs the image {image}; the tests run {}: change its tag in test/conformance/BUILD.bazel",
@@ -10,7 +10,7 @@ use crate::arguments::Archive;
 )]
 pub(crate) struct UnusedImage {
     image: String,
-    /// Images that differ in their tags only.
+    /// Images whose names differ only in their tags.
     tests: Vec<String>,
 }
 
@@ -18,8 +18,8 @@ fn or_none(tests: &[String]) -> String {
     if tests.is_empty() { "no image of this name".to_owned() } else { tests.join(", ") }
 }
 
-/// Compares the archives with the output of `--list-images`, so that a new version of Kubernetes with other tags is noticed
-/// before a boot.
+/// Compares the archives with the output of `--list-images`, so that changed tags of a new Kubernetes version are
+/// reported before a boot.
 pub(crate) fn check<'a>(archives: impl IntoIterator<Item = &'a Archive>, list: &str) -> Result<(), UnusedImage> {
     let unused = archives.into_iter().find(|archive| !list.lines().any(|line| line == archive.image));
     let Some(Archive { image, .. }) = unused else { return Ok(()) };

@@ -1,6 +1,6 @@
 //! `bazel run //test/conformance`: runs Kubernetes' end-to-end tests against two nodes in QEMU.
 //!
-//! Exit status 0: all selected tests passed. 1: one failed, or they did not run. 2: wrong usage.
+//! Exit status 0: all selected tests passed. 1: a test failed, or the tests did not run. 2: wrong usage.
 #![forbid(unsafe_code)]
 
 mod arguments;

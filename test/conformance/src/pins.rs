@@ -1,4 +1,4 @@
-//! Facts that files of other languages repeat.
+//! Facts that are repeated in files of other languages.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ fn the_description_has_the_name_and_topology_of_the_driver() {
     assert_eq!(driver.info.topology_keys, [cluster::TOPOLOGY_KEY]);
 }
 
-/// Without its class, the suite skips the tests of a capability.
+/// If the class is missing, the suite skips the tests of a capability.
 #[test]
 fn a_claimed_capability_has_its_class() {
     let driver: Driver = serde_saphyr::from_str(DRIVER).unwrap();
@@ -60,12 +60,12 @@ fn a_capability_that_is_not_claimed_has_its_reason() {
     for line in capabilities.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let is_claimed = line.ends_with(": true");
         assert!(is_claimed || has_reason || line.starts_with('#'), "{line}");
-        // One reason may be for several lines.
+        // One reason may apply to several lines.
         has_reason = !is_claimed;
     }
 }
 
-/// Kubernetes' modules with their versions; both go.mod files have them in `replace` lines and in one requirement.
+/// Versions of Kubernetes' modules. Both go.mod files contain them in `replace` lines and in one requirement.
 fn kubernetes(go_mod: &str) -> BTreeSet<&str> {
     let lines = go_mod.lines().map(|line| line.trim().trim_start_matches("require "));
     lines.filter(|line| line.starts_with("replace k8s.io/") || line.starts_with("k8s.io/kubernetes v")).collect()

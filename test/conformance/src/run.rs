@@ -16,10 +16,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
 use units::Bytes;
 
-/// Tests of volumes and the API server need more than a demonstration.
+/// Memory for the tests of volumes and of the API server, which exceeds that of a demonstration.
 const CONTROL_PLANE_MEMORY: Bytes = Bytes::new(3 << 30);
 const WORKER_MEMORY: Bytes = Bytes::new(2 << 30);
-/// The images of the tests have 8 % of it.
+/// The images of the tests use 8 % of the disk.
 const DATA_SIZE: Bytes = Bytes::new(16 << 30);
 
 const INTERRUPTED: &str = "interrupted";
@@ -30,7 +30,7 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// For people only.
+/// Error that is only printed.
 pub(crate) type RunError = Box<dyn Error + Send + Sync>;
 
 struct Interrupts([Signal; 2]);
@@ -41,7 +41,7 @@ impl Interrupts {
         Ok(watched.map(Self).map_err(StepError::of("wait for signals"))?)
     }
 
-    /// Waits for Ctrl-C or SIGTERM. Cancel-safe.
+    /// Waits for Ctrl-C or SIGTERM. The method is cancel-safe.
     async fn next(&mut self) {
         let [interrupt, terminate] = &mut self.0;
         tokio::select! {
@@ -67,7 +67,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<Outcome, RunError> {
 }
 
 async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Interrupts) -> Result<Outcome, RunError> {
-    // Has the disks and the administrator's key.
+    // Directory of the disks and of the administrator's key.
     let state = TempDir::with_prefix("granary-").map_err(StepError::of("create a temporary directory"))?;
     let mut options = Options::new(arguments.image.clone(), state.path());
     options.logs = output.to_owned();
@@ -89,7 +89,7 @@ async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Int
         ended = cluster.ended() => return Err(format!("{} ended by itself: {}", ended.what, ended.reason).into()),
     };
     let down = cluster.shut_down(SHUTDOWN_LIMIT).await;
-    // The result of the tests counts more.
+    // An error of the tests has priority over one of the shutdown.
     let outcome = outcome?;
     down.map_err(StepError::of("shut down the nodes in order"))?;
     Ok(outcome)
@@ -135,7 +135,7 @@ fn command(arguments: &Arguments, output: &Path) -> Command {
     command
 }
 
-/// The program with the tests while it runs. It ends when this is dropped.
+/// The running program with the tests. Dropping the value kills the program.
 struct Tests {
     child: Child,
     output: JoinHandle<io::Result<()>>,
@@ -148,7 +148,7 @@ impl Tests {
         let stderr = writer.try_clone().map_err(StepError::of("create a pipe for the output of the tests"))?;
         command.stdin(Stdio::null()).stdout(writer).stderr(stderr).kill_on_drop(true);
         let child = command.spawn().map_err(StepError::of("start the program with the tests"))?;
-        // Closes the writing ends in this process.
+        // Close the writing ends in this process, so that the reader gets the end of the output.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child, output: spawn_blocking(move || copy(reader, log)) })
     }

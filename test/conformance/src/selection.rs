@@ -1,19 +1,20 @@
-//! Which tests run: the arguments of the program with the tests.
+//! Selection of the tests: arguments of the program with the tests.
 
 use clap::ValueEnum;
 
-/// A line of test/e2e/storage/external names the tests of a driver.
+/// Prefix of the test names of a driver, from test/e2e/storage/external.
 const EXTERNAL_STORAGE: &str = r"External Storage \[Driver: ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
-    /// The tests that each conformant cluster passes.
+    /// Tests that each conformant cluster passes.
     Conformance,
-    /// The tests of a CSI driver, for the capabilities that driver.yaml claims.
+    /// Tests of a CSI driver, for the capabilities that driver.yaml claims.
     ExternalStorage,
 }
 
-/// The I/O of a filesystem volume has no device of its own, which the limits of its VolumeAttributesClass would apply to.
+/// Tests of I/O limits on filesystem volumes. These volumes have no block device of their own to which a
+/// VolumeAttributesClass could apply limits.
 const LIMITED_FILES: &str = r"\[Testpattern: Dynamic PV \(default fs\)\] volume-modify";
 
 /// Selects the tests of the suite whose names match `focus`.
@@ -24,7 +25,7 @@ pub(crate) fn arguments(suite: Suite, focus: Option<&str>) -> Vec<String> {
             ["--ginkgo.label-filter=Conformance".to_owned()].into_iter().chain(focus).collect()
         }
         Suite::ExternalStorage => {
-            // Disruptive tests restart the kubelet by SSH, which the node does not have.
+            // Disruptive tests restart the kubelet with SSH, which the node does not have.
             let labels = "--ginkgo.label-filter=!Disruptive && !Flaky".to_owned();
             let focus = focus.map(|focus| format!(".*(?:{focus})"));
             let focus = format!("--ginkgo.focus={EXTERNAL_STORAGE}{}", focus.unwrap_or_default());
