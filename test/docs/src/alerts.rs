@@ -18,7 +18,7 @@ struct Group {
     rules: Vec<Alert>,
 }
 
-/// One rule. A missing or unknown field is an error.
+/// An alert rule. A missing or unknown field is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alert {
@@ -38,7 +38,7 @@ pub struct Alert {
 pub struct Annotations {
     pub summary: String,
     pub description: String,
-    /// The remedy: a heading, as a path below the project's root with a fragment.
+    /// Link to the remedy: path below the project's root, with the heading as the fragment.
     pub runbook: String,
 }
 

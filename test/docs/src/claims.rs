@@ -1,11 +1,11 @@
-//! Tests that a page names: a Bazel label, then cases of it.
+//! Tests that a page names: a Bazel label, followed by cases of this test.
 
 use std::collections::BTreeSet;
 
-/// A case, and the labels of which one has it: those of its row or paragraph, and of the paragraphs of its section.
+/// A case and the labels of possible tests: those of its row or paragraph, and of the paragraphs of its section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// As it is written; `*` stands for any characters.
+    /// Name as written on the page; `*` matches any characters.
     pub name: String,
     /// `//package:target`.
     pub labels: BTreeSet<String>,
@@ -15,12 +15,12 @@ pub struct Case {
 pub struct Claims {
     pub labels: BTreeSet<String>,
     pub cases: Vec<Case>,
-    /// Rows that name no test in tables of threats.
+    /// Rows in tables of threats that name no test.
     pub untested: Vec<String>,
 }
 
 impl Claims {
-    /// Reads a Markdown page. Names of cases follow a label, or have four words at least.
+    /// Reads a Markdown page. A name of a case follows a label or has at least four words.
     pub fn parse(text: &str) -> Self {
         let mut claims = Self::default();
         let mut fenced = false;
@@ -46,10 +46,10 @@ impl Claims {
         let of_section: BTreeSet<_> = paragraphs.iter().flat_map(|paragraph| labels(paragraph)).collect();
         let rows: Vec<_> = lines.iter().filter(|line| is_row(line)).map(|row| (*row).to_owned()).collect();
         for block in paragraphs.iter().chain(&rows) {
-            let mut its: BTreeSet<_> = labels(block).collect();
-            self.labels.extend(its.clone());
-            its.extend(of_section.clone());
-            self.cases.extend(cases(block).map(|name| Case { name, labels: its.clone() }));
+            let mut candidates: BTreeSet<_> = labels(block).collect();
+            self.labels.extend(candidates.clone());
+            candidates.extend(of_section.clone());
+            self.cases.extend(cases(block).map(|name| Case { name, labels: candidates.clone() }));
         }
         let threats = rows.iter().skip_while(|row| !row.starts_with("| threat")).skip(2);
         let tested = |row: &&String| labels(row).next().is_some() || row.contains("the same case");
@@ -71,7 +71,7 @@ fn labels(block: &str) -> impl Iterator<Item = String> {
 }
 
 fn cases(block: &str) -> impl Iterator<Item = String> {
-    // Whether the spans before are a label and its cases.
+    // Whether the preceding spans are a label and its cases.
     let mut follows = false;
     spans(block).filter_map(move |(before, span)| {
         if is_label(span) {
@@ -81,13 +81,13 @@ fn cases(block: &str) -> impl Iterator<Item = String> {
         let words = span.split('_').count();
         let is_name = words > 1 && span.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_' | '*'));
         follows &= is_name && is_separator(before);
-        // Metrics have names of several words, too.
+        // Names of metrics can also have several words.
         let is_case = is_name && (follows || words >= 4) && !span.starts_with("granary_");
         is_case.then(|| span.to_owned())
     })
 }
 
-/// Between a label and its cases: `, ` and `(control), ` among others.
+/// Whether the text may separate a label from its cases, like `, ` or `(control), `.
 fn is_separator(text: &str) -> bool {
     let remark = |text: &str| text.starts_with('(') && text.find(')').is_some();
     let text = text.trim();

@@ -1,23 +1,23 @@
-//! Expressions of PromQL, as far as they name metrics.
+//! Metrics in PromQL expressions.
 
 const PREFIX: &str = "granary_";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// Its name as it is written; the series of a histogram have endings.
+    /// Name as written in the expression, including the suffix of a histogram's series.
     pub name: String,
-    /// Labels that are asked for in the braces behind it.
+    /// Labels in the braces after the name.
     pub labels: Vec<String>,
 }
 
-/// A bracket or a quotation mark has no partner: the expression cannot be right.
+/// Error for an unmatched bracket or quotation mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unbalanced;
 
 pub fn metrics_of(expression: &str) -> Result<Vec<Metric>, Unbalanced> {
     let mut found: Vec<Metric> = Vec::new();
     let mut open = Vec::new();
-    // Set while the braces right behind a metric of ours are open.
+    // Whether the parser is inside the braces of a granary metric.
     let mut matchers = false;
     let mut rest = expression;
     while let Some(first) = rest.chars().next() {

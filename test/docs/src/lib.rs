@@ -1,5 +1,5 @@
-//! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards with
-//! docs/metrics.md, the tests that docs/operations/security.md names with the sources, and all texts with the list of words in
+//! Compares the project's documents with its sources: links with files and headings, metrics of alerts and dashboards
+//! with docs/metrics.md, the tests in docs/operations/security.md with the sources, and all texts with the list in
 //! `words.yaml`. Unit tests of other crates compare their tables.
 #![forbid(unsafe_code)]
 

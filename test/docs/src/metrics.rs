@@ -1,4 +1,4 @@
-//! The tables of docs/metrics.md.
+//! Tables of docs/metrics.md.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::expression::{Metric, metrics_of};
 
 const OF_PROMETHEUS: [&str; 2] = ["instance", "job"];
 
-/// The metrics that are described. That they exist, and with these labels, the tests of their crates show.
+/// The documented metrics. The tests of the metrics' crates verify the names and labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Described(BTreeMap<String, Row>);
 

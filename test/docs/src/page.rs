@@ -13,7 +13,7 @@ pub struct Page {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
-    /// The word behind the fence; may be empty.
+    /// Language after the opening fence; may be empty.
     pub language: String,
     pub text: String,
 }
@@ -50,7 +50,7 @@ impl Page {
         page
     }
 
-    /// Of headings that are alike, the later ones get a number.
+    /// Adds an anchor. Later headings with the same text get a number.
     fn add_anchor(&mut self, anchor: &str) {
         let numbered = (0_usize..).map(|number| match number {
             0 => anchor.to_owned(),
@@ -64,7 +64,8 @@ impl Page {
     }
 }
 
-/// Letters in lower case, digits, `-` and `_` stay, spaces become `-`, all else goes.
+/// Anchor of a heading: letters in lower case, digits, `-` and `_` stay, spaces become `-`, and other characters are
+/// removed.
 fn anchor(title: &str) -> String {
     let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()

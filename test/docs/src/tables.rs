@@ -1,5 +1,5 @@
-//! Comparison of tables of the documents with a program: its metrics with docs/metrics.md and docs/operations/alerts.yaml, and
-//! others.
+//! Comparison of the documents' tables with a program: its metrics with docs/metrics.md and
+//! docs/operations/alerts.yaml, and other tables.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,20 +11,21 @@ use prometheus::{Registry, TextEncoder};
 const DOCS: &str = include_str!("../../../docs/metrics.md");
 const ALERTS: &str = include_str!("../../../docs/operations/alerts.yaml");
 
-/// Compares the table of a section of docs/metrics.md with the metrics of collectors, in the same order, by [`assert_table`].
-/// Each metric needs a value, which shows its type.
+/// Compares the table of a section of docs/metrics.md with the collectors' metrics, in the same order, with
+/// [`assert_table`]. Each metric needs a value, which determines its type.
 ///
 /// # Panics
-/// If the tables differ, a name does not follow the conventions of Prometheus, or two collectors have a metric of one name.
+/// Panics if the tables differ, a name does not follow the conventions of Prometheus, or two collectors have a metric
+/// of the same name.
 pub fn assert_described(section: &str, collectors: impl IntoIterator<Item = Box<dyn Collector>>) {
     assert_table("docs/metrics.md", DOCS, section, &table(collectors));
 }
 
-/// Compares the rows of the table of a section with `table`: lines that begin with a name in backticks. `page` is the text of
-/// the file `path` of the workspace. If `bazel run` started the test, writes the table.
+/// Compares the rows of a section's table with `table`; a row begins with a name in backticks. `page` is the text of
+/// the file `path` in the workspace. If `bazel run` started the test, the function writes the table instead.
 ///
 /// # Panics
-/// If the tables differ, or the section has no table.
+/// Panics if the tables differ, or the section has no table.
 pub fn assert_table(path: &str, page: &str, section: &str, table: &str) {
     if let Some(workspace) = env::var_os("BUILD_WORKSPACE_DIRECTORY") {
         let file = Path::new(&workspace).join(path);
@@ -64,7 +65,7 @@ fn gathered(collectors: impl IntoIterator<Item = Box<dyn Collector>>) -> (Vec<(S
     (metrics, TextEncoder::new().encode_to_string(&registry.gather()).expect("metrics are text"))
 }
 
-/// Counters, and nothing else, end in `_total`; units are base units.
+/// Whether the name follows the conventions: only counters end in `_total`, and units are base units.
 fn is_conventional(name: &str, kind: &str) -> bool {
     (kind == "counter") == name.ends_with("_total")
         && !["_kb", "_mb", "_ms", "_count"].iter().any(|unit| name.ends_with(unit))
@@ -97,8 +98,8 @@ fn with_table(page: &str, section: &str, table: &str) -> String {
     [before, table, after].concat()
 }
 
-/// Requires that the series that an alert's `increase` selects exist before the first event. Otherwise the first event does
-/// not increase them, and the alert misses it.
+/// Requires that all series that `increase` selects in an alert exist before the first event. Otherwise the first event
+/// creates the series instead of increasing it, and the alert misses the event.
 pub fn assert_counted_from_the_start(collectors: impl IntoIterator<Item = Box<dyn Collector>>) {
     let missing = missing_at_the_start(ALERTS, collectors);
     assert!(missing.is_empty(), "series of docs/operations/alerts.yaml do not exist at the start: {missing:?}");
@@ -117,7 +118,7 @@ fn missing_at_the_start(alerts: &str, collectors: impl IntoIterator<Item = Box<d
     wanted.filter(|(name, label)| !exists(name, label)).map(|(name, label)| format!("{name}{{{label}}}")).collect()
 }
 
-/// The metrics in `increase(…)` with each selected `label="value"`, or an empty text if any series is selected.
+/// Metrics in `increase(…)`, with each selected `label="value"`. An empty text means that any series is selected.
 fn increases(alerts: &str) -> Vec<(&str, Vec<String>)> {
     let selectors = alerts.split("increase(").skip(1).filter_map(|rest| rest.split('[').next());
     let each = |matcher: &str| -> Vec<String> {

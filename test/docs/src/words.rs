@@ -61,7 +61,7 @@ pub struct Words {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Match {
-    /// Line of the text, from 1. 0 is its path.
+    /// Line number, starting at 1. Line 0 is the path.
     pub line: usize,
     pub text: String,
     pub pattern: String,
@@ -87,7 +87,7 @@ impl Words {
         !self.excluded.contains(path)
     }
 
-    /// Directories and files in which matches are expected until they are rewritten.
+    /// Directories and files that have not been rewritten yet and are expected to contain matches.
     pub fn pending(&self) -> &[String] {
         &self.pending
     }
@@ -96,7 +96,7 @@ impl Words {
         let text = if path.ends_with(".md") { without_code(text) } else { text.to_owned() };
         let mut text = split_names(format!("{path}\n{text}").as_bytes());
         for allowed in &self.allowed {
-            // The length stays the same, so that line numbers do.
+            // The replacement has the same length, so that line numbers stay correct.
             let places: Vec<_> = allowed.find_iter(&text).map(|found| found.range()).collect();
             for place in places {
                 text[place].fill(b' ');
@@ -107,7 +107,7 @@ impl Words {
         found
     }
 
-    /// Entries that contradict their own examples: `finds` that does not match, or `not` that does.
+    /// Entries that contradict their own examples: `finds` does not match, or `not` matches.
     pub fn contradictions(&self) -> Vec<String> {
         let finds = |word: &&Word, text: &str| !word.matches(&split_names(text.as_bytes())).is_empty();
         let wrong = self.words.iter().filter(|word| !finds(word, &word.source.finds) || finds(word, &word.source.not));
@@ -127,12 +127,12 @@ impl Word {
     }
 }
 
-/// Bytes instead of Unicode: word boundaries in texts that are not ASCII cost the engine its fast path.
+/// Compiles a pattern for bytes instead of Unicode, because Unicode word boundaries in non-ASCII text are slow.
 fn pattern(text: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(text).multi_line(true).unicode(false).case_insensitive(true).build()
 }
 
-/// Markdown without code, neither in lines nor in blocks. Lines stay lines.
+/// Removes code spans and code blocks from Markdown. The number of lines stays the same.
 fn without_code(page: &str) -> String {
     let mut block = false;
     let lines = page.lines().map(|line| {
@@ -141,13 +141,13 @@ fn without_code(page: &str) -> String {
         if fence || block {
             return String::new();
         }
-        // Every second part is between backticks.
+        // Every second part of the line is code between backticks.
         line.split('`').step_by(2).collect::<Vec<_>>().join("`")
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Splits `snake_case` and `CamelCase` into words. Lines stay lines.
+/// Splits `snake_case` and `CamelCase` into words. The number of lines stays the same.
 fn split_names(text: &[u8]) -> Vec<u8> {
     let mut split = Vec::with_capacity(text.len() + text.len() / 8);
     let mut former = b' ';

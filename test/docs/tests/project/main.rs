@@ -1,4 +1,4 @@
-//! The project's own documents and texts. Reads its whole tree.
+//! Tests of the project's own documents and texts, which read its whole tree.
 
 mod words;
 
@@ -19,7 +19,7 @@ const ALERTS: &str = "docs/operations/alerts.yaml";
 const DASHBOARD: &str = "docs/operations/grafana-dashboard.json";
 const SECURITY: &str = "docs/operations/security.md";
 
-/// The directory of MODULE.bazel: here in Bazel's tests, two above in cargo's.
+/// Directory of MODULE.bazel: the working directory in Bazel, and two levels above it in cargo.
 fn root() -> PathBuf {
     let file = ["MODULE.bazel", "../../MODULE.bazel"].iter().find_map(|path| fs::canonicalize(path).ok());
     file.expect("MODULE.bazel is found").parent().expect("a file is in a directory").to_owned()
@@ -38,7 +38,7 @@ fn files(endings: &[&str]) -> BTreeMap<PathBuf, String> {
             let entry = entry.expect("an entry");
             let name = entry.file_name().into_string().expect("names are text");
             let kind = entry.file_type().expect("its type");
-            // Results of builds, and hidden files.
+            // Skip build results and hidden files.
             if name.starts_with('.') || name.starts_with("bazel-") || name == "target" {
                 continue;
             }
@@ -57,7 +57,7 @@ fn pages() -> BTreeMap<PathBuf, Page> {
     files(&[".md"]).into_iter().map(|(path, text)| (path, Page::parse(&text))).collect()
 }
 
-/// The problem of a link from a page, if any. External addresses are not checked.
+/// Problem of a link on a page, if any. External addresses are not checked.
 fn problem(root: &Path, pages: &BTreeMap<PathBuf, Page>, from: &Path, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -79,7 +79,7 @@ fn problem(root: &Path, pages: &BTreeMap<PathBuf, Page>, from: &Path, link: &str
     (!known).then(|| format!("{}: {link}: no heading #{fragment} in {}", from.display(), target.display()))
 }
 
-/// Without `..`; `None` if it leaves the root.
+/// Path without `..`, or `None` if the path leaves the root.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -197,7 +197,7 @@ fn manifests_in_the_operations_pages_have_valid_fields() {
     assert_none(&problems);
 }
 
-/// The first field of a manifest, or of its spec, that is not one of these.
+/// First field of a manifest, or of its spec, that is not in these lists.
 fn unknown(manifest: &Value, fields: &[&str], spec: &[&str]) -> Option<String> {
     let other =
         |object: &Value, known: &[&str]| object.as_object()?.keys().find(|key| !known.contains(&key.as_str())).cloned();
@@ -205,7 +205,7 @@ fn unknown(manifest: &Value, fields: &[&str], spec: &[&str]) -> Option<String> {
     other(manifest, &common).or_else(|| other(&manifest["spec"], spec))
 }
 
-/// The first field of a manifest that its kind does not have.
+/// First field of a manifest that its kind does not have.
 fn lost(manifest: &Value) -> Option<String> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     let kept = match kind {
@@ -219,7 +219,7 @@ fn lost(manifest: &Value) -> Option<String> {
         "VolumeAttributesClass" => kept::<VolumeAttributesClass>(manifest),
         "ClusterRole" => kept::<ClusterRole>(manifest),
         "ClusterRoleBinding" => kept::<ClusterRoleBinding>(manifest),
-        // Types of CRDs.
+        // Kinds of CRDs.
         "VolumeSnapshot" => return unknown(manifest, &["spec"], &["source", "volumeSnapshotClassName"]),
         "VolumeGroupSnapshot" => return unknown(manifest, &["spec"], &["source", "volumeGroupSnapshotClassName"]),
         "VolumeSnapshotClass" => return unknown(manifest, &["driver", "deletionPolicy", "parameters"], &[]),
@@ -256,7 +256,7 @@ fn target(label: &str) -> (&str, &str) {
     label.trim_start_matches("//").split_once(':').unwrap_or_else(|| panic!("{label} has a colon"))
 }
 
-/// Functions, and texts of one word, in the sources of a package: a suite has the names of its cases as texts.
+/// Functions, and string literals of one word, in the sources of a package. A suite names its cases in string literals.
 fn words_of(sources: &BTreeMap<PathBuf, String>, package: &str) -> BTreeSet<String> {
     let is_word = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let mut words = BTreeSet::new();
@@ -276,7 +276,7 @@ fn matches(name: &str, word: &str) -> bool {
     }
 }
 
-/// A suite of attacks has a case for each attack of each pod.
+/// Whether a test has this name. A suite of attacks has one case per attack and pod.
 fn exists(name: &str, words: &BTreeSet<String>) -> bool {
     let of_pods = ["restricted_", "root_", "*_"].iter().filter_map(|pod| name.strip_prefix(pod));
     let mut names = of_pods.chain([name]);
@@ -285,7 +285,7 @@ fn exists(name: &str, words: &BTreeSet<String>) -> bool {
 
 #[test]
 fn every_test_that_the_security_page_names_exists() {
-    // Calls of the kernel with as many words as a case.
+    // System calls whose names have as many words as a case.
     const CALLS: [&str; 1] = ["open_by_handle_at"];
     let claims = Claims::parse(&read(SECURITY));
     assert!(claims.labels.len() > 20 && claims.cases.len() > 100, "the tests are found: {claims:?}");
@@ -294,7 +294,7 @@ fn every_test_that_the_security_page_names_exists() {
     for label in &claims.labels {
         let (package, name) = target(label);
         let build = read(&format!("{package}/BUILD.bazel"));
-        // The macros of //tools/rust create the unit test beside its crate.
+        // The macros of //tools/rust create the unit test of a crate.
         let crate_name = name.strip_suffix("_test").unwrap_or(name);
         if ![name, crate_name].iter().any(|name| build.contains(&format!("\"{name}\""))) {
             problems.push(format!("{label}: no such target"));

@@ -1,4 +1,4 @@
-//! The project's texts and `words.yaml`.
+//! Comparison of the project's texts with `words.yaml`.
 
 use std::path::Path;
 
