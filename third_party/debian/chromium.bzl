@@ -1,6 +1,6 @@
 """A browser out of pinned packages."""
 
-# Files of Chromium's headless shell beside its libraries; the other ones are for pictures in 3D, for languages and for windows.
+# Files of Chromium's headless shell, besides its libraries. The other files are for 3D graphics, languages and windows.
 _PARTS = [
     "chromium-headless-shell",
     "headless_command_resources.pak",

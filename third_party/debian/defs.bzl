@@ -12,8 +12,9 @@ for file in {files}; do
 done
 """
 
-# The files of a kernel_archive that modprobe reads. The modules are a hundred megabytes: only those that are needed are unpacked. For
-# modprobe, the files of a module and of all that it depends on must exist; it does not read them.
+# Unpacks the files of a kernel_archive that modprobe reads. All modules together have a hundred megabytes, so only the
+# needed ones are unpacked. modprobe requires the files of a module and of its dependencies to exist, but does not read
+# them.
 _UNPACK_INDEX = """\
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
@@ -36,7 +37,7 @@ def _run(ctx, files, outputs, lines, mnemonic, what, unpack = None):
         use_default_shell_env = True,
     )
 
-# The same bytes from the same packages.
+# Packs reproducibly: the same packages result in the same bytes.
 _PACK = "tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C \"$work\" -cf {} {}"
 
 def _debian_archive_impl(ctx):
@@ -119,11 +120,11 @@ def _kernel_modules_impl(ctx):
     else:
         suffix, put = ".xz", "case $file in *.xz) xz -dc \"$file\" ;; *) cat \"$file\" ;; esac >"
 
-    # modprobe resolves soft dependencies too (crc32c for xfs); it prints files in the order of loading.
-    # A module of the kernel itself is printed as `builtin` and needs no file.
+    # modprobe also resolves soft dependencies (crc32c for xfs) and prints files in the order of loading. It prints
+    # built-in modules as `builtin`; they need no file.
     _run(ctx, [ctx.file.kernel], [out], [
         "version=$(ls \"$work/lib/modules\")",
-        # No settings of the machine or of the build root.
+        # The empty directory keeps modprobe from reading settings of the machine or of the build root.
         "mkdir \"$work/none\"; : > \"$work/depends\"; : > {}/catalog".format(out.path),
         "for module in {}; do".format(" ".join(ctx.attr.modules)),
         "  modprobe -C \"$work/none\" -d \"$work\" -S \"$version\" --show-depends \"$module\" > \"$work/one\" || {",
@@ -168,7 +169,7 @@ With `by_device`, the modules stay compressed, and the file `aliases` lists the 
 def _debian_tree_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
     _run(ctx, ctx.files.packages, [out], [
-        # The paths of a merged /usr.
+        # Move files to the paths of a merged /usr.
         "for d in bin sbin lib lib64; do",
         "  [ -d \"$work/$d\" ] || continue",
         "  mkdir -p \"$work/usr/$d\" && cp -a \"$work/$d/.\" \"$work/usr/$d/\"",
@@ -213,11 +214,11 @@ def _debian_layer_impl(ctx):
         command = "\n".join([
             "set -eu",
             "work=$(mktemp -d); trap 'rm -rf \"$work\"' EXIT",
-            # The root directory of the image, which all users read.
+            # All users must be able to read the root directory of the image.
             "umask 022; chmod 0755 \"$work\"",
             "mkdir \"$work/usr\"; cp -rL {tree}/bin {tree}/lib \"$work/usr\"".format(tree = ctx.file.tree.path),
             "chmod -R u=rwX,go=rX \"$work/usr\"",
-            # The path of the loader in the programs.
+            # Path of the loader in the programs.
             "ln -s usr/lib \"$work/lib64\"",
             _PACK.format(out.path, "."),
         ]),
@@ -235,7 +236,7 @@ debian_layer = rule(
     },
 )
 
-# Only /usr/share, with no owner: base-files has directories of groups that a sandbox lacks.
+# Unpacks only /usr/share, without owners, because base-files has directories of groups that a sandbox lacks.
 _UNPACK_SHARE = """\
 set -eu
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -250,7 +251,7 @@ def _debian_documents_impl(ctx):
     debs = ctx.files.packages + ctx.files.more
     lines = ["mkdir {}/copyright".format(out.path)]
     for package in ctx.files.packages:
-        # Some are links to the directory of another package.
+        # Some documentation directories are links to that of another package.
         lines.append("cp -L \"$work\"/usr/share/doc/{name}/copyright {out}/copyright/{name}".format(
             name = package.basename.removesuffix(".deb"),
             out = out.path,

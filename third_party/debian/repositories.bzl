@@ -57,8 +57,8 @@ def _fetched(ctx, lock, mirror, package):
     if ctx.download(url = url, output = file, sha256 = digest, allow_fail = True).success:
         return True
 
-    # Once more by apt, only to list the files: Bazel takes nothing from plain HTTP without a
-    # digest, and its message names neither package nor remedy.
+    # Download the file again with apt, only to report its digest. Bazel rejects plain HTTP without a digest, and its
+    # message names neither the package nor the remedy.
     again = "again.deb"
     ctx.execute(["/usr/lib/apt/apt-helper", "-o", "APT::Sandbox::User=root", "download-file", url, again])
     found = ctx.execute(["sha256sum", again]).stdout.partition(" ")[0]
@@ -115,7 +115,7 @@ def _debian_packages_impl(ctx):
         groups[group] = [package[0] for package in chosen]
         names += groups[group]
 
-        # The packages that the build uses, for reports and bills of materials.
+        # List of the packages that the build uses, for reports and bills of materials.
         ctx.file(lock.name, "".join([" ".join(package) + "\n" for package in chosen]), executable = False)
     ctx.file("BUILD.bazel", "\n".join(
         ["package(default_visibility = [\"//visibility:public\"])", ""] +

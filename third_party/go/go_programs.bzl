@@ -1,7 +1,7 @@
 """Rules that build programs of vendored Go modules, offline and static, and the standard library that these share."""
 
-# Without debug information, which the linker would remove (-s -w). `go build` uses an archive of the standard library only if it
-# was compiled by the same compiler, with the same flags, from the same files.
+# Omits debug information, which the linker would remove (-s -w). `go build` uses an archive of the standard library
+# only if the same compiler has compiled it from the same files with the same flags.
 _COMPILER_FLAGS = "-gcflags=all=-dwarf=false"
 
 def _start(ctx):
@@ -13,7 +13,8 @@ def _start(ctx):
         "tar -xf {} -C $work/go".format(ctx.file._sdk.path),
         "export GOROOT=$work/go GOPATH=$work/path GOCACHE=$work/cache GOTOOLCHAIN=local GOPROXY=off HOME=$work",
         "export GOFLAGS='-mod=vendor -trimpath -buildvcs=false' PATH=$GOROOT/bin:/usr/bin:/bin",
-        # The compiler's own garbage collection takes a sixth of its CPU time. It starts where memory would become scarce.
+        # The compiler's garbage collection takes a sixth of its CPU time. With these settings it only starts when
+        # memory becomes scarce.
         "export GOGC=off GOMEMLIMIT=3GiB",
         # `go install` writes archives of the standard library to $GOROOT/pkg, and `go build` looks for them there.
         "export GODEBUG=installgoroot=all",
@@ -26,9 +27,9 @@ def _go_standard_library_impl(ctx):
         outputs = [archive],
         command = "\n".join(_start(ctx) + [
             "export CGO_ENABLED=0",
-            # A module of its own, so that `go` does not find one in a parent directory.
+            # A separate module, so that `go` does not find one in a parent directory.
             "cd $work/src && echo 'module none' > go.mod",
-            # The packages that a program can import, and their dependencies, which `go install` does not install.
+            # List importable packages with their dependencies, because `go install` does not install dependencies.
             "public=$(go list std | grep -vE '(^|/)(internal|vendor)(/|$)')",
             "packages=$(go list -deps $public)",
             "go install {} $packages".format(_COMPILER_FLAGS),
@@ -49,7 +50,7 @@ go_standard_library = rule(
     },
 )
 
-# Fails before the compiler starts.
+# Fails before the compiler starts if the file to replace has changed.
 _GUARD = """\
 found=$(sha256sum < vendor/{path} | cut -d' ' -f1)
 if [ "$found" != {want} ]; then
@@ -93,7 +94,7 @@ def _go_programs_impl(ctx):
         lines.append(_GUARD.format(path = path, want = ctx.attr.overlay_digests[path], label = ctx.label))
         file = target[DefaultInfo].files.to_list()[0]
 
-        # In a place of its own, so that an error names the vendored path.
+        # Use a separate directory, so that an error names the vendored path.
         lines.append("mkdir -p $work/overlay/$(dirname {path}) && cp $root/{file} $work/overlay/{path}".format(path = path, file = file.path))
         overlay[path] = file
     for path, texts in ctx.attr.edits.items():

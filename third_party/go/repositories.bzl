@@ -20,7 +20,7 @@ def _go(ctx, directory, args):
         "GOFLAGS": "-mod=readonly",
         "GOTOOLCHAIN": ctx.attr.toolchain,
         "HOME": str(ctx.path(".home")),
-        # bazelw names a directory that lasts.
+        # bazelw sets a persistent directory.
         "GOMODCACHE": ctx.getenv("GOMODCACHE") or str(ctx.path(".modcache")),
     })
     result = ctx.execute([go] + args, working_directory = directory, environment = env, timeout = 1800)
@@ -28,8 +28,8 @@ def _go(ctx, directory, args):
         fail("`go {}` for {} failed: {}".format(" ".join(args), ctx.name, result.stderr))
     return result.stdout.strip()
 
-# One archive instead of thousands of inputs: quick to stage, its BUILD files hidden from Bazel, and real
-# files for go:embed, which refuses the symbolic links of a sandbox.
+# Packs one archive instead of thousands of inputs. It is quick to stage, hides BUILD files from Bazel, and contains
+# regular files for go:embed, which rejects the symbolic links of a sandbox.
 def _tar(ctx, name, directory, options = []):
     result = ctx.execute(
         ["tar", "--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+w"] + options +
@@ -41,7 +41,7 @@ def _tar(ctx, name, directory, options = []):
     ctx.file("BUILD.bazel", _BUILD)
 
 def _clean(ctx, directories):
-    # Modules are read-only directories; `ctx.delete` cannot remove their content.
+    # Module directories are read-only, so `ctx.delete` could not remove their content.
     for directory in directories:
         ctx.execute(["chmod", "-R", "u+w", directory])
         ctx.delete(directory)
@@ -76,7 +76,7 @@ def _go_vendor_impl(ctx):
         if not where:
             where = json.decode(_go(ctx, "src", ["mod", "download", "-json", module_path]))["Dir"]
 
-        # The bytes of the file: its characters would be encoded twice.
+        # Copy bytes, because `ctx.file` would encode characters twice.
         ctx.file(name, ctx.read(where + "/" + path), legacy_utf8 = False)
     _tar(ctx, "src.tar", "src")
     _clean(ctx, ["src", ".home", ".modcache"])
