@@ -7,8 +7,9 @@ _PLATFORMS = "//command_line_option:platforms"
 def _elsewhere_impl(_settings, _attr):
     return {_PLATFORMS: [Label("//tools/platforms:again")]}
 
-# Another configuration has another output directory and shares no action with the first one. Tools are shared, because
-# the exec configuration has its own platform. It would inherit a build setting, and all tools would be compiled again.
+# Another configuration has another output directory and shares no action with the first one. Both builds share their
+# tools, because the exec configuration has its own platform. With a build setting, the tools would inherit the setting
+# and be compiled again.
 _elsewhere = transition(
     implementation = _elsewhere_impl,
     inputs = [],
@@ -16,7 +17,7 @@ _elsewhere = transition(
 )
 
 def _again_impl(ctx):
-    # An attribute with a transition is a list, also with one configuration.
+    # An attribute with a transition is a list, even for a single configuration.
     [target] = ctx.attr.target
 
     # Distinct names: paths of runfiles do not contain the configuration, so the files of both builds would collide.
@@ -25,7 +26,7 @@ def _again_impl(ctx):
         files.append(ctx.actions.declare_file(ctx.label.name + "/" + file.basename))
         ctx.actions.symlink(output = files[-1], target_file = file)
 
-    # The provider that the bill of materials needs of a Rust program.
+    # Provider of a Rust program that the bill of materials needs.
     crates = [target[DepInfo]] if DepInfo in target else []
     return [DefaultInfo(files = depset(files))] + crates
 

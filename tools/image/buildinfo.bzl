@@ -2,8 +2,8 @@
 
 load(":programs.bzl", "PROGRAMS", "programs_of")
 
-# Host tools, whose versions no file of the image contains. QEMU does not contribute to the image, but runs its tests. The
-# versions change when the build root is updated.
+# Host tools, whose versions are in no file of the image. QEMU does not contribute to the image, but runs its tests. The
+# versions change with the build root.
 _TOOLS = [
     "cpio",
     "gcc",

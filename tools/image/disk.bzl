@@ -20,7 +20,7 @@ def _disk_image_impl(ctx):
         outputs = [out],
         mnemonic = "DiskImage",
         progress_message = "Creating the disk of %{label}",
-        # Takes half a second; a cache would store the holes of the sparse file as zeros.
+        # The action takes half a second, and a cache would store the holes of the sparse file as zeros.
         execution_requirements = {"no-cache": "1"},
     )
     return [DefaultInfo(files = depset([out]))]
@@ -37,8 +37,8 @@ The builder adds a file with the system partition and its root hash to the initr
         "os_release": attr.label(mandatory = True, allow_single_file = True, doc = "The os-release that boot menus show."),
         "stub": attr.label(default = "//third_party/debian:stub", allow_single_file = True, doc = "systemd-stub."),
         "system": attr.label(mandatory = True, allow_single_file = True, doc = "The read-only file system."),
-        # In the target configuration, which optimizes: unoptimized tools hash ten times slower.
-        # Both are the same platform.
+        # The target configuration optimizes, and unoptimized tools hash ten times slower. Both configurations have the
+        # same platform.
         "_disk": attr.label(default = "//tools/image:disk", executable = True, cfg = "target"),
     },
 )

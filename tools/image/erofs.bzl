@@ -20,8 +20,8 @@ def _erofs_image_impl(ctx):
     for path, target in ctx.attr.links.items():
         lines.append("mkdir -p \"$root$(dirname {path})\" && ln -s {target} \"$root{path}\"".format(path = path, target = target))
 
-    # Reproducible: times 0, owner root, no extended attributes, a fixed UUID. lz4hc: dm-verity hashes every page that is
-    # read, and a compressed image has fewer of them.
+    # Reproducible: times 0, owner root, no extended attributes, a fixed UUID. lz4hc: dm-verity hashes every page that
+    # is read, and a compressed image has fewer pages.
     lines += [
         "chmod -R u=rwX,go=rX \"$root\"",
         "mkfs.erofs -x-1 -T0 -U {uuid} -L {label} --all-root --quiet -zlz4hc -C65536 {out} \"$root\" > \"$root.log\" 2>&1 || {{ cat \"$root.log\" >&2; exit 1; }}".format(

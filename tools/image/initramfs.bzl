@@ -22,8 +22,8 @@ def _initramfs_impl(ctx):
     for path, target in ctx.attr.links.items():
         lines.append("ln -s {} \"$root/{}\"".format(target, path))
 
-    # Reproducible: sorted names, no owner, no time. Not compressed: an
-    # emulated CPU takes longer to unpack it than to read it.
+    # Reproducible: sorted names, no owner, no time. Not compressed, because an emulated CPU takes longer to decompress
+    # the initramfs than to read it.
     lines += [
         "chmod -R u=rwX,go=rX \"$root\"",
         "find \"$root\" -exec touch -h -d @0 {} +",

@@ -3,7 +3,7 @@
 load("@rules_rust//rust:rust_common.bzl", "DepInfo")
 load(":programs.bzl", "PROGRAMS", "programs_of")
 
-# Prefixes of names of licence files, in capitals.
+# Prefixes of names of licence files, in upper case.
 _TEXTS = [
     "COPYING",
     "COPYRIGHT",
@@ -130,7 +130,7 @@ sbom = rule(
             allow_single_file = True,
             default = "@go_sdk//:sdk.tar",
         ),
-        # In the target configuration, which optimizes, because it hashes all programs.
+        # The target configuration optimizes, and the tool hashes all programs.
         "_sbom": attr.label(
             cfg = "target",
             default = "//tools/image:sbom",

@@ -11,7 +11,7 @@ use crate::lock::{self, Package};
 use crate::program::Program;
 use crate::sysroot::Sysroot;
 
-/// A file cannot be read or written, or is invalid.
+/// Error for a file that is invalid, or cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {object}")]
 pub struct FileError {
@@ -21,7 +21,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// For `map_err`: adds the failed step and the path of the file.
+    /// Adds the failed step and the path of the file to an error, for `map_err`.
     pub fn of<E: Into<Box<dyn Error>>>(step: &'static str, path: &Path) -> impl FnOnce(E) -> Self {
         let object = path.display().to_string();
         move |source| Self { step, object, source: source.into() }
@@ -39,7 +39,7 @@ pub fn bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     fs::read(path).map_err(FileError::of("read", path))
 }
 
-/// Reads a text file; invalid UTF-8 is replaced.
+/// Reads a text file and replaces invalid UTF-8.
 pub fn text(path: &Path) -> Result<String, FileError> {
     bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }

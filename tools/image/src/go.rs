@@ -2,10 +2,10 @@
 
 const MAGIC: &[u8] = b"\xff Go buildinf:";
 
-/// Length of the header: magic, pointer size, flags, space for two pointers.
+/// Length of the header: magic, pointer size, flags, and space for two pointers.
 const HEAD: usize = 32;
 const FLAGS: usize = 15;
-/// Offset of the texts, each preceded by its length.
+/// Flag for texts that follow the header, each preceded by its length.
 const INLINE: u8 = 2;
 
 /// Length of the marks before and after the list of modules.
@@ -54,8 +54,8 @@ pub fn parse(section: &[u8]) -> Result<Info, InfoError> {
     })
 }
 
-/// Parses the list of modules. `dep` is a module, `=>` the replacement of the previous one. The main module (`mod`) has
-/// a version only if it was fetched.
+/// Parses the list of modules. `dep` is a module, and `=>` the replacement of the previous one. The main module (`mod`)
+/// has a version only if it was fetched.
 fn modules(lines: &str) -> Vec<Module> {
     let mut found = Vec::new();
     for line in lines.lines() {
@@ -75,7 +75,7 @@ fn modules(lines: &str) -> Vec<Module> {
     found
 }
 
-/// Splits a text with its length (LEB128) before it from the rest.
+/// Splits a text, preceded by its length (LEB128), from the rest.
 fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut length = 0_usize;
     for (at, byte) in bytes.iter().enumerate().take(9) {

@@ -13,7 +13,7 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// An invalid line of a lock file, by its number.
+/// Error for an invalid line of a lock file, with the line number.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {0} must contain package, version, architecture, SHA-256 and file")]
 pub struct ParseLockError(usize);

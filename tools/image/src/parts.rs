@@ -1,4 +1,4 @@
-//! The parts of the built image, which Bazel passes to the tests of //node/image.
+//! Parts of the built image, which Bazel passes to the tests of //node/image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub const CRATE: &str = "crates__";
 pub struct Parts(());
 
 impl Parts {
-    /// The parts that belong to this test. Panics if Bazel did not start it.
+    /// Parts that belong to this test. Panics if Bazel did not start the test.
     pub fn built() -> Self {
         assert!(
             env::var_os("IMAGE_PROGRAMS").is_some(),
@@ -26,7 +26,7 @@ impl Parts {
         Self(())
     }
 
-    /// The programs by path in the image, read one after the other: together they have 300 MB.
+    /// Programs by their paths in the image. The iterator reads one program at a time, because all of them have 300 MB.
     pub fn programs(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
         let list = variable("IMAGE_PROGRAMS");
         let pairs: Vec<(String, PathBuf)> = list
@@ -76,7 +76,7 @@ impl Parts {
         packages.collect()
     }
 
-    /// The crates of the registry that the build links into each program, by path in the image.
+    /// Registry crates that the build links into each program, by path in the image.
     pub fn linked_crates(&self, locked: &BTreeMap<String, String>) -> BTreeMap<String, BTreeSet<String>> {
         let linked: Value = serde_json::from_slice(&read(Path::new(&variable("IMAGE_LINKED")))).unwrap();
         let named = |directory: &Value| {

@@ -39,7 +39,7 @@ pub enum ReadProgramError {
     Silent,
 }
 
-/// The program contains a library that is not pinned.
+/// Error for a program with a library that is not pinned.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnpinnedError {
     #[error(
@@ -78,14 +78,14 @@ impl Program {
         if with.is_empty() { Err(ReadProgramError::Silent) } else { Ok(Self { with, loader, go, libraries }) }
     }
 
-    /// The Rust compilers as `VERSION (COMMIT DATE)`: that of the crates, and that of the standard library if it
+    /// Rust compilers as `VERSION (COMMIT DATE)`: the compiler of the crates, and that of the standard library if it
     /// differs.
     #[must_use]
     pub fn rustc(&self) -> BTreeSet<&str> {
         self.with.iter().filter_map(|name| name.strip_prefix(RUSTC)).collect()
     }
 
-    /// The packages whose libraries are in the program; none for a Go program without cgo.
+    /// Packages whose libraries are in the program. A Go program without cgo has none.
     pub fn packages<'a>(&self, sysroot: &'a Sysroot) -> Result<BTreeSet<&'a str>, UnpinnedError> {
         match (&self.libraries, &self.go) {
             (Some(libraries), _) => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// An input of the linker: a line of the section `.granary.libraries`.
+/// Input of the linker, which is a line of the section `.granary.libraries`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Library {
     pub sha256: String,
@@ -39,7 +39,7 @@ pub enum ParseSysrootError {
 }
 
 impl Sysroot {
-    /// Parses the list: package, SHA-256 and path per line.
+    /// Parses the list. Each line contains a package, a SHA-256 and a path.
     pub fn parse(text: &str) -> Result<Self, ParseSysrootError> {
         let mut packages = BTreeMap::new();
         for line in text.lines() {

@@ -4,7 +4,8 @@ use std::io::{self, Cursor, Write as _};
 
 use fatfs::{FatType, FileSystem, FormatVolumeOptions, FsOptions};
 
-/// Size. An executable has about 20 MiB, an update needs space for a third one, and FAT32 needs at least 33 MiB.
+/// Size in bytes. An executable has about 20 MiB, an update needs space for a third executable, and FAT32 needs at
+/// least 33 MiB.
 pub const SIZE: u64 = 128 << 20;
 /// Default path of firmware without boot entries: UEFI specification 2.10, section 3.5.1.1.
 const DIRECTORIES: [&str; 2] = ["EFI", "EFI/BOOT"];

@@ -21,7 +21,7 @@ pub enum StubError {
     Large,
 }
 
-/// Appends sections to the stub in this order.
+/// Appends the sections to the stub in this order.
 pub fn unified(stub: &[u8], sections: &[(&str, &[u8])]) -> Result<Vec<u8>, StubError> {
     let dos = ImageDosHeader::parse(stub).map_err(StubError::Format)?;
     let start = u64::from(dos.nt_headers_offset());

@@ -7,7 +7,7 @@ const ALIGNMENT: usize = 4;
 /// Regular file, mode 0444.
 const MODE: usize = 0o100_444;
 
-/// Appends a cpio archive (format "newc") with a file in the root directory, without time and owner.
+/// Appends a cpio archive (format "newc") with one file in the root directory, without time or owner.
 pub(crate) fn with_file(mut archives: Vec<u8>, name: &str, content: &str) -> Vec<u8> {
     pad(&mut archives);
     entry(&mut archives, name, MODE, content.as_bytes());

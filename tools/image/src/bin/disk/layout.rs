@@ -10,7 +10,7 @@ use gpt::{Guid, Partition, Table, Write, guid, protective_mbr};
 use crate::esp;
 
 const MIB: u64 = 1 << 20;
-/// Sector size in bytes, that of almost all disks.
+/// Sector size in bytes, which almost all disks have.
 const SECTOR: u32 = 512;
 /// Size of a system slot. An image has about 140 MiB with its hash tree; slots cannot grow later.
 const SLOT: u64 = 256 * MIB;
@@ -22,7 +22,7 @@ const ESP: Guid = guid!("5ad00000-0000-4000-8000-000000000001");
 const SYSTEM_A: Guid = guid!("5ad00000-0000-4000-8000-00000000000a");
 const SYSTEM_B: Guid = guid!("5ad00000-0000-4000-8000-00000000000b");
 
-/// UEFI specification 2.10, table 5.7.
+/// Partition type of an ESP, UEFI specification 2.10, table 5.7.
 const ESP_TYPE: Guid = guid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 /// Partition type of the slots, a random UUID.
 const SYSTEM_TYPE: Guid = guid!("06f61c7e-4cc3-46ee-bc08-af7d1df69340");
@@ -57,8 +57,8 @@ pub fn id(slot: Slot) -> Guid {
     }
 }
 
-/// Writes the disk: the ESP, system and hash tree in slot A, and an empty slot B. Space for the data partition comes
-/// from the larger disk that the image is written to.
+/// Writes the disk: the ESP, system and hash tree in slot A, and an empty slot B. The data partition will use the
+/// additional space of the larger disk to which a user writes the image.
 pub fn write(output: &File, esp: &[u8], system: &File, tree: &[u8]) -> Result<(), WriteError> {
     let parts = [
         ("ESP", ESP_TYPE, ESP, esp::SIZE),
@@ -87,7 +87,7 @@ pub fn write(output: &File, esp: &[u8], system: &File, tree: &[u8]) -> Result<()
     }
     copy(output, MARGIN, esp)?;
     let at = MARGIN + esp::SIZE;
-    // Reads the system a second time, from offset 0.
+    // Read the system a second time, from offset 0.
     copy(output, at, At { file: system, at: 0 })?;
     copy(output, at + data, tree)
 }

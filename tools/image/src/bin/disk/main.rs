@@ -31,7 +31,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let system = File::open(system).map_err(FileError::of("open", system))?;
     let tree = verity::Tree::of(BufReader::with_capacity(1 << 20, &system))?;
     let command_line = String::from_utf8(files::bytes(command_line)?)?;
-    // In the initramfs, not on the command line, which firmware can change.
+    // The initramfs contains the partition, because firmware can change the command line.
     let partition = format!("{}:{}\n", layout::id(Slot::A), tree.root());
     let initramfs = initramfs::with_file(files::bytes(initramfs)?, "system-partition", &partition);
     let executable = executable::unified(

@@ -21,12 +21,12 @@ pub(crate) struct Description {
     reference: String,
     /// Uncompressed tar archives, the lowest first.
     pub(crate) layers: Vec<PathBuf>,
-    /// The program of the uppermost layer.
+    /// Program of the uppermost layer.
     pub(crate) program: Option<Program>,
     entrypoint: Vec<String>,
     /// Arguments of the entry point if the container has none.
     arguments: Vec<String>,
-    /// `NAME=VALUE`.
+    /// Variables as `NAME=VALUE`.
     environment: Vec<String>,
     /// `UID:GID` in digits, because the image has no user list. `None` for root.
     user: Option<String>,
@@ -40,14 +40,14 @@ pub(crate) struct Program {
     pub(crate) file: PathBuf,
 }
 
-/// The content of the files that a description names.
+/// Contents of the files that a description names.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(crate) layers: Vec<Vec<u8>>,
     pub(crate) program: Vec<u8>,
 }
 
-/// The description is invalid, or writing failed.
+/// Error for an invalid description or a failed write.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LayoutError {
     #[error("reference {0:?} has no tag; use NAME:TAG")]
@@ -120,7 +120,7 @@ fn layer(path: &str, program: &[u8]) -> Result<Vec<u8>, LayoutError> {
     written.map_err(LayoutError::Layer)
 }
 
-/// Without time and owner, so that archives are reproducible.
+/// Appends an entry without time or owner, so that archives are reproducible.
 fn append(archive: &mut Builder<impl Write>, kind: EntryType, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
@@ -177,7 +177,7 @@ mod tests {
         Contents { layers: Vec::new(), program: content.to_vec() }
     }
 
-    /// Configuration and manifest.
+    /// Configuration and manifest of a layout.
     fn parsed(layout: &Layout) -> [Value; 2] {
         let index: Value = serde_json::from_slice(&layout.index).unwrap();
         let manifest: Value = serde_json::from_slice(blob(layout, &index["manifests"][0])).unwrap();

@@ -18,7 +18,7 @@ pub(crate) struct Bill {
     relationships: BTreeSet<Relationship>,
 }
 
-/// Two different packages or programs with one identifier.
+/// Error for two different packages or programs with the same identifier.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} and {1} have the same identifier")]
 pub(crate) struct AmbiguousError(String, String);
@@ -43,7 +43,8 @@ impl Bill {
         Ok(())
     }
 
-    /// Adds a program with its linked packages. Its licence combines theirs, and `own` if it has code of its own.
+    /// Adds a program with its linked packages. Its licence combines theirs, and includes `own` if the program has its
+    /// own code.
     pub(crate) fn program(
         &mut self,
         path: &str,

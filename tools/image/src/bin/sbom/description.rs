@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// The image and its materials. Paths are those of files to read.
+/// The image and its materials. Paths name files to read.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
@@ -15,8 +15,8 @@ pub(crate) struct Description {
     pub(crate) crates: BTreeMap<String, Crate>,
     pub(crate) go: Go,
     pub(crate) debian: Debian,
-    /// Text of Apache-2.0: the licence of this project and of the standard library, used also for crates that offer it
-    /// as a choice and contain no text.
+    /// Text of Apache-2.0, the licence of this project and of the standard library. Crates without a text that offer
+    /// this licence as a choice also use the text.
     pub(crate) apache: PathBuf,
 }
 

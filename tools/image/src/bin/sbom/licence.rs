@@ -40,7 +40,7 @@ pub(crate) enum ParseExpressionError {
 }
 
 impl Expression {
-    /// A `LicenseRef` for a text without an SPDX name. `of` may contain any characters.
+    /// Creates a `LicenseRef` for a text without an SPDX name. `of` may contain any characters.
     pub(crate) fn reference(of: &str) -> Self {
         Self(format!("LicenseRef-{}", identifier(of)))
     }
@@ -102,7 +102,7 @@ impl FromStr for Expression {
     }
 }
 
-/// Parses operands and operators; returns the remaining words. The error `None` is one of form.
+/// Parses operands and operators, and returns the remaining words. The error `None` is a syntax error.
 fn sum<'a>(words: &'a [&'a str]) -> Result<&'a [&'a str], Option<ParseExpressionError>> {
     let mut rest = operand(words)?;
     while let ["AND" | "OR", behind @ ..] = rest {
@@ -145,7 +145,7 @@ const PHRASES: [(&str, &str); 9] = [
 const BSD: &str = "redistribution and use in source and binary forms";
 const BSD_3: [&str; 2] = ["neither the name", "names of its contributors may not be used"];
 
-/// The licences whose texts are in a file; `None` if none is recognized.
+/// Licences whose texts are in a file, or `None` if no text is recognized.
 pub(crate) fn in_text(text: &str) -> Option<Expression> {
     let letters = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let mut found: BTreeSet<&str> =

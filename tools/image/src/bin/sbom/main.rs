@@ -5,10 +5,10 @@
 //! - `licenses/SHA256.txt`: licence texts, each once.
 //! - `licenses/index.json`: licence and texts by package URL.
 //!
-//! Modules and libraries are read from the programs; crates come from the build. The output is reproducible. A package
+//! Modules and libraries are read from the programs; the build lists the crates. The output is reproducible. A package
 //! without a known licence is an error.
 //!
-//! `sbom DESCRIPTION OUT`; the description is JSON, OUT an existing directory.
+//! `sbom DESCRIPTION OUT`. The description is JSON; OUT is an existing directory.
 #![forbid(unsafe_code)]
 
 mod bill;

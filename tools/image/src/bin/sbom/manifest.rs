@@ -9,7 +9,7 @@ pub(crate) struct Manifest {
     pub(crate) licence: Expression,
 }
 
-/// The manifest lacks a field or has an unknown licence.
+/// Error for a missing field or an unknown licence.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ParseManifestError {
     #[error("[package] has no `{0}`")]

@@ -21,7 +21,7 @@ use crate::texts::{Texts, is_licence, is_text};
 use crate::vendor::Vendor;
 
 const OWN: &str = "Apache-2.0";
-/// Licence of Rust's standard library with its crates.
+/// Licence of Rust's standard library and its crates.
 const RUST: &str = "MIT OR Apache-2.0";
 
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Materials {
         self.texts.iter()
     }
 
-    /// Rust's standard library of the compiler that built the program.
+    /// The standard library of the Rust compiler that built the program.
     fn of_rust(&self, program: &Program) -> Result<Option<Package>, MaterialsError> {
         let version = program.with.iter().find_map(|name| name.strip_prefix("rustc version ")?.split(' ').next());
         let Some(version) = version else { return Ok(None) };

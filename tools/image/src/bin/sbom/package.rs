@@ -29,7 +29,7 @@ pub(crate) enum Ecosystem {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Texts {
     pub(crate) texts: BTreeSet<String>,
-    /// Why the package has no text of its own.
+    /// Reason why the package has no text of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remark: Option<&'static str>,
 }

@@ -63,7 +63,7 @@ fn checksums(sha256: &str) -> Value {
     json!([{"algorithm": "SHA256", "checksumValue": sha256}])
 }
 
-/// Reference to the texts of a licence without an SPDX name, which are stored beside the document.
+/// Reference to the texts of a licence without an SPDX name. The texts are stored next to the document.
 pub(crate) fn extracted(package: &Package) -> Value {
     let files: Vec<_> = package.texts.texts.iter().map(|name| format!("/usr/share/licenses/{name}.txt")).collect();
     json!({

@@ -27,7 +27,7 @@ impl Vendor {
         Ok(Self(texts))
     }
 
-    /// The texts of `module` that do not belong to another of `modules` nested in it.
+    /// Texts of `module`, without those of nested modules in `modules`.
     pub(crate) fn of<'a>(&'a self, module: &str, modules: &BTreeSet<&str>) -> Vec<(&'a str, &'a [u8])> {
         let owner = |path: &str| -> Option<String> {
             let mut directory = path;

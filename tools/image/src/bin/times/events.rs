@@ -11,7 +11,7 @@ pub(crate) struct Run {
     pub(crate) wall: Duration,
     /// CPU time of the processes by mnemonic.
     pub(crate) cpu: BTreeMap<String, Duration>,
-    /// `--build_metadata`.
+    /// Values of `--build_metadata`.
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) tests: BTreeMap<String, Test>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The sum of the lines `granary-cost: boots=1 restores=0 pods=3` of a log. A missing count is 0.
+    /// Sum of the lines `granary-cost: boots=1 restores=0 pods=3` of a log. A missing count is 0.
     fn of_log(log: &str) -> Self {
         let mut cost = Self::default();
         let counts = log.lines().filter_map(|line| line.trim().strip_prefix("granary-cost:"));

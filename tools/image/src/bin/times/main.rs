@@ -1,4 +1,4 @@
-//! Prints how long the steps of a Bazel run took: `times [PROFILE [EVENTS]]`.
+//! Prints the durations of the steps of a Bazel run: `times [PROFILE [EVENTS]]`.
 //!
 //! PROFILE is the output of `--profile`, optionally compressed (`.gz`), and EVENTS the output of
 //! `--build_event_json_file`. The default is the output of the last `bazel test` in the workspace. Test logs are read

@@ -27,7 +27,7 @@ struct Profile {
 struct Event {
     cat: String,
     name: String,
-    /// Microseconds.
+    /// Duration in microseconds.
     dur: u64,
     args: Arguments,
 }

@@ -77,7 +77,7 @@ pub(crate) fn build(run: &Run, steps: &[Step]) -> String {
     table(["build", "actions", "s", "share", "CPU s"], rows) + "\n" + &table(["longest actions", "s", "kind"], longest)
 }
 
-/// Tests in order of their durations.
+/// Tests, sorted by duration.
 pub(crate) fn tests(run: &Run) -> String {
     let row = |name: &str, time, result: String, cost: Cost| {
         let [boots, restores, pods] = [cost.boots, cost.restores, cost.pods].map(|count| count.to_string());
