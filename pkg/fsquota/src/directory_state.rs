@@ -33,8 +33,8 @@ impl<'fd> DirectoryState<'fd> {
     fn look(fd: BorrowedFd<'fd>) -> Result<Self, FsError> {
         let attributes = attributes(fd)?;
         let listing = Listing::begin(fd)?;
-        // By inode number, because a mount may hide the parent; no other file system supports this call. There is no
-        // result if the directory was moved meanwhile and its previous parent deleted.
+        // Reads the parent by its inode number, because a mount may hide it; no other file system supports this call.
+        // The call has no result if the directory was moved meanwhile and its previous parent deleted.
         let above = sys::inode(fd, listing.above()).and_then(|above| above.ok_or(Errno::ENOENT));
         let above = above.map_err(FsError::system("XFS_IOC_BULKSTAT"))?;
         let outer = if listing.is_root() { None } else { ProjectId::new(above.project) };

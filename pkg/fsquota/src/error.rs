@@ -34,13 +34,13 @@ pub enum FsError {
     System {
         /// Name of the call.
         operation: &'static str,
-        /// Its errno.
+        /// Errno of the call.
         source: Errno,
     },
 }
 
 impl FsError {
-    /// For `map_err`: a failed system call without a variant of its own.
+    /// Constructor for `map_err`: a failed system call without its own variant.
     pub(crate) fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |source| Self::System { operation, source }
     }

@@ -47,7 +47,8 @@ const BAD_CHECKSUM: Errno = Errno::EBADMSG;
 
 /// Reads the faults from the kernel, at most one of each variant. `fs` must be open for reading.
 pub(crate) fn faults(fs: BorrowedFd<'_>) -> Result<Vec<Fault>, FsError> {
-    // There are no inodes from this number on, so that the call reads nothing from the disk.
+    // No inode has this number or a higher one, so the call reads nothing from the disk. After a shutdown, XFS returns
+    // EIO.
     let shut_down = match sys::inodes_from(fs, u64::MAX) {
         Ok(_) => false,
         Err(Errno::EIO) => true,

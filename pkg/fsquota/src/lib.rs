@@ -35,8 +35,8 @@
 //! on the directory.
 //!
 //! # Faults
-//! Limits are enforced while the file system works. [`Quotas::faults`] reports what XFS has detected: that it shut down, and
-//! damaged metadata, also of the quota records.
+//! Limits are enforced while the file system works. [`Quotas::faults`] reports what XFS has detected: that it shut
+//! down, and damaged metadata, also of the quota records.
 //!
 //! # Limitations
 //! Project quotas are not a security boundary by themselves: in the initial user namespace, the owner of a file may

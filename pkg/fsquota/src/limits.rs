@@ -24,7 +24,7 @@ impl Limits {
     /// The largest limit of inodes: the kernel counts in signed 64 bits.
     pub const MAX_INODES: Inodes = Inodes::new(i64::MAX as u64);
 
-    /// Limits of this size and of its [`default_inodes`].
+    /// Limits for a volume of this size: the size in bytes, and its [`default_inodes`].
     pub fn for_size(size: Bytes) -> Self {
         Self { bytes: Some(size), inodes: Some(default_inodes(size)) }
     }
@@ -32,10 +32,10 @@ impl Limits {
 
 /// The default inode limit for a size: one inode per 2 KiB, at least 64.
 ///
-/// An XFS inode takes 512 bytes and XFS gives inodes at most a quarter of the space by default: a project with this limit
-/// has no more used inodes than its share. XFS does not charge inode chunks to the blocks of a project, and keeps a chunk
-/// of 64 inodes as long as one of them is used. A project that leaves one in each can have chunks for its limit in each
-/// allocation group (`xfs_dialloc`, `xfs_difree_inobt`).
+/// An XFS inode takes 512 bytes and XFS gives inodes at most a quarter of the space by default: a project with this
+/// limit has no more used inodes than its share. XFS does not charge inode chunks to the blocks of a project, and keeps
+/// a chunk of 64 inodes as long as one of them is used. A project that leaves one in each can have chunks for its limit
+/// in each allocation group (`xfs_dialloc`, `xfs_difree_inobt`).
 pub const fn default_inodes(size: Bytes) -> Inodes {
     let share = size.get() / 2048;
     Inodes::new(if share < 64 { 64 } else { share })

@@ -305,8 +305,9 @@ pub(crate) fn group_geometry(fs: BorrowedFd<'_>, number: u32) -> Result<GroupGeo
     Ok(found)
 }
 
-/// Frees preallocated blocks of a project, behind the ends of its files and for writes to shared blocks, and then deleted
-/// inodes of the whole file system (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; shared blocks since 4.10, inodes since 5.15).
+/// Frees preallocated blocks of a project, behind the ends of its files and for writes to shared blocks, and then
+/// deleted inodes of the whole file system (`XFS_IOC_FREE_EOFBLOCKS`, Linux 3.8; shared blocks since 4.10, inodes since
+/// 5.15).
 pub(crate) fn free_deferred(fs: BorrowedFd<'_>, project: u32) -> Result<(), Errno> {
     let mut what =
         FreeBlocks { version: FREE_BLOCKS_VERSION, flags: OF_PROJECT_NOW, prid: project, ..FreeBlocks::default() };

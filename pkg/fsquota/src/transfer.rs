@@ -22,17 +22,17 @@ use crate::sys::PROJINHERIT;
 pub struct Transferred {
     /// The project that the directory had.
     pub from: ProjectId,
-    /// Remaining usage of that project, which then keeps its limits: inodes whose project the kernel does not change (symbolic
-    /// links, devices, pipes, sockets), or inodes elsewhere.
+    /// Remaining usage of that project, which then keeps its limits: inodes whose project the kernel does not change
+    /// (symbolic links, devices, pipes, sockets), or inodes elsewhere.
     pub left: Option<Usage>,
 }
 
-/// Moves a directory that has a project, with everything in it, to the project `to`, and clears the limits of the former
-/// one. No other process may write to the directory meanwhile.
+/// Moves a directory that has a project, with everything in it, to the project `to`, and clears the limits of the
+/// former one. No other process may write to the directory meanwhile.
 ///
-/// The limits of `to` come first and the directory itself comes last: as long as the directory has the former project, the
-/// work is not finished, and the same call with the same ID finishes it. All steps are in the file system's log in this
-/// order; [`sync`](crate::sync) makes them durable. The moved data may exceed the limits; nothing can grow then.
+/// The limits of `to` come first and the directory itself comes last: as long as the directory has the former project,
+/// the work is not finished, and the same call with the same ID finishes it. All steps are in the file system's log in
+/// this order; [`sync`](crate::sync) makes them durable. The moved data may exceed the limits; nothing can grow then.
 ///
 /// # Errors
 /// [`TransferError`]. A part of the directory may have been moved.
