@@ -284,7 +284,7 @@ fn name(text: &str) -> Result<GptPartitionName, AddError> {
     Ok(name)
 }
 
-/// The sector size, if it is supported. The kernel's memory limits it too.
+/// The sector size if it is supported: a power of two from 512 bytes to 64 KiB.
 pub(crate) fn block_size(sector: u32) -> Option<BlockSize> {
     BlockSize::new(sector).filter(|_| sector.is_power_of_two() && sector <= 1 << 16)
 }
