@@ -71,7 +71,8 @@ pub struct Probe<'a> {
 
 impl Probe<'_> {
     /// Tries each denied call and returns those that were not denied. Changes by these calls are reverted.
-    /// [`ProbeError`] if the attributes of the directory cannot be read.
+    /// [`ProbeError`] if the memory of the arguments cannot be mapped, or the attributes of the directory cannot be
+    /// read.
     pub fn run(&self, abi: Abi) -> Result<Vec<Breach>, ProbeError> {
         let mut page = Page::new().map_err(ProbeError)?;
         let mut breaches = Vec::new();
@@ -206,7 +207,7 @@ impl fmt::Display for Breach {
     }
 }
 
-/// The attributes of the directory of a [`Probe`] cannot be read.
+/// A [`Probe`] cannot map the memory of its arguments, or cannot read the attributes of its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the attributes of the directory for the self-test; it must be on the data disk")]
 pub struct ProbeError(#[source] Errno);

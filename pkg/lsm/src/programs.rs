@@ -136,8 +136,8 @@ pub(crate) fn ioctl(layout: &Layout, scope: &Scope) -> Result<Vec<Instruction>, 
 }
 
 /// Program for `quotactl`, with the arguments command, type, ID and super block. The program never reads the super
-/// block: the pointer is NULL for `quotactl(Q_SYNC, NULL)`, which needs no privilege, and the verifier accepts the
-/// read.
+/// block: the pointer is NULL for `quotactl(Q_SYNC, NULL)`, which needs no privilege, and the verifier would not reject
+/// a read through it.
 pub(crate) fn quotactl(scope: &Scope) -> Result<Vec<Instruction>, AssembleError> {
     let mut program = Assembler::default();
     let allow = program.label();

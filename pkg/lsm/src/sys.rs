@@ -194,8 +194,8 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
             bytes: size_of::<MapInfo>() as u32,
             info: (&raw mut info) as u64,
         };
-        // SAFETY: the kernel writes at most as many bytes as `info` has through the pointer, whatever the object is, and keeps
-        // no pointer; every bit pattern of it is valid.
+        // SAFETY: the kernel writes at most as many bytes as `info` has through the pointer, whatever the object is,
+        // and keeps no pointer; every bit pattern of it is valid.
         unsafe { bpf(Command::Info, &mut attributes) }?;
         // If the object is not a map, `info` has other content, and all calls about maps fail with EINVAL.
         let wanted = (kind as u32, KEY as u32, VALUE as u32, entries, writers.flags());
@@ -222,8 +222,8 @@ impl<const KEY: usize, const VALUE: usize> Map<KEY, VALUE> {
     fn read(&self, command: Command, key: &[u8; KEY]) -> Result<Option<[u8; VALUE]>, Errno> {
         let mut value = [0; VALUE];
         let mut attributes = self.element(key.as_ptr(), value.as_mut_ptr());
-        // SAFETY: the map has keys and values of these lengths, since it was created so or its shape was compared. The kernel
-        // reads one key, writes one value through the pointers and keeps neither.
+        // SAFETY: the map has keys and values of these lengths, since it was created so or its shape was compared. The
+        // kernel reads one key, writes one value through the pointers and keeps neither.
         match unsafe { bpf(command, &mut attributes) } {
             Ok(_) => Ok(Some(value)),
             Err(Errno::ENOENT) => Ok(None),
@@ -304,8 +304,8 @@ pub(crate) fn load(
         attributes.log_bytes = u32::try_from(log.len()).map_err(|_| Errno::E2BIG)?;
         attributes.log = log.as_mut_ptr() as u64;
     }
-    // SAFETY: the kernel reads `count` instructions of 8 bytes and a string that ends with NUL, and writes at most as many bytes
-    // as the buffer has. It keeps no pointer.
+    // SAFETY: the kernel reads `count` instructions of 8 bytes and a string that ends with NUL, and writes at most as
+    // many bytes as the buffer has. It keeps no pointer.
     unsafe { new_descriptor(Command::ProgramLoad, &mut attributes) }.map(Program)
 }
 
@@ -339,11 +339,12 @@ fn number(descriptor: &OwnedFd) -> u32 {
 /// bpf(2) with a command whose result is a new descriptor.
 ///
 /// # Safety
-/// As of [`bpf`], and the command returns a descriptor.
+/// The requirements of [`bpf`]. The command must return a descriptor.
 unsafe fn new_descriptor<T>(command: Command, attributes: &mut T) -> Result<OwnedFd, Errno> {
     // SAFETY: the caller's.
     let descriptor = unsafe { bpf(command, attributes) }?;
-    // SAFETY: the kernel created the descriptor in this call, and nothing else has it. It opens all of them with O_CLOEXEC.
+    // SAFETY: the kernel created the descriptor in this call, and nothing else has it. It opens all of them with
+    // O_CLOEXEC.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -352,7 +353,8 @@ unsafe fn new_descriptor<T>(command: Command, attributes: &mut T) -> Result<Owne
 /// # Safety
 /// The attributes are those of the command, and their pointers are valid for what the command reads and writes.
 unsafe fn bpf<T>(command: Command, attributes: &mut T) -> Result<c_int, Errno> {
-    // SAFETY: the kernel reads and writes at most as many bytes of the attributes as it is given here. The rest is the caller's.
+    // SAFETY: the kernel reads and writes at most as many bytes of the attributes as it is given here. The rest is the
+    // caller's.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command as c_int, &raw mut *attributes, size_of::<T>()) };
     Errno::result(result).map(descriptor)
 }
@@ -378,8 +380,8 @@ const _: () = assert!(size_of::<Handle>() == 16);
 pub(crate) fn kernfs_id(inode: BorrowedFd<'_>) -> Result<u64, Errno> {
     let mut handle = Handle { bytes: 8, kind: 0, id: [0; 8] };
     let mut mount: c_int = 0;
-    // SAFETY: `inode` is open during the call, and the path is empty and ends with NUL. The kernel reads the number of bytes
-    // from `handle`, writes at most that many behind its header and one int to `mount`, and keeps no pointer.
+    // SAFETY: `inode` is open during the call, and the path is empty and ends with NUL. The kernel reads the number of
+    // bytes from `handle`, writes at most that many behind its header and one int to `mount`, and keeps no pointer.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -402,8 +404,8 @@ pub(crate) fn kernfs_id(inode: BorrowedFd<'_>) -> Result<u64, Errno> {
 pub(crate) fn open_kernfs(directory: BorrowedFd<'_>, id: u64) -> Result<OwnedFd, Errno> {
     let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id: id.to_ne_bytes() };
     let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: `directory` is open during the call. The kernel reads the handle, whose length it finds in it, and keeps no
-    // pointer.
+    // SAFETY: `directory` is open during the call. The kernel reads the handle, whose length it finds in it, and keeps
+    // no pointer.
     let result = unsafe { libc::syscall(libc::SYS_open_by_handle_at, directory.as_raw_fd(), &raw mut handle, flags) };
     let descriptor = Errno::result(result).map(descriptor)?;
     // SAFETY: the kernel created the descriptor in this call, and nothing else has it.
@@ -438,8 +440,8 @@ impl Page {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory was mapped with this length for reading and writing, is filled with zeros, and belongs to this
-        // value alone until it is dropped.
+        // SAFETY: the memory was mapped with this length for reading and writing, is filled with zeros, and belongs to
+        // this value alone until it is dropped.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr().cast(), Self::BYTES.get()) }
     }
 
@@ -458,8 +460,8 @@ impl Drop for Page {
 /// Calls an ioctl whose argument is a structure of at most a page. The command has 64 bits, of which the kernel should
 /// use 32.
 pub(crate) fn ioctl(file: BorrowedFd<'_>, command: u64, argument: &mut Page) -> Result<(), Errno> {
-    // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every bit pattern
-    // of it is valid.
+    // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every
+    // bit pattern of it is valid.
     let result = unsafe { libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), command, argument.address()) };
     Errno::result(result).map(drop)
 }
@@ -475,15 +477,15 @@ pub(crate) fn ioctl_invalid(file: BorrowedFd<'_>, command: u64) -> Result<(), Er
 pub(crate) fn ioctl32(file: BorrowedFd<'_>, command: u32, argument: &mut Page) -> Result<(), Errno> {
     // The page is below 4 GiB.
     let address = u32::try_from(argument.address()).map_err(|_| Errno::EFAULT)?;
-    // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every bit pattern
-    // of it is valid.
+    // SAFETY: `file` is open during the call. The kernel reads or writes at most the page and keeps no pointer; every
+    // bit pattern of it is valid.
     unsafe { call32(SYS_IOCTL32, file.as_raw_fd().cast_unsigned(), command, address) }
 }
 
 /// [`ioctl_invalid`] as a 32-bit program calls it.
 pub(crate) fn ioctl32_invalid(file: BorrowedFd<'_>, command: u32) -> Result<(), Errno> {
-    // SAFETY: `file` is open during the call. At the last address below 4 GiB nothing is mapped: the kernel gives this page to
-    // no program that does not ask for it.
+    // SAFETY: `file` is open during the call. At the last address below 4 GiB nothing is mapped: the kernel gives this
+    // page to no program that does not ask for it.
     unsafe { call32(SYS_IOCTL32, file.as_raw_fd().cast_unsigned(), command, u32::MAX) }
 }
 
@@ -493,11 +495,11 @@ const SYS_IOCTL32: u32 = 54;
 /// Makes a system call like a 32-bit program. On a kernel without IA32 emulation, the process gets SIGSEGV.
 ///
 /// # Safety
-/// As of the system call: pointers have 32 bits.
+/// The requirements of the system call. Pointers have 32 bits.
 unsafe fn call32(number: u32, first: u32, second: u32, third: u32) -> Result<(), Errno> {
     let result: i32;
-    // SAFETY: the call takes its number and arguments from these registers, returns in EAX, and may change R8 to R11. RBX is
-    // exchanged because the compiler reserves it, and restored. Memory is the caller's.
+    // SAFETY: the call takes its number and arguments from these registers, returns in EAX, and may change R8 to R11.
+    // RBX is exchanged because the compiler reserves it, and restored. Memory is the caller's.
     unsafe {
         std::arch::asm!(
             "xchg {first:r}, rbx",
@@ -527,8 +529,8 @@ pub(crate) fn quotactl_invalid(file: BorrowedFd<'_>, command: u32, id: u32) -> R
 pub(crate) fn file_setattr(file: BorrowedFd<'_>, attributes: &mut Page) -> Result<(), Errno> {
     const SYS_FILE_SETATTR: c_long = 469;
     const FILE_ATTR_BYTES: usize = 24;
-    // SAFETY: `file` is open during the call, the path is empty and ends with NUL. The kernel reads 24 bytes of the page and
-    // keeps no pointer.
+    // SAFETY: `file` is open during the call, the path is empty and ends with NUL. The kernel reads 24 bytes of the
+    // page and keeps no pointer.
     let result = unsafe {
         libc::syscall(
             SYS_FILE_SETATTR,

@@ -66,16 +66,16 @@ impl Argument {
 
 /// ioctl(2) with a command of 64 bits.
 pub fn ioctl(file: &File, command: u64, argument: Argument) -> Result<(), Errno> {
-    // SAFETY: the file is open during the call. The kernel reads or writes at most the page; the tests' other arguments are
-    // numbers and invalid pointers.
+    // SAFETY: the file is open during the call. The kernel reads or writes at most the page; the tests' other arguments
+    // are numbers and invalid pointers.
     Errno::result(unsafe { libc::syscall(libc::SYS_ioctl, file.as_raw_fd(), command, argument.value()) }).map(drop)
 }
 
 /// ioctl(2) of a 32-bit program.
 pub fn ioctl32(file: &File, command: u32, argument: Argument) -> Result<(), Errno> {
     let result: i32;
-    // SAFETY: the call takes number 54 and three arguments from these registers, returns in EAX and may change R8 to R11. RBX is
-    // exchanged because the compiler reserves it, and restored. Memory is as in `ioctl`, below 4 GiB.
+    // SAFETY: the call takes number 54 and three arguments from these registers, returns in EAX and may change R8 to
+    // R11. RBX is exchanged because the compiler reserves it, and restored. Memory is as in `ioctl`, below 4 GiB.
     unsafe {
         std::arch::asm!(
             "xchg {first:r}, rbx",
@@ -182,8 +182,8 @@ fn halves(number: u64) -> [u32; 2] {
 }
 
 fn bpf<const COUNT: usize>(command: i32, mut attributes: [u32; COUNT]) -> Result<RawFd, Errno> {
-    // SAFETY: the attributes of these commands are numbers, and addresses in the page, of which the kernel reads or writes a part. It
-    // reads as many attributes as it is given.
+    // SAFETY: the attributes of these commands are numbers, and addresses in the page, of which the kernel reads or
+    // writes a part. It reads as many attributes as it is given.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), size_of_val(&attributes)) };
     Errno::result(result).map(|descriptor| RawFd::try_from(descriptor).unwrap())
 }
