@@ -78,7 +78,7 @@ pub(crate) fn arguments(
     all.add("-serial", "chardev:console");
     add_ports(&mut all, config, streams)?;
     for file in &config.firmware_files {
-        // In this syntax a comma is doubled.
+        // In this syntax, `,,` stands for a comma.
         let path = utf8(&file.content)?.replace(',', ",,");
         all.add("-fw_cfg", format!("name={},file={path}", file.name));
     }
@@ -148,7 +148,7 @@ fn boot(all: &mut Arguments, boot: &Boot) -> Result<(), ConfigError> {
             all.add("-blockdev", node("code", code, true)?);
             all.add("-blockdev", node("variables", variables, false)?);
             for text in oem_strings {
-                // In this syntax a comma is doubled.
+                // In this syntax, `,,` stands for a comma.
                 all.add("-smbios", format!("type=11,value={}", text.replace(',', ",,")));
             }
         }
@@ -292,7 +292,7 @@ fn add_ports(all: &mut Arguments, config: &Config, streams: &Streams) -> Result<
 fn chardev(id: &str, sink: &Sink, descriptor: Option<RawFd>) -> Result<String, ConfigError> {
     Ok(match (sink, descriptor) {
         (Sink::Stream, Some(descriptor)) => format!("socket,id={id},fd={descriptor}"),
-        // In this syntax a comma is doubled.
+        // In this syntax, `,,` stands for a comma.
         (Sink::File(path), _) => format!("file,id={id},path={}", utf8(path)?.replace(',', ",,")),
         (Sink::Discard, _) | (Sink::Stream, None) => format!("null,id={id}"),
     })
