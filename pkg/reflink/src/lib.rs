@@ -19,17 +19,18 @@ use units::Bytes;
 pub use extent::{Extent, extents};
 pub use tree::{CompleteTree, Counts, MAX_DEPTH, Task, TreeClone, TreeError, for_each_shared};
 
-/// Replaces the content of `to` by that of `from`, as it is at one instant. Both files share the blocks until one of them is
-/// overwritten. `from` is open for reading, `to` for writing.
+/// Replaces the content of `to` by that of `from`, as it is at one instant. Both files share the blocks until one of
+/// them is overwritten. `from` is open for reading, `to` for writing.
 ///
 /// XFS writes the dirty pages of `from` first, and stops its writers for the call. It clones each extent in a
-/// transaction of its own, in ascending order, and extends `to` with each: a call that a kill or a power cut interrupted leaves
-/// an empty `to` with a part of the content, which is shorter than `from`.
+/// transaction of its own, in ascending order, and extends `to` with each: a call that a kill or a power cut
+/// interrupted leaves an empty `to` with a part of the content, which is shorter than `from`.
 ///
 /// # Errors
-/// `ENOSPC` or `EDQUOT`: the quota of `to`, which is charged in full, or the disk is full. `EOPNOTSUPP`: the file system has no
-/// reflinks. `EXDEV`: the files are on two file systems. `EINVAL`: a fatal signal interrupted the call, or one of the files
-/// is not a regular file. `EBADF`: wrong access modes. `EPERM`: `to` is immutable. `ETXTBSY`: one is a swap file.
+/// `ENOSPC` or `EDQUOT`: the quota of `to`, which is charged in full, or the disk is full. `EOPNOTSUPP`: the file
+/// system has no reflinks. `EXDEV`: the files are on two file systems. `EINVAL`: a fatal signal interrupted the call,
+/// or one of the files is not a regular file. `EBADF`: wrong access modes. `EPERM`: `to` is immutable. `ETXTBSY`: one
+/// is a swap file.
 ///
 /// ioctl_ficlone(2), Linux 4.5.
 pub fn clone_file(from: impl AsFd, to: impl AsFd) -> Result<(), Errno> {
@@ -55,8 +56,8 @@ pub fn clone_range(from: impl AsFd, start: Bytes, length: Bytes, to: impl AsFd, 
 /// Gives the range blocks of its own, which no other file shares, and writes them to the disk. Holes in the range are
 /// allocated.
 ///
-/// XFS reserves quota for the copied blocks and, after that, for the length of the range: choose a range for which the quota of
-/// `file` has space.
+/// XFS reserves quota for the copied blocks and, after that, for the length of the range: choose a range for which the
+/// quota of `file` has space.
 ///
 /// # Errors
 /// `ENOSPC` or `EDQUOT`: a part of the range may be unshared. `EINTR`: repeat the call. `EOPNOTSUPP`: the file system

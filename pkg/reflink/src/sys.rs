@@ -69,8 +69,8 @@ mod ioctl {
 /// `FICLONE`, ioctl_ficlone(2).
 pub(crate) fn clone_file(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let source = u64::try_from(from.as_raw_fd()).map_err(|_| Errno::EBADF)?;
-    // SAFETY: both descriptors are open during the call. The argument is a number: the kernel reads and writes no memory
-    // of the process.
+    // SAFETY: both descriptors are open during the call. The argument is a number: the kernel reads and writes no
+    // memory of the process.
     unsafe { ioctl::ficlone(to.as_raw_fd(), source) }?;
     Ok(())
 }
@@ -101,8 +101,9 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> Result<Map, Errno> {
         reserved: 0,
         extents: [KernelExtent::default(); BATCH as usize],
     };
-    // SAFETY: `file` is open during the call. The kernel reads the header and writes the header and at most `count` extents,
-    // for which `extents` has space; it does not keep the pointer, and every bit pattern of these numbers is valid.
+    // SAFETY: `file` is open during the call. The kernel reads the header and writes the header and at most `count`
+    // extents, for which `extents` has space; it does not keep the pointer, and every bit pattern of these numbers is
+    // valid.
     unsafe { ioctl::fiemap(file.as_raw_fd(), &raw mut map) }?;
     Ok(map)
 }

@@ -103,7 +103,8 @@ impl Pass<'_> {
         linkat(first.0, first.1, to.0, to.1, AtFlags::empty()).map_err(Fault::Target)
     }
 
-    /// Whether the file in the target is cloned again in place. Otherwise it is replaced, and its blocks are freed later.
+    /// Whether the file in the target is cloned again in place. Otherwise it is replaced, and its blocks are freed
+    /// later.
     fn is_reused(&self, found: &FileStat, stat: &FileStat) -> bool {
         let is_file = [stat, found].into_iter().all(|stat| kind(stat) == SFlag::S_IFREG);
         if !is_file || found.st_nlink != 1 {
