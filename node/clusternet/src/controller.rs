@@ -216,7 +216,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Reads the kernel's peers. Ignores an endpoint that the kernel has updated because a peer moved.
+    /// Reads the kernel's peers. Returns the known endpoint instead of one that the kernel has updated because a peer
+    /// moved, so that the controller does not set it back.
     async fn look(&self, known: Peers) -> Result<Peers, RunError> {
         let device = Arc::clone(&self.settings.device);
         let seen = spawn_blocking(move || device.look()).await??;

@@ -2,7 +2,8 @@
 //!
 //! A node creates a key ([`PrivateKey::ensure`]) and publishes its public half in an annotation of its Node
 //! ([`cluster::PUBLIC_KEY_ANNOTATION`]). [`run`] watches all Nodes: [`plan`] determines the peers and the reasons for
-//! rejected Nodes, [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies them.
+//! rejected Nodes, [`diff`] the changes of the kernel's state, and a [`Device`] ([`Wireguard`], by netlink) applies
+//! them.
 //!
 //! An interface of an earlier run is adopted and never removed, so that traffic continues while the program is
 //! replaced. The AllowedIPs of a peer are limited to the pod range of its Node; WireGuard drops packets from other
