@@ -46,7 +46,7 @@ impl ControlPlane {
         let BaseServices { modules, guard } = member.start_base(&cx, None);
         let etcd = cx.start("etcd", etcd::service(&member.services));
         etcd.healthy().await?;
-        // With a full database, the API server is not ready before.
+        // Started before the API server, which does not become ready while the database is full.
         let paths = member.services.paths.clone();
         cx.start("database", move |cx| database::recover(cx, paths.clone()));
         let apiserver = cx.start("kube-apiserver", apiserver::service(&member.services, credentials));
