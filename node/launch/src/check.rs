@@ -21,8 +21,8 @@ const LEAST_MEMORY: Bytes = Bytes::new(1280 << 20);
 const LEAST_WORKER_MEMORY: Bytes = Bytes::new(768 << 20);
 /// Memory of the QEMU that connects the nodes.
 const SEGMENT: Bytes = Bytes::new(64 << 20);
-/// Minimum size of a data disk: images, etcd and logs take about half of it. The machine's disk needs the same free space,
-/// because QEMU stops a guest whose sparse file cannot grow.
+/// Minimum size of a data disk: images, etcd and logs take about half of it. The machine's disk needs the same free
+/// space, because QEMU stops a guest whose sparse file cannot grow.
 const LEAST_DATA: Bytes = Bytes::GIB;
 /// First port that every user may listen on, unless `net.ipv4.ip_unprivileged_port_start` is different.
 const UNPRIVILEGED: u16 = 1024;

@@ -32,7 +32,8 @@ pub struct Ended {
 }
 
 impl Cluster {
-    /// Boots all nodes and waits until they are Ready; see [`ClusterBoot`]. If the future is dropped, the guests are killed.
+    /// Boots all nodes and waits until they are Ready; see [`ClusterBoot`]. If the future is dropped, the guests are
+    /// killed.
     pub async fn boot(options: &ClusterOptions, on_event: impl Fn(&str, &Event)) -> Result<Self, ClusterError> {
         let mut boot = ClusterBoot::start(options, &on_event).await?;
         let ready = boot.until_ready(&on_event).await?;

@@ -56,7 +56,8 @@ impl ClusterBoot {
         Ok(Self { control_plane, access: None, prepared, workers: Vec::new(), segment: Some(segment), host })
     }
 
-    /// Waits until the control plane is Ready, before [`Self::until_ready`] starts the workers. Cancel-safe: the guest continues.
+    /// Waits until the control plane is Ready, before [`Self::until_ready`] starts the workers. Cancel-safe: the guest
+    /// continues.
     pub async fn control_plane_ready(&mut self, on_event: impl Fn(&str, &Event)) -> Result<Client, ClusterError> {
         let segment = self.segment.clone();
         tokio::select! {

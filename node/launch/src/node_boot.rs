@@ -264,7 +264,7 @@ impl NodeBoot {
                 Ok(())
             }
             Disk::InUse => {
-                // Read on, so that the guest never blocks on a full port.
+                // Continue reading, so that the guest never blocks on a full port.
                 let mut reader = JoinSet::new();
                 reader.spawn(announcements::drain(self.announcements));
                 // Keep the network until the guest has powered off.

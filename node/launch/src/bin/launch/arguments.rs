@@ -36,8 +36,8 @@ Examples, each after `./bazelw run //:launch --`:
 
 /// Boots Granary nodes in QEMU, shows claims in use, and keeps the nodes running until Ctrl-C.
 ///
-/// With several nodes, the others join the first one as workers, each node has a claim of each mode, and pods of different
-/// nodes communicate through the mesh.
+/// With several nodes, the others join the first one as workers, each node has a claim of each mode, and pods of
+/// different nodes communicate through the mesh.
 #[derive(Debug, Parser)]
 #[command(name = "launch", display_name = "Granary", version = VERSION.as_str(), after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -48,12 +48,12 @@ pub(crate) struct Arguments {
     /// default with a command. Without a name and a command, nothing is kept.
     #[arg(long, conflicts_with_all = ["data", "keep_logs"])]
     pub(crate) name: Option<ClusterName>,
-    /// Adds a context with the name of the cluster to a kubeconfig, and makes it the current one: FILE, or the first file of
-    /// KUBECONFIG, or ~/.kube/config. `delete` removes it.
+    /// Adds a context with the name of the cluster to a kubeconfig, and makes it the current one: FILE, or the first
+    /// file of KUBECONFIG, or ~/.kube/config. `delete` removes it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     kubeconfig: Option<Option<PathBuf>>,
-    /// Number of nodes, 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on). One by default, or as many as
-    /// a cluster that is kept has.
+    /// Number of nodes, 1 to 8: the control plane (`granary`) and workers (`granary-1` and so on). One by default, or
+    /// as many as a cluster that is kept has.
     #[arg(long, value_name = "COUNT")]
     pub(crate) nodes: Option<Nodes>,
     /// Memory of the control plane.
@@ -75,17 +75,19 @@ pub(crate) struct Arguments {
     /// Start a cluster again with the same number of nodes.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Size of each data disk, a sparse file; 8 GiB by default, at least 1 GiB. A larger size enlarges an existing disk.
+    /// Size of each data disk, a sparse file; 8 GiB by default, at least 1 GiB. A larger size enlarges an existing
+    /// disk.
     #[arg(long, value_name = "SIZE")]
     data_size: Option<Bytes>,
-    /// Configuration of the nodes, JSON (docs/configuration.md). Workers have its registries, CAs, modules and limits too.
+    /// Configuration of the nodes, JSON (docs/configuration.md). Workers have its registries, CAs, modules and limits
+    /// too.
     #[arg(long, value_name = "FILE", conflicts_with = "overcommit")]
     pub(crate) config: Option<PathBuf>,
     /// Allocatable size of volumes, as a multiple of the data disk; at least 1.0.
     #[arg(long, value_name = "FACTOR", default_value_t)]
     overcommit: Overcommit,
-    /// Imports the images of this archive (OCI or Docker: `skopeo copy`, `docker save`) or of this directory (an OCI layout) before
-    /// the demonstration. Can be repeated.
+    /// Imports the images of this archive (OCI or Docker: `skopeo copy`, `docker save`) or of this directory (an OCI
+    /// layout) before the demonstration. Can be repeated.
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
     /// Boots the disk image through UEFI firmware instead of its kernel.

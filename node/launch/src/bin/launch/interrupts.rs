@@ -51,8 +51,8 @@ impl<'a> Interrupts<'a> {
         }
     }
 
-    /// Waits for another Ctrl-C, or for another SIGTERM if `stop` does not send it. Ignores SIGHUP, which the kernel and the
-    /// shell both send when a terminal closes. Cancel-safe.
+    /// Waits for another Ctrl-C, or for another SIGTERM if `stop` does not send it. Ignores SIGHUP, which the kernel
+    /// and the shell both send when a terminal closes. Cancel-safe.
     pub(crate) async fn second(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

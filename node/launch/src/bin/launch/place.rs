@@ -198,7 +198,7 @@ mod tests {
             create_private(&root.0.join(name)).unwrap();
         }
         fs::write(root.0.join("file"), "").unwrap();
-        // `start` uses a linked directory, and `status` lists it. A dangling link is skipped.
+        // Regression test: `status` did not list a linked directory, which `start` uses. A dangling link is skipped.
         for (name, target) in [("linked", "b"), ("dangling", "not-mounted")] {
             symlink(target, root.0.join(name)).unwrap();
         }
