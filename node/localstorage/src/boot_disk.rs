@@ -188,8 +188,8 @@ fn started_from(
     Ok(None)
 }
 
-/// Partition of the former table at or after the place of a new partition. A data partition with the same start is
-/// excluded: its node's image was written again, or a power cut interrupted a change.
+/// Partition of the former table that overlaps the place of a new partition or is after it. A data partition with the
+/// same start is excluded: its node's image was written again, or a power cut interrupted a change.
 fn former(last: &PartitionTable, new: &Partition, sector: u32) -> Option<Extent> {
     let start = Bytes::new(new.first.saturating_mul(u64::from(sector)));
     let is_in_the_way = |found: &&Extent| {

@@ -17,13 +17,13 @@
 //!
 //! # The data disk
 //! The node selects the first of these that exists: a partition of the type [`DATA_PARTITION`] on any disk, the disk
-//! with the serial number `data`, the disk that this node formatted before, the only empty disk, a new partition in the
-//! free space at the end of the boot disk. If another disk has data of this node too, the node rejects both disks. A
-//! disk is empty if its first and last MiB are zeros and `blkid` finds no signature; any other disk is rejected, never
-//! formatted. The content between the ends is not read: raw data there, with zeros around it, is overwritten. A format
-//! that a power cut interrupted starts again. If the disk was enlarged, the file system grows while it is mounted, and
-//! so does the partition at the end of the boot disk.
-//! The README has the rules as a table, and the steps after a rejection.
+//! with the serial number `data`, the disk that this node formatted before, the only empty disk, or a new partition in
+//! the free space at the end of the boot disk. If another disk has data of this node too, the node rejects both disks.
+//! A disk is empty if its first and last MiB are zeros and `blkid` finds no signature; any other disk is rejected,
+//! never formatted. The content between the ends is not read: raw data there, with zeros around it, is overwritten. A
+//! format that a power cut interrupted starts again. If the disk was enlarged, the file system grows while it is
+//! mounted, and so does the partition at the end of the boot disk. The README has the rules as a table, and the steps
+//! after a rejection.
 //!
 //! Directories to which others than the node write ([`Part`]) have limits, by project quotas, before they have content.
 //! [`Budget`] computes the limits; the rest of the disk is reserved for volumes.

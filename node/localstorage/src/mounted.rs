@@ -69,7 +69,7 @@ impl Mounted<Data> {
     /// Opens the directories of all parts.
     ///
     /// # Errors
-    /// As [`Mounted::open`].
+    /// Errors of [`Mounted::open`].
     pub fn open_parts(&self) -> Result<Vec<Dir>, OpenError> {
         let mut paths = Vec::new();
         self.tree.visit(&mut |entry| paths.extend(entry.part.map(|_| entry.path)));

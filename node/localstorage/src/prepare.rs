@@ -28,6 +28,7 @@ impl DataDisk {
     /// A part with a predictable project ID, on a disk of a release that counted the IDs from 1, gets another project
     /// ID.
     ///
+    /// # Errors
     /// [`MountError`] names the step. After an interrupted format, the next call after [`DataDisk::find`] formats the
     /// disk again.
     pub fn mount(self, tree: Data) -> Result<Mounted<Data>, MountError> {

@@ -7,7 +7,8 @@ use nix::errno::Errno;
 
 use crate::sys;
 
-/// The critical warnings in the SMART log of an NVMe controller: NVM Express Base Specification 2.0, figure 207, byte 0.
+/// The critical warnings in the SMART log of an NVMe controller: NVM Express Base Specification 2.0, figure 207,
+/// byte 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmartWarnings(u8);
 
