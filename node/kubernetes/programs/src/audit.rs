@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Size in MiB of the log's directory on the smallest disk that `localstorage` accepts.
+    /// Limit in MiB of the log's directory on the smallest disk that `localstorage` accepts.
     const LEAST: u64 = 19;
 
     #[test]

@@ -125,8 +125,8 @@ pub struct Paths {
     pub containerd: PathBuf,
     pub pod_logs: PathBuf,
     pub audit: PathBuf,
-    /// Files that a reboot deletes: sockets, state, generated configuration. The path is short, because a socket path
-    /// has at most 107 bytes.
+    /// Files that a reboot deletes: sockets, state, generated configuration. The path must be short, because a socket
+    /// path has at most 107 bytes.
     pub ephemeral: PathBuf,
 }
 

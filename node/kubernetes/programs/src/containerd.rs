@@ -203,8 +203,8 @@ fn toml(config: &Config, shims: Option<&str>) -> String {
         r#"version = 3
 root = {root}
 state = {state}
-# Snapshotters and differs that the node does not use; the others want to write to /opt or to a collector, or list all
-# containers every 10 s for a label of containerd's own clients: the kubelet restarts containers.
+# Plugins that the node does not use: snapshotters and differs; plugins that write to /opt or to a collector; and one
+# that lists all containers every 10 s to restart those with a label, which the kubelet does not set.
 disabled_plugins = [
   "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",

@@ -2,8 +2,8 @@
 //!
 //! etcd raises the alarm `NOSPACE` when a write does not fit into its quota. The alarm outlives restarts. While it is
 //! set, etcd rejects all requests that write a value, even if the database is smaller by then. The API server's own
-//! compaction is such a request: it records its revision. No pod can be created, from which an administrator could
-//! reach etcd. Therefore the node compacts and defragments the database, and disarms the alarm (ADR 0054).
+//! compaction is such a request: it records its revision. An administrator could reach etcd only from a pod, and no pod
+//! can be created. Therefore the node compacts and defragments the database, and disarms the alarm (ADR 0054).
 
 mod member;
 mod plan;

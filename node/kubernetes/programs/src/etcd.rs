@@ -61,7 +61,7 @@ pub(crate) fn program(config: &Config) -> Program {
         format!("--listen-peer-urls={PEERS}"),
         format!("--initial-advertise-peer-urls={PEERS}"),
         format!("--initial-cluster=default={PEERS}"),
-        // No certificate has this name, so no peer can connect.
+        // Only etcd's own certificate has this name, and it is not valid for clients, so no peer can connect.
         "--peer-client-cert-auth=true".into(),
         "--peer-cert-allowed-cn=etcd".into(),
         format!("--peer-trusted-ca-file={ca}"),

@@ -202,7 +202,7 @@ mod tests {
         assert!(!scratch.directory.path().join("missing").exists());
     }
 
-    /// Otherwise the next start would take the space away again.
+    /// Otherwise the next start would create the file again, and etcd would have no free space.
     #[test]
     fn the_space_of_a_deleted_file_is_not_enough_to_create_it_again() {
         assert!(!fits(SIZE));

@@ -104,7 +104,8 @@ pub(crate) fn configuration(config: &Config, credentials: &Credentials) -> Strin
             "pid.available": format!("{PROCESS_PRESSURE_PERCENT}%"),
         },
         "failSwapOn": true,
-        // The use of the whole disk does not depend on images. The kubelet deletes unused images by age.
+        // The kubelet reads the usage of the whole disk, which does not show the usage of images. It deletes unused
+        // images only by age; node/core/src/image_gc.rs deletes them at a threshold.
         "imageGCHighThresholdPercent": 100,
         "imageMaximumGCAge": "168h",
         "kubeReserved": reserved,

@@ -2,7 +2,8 @@
 //!
 //! The filter denies system calls that the node's programs never use and that exploits of the kernel have used. It is
 //! the second line of defense: most of these calls need a capability that the programs do not have. Except for `clone`,
-//! the filter reads only the number of the call, so the kernel allows a call without running the filter.
+//! the filter reads only the number of the call. The kernel therefore computes once which calls the filter allows, and
+//! does not run it for them (`seccomp_cache_check_allow`).
 
 use nix::libc::{self, c_long, sock_filter};
 

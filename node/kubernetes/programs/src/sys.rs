@@ -28,9 +28,9 @@ pub(crate) fn begin_in(command: &mut Command, procs: OwnedFd) {
 /// Starts the program in a sandbox, after earlier `pre_exec` steps. The start fails if the kernel rejects a part of the
 /// sandbox.
 pub(crate) fn confine(command: &mut Command, sandbox: Sandbox) {
-    // SAFETY: `enter` makes system calls alone, by syscall(2) and prctl(2), which are async-signal-safe: the wrappers of
-    // setresuid(2) in C libraries signal other threads and take locks. It allocates and frees nothing; an `io::Error` of
-    // the kernel's is a number.
+    // SAFETY: `enter` makes system calls alone, by syscall(2) and prctl(2), which are async-signal-safe: the wrappers
+    // of setresuid(2) in C libraries signal other threads and take locks. It allocates and frees nothing; an
+    // `io::Error` of the kernel's is a number.
     unsafe { command.pre_exec(move || enter(&sandbox)) };
 }
 
@@ -86,7 +86,8 @@ fn enter(sandbox: &Sandbox) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules, 0) })?;
     let length = u16::try_from(sandbox.filter.len()).map_err(|_| io::Error::from(Errno::EINVAL))?;
     let filter = libc::sock_fprog { len: length, filter: sandbox.filter.as_ptr().cast_mut() };
-    // SAFETY: the kernel reads `len` instructions through the pointer, which are the sandbox's, writes and keeps nothing.
+    // SAFETY: the kernel reads `len` instructions through the pointer, which are the sandbox's, writes and keeps
+    // nothing.
     check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) })
 }
 
@@ -99,7 +100,8 @@ fn set_capabilities(wanted: u64) -> io::Result<()> {
         permitted: half,
         inheritable: half,
     });
-    // SAFETY: capset(2) reads the header, and two elements of the data for this version; both are valid during the call.
+    // SAFETY: capset(2) reads the header, and two elements of the data for this version; both are valid during the
+    // call.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
     for number in (0..64).filter(|number| wanted & 1 << number != 0) {
         prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as c_ulong, number)?;

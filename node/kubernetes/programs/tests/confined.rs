@@ -316,7 +316,7 @@ async fn a_confined_program_can_do_nothing_that_it_has_no_right_to() {
     tree.stop(LIMIT).await.unwrap();
 }
 
-/// Otherwise the attempts could fail for another reason than the sandbox.
+/// Control: the sandbox is the only reason for the failure of the attempts.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_confinement_each_attempt_succeeds() {
     let node = Node::new(Confinement::Disabled);

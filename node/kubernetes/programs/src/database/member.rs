@@ -48,9 +48,9 @@ pub(super) struct Status {
 }
 
 impl Member {
-    /// Connects with the certificate of [`Identity::Admin`], which only root can read: etcd accepts no other
-    /// certificate of the node's own program, and a third one would be another key to all objects. Reads the files
-    /// again each time, because they are renewed.
+    /// Connects with the certificate of [`Identity::Admin`], which only root can read. etcd accepts no other
+    /// certificate of the node's own program, and each further certificate would be another access to all objects.
+    /// Reads the files at each call, because the node renews them.
     pub(super) async fn connect(pki: &Path) -> Result<Self, DatabaseError> {
         let directory = pki.to_owned();
         let read = spawn_blocking(move || tls(&directory)).await.unwrap_or_else(|error| Err(error.into()));
