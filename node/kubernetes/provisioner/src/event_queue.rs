@@ -282,8 +282,11 @@ mod tests {
                 drop(write);
             }
         };
-        tokio::join!(sent(&queue), work);
-        let end = start.elapsed();
+        let sent = async {
+            sent(&queue).await;
+            start.elapsed()
+        };
+        let (end, ()) = tokio::join!(sent, work);
         assert!((Duration::from_secs(2)..Duration::from_secs(3)).contains(&end), "{end:?}");
     }
 
