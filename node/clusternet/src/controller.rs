@@ -201,7 +201,12 @@ impl Controller {
             spawn_blocking(move || {
                 device.change(&planned)?;
                 let keys: Vec<PublicKey> = planned.iter().map(Change::key).collect();
-                if has_lost_sessions { device.begin_sessions(&keys) } else { Ok(()) }
+                // The next pass finds peers in the kernel. Each session begins with the first packet of this node then.
+                if has_lost_sessions && let Err(error) = device.begin_sessions(&keys) {
+                    let reason: &dyn std::error::Error = &error;
+                    warn!(error = reason, "cannot begin sessions, packets to this node may be lost for 15 s");
+                }
+                Ok::<_, DeviceError>(())
             })
             .await??;
         }
