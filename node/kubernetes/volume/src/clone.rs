@@ -136,7 +136,8 @@ impl Store {
         // A power cut or a kill between the transactions of an earlier clone leaves a partial image.
         ftruncate(&to, 0).map_err(failed("truncate"))?;
         reflink::clone_file(&from, to).map_err(failed("clone"))?;
-        // A kill before it costs extents, until the next thin snapshot of the source.
+        // A kill before this call leaves the default size until the next thin snapshot of the source: overwrites create
+        // more extents.
         if self.index().has_thin_snapshot(&cloning.source, None) {
             fsquota::set_cow_extent_size(from, COW_EXTENT).map_err(ActError::CowExtentSize)?;
         }
@@ -162,16 +163,17 @@ impl Store {
         Ok(self.quotas.set_limits(record.project, limits)?)
     }
 
-    /// Of a source whose clone or snapshot shares nothing any more.
+    /// Lowers the limit of a source and resets its allocation size, after a clone or snapshot of it shares nothing any
+    /// more.
     pub(crate) fn settle_source(&self, source: &VolumeId) {
         let _guard = self.locks.blocking_lock(source);
         self.lower_limit(source);
         self.settle_allocations(source, None);
     }
 
-    /// Lowers the limit of a source, which is locked, after a clone or a thin snapshot has ended. A failure is logged: the next start
-    /// sets all limits again. Until then, the image bounds what a block volume can use, and [`Store::changed_limits`] shows the limits
-    /// of a filesystem volume.
+    /// Lowers the limit of a locked source after a clone or a thin snapshot of it has ended. A failure is logged: the
+    /// next start sets all limits again. Until then, the size of the image limits a block volume, and
+    /// [`Store::changed_limits`] reports the limits of a filesystem volume.
     pub(crate) fn lower_limit(&self, source: &VolumeId) {
         if let Err(error) = self.limit_source(source) {
             let reason: &dyn std::error::Error = &error;
@@ -179,8 +181,8 @@ impl Store {
         }
     }
 
-    /// Sets the size of allocations of a source, which is locked, if it has an image: while a thin snapshot other than `ended` shares
-    /// the image, XFS allocates more at once for writes to it. A failure is logged.
+    /// Sets the allocation size of a locked source that has an image: XFS allocates more at once for writes to the
+    /// image while a thin snapshot other than `ended` shares it. A failure is logged.
     pub(crate) fn settle_allocations(&self, source: &VolumeId, ended: Option<&VolumeId>) {
         let (is_block, size) = {
             let index = self.index();

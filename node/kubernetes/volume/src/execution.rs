@@ -193,7 +193,8 @@ impl<'a> Execution<'a> {
                     self.store.release_headroom(cloning)?;
                 }
                 let _guard = cloning.map(|cloning| self.store.locks.blocking_lock(&cloning.source));
-                // Only this record names the source to a later call. The limit of the source is set by the next start, too.
+                // Only this record names the source to a later call, so the allocation size is reset before the record
+                // is removed. The next start also sets the limit of the source.
                 if let Some(cloning) = cloning {
                     self.store.settle_allocations(&cloning.source, Some(id));
                 }
@@ -341,7 +342,8 @@ impl<'a> Execution<'a> {
         // All inodes of the disk are read once, and again only after this number has changed.
         let is_carried = || self.store.quotas.is_carried(project).map_err(ActError::Quota);
         if scanned != Some(used.inodes) && is_carried()? {
-            // The directory to which an administrator assigned the ID keeps it, with the limits: no volume gets it again.
+            // The directory to which an administrator assigned the ID keeps the ID and the limits. No volume gets this
+            // ID again.
             self.store.quotas.set_limits(project, record.limits())?;
             warn!(volume = %self.id, %project, %used.inodes, %used.bytes, "project is in use elsewhere; its quota stays");
             return Ok(());

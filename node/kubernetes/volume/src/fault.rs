@@ -71,8 +71,8 @@ impl Store {
         Ok(found)
     }
 
-    /// The faults that [`Volumes::faults`](crate::Volumes::faults) found last, which the CSI plugin and the provisioner call once
-    /// a minute.
+    /// Faults that the last call of [`Volumes::faults`](crate::Volumes::faults) found. The CSI plugin and the
+    /// provisioner call it once a minute.
     pub fn last_faults(&self) -> Vec<DiskFault> {
         self.last_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -66,7 +66,8 @@ impl Files {
         self.pending.remove_file(id.name())
     }
 
-    /// All records, without the temporary files of interrupted runs. A directory or an unreadable file is an unreadable record.
+    /// All records, without the temporary files of interrupted runs. A directory or an unreadable file is an unreadable
+    /// record.
     pub(crate) fn load(&self) -> Result<Found, dir::Error> {
         let mut found = Found::new();
         for state in [State::Staged, State::Announced] {

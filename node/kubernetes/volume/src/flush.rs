@@ -1,7 +1,8 @@
-//! Pauses while a copy of files waits until its source fits its size: between the flushes of the source, and between the passes
-//! over the copy, which flush too. Pure.
+//! Pauses while a copy of files waits until its source fits its size: between the flushes of the source, and between
+//! the passes over the copy, which flush too. Pure.
 //!
-//! A flush (`syncfs`) writes the data of all volumes, and the tenant of the source decides for how long it exceeds its size.
+//! A flush (`syncfs`) writes the data of all volumes, and the tenant of the source decides for how long it exceeds its
+//! size.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Limits of a volume's I/O: the parameters of a VolumeAttributesClass, for claims and for CSI's Controller service. Pure.
+//! Limits of a volume's I/O: the parameters of a VolumeAttributesClass, for claims and for CSI's Controller service.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;

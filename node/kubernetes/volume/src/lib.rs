@@ -12,8 +12,8 @@
 //! | `trash/ID` | the directory of a volume during its removal |
 //!
 //! A block volume's directory contains a file `image`, the bytes of its disk. A pure plan computes the remaining steps;
-//! [`Store`] reads the state and executes the steps. The limits are project quotas of XFS, so the data disk is mounted with
-//! `prjquota`.
+//! [`Store`] reads the state and executes the steps. The limits are project quotas of XFS, so the data disk is mounted
+//! with `prjquota`.
 //!
 //! The store never adopts, empties or deletes an entry without a readable record.
 //!

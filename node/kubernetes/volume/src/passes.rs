@@ -33,8 +33,8 @@ impl<T: PartialEq> Taken<T> {
     }
 }
 
-/// Pauses before the passes over a copy that waits for its source ([`Copying::Waits`]). Each is twice as long as the one
-/// before it, up to a limit.
+/// Pauses before the passes over a copy that waits for its source ([`Copying::Waits`]). Each is twice as long as the
+/// one before it, up to a limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SourcePauses(Option<Duration>);
 
@@ -50,9 +50,9 @@ impl SourcePauses {
     }
 }
 
-/// Counts the idle passes of a removal: those that free fewer than 20 inodes ([`Error::is_shrinking`]). Only the removal of
-/// the last name of a file frees its inode, and a tenant can give a file any number of names. If other processes add names,
-/// a removal ends its idle passes with a pause, or an error.
+/// Counts the idle passes of a removal: those that free fewer than 20 inodes ([`Error::is_shrinking`]). Only the
+/// removal of the last name of a file frees its inode, and a tenant can give a file any number of names. If other
+/// processes add names, a removal ends its idle passes with a pause, or an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdlePasses(u32);
 

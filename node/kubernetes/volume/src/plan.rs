@@ -266,8 +266,8 @@ pub fn discard(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
 /// Removes a volume without a PV, in any state. A directory with its name and another project stays.
 ///
 /// # Errors
-/// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the directory has
-/// the content that a volume had before its rollback.
+/// [`VolumeRefusal::Foreign`]: the entry in staging or in the trash is unmanaged. [`VolumeRefusal::RollingBack`]: the
+/// directory has the content that a volume had before its rollback.
 pub fn undo(seen: &DiskState) -> Result<Vec<Step>, VolumeRefusal> {
     use Step::{ClearLimits, RemoveData, RemoveRecord, RemoveStaging, Trash};
 

@@ -34,8 +34,8 @@ pub enum Owner {
     /// The provisioner. It removes the volume when no claim and no PV need it.
     #[default]
     Provisioner,
-    /// The CSI Controller service. Only its client removes the volume, whose [`Claim::uid`] is the name that the client gave
-    /// it. The namespace of the claim is empty if the client did not send it.
+    /// The CSI Controller service. Only its client removes the volume, whose [`Claim::uid`] is the name that the client
+    /// gave it. The namespace of the claim is empty if the client did not send it.
     Controller {
         /// Volume whose content the new one began with. A request with the same name and another source is a conflict.
         source: Option<VolumeId>,

@@ -19,7 +19,8 @@ pub trait IoThrottle: fmt::Debug + Send + Sync {
     /// Fails if this node cannot limit I/O.
     fn check(&self) -> Result<(), Box<dyn StdError + Send + Sync>>;
 
-    /// Limits the I/O of all pods that have the volume now, together. Idempotent. A publish reads the limits of the record.
+    /// Limits the I/O of all pods that have the volume now, together. Idempotent. A publish reads the limits of the
+    /// record.
     fn apply(&self, id: &VolumeId, limits: IoLimits) -> Result<(), Box<dyn StdError + Send + Sync>>;
 }
 

@@ -112,7 +112,8 @@ fn a_deleted_file_that_stays_open_costs_one_look_at_all_inodes() {
     node.store.discard(&id).unwrap();
 }
 
-/// Regression: the copy of a snapshot used the disk without a rest, at the expense of pods. A claim waits for its clone.
+/// Regression: the copy of a snapshot used the disk without rests, at the expense of pods. The copy of a clone does not
+/// rest, because a claim waits for it.
 #[test]
 fn the_copy_of_a_snapshot_rests_and_that_of_a_clone_does_not() {
     const PIECES: usize = 3;

@@ -15,7 +15,7 @@ use crate::rollback::{claim, snapshot_of};
 use crate::sys::cow_extent_size;
 use crate::trees::FILES;
 
-/// In emulation, all steps of each case take minutes.
+/// Each `stride`th step of a case: all steps of each case take minutes in emulation.
 const fn each(stride: usize) -> Steps {
     Steps { first: 0, stride }
 }
@@ -29,13 +29,14 @@ fn restored_of(request: &Request) -> Request {
     Request { source: Some(snapshot_of(request)), ..sized(&name, request.mode, request.size) }
 }
 
-/// The content of a live volume or snapshot.
+/// Path of the content of a live volume or snapshot.
 fn path(store: &Store, request: &Request, volume: &VolumeId) -> String {
     let (live, name) = (store.file_system().as_raw_fd(), if request.mode.is_block() { "image" } else { "file" });
     format!("/proc/self/fd/{live}/{volume}/{name}")
 }
 
-/// All of an image. Of files a quarter of the size, because the limit has no space for a copy of all of it.
+/// Overwrites an image as a whole. Writes a quarter of the size to a file, because the limit has no space for a copy of
+/// the whole size.
 fn write(store: &Store, request: &Request, byte: u8) {
     let length = request.size.get() as usize / if request.mode.is_block() { 1 } else { 4 };
     let path = path(store, request, &source_of(request));
@@ -67,7 +68,7 @@ fn with_snapshot(store: &Store, request: &Request) {
     write(store, request, 2);
 }
 
-/// One call makes it ready.
+/// Takes the thin snapshot, which is ready after one call.
 fn taken(store: &Store, request: &Request) {
     let want = snapshot_request(claim(), source_of(request));
     let want = SnapshotRequest { sharing: Sharing::Permanent, ..want };
@@ -76,7 +77,7 @@ fn taken(store: &Store, request: &Request) {
     assert_eq!(store.space().unwrap().reserved, request.reserved());
 }
 
-/// The source has its own limit, and its writes allocate as before the snapshot.
+/// Removes the thin snapshot. Afterwards, the source has its own limit, and its writes allocate as before the snapshot.
 fn removed(store: &Store, request: &Request) {
     let snapshot = snapshot_of(request);
     store.remove_snapshot(&snapshot).unwrap();
@@ -96,7 +97,7 @@ fn finished(store: &Store, request: &Request) {
     taken(store, request);
     let content = || byte(store, request, &snapshot_of(request));
     let instant = content();
-    // Before or after the kill.
+    // The content of the instant before or after the kill.
     assert!(instant.is_some_and(|byte| [1, 2].contains(&byte)), "{instant:?}");
     write(store, request, 3);
     assert_eq!(content(), instant);

@@ -194,8 +194,8 @@ fn a_group_whose_run_ended_before_the_thaw_is_taken_again() {
     drop(images);
 }
 
-/// Regression: a member was ready before the disk had no space for the blocks of the next one, which was undone. The group failed
-/// for ever, because a second instant would replace the member that was ready.
+/// Regression: one member was ready when the disk had no space for the blocks of the next one, which was undone. The
+/// group failed forever, because a second instant would replace the member that was ready.
 #[test]
 fn a_group_with_a_member_that_does_not_fit_is_taken_again() {
     const WRITTEN: usize = 8 << 20;

@@ -42,8 +42,8 @@ fn change(inode: impl AsFd, change: impl FnOnce(&mut FsXattr)) -> Result<(), Err
     // pointer and keeps nothing; every bit pattern of it is valid.
     unsafe { fs_ioc_fsgetxattr(inode.as_raw_fd(), &raw mut attributes) }?;
     change(&mut attributes);
-    // SAFETY: `inode` is open during the call, in which the kernel reads one `struct fsxattr` from the pointer; it keeps
-    // nothing.
+    // SAFETY: `inode` is open during the call, in which the kernel reads one `struct fsxattr` from the pointer; it
+    // keeps nothing.
     unsafe { fs_ioc_fssetxattr(inode.as_raw_fd(), &raw const attributes) }?;
     Ok(())
 }
