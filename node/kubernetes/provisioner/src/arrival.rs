@@ -18,7 +18,8 @@ use volume::{DRIVER_NAME, PROVISIONED_BY};
 
 use crate::claim::plan;
 
-/// Nodes, snapshots, classes and IDs: the API server rejects longer names of objects.
+/// Maximum length of the names in annotations: of nodes, snapshots and classes, and of IDs. The API server rejects
+/// objects with longer names.
 const VALUE_LEN: usize = 253;
 
 /// Drops an object that is not to be kept. If it was kept before, it is deleted from the copies.
@@ -88,8 +89,8 @@ pub(crate) fn trim_capacity(capacity: &mut CSIStorageCapacity) {
     capacity.metadata.managed_fields = None;
 }
 
-/// Also keeps all annotations in the driver's domain. Users write up to 256 KiB into those of a claim, which are parts of back-off
-/// keys and errors.
+/// Removes unused metadata. Keeps these annotations and those in the domain of the driver, with values that are cut:
+/// users may write up to 256 KiB into the annotations of a claim, and the values are parts of back-off keys and errors.
 fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
     metadata.managed_fields = None;
     metadata.labels = None;
@@ -103,7 +104,7 @@ fn trim_metadata(metadata: &mut ObjectMeta, annotations: &[&str]) {
     metadata.annotations = kept.filter(|kept: &BTreeMap<_, _>| !kept.is_empty());
 }
 
-/// Leaves a value that is too long for a name, too: a shorter one could name another object.
+/// Cuts a value to one byte more than the longest name: a valid name could be that of another object.
 fn cut(value: &mut String) {
     value.truncate(value.ceil_char_boundary(VALUE_LEN + 1));
     value.shrink_to_fit();

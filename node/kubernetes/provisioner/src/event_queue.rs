@@ -30,9 +30,10 @@ const POSTPONED: usize = CAPACITY / 2;
 /// claim during a longer burst gets its event after this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Events of each namespace, without events of success, which the reported work limits: this many at once, then one in each
-/// interval, as the API server's `EventRateLimit` allows other components. That plugin does not limit events of the group
-/// `events.k8s.io`, and the recorder keeps each series for minutes.
+/// Rate limit of the events of a namespace: this many at once, then one in each interval, like the limit of the API
+/// server's `EventRateLimit` for other components. That plugin does not limit events of the group `events.k8s.io`, and
+/// the recorder keeps each series for minutes. Events of success do not count, because the reported work limits their
+/// number.
 const AT_ONCE: u32 = 2000;
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -49,7 +50,7 @@ pub(crate) struct QueuedEvent {
     pub(crate) due: Instant,
 }
 
-/// When each namespace may have all events at once again. Others may have them now.
+/// Time at which each namespace may have all events at once again. A namespace without an entry may have them now.
 #[derive(Debug, Default)]
 struct Rates(BTreeMap<String, Instant>);
 
@@ -78,8 +79,8 @@ impl EventQueue {
         Self { metrics, ..Self::default() }
     }
 
-    /// Drops the event if its namespace has too many. If the queue is full, drops an older event of the same series, or else the
-    /// oldest one.
+    /// Drops the event if its namespace has too many. If the queue is full, drops an older event of the same series, or
+    /// else the oldest one.
     pub(crate) fn add(&self, event: QueuedEvent) {
         let now = Instant::now();
         if let Some(namespace) = &event.regarding.namespace
@@ -158,7 +159,7 @@ impl Drop for PendingWrite<'_> {
 }
 
 impl Rates {
-    /// Counts the event, if the namespace may have it.
+    /// Returns whether the namespace may have the event, and counts it then.
     fn may_have_event(&mut self, namespace: &str, now: Instant) -> bool {
         self.0.retain(|_, full| *full > now);
         let full = self.0.get(namespace).copied().unwrap_or(now) + INTERVAL;
@@ -355,7 +356,7 @@ mod tests {
         let sent = (0..all).filter(|note| is_sent(*note, Some("shop"))).count();
         assert!(sent >= all / 2 && sent < all, "{sent}");
         assert_eq!(usize::try_from(metrics.events_dropped()).unwrap(), all - sent);
-        // Those of the Node, and of another namespace.
+        // Events of the Node and of another namespace are not limited by this namespace.
         assert!(is_sent(all, None) && is_sent(all, Some("other")));
     }
 

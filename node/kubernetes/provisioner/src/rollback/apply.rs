@@ -122,8 +122,9 @@ impl Provisioner {
             self.cancel(claim, &kept, begun.as_ref()).await?;
             return Ok(Outcome::Complete);
         }
-        // A user may have written the ID, for which no pass has begun a rollback. The turn has the lock of the source, which an
-        // earlier rollback may have kept.
+        // An earlier rollback may be open even if the claim has an ID, because a user may have written this ID. The
+        // earlier rollback ends before the turn, which has the lock of the source: the source may be the kept snapshot
+        // of the earlier rollback.
         if begun.is_none() && self.end_earlier(id).await? == Outcome::Occupied {
             return Ok(Outcome::Occupied);
         }
@@ -189,8 +190,8 @@ impl Provisioner {
         Ok(Outcome::Complete)
     }
 
-    /// Ends the rollbacks of the volume that a new one replaces: their former contents may have no VolumeSnapshots yet, whose number
-    /// a quota limits, and their copies reserve space until a sweep.
+    /// Ends the rollbacks of the volume that a new one replaces: their former contents may have no VolumeSnapshots yet,
+    /// whose number a quota limits, and their copies reserve space until a sweep.
     async fn end_earlier(&self, id: &VolumeId) -> Result<Outcome, Error> {
         let records = self.on_disk(|store| store.records()).await??.readable;
         let is_earlier = |record: &Record| record.rollback().is_some_and(|rollback| rollback.volume == *id);

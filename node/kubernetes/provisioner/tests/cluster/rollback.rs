@@ -310,9 +310,9 @@ pub async fn rollbacks_do_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<()
     fixture.end().await
 }
 
-/// The owner of a claim writes the node's annotation, with an ID of which no rollback has begun.
-/// Regression: the node did not end the earlier rollback then. Each ID kept one more copy until a sweep, or one more former content
-/// without a VolumeSnapshot, which no quota limits.
+/// The owner of a claim writes the node's annotation, with an ID for which no rollback has begun. Regression: the node
+/// did not end the earlier rollback. Each ID kept one more copy until a sweep, or one more former content without a
+/// VolumeSnapshot, which no quota limits.
 pub async fn an_id_that_a_user_writes_does_not_bypass_a_quota(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-written").await?;
     let earlier = fixture.begin_to_copy().await?;
@@ -340,8 +340,8 @@ pub async fn an_id_that_a_user_writes_does_not_bypass_a_quota(cluster: Arc<Clust
     fixture.end().await
 }
 
-/// Regression: the node took a snapshot that another user had created for the one of the former content. That content had no
-/// VolumeSnapshot then, and stayed on the disk when the user deleted "the kept snapshot".
+/// Regression: the node accepted a VolumeSnapshot of another user as the one of the former content. That content had no
+/// VolumeSnapshot then, and stayed on the disk when the user deleted the supposed kept snapshot.
 pub async fn a_snapshot_of_the_kept_name_delays_the_end_of_a_rollback(cluster: Arc<Cluster>) -> Result<(), Failure> {
     let mut fixture = Fixture::new(&cluster, "rollback-name").await?;
     let (kept, claim) = fixture.end_within_the_copy().await?;
