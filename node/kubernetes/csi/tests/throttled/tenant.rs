@@ -12,8 +12,8 @@ use nix::libc;
 
 use super::sys::Mapping;
 
-/// Duration of a measurement. The kernel counts in tenths of a second and allows the share of one at once: 3 % of this
-/// time.
+/// Duration of a measurement. The kernel throttles in slices of a tenth of a second, and admits the I/O of one slice at
+/// once: 3 % of this time.
 const WINDOW: Duration = Duration::from_secs(3);
 
 const CGROUP: &str = "TENANT_CGROUP";
