@@ -227,8 +227,8 @@ impl ServerName {
     }
 }
 
-/// The attributes (RFC 2986, 4.1) of a request with these names: none, or an extension request (RFC 2985, 5.4.2) with the
-/// alternative names (RFC 5280, 4.2.1.6).
+/// The attributes (RFC 2986, 4.1) of a request with these names: none, or an extension request (RFC 2985, 5.4.2) with
+/// the alternative names (RFC 5280, 4.2.1.6).
 fn attributes(names: &[ServerName]) -> Vec<u8> {
     const EXTENSION_REQUEST: &[u8] = &[0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x09, 0x0e];
     const ALTERNATIVE_NAMES: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];

@@ -1,6 +1,6 @@
-//! Creates and repairs the cluster objects of Granary's storage: the CSI driver object, the default storage class, roles
-//! of nodes and of the API server, the FlowSchema of nodes, and admission policies that restrict nodes to their own
-//! objects and deny writes of [removed nodes](REMOVED_NODES).
+//! Creates and repairs the cluster objects of Granary's storage: the CSI driver object, the default storage class,
+//! roles of nodes and of the API server, the FlowSchema of nodes, and admission policies that restrict nodes to their
+//! own objects and deny writes of [removed nodes](REMOVED_NODES).
 //!
 //! A release ignores objects of a newer one: each object has the [`REVISION`] of its set.
 //!

@@ -164,8 +164,8 @@ fn kubelets() -> Object {
     granted("granary:kubelets", "system:kubelet-api-admin", ("User", API_SERVER_USER))
 }
 
-/// Gives requests of the nodes' storage, CoreDNS and kube-proxy the priority level of kubelets. Requests of administrators and the
-/// reconciler are exempt.
+/// Gives requests of the nodes' storage, CoreDNS and kube-proxy the priority level of kubelets. Requests of
+/// administrators and the reconciler are exempt.
 fn flows() -> Object {
     let name = "granary-nodes";
     Object {

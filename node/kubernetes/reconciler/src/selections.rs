@@ -43,7 +43,7 @@ struct Waiting {
     size: Bytes,
     selected: Option<Selected>,
     rejected: BTreeMap<String, Instant>,
-    /// Time since when no node can get the claim.
+    /// Time of the first selection that found no node, if no node was selected since.
     obstructed: Option<Instant>,
     reported: Option<Instant>,
     /// Time of the last event about another node.
