@@ -128,8 +128,8 @@ pub struct Place {
     /// Users of the file system of the directory.
     #[arg(long, value_enum, default_value_t = Users::Own)]
     pub file_system: Users,
-    /// Space that is kept free in addition to the space of other programs: a size (20Gi), or a part of the file system (10%).
-    /// Default: 2% of an own file system, 20% of a shared one.
+    /// Space that is kept free in addition to the space of other programs: a size (20Gi), or a part of the file system
+    /// (10%). Default: 2% of an own file system, 20% of a shared one.
     #[arg(long)]
     pub reserve: Option<Reserve>,
     /// Sum of the sizes of all volumes, as a factor of the size of the file system.

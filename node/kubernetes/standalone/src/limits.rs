@@ -182,8 +182,8 @@ fn failed<E: Into<BoxError>>(what: &'static str, path: &Path) -> impl FnOnce(E) 
     move |source| LimitsError::Path { what, path, source: source.into() }
 }
 
-/// The cgroup of all pods above the cgroup of one pod: `kubepods` (cgroup driver `cgroupfs`), `kubepods.slice` (`systemd`), or
-/// `kubelet-kubepods.slice` (`systemd` with `--cgroup-root=/kubelet`).
+/// The cgroup of all pods above the cgroup of one pod: `kubepods` (cgroup driver `cgroupfs`), `kubepods.slice`
+/// (`systemd`), or `kubelet-kubepods.slice` (`systemd` with `--cgroup-root=/kubelet`).
 fn pods_of(own: &Path) -> Option<&Path> {
     let is_pods = |path: &&Path| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
