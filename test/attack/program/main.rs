@@ -1,6 +1,6 @@
 //! Runs attacks in a pod: `program VOLUME LIMIT DEVICE LAYER MODULE MARK FOREIGN TURNS` writes MARK to the device, runs
-//! all attacks of its user, prints `attacks: done`, and then acts as a tenant for TURNS turns of half a second, searching
-//! its device for FOREIGN. MODULE is an unsigned kernel module, which attacks load.
+//! all attacks of its user, prints `attacks: done`, and then acts as a tenant for TURNS turns of half a second,
+//! searching its device for FOREIGN. MODULE is an unsigned kernel module, which attacks load.
 #![no_std]
 #![no_main]
 #![deny(unsafe_code)]

@@ -27,8 +27,8 @@ impl Arguments {
         if at >= self.count {
             return None;
         }
-        // SAFETY: the kernel put `count` pointers on the stack of the first thread, each to a string that ends with 0 and
-        // stays as long as the process. Nothing writes to them.
+        // SAFETY: the kernel put `count` pointers on the stack of the first thread, each to a string that ends with 0
+        // and stays as long as the process. Nothing writes to them.
         Some(unsafe { CStr::from_ptr(*self.words.add(at)) })
     }
 }

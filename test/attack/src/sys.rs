@@ -118,8 +118,8 @@ pub(crate) enum Argument<'a> {
 /// Makes a system call.
 ///
 /// # Safety
-/// Each argument that the kernel takes for a pointer points to memory that the kernel may access in this way, for as long
-/// as it does.
+/// Each argument that the kernel takes for a pointer points to memory that the kernel may access in this way, for as
+/// long as it does.
 unsafe fn call(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
     let value: usize;
     let [first, second, third, fourth, fifth, sixth] = arguments;
@@ -149,8 +149,8 @@ unsafe fn call(number: usize, arguments: [usize; 6]) -> Result<usize, Errno> {
 unsafe fn compat_call(number: u32, arguments: [u32; 4]) -> Result<usize, Errno> {
     let value: u32;
     let [first, second, third, fourth] = arguments;
-    // SAFETY: the first argument belongs into rbx, which is LLVM's: it is exchanged and restored. `int 0x80` changes eax and
-    // may clear r8 to r11; memory by this function's contract.
+    // SAFETY: the first argument belongs into rbx, which is LLVM's: it is exchanged and restored. `int 0x80` changes
+    // eax and may clear r8 to r11; memory by this function's contract.
     unsafe {
         asm!(
             "xchg {first:r}, rbx",
@@ -208,7 +208,8 @@ impl Page {
         let arguments = [0, PAGE, 1 | 2, 0x02 | 0x20 | 0x40, usize::MAX, 0];
         // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
         let address = unsafe { call(number::MMAP, arguments) }?;
-        // SAFETY: the mapping has this size, is readable, writable and zero, nothing else refers to it, and nothing unmaps it.
+        // SAFETY: the mapping has this size, is readable, writable and zero, nothing else refers to it, and nothing
+        // unmaps it.
         Ok(Self(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(address), PAGE) }))
     }
 
@@ -254,8 +255,8 @@ pub(crate) fn ioctl(way: Way, file: File, command: u32, argument: Argument<'_>) 
     };
     let high = if way == Way::HighBits { HIGH_BITS } else { 0 };
     match way {
-        // SAFETY: the kernel accesses at most 304 bytes at the argument, and keeps no pointer. It is the start of a page
-        // that is borrowed until the call returns, or a number of a command that takes none.
+        // SAFETY: the kernel accesses at most 304 bytes at the argument, and keeps no pointer. It is the start of a
+        // page that is borrowed until the call returns, or a number of a command that takes none.
         Way::Native | Way::HighBits => unsafe {
             call(number::IOCTL, [file.argument(), high | command as usize, value, 0, 0, 0])
         },
@@ -278,8 +279,9 @@ pub(crate) fn quotactl(
     let (path, low) = offset.map_or((0, 0), |at| (page.address() + at, page.low_address() + (PAGE / 2) as u32));
     let high = if way == Way::HighBits { HIGH_BITS } else { 0 };
     match way {
-        // SAFETY: the kernel reads a path that ends with 0 in the second half of the page and accesses at most 160 bytes
-        // (`struct fs_quota_statv`) at its start. It keeps no pointer, and the page is borrowed until the call returns.
+        // SAFETY: the kernel reads a path that ends with 0 in the second half of the page and accesses at most 160
+        // bytes (`struct fs_quota_statv`) at its start. It keeps no pointer, and the page is borrowed until the call
+        // returns.
         Way::Native | Way::HighBits => unsafe {
             call(number::QUOTACTL, [high | command as usize, path, id as usize, page.address(), 0, 0])
         },
@@ -321,8 +323,8 @@ pub(crate) fn has_capability(page: &mut Page, capability: u32) -> Result<bool, E
     const SETS: usize = 8;
     page.clear();
     page.put_u32(0, VERSION);
-    // SAFETY: the kernel reads and writes a header of 8 bytes at the start of the page, writes two records of 12 bytes after
-    // it, and keeps no pointer.
+    // SAFETY: the kernel reads and writes a header of 8 bytes at the start of the page, writes two records of 12 bytes
+    // after it, and keeps no pointer.
     unsafe { call(number::CAPGET, [page.address(), page.address() + SETS, 0, 0, 0, 0]) }?;
     // The first word of the first record is the effective set.
     Ok((page.get_u32(SETS) >> capability) & 1 == 1)
@@ -370,8 +372,8 @@ pub(crate) fn load_kernel(page: &mut Page, to: u64) -> Result<(), Errno> {
         page.put(8 * at, &word.to_ne_bytes());
     }
     let to = usize::try_from(to).unwrap_or_default();
-    // SAFETY: the kernel reads one segment at the start of the page, copies its content, which is the page, and keeps no
-    // pointer. It starts the copy when reboot(2) demands it, which no function of this crate calls.
+    // SAFETY: the kernel reads one segment at the start of the page, copies its content, which is the page, and keeps
+    // no pointer. It starts the copy when reboot(2) demands it, which no function of this crate calls.
     unsafe { call(number::KEXEC_LOAD, [to, 1, page.address(), 0, 0, 0]) }.map(drop)
 }
 

@@ -28,8 +28,8 @@ pub fn link(cgroup: &File) -> OwnedFd {
 
 /// bpf(2) for a command that returns a descriptor.
 fn bpf(command: u32, attributes: &[u64]) -> Result<OwnedFd, Errno> {
-    // SAFETY: the kernel reads the attributes, and what they point to: two instructions and a string that ends with 0, which
-    // the caller keeps until the call returns.
+    // SAFETY: the kernel reads the attributes, and what they point to: two instructions and a string that ends with 0,
+    // which the caller keeps until the call returns.
     let made = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_ptr(), size_of_val(attributes)) };
     let number = Errno::result(made)?;
     // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
