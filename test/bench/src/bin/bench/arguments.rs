@@ -39,7 +39,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// System calls and flushes of project quotas, durable files and loop devices, and the time of a snapshot beside a copy.
+    /// System calls and flushes of project quotas, durable files and loop devices, and the time of a snapshot beside a
+    /// copy.
     Storage {
         /// Number of runs; each run measures everything.
         #[arg(long, default_value = "5")]
