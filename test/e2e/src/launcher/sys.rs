@@ -20,6 +20,7 @@ pub(crate) fn own_terminal(command: &mut Command) {
         unsafe { tiocsctty(libc::STDIN_FILENO, 0) }?;
         Ok(())
     };
-    // SAFETY: between fork and exec the child makes only these two system calls: no memory is allocated and no lock taken.
+    // SAFETY: between fork and exec the child makes only these two system calls: no memory is allocated and no lock
+    // taken.
     unsafe { command.pre_exec(begin) };
 }

@@ -21,7 +21,7 @@ pub async fn sub_path(pod: &Server) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The node's mount forbids execution; the container's mount permits it.
+/// The mount of the volume does not have `noexec`, so that containers can execute programs on it.
 pub async fn executes(pod: &Server) -> Result<(), Failure> {
     assert_eq!(pod.execute(Pod::PATH).await?, Executed { status: Some(0), errno: None });
     Ok(())
