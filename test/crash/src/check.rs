@@ -1,4 +1,4 @@
-//! Compares what is on the disk with what can be there.
+//! Compares the content of the disk with the states that the model allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -14,7 +14,8 @@ use crate::node::called;
 use crate::operation::{Number, Shape};
 use crate::violation::Violation;
 
-/// Each rollback that is under way has come to the exchange, or not.
+/// Replaces the expected state of each rollback that is under way by the state after the exchange, if the disk has that
+/// state.
 pub(crate) fn exchanged(
     facts: &Facts,
     expected: &BTreeMap<Number, Expected>,
@@ -30,8 +31,8 @@ pub(crate) fn exchanged(
     expected.iter().map(one).collect()
 }
 
-/// The project of each volume, by its name. Until both records are written, those of an exchange have the former ones; the
-/// next start writes them.
+/// Projects of the volumes, by name. After the exchange of a rollback, both records have the former projects until they
+/// are written: the result has the projects that the next start writes.
 fn projects(facts: &Facts) -> Result<BTreeMap<String, ProjectId>, Violation> {
     let mut projects = BTreeMap::new();
     let mut half = Vec::new();
@@ -48,7 +49,7 @@ fn projects(facts: &Facts) -> Result<BTreeMap<String, ProjectId>, Violation> {
     Ok(projects)
 }
 
-/// Everything that must hold at each moment.
+/// Checks all invariants that hold at each moment.
 pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let expected: BTreeMap<String, (Number, &Expected)> =
         expected.iter().map(|(number, expected)| (number.to_string(), (*number, expected))).collect();
@@ -78,7 +79,8 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     }
     let copies = expected.values().filter_map(|(number, expected)| Some([*number, expected.sharing?.source]));
     let sharing: BTreeSet<Number> = copies.flatten().collect();
-    // A thin snapshot of a volume that was rolled back shares its blocks with the kept one, which has no source.
+    // After a rollback, the thin snapshots of the volume share their blocks with the kept snapshot, which has no
+    // source.
     let is_kept = |body: &Body| body.is_snapshot && body.origin.is_none();
     let may_share = |name: &String| {
         expected.get(name).is_some_and(|(number, expected)| {
@@ -94,9 +96,10 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     expected.iter().try_for_each(|(name, (number, of_volume))| {
         let copies = expected.iter().filter_map(|(copy, (_, expected))| Some((copy, expected.sharing?)));
         let copies = copies.filter(|(_, origin)| origin.source == *number);
-        // After a rollback, the volume does not share the blocks of a thin snapshot.
+        // After a rollback, the volume shares no blocks with its thin snapshots.
         let is_shared = facts.volumes.get(name).is_some_and(shared);
-        // The limit is raised before blocks are shared, and lowered when none is.
+        // The limit is raised before blocks are shared, and lowered after no block is shared. In between, it may have
+        // either value.
         let headrooms = copies.fold(vec![Bytes::ZERO], |sums, (copy, Origin { headroom, .. })| {
             let raised = sums.iter().map(|sum| sum.saturating_add(headroom));
             let needed = is_shared && facts.volumes.get(copy).is_some_and(shared);
@@ -109,7 +112,7 @@ pub(crate) fn facts(facts: &Facts, expected: &BTreeMap<Number, Expected>) -> Res
     })
 }
 
-/// The members of a group have one time.
+/// Checks that both members of a group have the same instant.
 fn of_one_instant(volume: Number, expected: &Expected, facts: &Facts) -> Result<(), Violation> {
     let other = expected.body.as_ref().and_then(|body| body.together).filter(|_| !expected.is_begun);
     let Some(other) = other else { return Ok(()) };
@@ -124,7 +127,7 @@ fn of_one_instant(volume: Number, expected: &Expected, facts: &Facts) -> Result<
     }
 }
 
-/// By one of `headrooms`, the limit of the volume is higher than that of its size.
+/// Checks one volume. Its limit is that of its size, raised by one of `headrooms`.
 fn one(
     volume: Number,
     expected: &Expected,
@@ -159,7 +162,7 @@ fn one(
         size("image", image.as_ref().map(|image| Size { bytes: image.length, inodes: IMAGE_INODES }))?;
         needed = image.as_ref().map_or(needed, |image| needed.max(image.length));
     }
-    // They are raised before the image and the record, and the log has them in this order.
+    // Limits are raised before the image and the record, and the log has these changes in this order.
     let sizes = expected.sizes.iter().filter(|size| size.bytes >= needed);
     // After an exchange, a project gets the limits of its new use before the record of the volume names it.
     let former = Body { is_snapshot: true, ..body.clone() };
@@ -182,12 +185,12 @@ fn one(
     }
 }
 
-/// A snapshot has the holes of its source.
+/// Whether all blocks of the image must be allocated. A snapshot has the holes of its source.
 fn is_thick(body: &Body) -> bool {
     body.shape == Shape::Thick && !body.is_snapshot
 }
 
-/// The ledger reserves what the volumes have, and no more.
+/// Checks that the ledger reserves the space of the expected volumes, and no more.
 pub(crate) fn ledger(store: &Store, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let found = store.space().map_err(called("ask for the space of", "the disk"))?.reserved;
     let wanted = expected.values().map(Expected::reserved).sum();
@@ -223,7 +226,7 @@ mod tests {
         (Number(number).to_string(), Found { records, directories: vec![(Place::Live, directory)] })
     }
 
-    /// Two volumes as they should be: a directory and a thick image.
+    /// Two volumes in their expected state: a directory and a thick image.
     fn well() -> (Facts, BTreeMap<Number, Expected>) {
         let shapes = [(1, Shape::Filesystem), (2, Shape::Thick)];
         let files = Limits { bytes: Some(SIZE), inodes: Some(Inodes::new(256)) };
@@ -395,7 +398,7 @@ mod tests {
         of(&mut left, "pvc-1").directories[0].1.is_shared = true;
         let violation = facts(&left, &expected).unwrap_err();
         assert!(matches!(&violation, Violation::Shared { name } if name == "pvc-1"), "{violation}");
-        // The content of its source before a rollback.
+        // Volume 1 keeps the content of the source from before a rollback.
         let kept = expected.get_mut(&Number(1)).and_then(|expected| expected.body.as_mut()).expect("a body");
         kept.is_snapshot = true;
         let limits = kept.limits(Size::new(Shape::Filesystem, SIZE));
@@ -424,9 +427,9 @@ mod tests {
         assert!(matches!(violation, Violation::Times { .. }), "{violation}");
     }
 
-    /// A rollback of a directory is under way; the third one is its source.
+    /// A rollback of a directory that is under way: of volume 1 to snapshot 3. Snapshot 2 keeps the former content.
     struct RollingBack {
-        /// The projects of the records and of the directories of the volume and of the kept snapshot.
+        /// Projects in the records, and of the directories, of the volume and of the kept snapshot.
         records: [u32; 2],
         directories: [u32; 2],
         /// The project with the limits of the volume.
@@ -502,7 +505,7 @@ mod tests {
         assert!(matches!(violation, Violation::Project { volume: Number(1), .. }), "{violation}");
     }
 
-    /// An expansion raises the limits first: what is on the disk of the larger volume has them.
+    /// An expansion raises the limits first: if any part of the larger volume is on the disk, so are its limits.
     #[test]
     fn a_grown_volume_with_its_former_limits_is_noticed() {
         let (mut grown, mut expected) = well();

@@ -1,4 +1,4 @@
-//! A history, its log of writes, and cuts of it.
+//! Experiments: a history, the log of its writes, and cuts of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,22 +20,22 @@ use crate::random::Random;
 use crate::reconcile::{next_tenants, reconcile};
 use crate::violation::Violation;
 
-/// Those with thin snapshots are beside them.
+/// Number of operations in a random history, not counting the operations on thin snapshots that are added to it.
 pub const OPERATIONS: usize = 36;
 
-/// Points of one history: enough to pass each of its operations.
+/// Number of points of one history: enough to interrupt each of its operations.
 pub const POINTS: usize = 48;
 
-/// The histories of every run of the tests. Together they do everything to every kind of volume.
+/// Seeds of the histories in each run of the tests. Together, these histories have each action on each kind of volume.
 pub const SEEDS: [u64; 4] = [6_495, 20_404, 13_946, 19_765];
 
-/// The history that is run on a disk that ignores flushes.
+/// Seed of the history that runs on a disk that ignores flushes.
 pub const CONTROL_SEED: u64 = 26;
 
-/// One point of so many loses nothing that was written.
+/// One of this many points is a cut without lost writes.
 const LOSSLESS: usize = 4;
 
-/// So many lossy cuts are drawn for each that is chosen.
+/// Number of random lossy cuts for each one that is chosen.
 const DRAWN: usize = 8;
 
 pub(crate) const OPTIONS: &str = "prjquota";
@@ -43,20 +43,20 @@ pub(crate) const OPTIONS: &str = "prjquota";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushes {
     Kept,
-    /// It ignores them: synced data can be lost. Where XFS itself finds that it is broken, the point is
-    /// passed over: that says nothing of the volumes.
+    /// The disk ignores flushes, so synced data can be lost. Points at which XFS itself detects damage are skipped,
+    /// because they show nothing about the volumes.
     Dropped,
 }
 
 /// The history and the points of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// So many points of a random history.
+    /// Cuts of a random history, as many as `points`.
     Random { seed: u64, points: usize },
-    /// A part of all short sequences of operations, at each write.
+    /// A part of all short sequences of operations, with a cut at each write.
     Sequences { part: usize },
-    /// Sources that are written again while they are copied, at each write since a copy has begun that changes what XFS
-    /// recovers.
+    /// Sources that are overwritten while they are copied. A cut at each write that changes the state that XFS
+    /// recovers, from the begin of the copy on.
     Rewrites,
 }
 
@@ -65,40 +65,40 @@ pub enum Plan {
 pub struct Experiment {
     pub plan: Plan,
     pub flushes: Flushes,
-    /// How long shorter histories are tried after a failure.
+    /// Time limit of the search for shorter histories after a failure.
     pub patience: Duration,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     pub points: usize,
-    /// At so many of them the disk had lost something.
+    /// Number of points at which the disk had lost a write.
     pub lossy: usize,
     pub shown: BTreeSet<Case>,
 }
 
-/// An invariant was broken.
+/// A violated invariant.
 #[derive(Debug)]
 pub struct Failure {
     pub experiment: Experiment,
-    /// The shortest history that was found to fail.
+    /// Shortest history that was found to fail.
     pub history: History,
-    /// The number of operations that it was found with.
+    /// Number of operations of the first history that failed.
     pub operations: usize,
-    /// Where the power failed; `None` if it did not: an operation failed.
+    /// Cut at which a check failed. `None` if an operation failed while the power was on.
     pub cut: Option<String>,
     pub violation: Violation,
 }
 
-/// A violation, and the cut that it was found at.
+/// A violation, and the cut at which it was found.
 struct Finding {
     at: Option<Cut>,
     violation: Violation,
 }
 
 impl Experiment {
-    /// Records the history and looks at every point. Returns what was looked at; `report` gets it after each point, with
-    /// the number of points.
+    /// Records the history and checks each point. Calls `report` after each point, with the coverage so far and the
+    /// number of points.
     pub fn run(&self, report: impl Fn(&Coverage, usize)) -> Result<Coverage, Box<Failure>> {
         let history = match self.plan {
             Plan::Random { seed, .. } => History::from_seed(seed, OPERATIONS),
@@ -114,8 +114,8 @@ impl Experiment {
         })
     }
 
-    /// Greedy: goes on with the first shorter history that fails as well. Operations that had not begun at the cut are left out
-    /// first.
+    /// Searches for a shorter history greedily: continues with the first one that fails, too. The first candidate is
+    /// the history without the operations that had not begun at the cut.
     fn shorten(&self, history: History, finding: Box<Finding>) -> (History, Box<Finding>) {
         let start = Instant::now();
         let (mut history, mut finding) = (history, finding);
@@ -173,7 +173,8 @@ impl Experiment {
         Ok(recorder.finish())
     }
 
-    /// Of a random history, most of them lose some of what was not flushed. Each operation that can be cut is.
+    /// Chooses the cuts. For a random history, a cut for each case is chosen first, and most cuts lose writes that were
+    /// not flushed.
     fn cuts(&self, replay: &Replay, history: &History) -> Vec<Cut> {
         let (seed, points) = match self.plan {
             Plan::Random { seed, points } => (seed, points),
@@ -195,7 +196,7 @@ impl Experiment {
     }
 }
 
-/// The cuts at which a copy that was begun may share blocks.
+/// Keeps the cuts at which a copy may share blocks, after its first call.
 fn while_sharing(mut cuts: Vec<Cut>, history: &History) -> Vec<Cut> {
     cuts.retain(|cut| {
         let expected = model::expected(history, &Progress::from_marks(cut.marks()));
@@ -204,7 +205,7 @@ fn while_sharing(mut cuts: Vec<Cut>, history: &History) -> Vec<Cut> {
     cuts
 }
 
-/// Looks at what a power cut left, as it is.
+/// Checks the disk as the power cut left it.
 pub(crate) fn check_left(root: &Path, expected: &BTreeMap<Number, Expected>) -> Result<(), Violation> {
     let left = Facts::look(root)?;
     let expected = check::exchanged(&left, expected)?;
@@ -212,7 +213,8 @@ pub(crate) fn check_left(root: &Path, expected: &BTreeMap<Number, Expected>) -> 
     data::check(&left, &expected)
 }
 
-/// Looks at what a power cut left, lets the node start, and looks at what that made of it.
+/// Checks the disk as the power cut left it, and after a start of the node with a comparison. Another start and
+/// comparison must change nothing.
 fn check(disk: &Restored<'_>, history: &History) -> Result<(), Violation> {
     let expected = model::expected(history, &Progress::from_marks(disk.cut().marks()));
     let mounted = disk.try_mount(OPTIONS).map_err(Violation::Mount)?;

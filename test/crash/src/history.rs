@@ -1,4 +1,4 @@
-//! Operations in their order. Pure.
+//! Sequences of operations on volumes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,31 +10,31 @@ use crate::operation::{Action, Case, Number, Operation, Shape};
 use crate::random::Random;
 use crate::thin::with_thin_snapshots;
 
-/// Small volumes: each cut reads them as a whole.
+/// Sizes of volumes in MiB. They are small, because the check of each cut reads all volumes.
 const SIZES: [u64; 4] = [1, 2, 3, 4];
 
-/// Volumes that are there at once.
+/// Number of volumes at a time from which on no new one is created.
 const CROWD: usize = 6;
 
-/// Operations that run at once, so that they share forces of the log.
+/// Maximum number of random operations that run at once, so that they share forces of the log.
 pub(crate) const PARALLEL: usize = 3;
 
-/// Operations in rounds. Those of a round are on different volumes, sources included, and run at once; a round waits for
-/// the one before.
+/// Operations in rounds. The operations of a round are on different volumes, including their sources, and run at once.
+/// A round begins when the round before it has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     rounds: Vec<Vec<Operation>>,
 }
 
 impl History {
-    /// These operations, one after the other.
+    /// A history that runs these operations one after the other.
     pub fn sequence(operations: impl IntoIterator<Item = Operation>) -> Self {
         let all = Self { rounds: operations.into_iter().map(|operation| vec![operation]).collect() };
         assert_eq!(all.only(|_, _| true), all, "an operation is not possible where it stands");
         all
     }
 
-    /// Kind and volume of each operation, in the order of their numbers.
+    /// Case of each operation, in the order of their numbers.
     pub fn cases(&self) -> Vec<Case> {
         let (mut shapes, mut thin) = (BTreeMap::new(), BTreeSet::new());
         let case = |Operation { volume, action }: Operation| {
@@ -60,13 +60,13 @@ impl History {
         self.operations().map(case).collect()
     }
 
-    /// A history of `count` operations, and of those with thin snapshots beside them.
+    /// A random history of `count` operations, to which operations on thin snapshots are added.
     pub fn from_seed(seed: u64, count: usize) -> Self {
         let (rounds, mut random) = Self::without_thin_snapshots(seed, count);
         Self { rounds: with_thin_snapshots(rounds, &mut random) }
     }
 
-    /// The other operations of a seed, in rounds.
+    /// Operations of a seed in rounds, without those on thin snapshots, and the generator that continues with these.
     pub(crate) fn without_thin_snapshots(seed: u64, count: usize) -> (Vec<Vec<Operation>>, Random) {
         let mut random = Random::from_seed(seed);
         let mut lives = Lives::new();
@@ -105,7 +105,7 @@ impl History {
         (rounds, random)
     }
 
-    /// The operations with their numbers, which count through all rounds.
+    /// Rounds of operations with their numbers, which increase through all rounds.
     pub fn rounds(&self) -> impl Iterator<Item = Vec<(usize, Operation)>> {
         let mut number = 0;
         self.rounds.iter().map(move |round| {
@@ -120,8 +120,8 @@ impl History {
         self.rounds.iter().flatten().copied()
     }
 
-    /// Shorter histories, the shortest first: without one volume, then without one operation and those that are not
-    /// possible without it.
+    /// Shorter histories, the shortest first: without one volume, then without one operation and the operations that
+    /// are not possible without it.
     pub fn shorter(&self) -> impl Iterator<Item = Self> {
         let volumes: BTreeSet<Number> = self.operations().map(|operation| operation.volume).collect();
         let without_volume =
@@ -131,7 +131,7 @@ impl History {
         without_volume.chain(without_operation)
     }
 
-    /// Without the operations that had not begun.
+    /// The history without the operations that had not begun.
     pub fn begun(&self, begun: &BTreeSet<usize>) -> Self {
         self.only(|number, _| begun.contains(&number))
     }
@@ -156,7 +156,8 @@ fn mebibytes(random: &mut Random) -> Option<Bytes> {
     random.one_of(&SIZES).map(|size| Bytes::new(size << 20))
 }
 
-/// Of a new volume: half of them are copies of one that is there, or keep the content of one before a rollback.
+/// First action on a new volume. Half of the new volumes are copies of an existing one, or keep the content of a volume
+/// before its rollback.
 fn first_action(new: Number, there: &[Number], lives: &Lives, random: &mut Random) -> Option<Action> {
     let source = |number: &Number| match &lives[number] {
         Life::Announced(body) | Life::Snapshot(body) => Some((*number, body)),
@@ -198,7 +199,7 @@ fn next_action(volume: Number, life: &Life, lives: &Lives, random: &mut Random) 
             random.one_of(&[Action::Copy, Action::Copy, Action::RemoveSnapshot]).copied()
         }
         Life::Copying(_) => random.one_of(&[Action::Copy, Action::Copy, Action::Undo]).copied(),
-        // It stays a while, so that it is restored.
+        // A snapshot stays for a while, so that it is restored.
         Life::Snapshot(_) => (random.below(2) == 0).then_some(Action::RemoveSnapshot),
         Life::Staged(_) => {
             random.one_of(&[Action::Announce, Action::Announce, Action::Announce, Action::Undo]).copied()
@@ -208,7 +209,7 @@ fn next_action(volume: Number, life: &Life, lives: &Lives, random: &mut Random) 
             let is_small = body.size.bytes < Bytes::new(16 << 20);
             let (written, free): (Vec<u16>, Vec<u16>) =
                 (0..slots(body.size)).partition(|slot| body.written.contains_key(slot));
-            // The last one now and then: what an expansion added. Written slots are written again, too.
+            // Sometimes the last free slot, which an expansion may have added, or a slot that was written before.
             let slot = *match random.below(4) {
                 0 => free.last(),
                 1 if !written.is_empty() => random.one_of(&written),
@@ -232,8 +233,9 @@ fn next_action(volume: Number, life: &Life, lives: &Lives, random: &mut Random) 
     }
 }
 
-/// While a volume is copied, most of its writes are of written slots: the copy may share their blocks, or have its own
-/// in memory only. This takes no number of `random`, so that a seed has the same operations without it.
+/// Slot of a write to a volume that is being copied: mostly one that was written before, because the copy may share its
+/// blocks, or have its own blocks only in memory. Takes no number from `random`, so that the other operations of a seed
+/// do not depend on it.
 fn rewritten(volume: Number, written: &[u16], lives: &Lives, random: &Random) -> Option<u16> {
     let mut aside = Random::from_seed(random.clone().number());
     let is_again = is_shared(volume, lives) && aside.below(4) > 0;
@@ -260,7 +262,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Whether each operation is possible where it stands, and each round is on different volumes.
+    /// Whether each operation is possible in its place, and the operations of each round are on different volumes.
     pub(crate) fn is_possible(history: &History) -> bool {
         let mut lives = Lives::new();
         history.rounds.iter().all(|round| {

@@ -1,14 +1,14 @@
-//! Power cuts at any moment of the volumes' life, and what the node makes of the disk that they leave.
+//! Cuts the power at any moment of the life of volumes, and checks the disk before and after the next start of the
+//! node.
 //!
-//! A [`history`] is drawn from a seed: claims become volumes, pods write into them, they grow, are cloned, retired,
-//! restored, removed, several at once. It runs on a real store, on a disk whose writes are logged. Then the log is cut, and for
-//! each cut the [`model`] says what may be on the disk: the state before the operations that were under way, the one
-//! after them, or one of their steps. The state is read without the store's help. A node starts on that disk,
-//! compares it once with the cluster, and must leave exactly what the cluster wants; a second comparison changes
-//! nothing.
+//! A [`history`] of operations is generated from a seed: volumes are created for claims, written by pods, expanded,
+//! cloned, retired, restored and removed, several at once. It runs on a real store, on a disk whose writes are logged.
+//! Then the log is cut. For each cut, the [`model`] computes the states that the disk may have: the state before the
+//! operations that were under way, the state after them, or one of their steps. The check reads the disk without the
+//! store. Then a node starts on this disk, compares it once with the cluster, and must leave exactly the state that the
+//! cluster wants; a second comparison changes nothing.
 //!
-//! For programs that a `ktest` runs, with three disks and the modules of
-//! [`ktest_support::replay`].
+//! The crate is for programs that a `ktest` runs, with three disks and the modules of [`ktest_support::replay`].
 #![forbid(unsafe_code)]
 
 mod check;

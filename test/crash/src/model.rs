@@ -9,28 +9,28 @@ use crate::history::History;
 use crate::life::{Body, Life, Lives, Origin, Size, after};
 use crate::operation::{Action, Case, Mark, Number, Operation, Shape};
 
-/// How far a history had come when the power failed.
+/// Operations that had begun, and operations that had ended, when the power failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     begun: BTreeSet<usize>,
     ended: BTreeSet<usize>,
 }
 
-/// The mark in the log of writes before an operation.
+/// Mark in the log of writes before an operation.
 pub fn begin(operation: usize) -> String {
     format!("begin {operation}")
 }
 
-/// The mark after an operation: its result has to be there.
+/// Mark after an operation, whose durable results must be on the disk from this mark on.
 pub fn end(operation: usize) -> String {
     format!("end {operation}")
 }
 
-/// Operations that may flush nothing: volumes that begin with a content, if they are images.
+/// Operations that may flush nothing. The last two flush for files, but need not flush for images.
 const QUIET: [&str; 6] = ["announce", "open", "retain", "adopt", "clone", "restore snapshot"];
 
 impl Progress {
-    /// From the marks before a cut.
+    /// Progress at a cut, from the marks before it.
     pub fn from_marks<'a>(marks: impl Iterator<Item = &'a str>) -> Self {
         let mut progress = Self::default();
         for mark in marks {
@@ -43,14 +43,14 @@ impl Progress {
         progress
     }
 
-    /// The operations that had begun.
+    /// Numbers of the operations that had begun.
     pub fn begun(&self) -> &BTreeSet<usize> {
         &self.begun
     }
 
-    /// The operations that were under way at a cut. Announcing, opening, retaining and adopting may write nothing themselves, and
-    /// the first call of a clone flushes nothing: the log has its writes after the next flush. These are shown by any cut before
-    /// the next operation on their volume, too.
+    /// Cases that a cut interrupts. Announcing, opening, retaining and adopting may write nothing, and the first call
+    /// of a clone may flush nothing: the log then has its writes after the next flush. Therefore any cut before the
+    /// next operation on the volume also counts for these operations.
     pub fn shown(&self, history: &History) -> BTreeSet<Case> {
         let mut last = BTreeMap::new();
         for (number, Operation { volume, .. }) in history.rounds().flatten() {
@@ -65,8 +65,9 @@ impl Progress {
 }
 
 impl Body {
-    /// The quota of such a volume or snapshot with this size. An image and a snapshot may take their size, one block of 4 KiB in
-    /// 124 for the maps of extents, and 2.5 MiB: see "Reserved space" in the README of `//node/kubernetes/volume`.
+    /// Limits of a volume or snapshot of this kind with this size. An image and a snapshot may use their size, one
+    /// block of 4 KiB in 124 for the maps of extents, and 2.5 MiB: see "Reserved space" in the README of
+    /// `//node/kubernetes/volume`.
     pub fn limits(&self, Size { bytes, inodes }: Size) -> Limits {
         let map = bytes.div_ceil::<4096>().div_ceil(124) << 12;
         let bytes = match self.shape {
@@ -77,14 +78,14 @@ impl Body {
     }
 }
 
-/// Which of the store's two directories has the record.
+/// Directory of the store that contains a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Register {
     Pending,
     Records,
 }
 
-/// Where a volume's directory is.
+/// Directory of the store that contains the directory of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     Staging,
@@ -92,50 +93,53 @@ pub enum Place {
     Trash,
 }
 
-/// Record and directory of a volume. A directory without a record is nowhere allowed.
+/// Places of a volume's record and directory. No state allows a directory without a record.
 pub type Spot = Option<(Register, Option<Place>)>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     pub body: Option<Body>,
-    /// The slot that is being written, and what it gets. Each sector has this, or what was there.
+    /// Slot that is being written, and its new mark. Each sector has the new content or the former one.
     pub writing: Option<(u16, Mark)>,
-    /// The same of the source of a copy that may not be on the disk. It then begins again, from the source as it is.
+    /// Like `writing`, for the source of a copy that may not be on the disk. Such a copy begins again, from the present
+    /// content of its source.
     pub source_writing: Option<(u16, Mark)>,
     pub spots: BTreeSet<Spot>,
     pub sizes: BTreeSet<Size>,
-    /// Of a copy whose blocks may be shared, and for which the limit of the source may be raised. A thin snapshot has it to the end.
+    /// Origin of a copy whose blocks may be shared, and for which the limit of the source may be raised. A thin
+    /// snapshot has it until its end.
     pub sharing: Option<Origin>,
-    /// Whether some of the data may be gone, because it is being removed.
+    /// Whether a part of the data may be missing, because it is being removed.
     pub fading: bool,
     pub rollback: Option<Rollback>,
-    /// Whether the first call of a copy is under way: it has any part of its source, and another time than the rest of its group.
+    /// Whether the first call of a copy is under way: the copy has any part of its source, and its instant may differ
+    /// from that of the rest of its group.
     pub is_begun: bool,
     pub wants: Wants,
 }
 
-/// A rollback that is under way, of the volume or of the snapshot that keeps the former content. Before the exchange, this is
-/// a copy of the source.
+/// A rollback that is under way, of the volume or of the snapshot that keeps the former content. Before the exchange,
+/// that snapshot is a copy of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollback {
     pub kept: Number,
     pub volume: Number,
     pub source: Number,
-    /// Since the exchange.
+    /// Expected state after the exchange.
     pub exchanged: Box<Expected>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wants {
-    /// A claim waits, and there is no PV yet.
+    /// A claim waits, and no PV exists yet.
     Claimed,
-    /// There is a PV that stays, and its claim wants this size.
+    /// The PV stays, and its claim requests this size.
     Bound(Size),
-    /// There is a PV that is to be deleted with its data.
+    /// The PV is to be deleted with its data.
     Released,
-    /// There is neither a PV nor a claim, and the volume stays.
+    /// Neither a PV nor a claim exists, and the volume stays.
     Kept,
-    /// There is the content of a snapshot.
+    /// The content object of the snapshot exists.
     Taken,
     #[default]
     Nothing,
@@ -176,12 +180,12 @@ const fn at(register: Register, place: Place) -> Spot {
     Some((register, Some(place)))
 }
 
-/// The record, and no data any more, or none yet.
+/// A record without data, which does not exist yet or is removed.
 const fn bare(register: Register) -> Spot {
     Some((register, None))
 }
 
-/// A volume without an operation under way. `None` before the first one.
+/// Expected state of a volume without an operation under way. `None` before the first operation.
 fn settled(life: &Life) -> Option<Expected> {
     let (body, spots, wants) = match life {
         Life::Unborn => return None,
@@ -191,7 +195,7 @@ fn settled(life: &Life) -> Option<Expected> {
         Life::Announced(body) => (body, registers(body, Place::Live), Wants::Bound(body.size)),
         Life::Retired(body) => (body, registers(body, Place::Trash), Wants::Released),
         Life::Retained(body) => (body, registers(body, Place::Live), Wants::Kept),
-        // The lower limit of the source may not be on the disk.
+        // The limit of the source was lowered, but this change may not be durable.
         Life::Gone(origin) => return Some(Expected { sharing: *origin, ..Expected::nothing() }),
     };
     let sizes = [body.size].into_iter().chain(body.grown).collect();
@@ -199,8 +203,8 @@ fn settled(life: &Life) -> Option<Expected> {
     Some(Expected { sizes, body: Some(body.clone()), spots, sharing, wants, ..Expected::nothing() })
 }
 
-/// A call that copies a part of an image forces no log, the first one of a clone included. All files, and snapshots,
-/// are durable when the first call returns. The last call finishes the copy.
+/// Places of a copy between its calls. Files and snapshots are durable when the first call returns. A clone of an image
+/// need not be durable before the last call, which completes the copy.
 fn copying(body: &Body) -> BTreeSet<Spot> {
     use Register::{Pending, Records};
 
@@ -210,13 +214,14 @@ fn copying(body: &Body) -> BTreeSet<Spot> {
     begun.iter().copied().chain(copied).chain(finished).collect()
 }
 
-/// A record is moved without a force of the log; opening the volume makes up for that.
+/// Places after an announcement, which moves the record without a force of the log. Opening the volume makes the move
+/// durable.
 fn registers(body: &Body, place: Place) -> BTreeSet<Spot> {
     let records = at(Register::Records, place);
     if body.opened { [records].into() } else { [at(Register::Pending, place), records].into() }
 }
 
-/// A volume in the middle of an operation: as before it, as after it, or at any of its steps.
+/// Expected state of a volume during an operation: the state before it, the state after it, or any of its steps.
 fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> Option<Expected> {
     use Register::{Pending, Records};
 
@@ -276,7 +281,8 @@ fn during(volume: Number, life: &Life, operation: Operation, lives: &Lives) -> O
     })
 }
 
-/// Without a state before, this is the kept snapshot. The log has the exchange, then the records, then the rest.
+/// Expected state during a rollback; without a state before, that of the kept snapshot. The log has the exchange, then
+/// the records, then the other changes.
 fn rolling_back(mut rollback: Rollback, before: Option<Expected>, lives: &Lives) -> Option<Expected> {
     use Register::{Pending, Records};
 
@@ -343,7 +349,8 @@ mod tests {
 
     use super::*;
 
-    /// A moment of a history: all operations of some rounds, and of the next one some begun and some ended.
+    /// A moment of a history: all operations of some rounds have ended; of the next round, some operations have begun
+    /// and some have ended.
     fn moment() -> impl Strategy<Value = (History, Progress, Option<usize>)> {
         (any::<u64>(), 1usize..40, any::<prop::sample::Index>(), any::<u8>(), any::<u8>()).prop_map(
             |(seed, count, at, begun, ended)| {
@@ -394,7 +401,7 @@ mod tests {
             }
         }
 
-        /// A rollback keeps it in a snapshot.
+        /// A rollback keeps the former data in a snapshot.
         #[test]
         fn synced_data_is_never_given_up_but_by_a_removal((history, progress, _) in moment()) {
             let synced = history
@@ -437,7 +444,7 @@ mod tests {
         }
     }
 
-    /// All operations before this one have ended, and it has begun.
+    /// Progress in which all operations before this one have ended, and it has begun.
     fn within(operation: usize) -> Progress {
         Progress { begun: (0..=operation).collect(), ended: (0..operation).collect() }
     }

@@ -5,16 +5,16 @@ use std::fmt;
 
 use units::Bytes;
 
-/// A volume of a history: the claim's UID and the volume's name come from it.
+/// Number of a volume in a history. The UID of its claim and its name are derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u16);
 
-/// The content of a slot: one write of a pod.
+/// Content of a slot: identifies one write of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
-    /// The volume that was written. Its copies have the mark, too.
+    /// Volume that was written. Its copies have the mark, too.
     pub volume: Number,
-    /// Later writes of the volume have higher numbers, whatever they write.
+    /// Number of the write. It increases with each write to the volume, whatever the slot is.
     pub turn: u16,
 }
 
@@ -32,49 +32,49 @@ impl Shape {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// There is a claim, and the volume is created for it.
+    /// Create the volume for a claim.
     Provision { shape: Shape, size: Bytes },
-    /// There is a PV for the volume.
+    /// Record that the volume has a PV.
     Announce,
-    /// The volume is opened for a pod, which writes nothing.
+    /// Open the volume for a pod, which writes nothing.
     Open,
-    /// The volume is published, marked in this slot (a file, or a place of the image), synced, and taken back from the
-    /// pod. A slot that has a mark is overwritten in place: its blocks may be shared. `leave`: the image's loop device
-    /// stays attached, as after kubelet was killed.
+    /// Publish the volume, write a mark to this slot (a file, or a part of the image), sync it, and unpublish the
+    /// volume. A slot that has a mark is overwritten in place, because its blocks may be shared. `leave`: the loop
+    /// device of the image stays attached, as if the kubelet was killed.
     Write { slot: u16, turn: u16, leave: bool },
-    /// The claim asks for more.
+    /// Expand the volume.
     Expand { to: Bytes },
-    /// The claim asks for more while a pod writes, as in [`Action::Write`].
+    /// Expand the volume while a pod writes, as in [`Action::Write`].
     ExpandAndWrite { to: Bytes, slot: u16, turn: u16 },
-    /// The claim asks for more and is deleted at once: either operation may be the first.
+    /// Expand and retire the volume: either operation may be the first.
     ExpandAndRetire { to: Bytes },
-    /// The PV is deleted, and its policy says Retain.
+    /// The PV is deleted, and its policy is Retain. The disk does not change.
     Retain,
     /// An administrator creates a PV for the retained volume, and a claim binds to it.
     Adopt,
-    /// The claim is gone and the PV's policy says Delete.
+    /// Retire the volume: its claim is deleted, and the policy of its PV is Delete.
     Retire,
-    /// The PV's policy became Retain before the PV was deleted.
+    /// Restore a retired volume: the policy of its PV became Retain before the PV was deleted.
     Restore,
-    /// The data of a retired volume is removed.
+    /// Remove the data of a retired volume.
     Discard,
-    /// The claim is gone before there was a PV.
+    /// Remove a volume whose claim was deleted before it had a PV.
     Undo,
-    /// There is a claim with this volume as its source: one call, after which blocks may be shared. Of a directory, this call
-    /// clones all files.
+    /// First call of a clone of this volume, after which blocks may be shared. For a directory, this call clones all
+    /// files.
     Clone { source: Number, shape: Shape, size: Bytes },
-    /// There is a snapshot of this volume: one call. A thin one is ready then.
+    /// First call for a snapshot of this volume. A thin snapshot is then ready.
     Snapshot { source: Number, is_thin: bool },
-    /// There is a claim with this snapshot as its source: one call.
+    /// First call for a volume that is restored from this snapshot.
     RestoreSnapshot { source: Number, shape: Shape, size: Bytes },
-    /// Calls until a copy shares no block.
+    /// All further calls, until a copy shares no block.
     Copy,
-    /// The content of the snapshot is gone, and its policy says Delete.
+    /// Remove a snapshot: its content object is deleted, and the policy is Delete.
     RemoveSnapshot,
-    /// There are snapshots of two volumes at one instant: one call. The second one has this number.
+    /// First call for snapshots of two volumes at one instant. `second` is the number of the second snapshot.
     SnapshotGroup { source: Number, second: Number, second_source: Number },
-    /// The claim of this volume names a snapshot: all calls until the volume has its content. The former content becomes a
-    /// snapshot, which has the number of the operation.
+    /// All calls until the volume has the content of the snapshot. The former content becomes a snapshot, which has the
+    /// number of the operation.
     RollBack { volume: Number, source: Number },
 }
 
@@ -85,14 +85,14 @@ pub struct Operation {
     pub action: Action,
 }
 
-/// An action by its name, and the kind of volume that it is done to.
+/// Name of an action, and the kind of its volume.
 pub type Case = (&'static str, Shape);
 
 impl Action {
-    /// [`Action::RemoveSnapshot`] of a thin one.
+    /// Name of [`Action::RemoveSnapshot`] for a thin snapshot.
     pub(crate) const REMOVE_THIN: &'static str = "remove thin snapshot";
 
-    /// By their names.
+    /// Names of all actions.
     const NAMES: [&'static str; 22] = [
         "provision",
         "announce",
@@ -118,7 +118,7 @@ impl Action {
         "rollback",
     ];
 
-    /// The volumes and snapshots that it reads or changes beside its own.
+    /// Volumes and snapshots that the action reads or changes, in addition to its own volume.
     pub(crate) fn others(self) -> impl Iterator<Item = Number> {
         let others = match self {
             Self::Clone { source, .. } | Self::Snapshot { source, .. } | Self::RestoreSnapshot { source, .. } => {
@@ -158,7 +158,7 @@ impl Action {
     }
 }
 
-/// Each operation on each kind of volume. That of a snapshot is the kind of its source.
+/// Each action on each kind of volume. The kind of a snapshot is that of its source.
 pub fn every_case() -> BTreeSet<Case> {
     Shape::ALL.into_iter().flat_map(|shape| Action::NAMES.map(|name| (name, shape))).collect()
 }
@@ -168,7 +168,7 @@ impl Operation {
         self.volume == volume || self.action.others().any(|other| other == volume)
     }
 
-    /// The slot that is written, and what it contains afterwards.
+    /// Slot that the operation writes, and its mark afterwards.
     pub(crate) fn written(self) -> Option<(u16, Mark)> {
         match self.action {
             Action::Write { slot, turn, .. } | Action::ExpandAndWrite { slot, turn, .. } => {
@@ -178,7 +178,7 @@ impl Operation {
         }
     }
 
-    /// The same with other numbers.
+    /// The same operation, with `last` added to all numbers of volumes.
     pub(crate) fn after_number(self, last: u16) -> Self {
         let number = |Number(number)| Number(last + number);
         let action = match self.action {

@@ -1,4 +1,4 @@
-//! Thin snapshots beside the other operations of a history. Pure.
+//! Adds operations on thin snapshots to a history. Pure.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use crate::life::{Body, Life, Lives, after};
 use crate::operation::{Action, Case, Number, Operation};
 use crate::random::Random;
 
-/// The number of the first thin snapshot. Those of other volumes are lower: a seed has the same other operations, for which
-/// [`crate::SEEDS`] were selected.
+/// Number of the first thin snapshot. All other volumes have lower numbers, so that a seed has the same other
+/// operations, for which [`crate::SEEDS`] were selected.
 const FIRST: Number = Number(1_000);
 
-/// Thin snapshots that are there at once: each cut reads them as a whole.
+/// Maximum number of thin snapshots at a time, because the check of each cut reads them as a whole.
 const CROWD: usize = 3;
 
-/// Adds operations to these rounds, one at most to each or before it. The other operations stay, but most writes of a volume with a
-/// thin snapshot are of slots that were written before: their blocks are shared.
+/// Adds at most one operation to each round, or before it. The other operations stay, but most writes to a volume with
+/// a thin snapshot are to slots that were written before, because their blocks are shared.
 pub(crate) fn with_thin_snapshots(rounds: Vec<Vec<Operation>>, random: &mut Random) -> Vec<Vec<Operation>> {
     let (mut lives, mut next, mut shown, mut all) = (Lives::new(), FIRST, BTreeSet::new(), Vec::new());
     for mut round in rounds {
@@ -37,7 +37,7 @@ pub(crate) fn with_thin_snapshots(rounds: Vec<Vec<Operation>>, random: &mut Rand
         lives.extend(round.iter().filter_map(|operation| after(*operation, &before)).flatten());
         all.push(round);
     }
-    // Snapshots whose sources have not changed.
+    // Cases that are still missing: the sources of these snapshots have not changed.
     for (&volume, snapshot) in lives.iter().filter_map(|(volume, life)| Some((volume, as_thin(life)?))) {
         let operation = Operation { volume, action: Action::RemoveSnapshot };
         if after(operation, &lives).is_some() && shown.insert((Action::REMOVE_THIN, snapshot.shape)) {
@@ -52,7 +52,7 @@ fn is_apart(operation: Operation, round: &[Operation]) -> bool {
     !touched.any(|number| round.iter().any(|other| other.touches(number)))
 }
 
-/// One that shows a case for the first time, or in a third of the rounds any one.
+/// Chooses an operation that shows a case for the first time, or else any operation in a third of the rounds.
 fn choose(
     next: Number,
     lives: &Lives,
@@ -68,8 +68,8 @@ fn choose(
     }
 }
 
-/// The operations that are possible, those that take or remove a thin snapshot with their case. One volume or kept snapshot at a
-/// time has the content of a thin one.
+/// Possible operations. Those that take or remove a thin snapshot have their case. At most one volume or kept snapshot
+/// at a time has the content of a thin snapshot.
 fn candidates(next: Number, lives: &Lives) -> Vec<(Operation, Option<Case>)> {
     let is_there = |(_, life): &(&Number, &Life)| !matches!(life, Life::Gone(_));
     let own: Vec<(&Number, &Life)> = lives.range(FIRST..).filter(is_there).collect();
@@ -117,7 +117,7 @@ fn as_thin(life: &Life) -> Option<&Body> {
     }
 }
 
-/// Whether the source is not as it was at the instant any more.
+/// Whether the source has changed since the instant of the snapshot.
 fn has_changed(snapshot: &Body, lives: &Lives) -> bool {
     match snapshot.origin.and_then(|origin| lives.get(&origin.source)) {
         Some(Life::Announced(source)) => source.written != snapshot.written || source.size != snapshot.size,

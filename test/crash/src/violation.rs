@@ -12,7 +12,7 @@ use crate::life::Size;
 use crate::model::{Place, Register, Spot};
 use crate::operation::Number;
 
-/// An invariant that does not hold, or a failure where there should be none.
+/// A violated invariant, or an unexpected failure.
 #[derive(Debug, thiserror::Error)]
 pub enum Violation {
     #[error("the file system cannot be mounted: {0}")]
@@ -76,8 +76,8 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Whether a call failed, rather than that the disk has something else than it should: what happens when XFS has
-    /// found that it is broken itself.
+    /// Whether a call failed, which happens when XFS itself has detected damage, instead of a check of the disk's
+    /// content.
     pub const fn is_of_xfs(&self) -> bool {
         matches!(self, Self::Mount(_) | Self::Look { .. } | Self::Quota(_) | Self::Call { .. } | Self::Publish { .. })
     }

@@ -10,13 +10,14 @@ use crash::omission::{Omission, every_flush};
 use crash::operation::{Shape, every_case};
 use crash::{CONTROL_SEED, Coverage, Experiment, Flushes, POINTS, Plan, SEEDS};
 
-/// Of each history, 144 together: as many as a history has cases at most.
+/// Number of points of each history, 144 in total: as many as a history has operations without those on thin snapshots.
 const POINTS_OF_EACH: usize = 36;
 
-/// Histories at once, each with three disks: a point waits for the kernel more than it computes.
+/// Number of histories that run at once, each with three disks. The check of a point waits for the kernel more than it
+/// computes.
 const AT_ONCE: usize = 2;
 
-/// Of the tests: one forks, and no other thread may unmount meanwhile.
+/// Serializes the tests: one of them forks, and no other thread may unmount a file system meanwhile.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,7 +50,7 @@ fn whenever_the_power_fails_the_volumes_are_what_the_cluster_wants_after_one_com
     assert_eq!(missing, [], "no cut shows these");
 }
 
-/// Regression: what was copied was not durable when the source was overwritten in place, and the recovered copy shared
+/// Regression: copied blocks were not durable when the source was overwritten in place, and the recovered copy shared
 /// the overwritten blocks.
 #[test]
 fn a_copy_keeps_its_instant_while_its_source_is_written_again() {
@@ -62,7 +63,8 @@ fn a_copy_keeps_its_instant_while_its_source_is_written_again() {
     }
 }
 
-/// Shows that the checks can fail: synced data is lost with the flushes. And that the report is short.
+/// Shows that the checks can fail: without flushes, synced data is lost. Also checks that the report has a shorter
+/// history.
 #[test]
 fn a_disk_that_drops_flushes_breaks_the_invariants() {
     let _turn = turn();
@@ -74,8 +76,7 @@ fn a_disk_that_drops_flushes_breaks_the_invariants() {
     assert!(failure.to_string().contains(&format!("--seed={CONTROL_SEED}")), "{failure}");
 }
 
-/// Every flush of the store: what it does meanwhile, the flush, and whether the checks find that it is missing. They
-/// find each one but those that another one makes up for.
+/// Each flush of the store: the step, the flush, and whether the checks detect its omission.
 const FLUSHES: [(&str, &str, bool); 11] = [
     ("provision", "fdatasync of next-project-id", false), // `//pkg/fsquota:power_ktest` finds it.
     ("provision", "O_DIRECT in pending", true),
