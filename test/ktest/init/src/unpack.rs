@@ -14,7 +14,8 @@ const TYPE: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const LINK: u32 = 0o120_000;
 
-/// Unpacks the cpio archive on a disk below `root`, then removes the disk: tests see only the disks that they asked for.
+/// Unpacks the cpio archive on a disk below `root`, then removes the disk: tests see only the disks that they asked
+/// for.
 pub(crate) fn from_disk(disk: &Path, root: &Path) -> Result<(), StepError> {
     let archive = File::open(disk).map_err(unread(disk))?;
     unpack(BufReader::with_capacity(PIECE, archive), disk, root)?;
