@@ -48,9 +48,9 @@ fn designation(role: Role) -> &'static str {
 fn holds(content: &Content) -> String {
     match content {
         Content::Empty => "empty".to_owned(),
-        Content::Ours(_) => "holds the node's file system".to_owned(),
+        Content::Data(_) => "holds the node's file system".to_owned(),
         Content::Unfinished => "half formatted".to_owned(),
         Content::Foreign(what) => format!("holds {what}"),
-        Content::Unexamined => "not looked at, since it is not to choose from".to_owned(),
+        Content::Unexamined => "not examined, because the disk is not a candidate".to_owned(),
     }
 }

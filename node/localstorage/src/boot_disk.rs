@@ -44,21 +44,21 @@ pub enum BootDiskError {
     #[error("cannot {step} {}", path.display())]
     Disk { step: &'static str, path: PathBuf, source: io::Error },
     #[error(
-        "the disk {} had another partition table, by which its partition {number} has {size} from {start} on, \
-         behind the system: it is left alone; {}",
+        "the former partition table of disk {} has partition {number} of {size} at {start}, after the system; \
+         the table is unchanged; {}",
         path.display(), remedy(*kind)
     )]
     Former { path: PathBuf, number: u32, start: Bytes, size: Bytes, kind: Guid },
-    #[error("the kernel does not show partition {number} of {} as the new table has it; restart the machine", path.display())]
+    #[error("the kernel rejected partition {number} of the new table of {}; restart the machine", path.display())]
     Shown { path: PathBuf, number: NonZeroU32, source: Errno },
 }
 
 fn remedy(kind: Guid) -> &'static str {
     if kind == DATA_PARTITION {
-        "these are a node's data: write an image to the disk that ends where the former one did, or, if they are not \
-         needed, zeros over the last MiB of the disk"
+        "the partition has a node's data: write an image that ends where the former one did to the disk, or, if the data \
+         is not needed, zeros over the last MiB of the disk"
     } else {
-        "if it is not needed, write zeros over the last MiB of the disk"
+        "if the partition is not needed, write zeros over the last MiB of the disk"
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn change(seen: &[FoundDisk], wanted: Wanted) -> Result<bool, FindErr
     if wanted == Wanted::New {
         disk.is_free(&change.partition)?;
     }
-    if let Some(writes) = put_back(&table, disk.sectors()) {
+    if let Some(writes) = move_backup(&table, disk.sectors()) {
         disk.write(&writes)?;
         let planned = disk.table()?.and_then(|table| plan(table, disk.sectors(), wanted, id));
         let Some(planned) = planned else { return Ok(false) };
@@ -96,7 +96,7 @@ pub(crate) fn change(seen: &[FoundDisk], wanted: Wanted) -> Result<bool, FindErr
     };
     let path = disk.path;
     shown.map_err(|source| BootDiskError::Shown { path: path.clone(), number, source })?;
-    info!(device = %path.display(), %number, %size, "partition for the data made on the boot disk");
+    info!(device = %path.display(), %number, %size, "data partition created or enlarged on the boot disk");
     Ok(true)
 }
 
@@ -120,7 +120,7 @@ impl BootDisk {
     fn open(seen: &[FoundDisk]) -> Result<Option<Self>, FindError> {
         let root = root()?;
         let blocks = Path::new("/sys/block");
-        let disk = started_from(seen, |disk| sysfs::holds(&blocks.join(disk.name.replace('/', "!")), root))?;
+        let disk = find_boot_disk(seen, |disk| sysfs::holds(&blocks.join(disk.name.replace('/', "!")), root))?;
         let Some(FoundDisk { name, device: path, size, .. }) = disk.cloned() else { return Ok(None) };
         let opened = File::options().read(true).write(true).open(&path);
         let device = opened.map_err(|source| BootDiskError::Disk { step: "open", path: path.clone(), source })?;
@@ -147,7 +147,7 @@ impl BootDisk {
             // The disk is a plain system image, which a kernel without firmware gets.
             Err(ParseError::None) => Ok(None),
             Err(error) => {
-                warn!(device = %self.path.display(), %error, "boot disk without a new partition");
+                warn!(device = %self.path.display(), %error, "no data partition created, partition table not usable");
                 Ok(None)
             }
         }
@@ -176,7 +176,7 @@ impl BootDisk {
 
 /// Selects the only disk whose table may be changed. A serial number can exclude a disk, but does not show that it is
 /// the boot disk.
-fn started_from(
+fn find_boot_disk(
     seen: &[FoundDisk],
     holds_root: impl Fn(&FoundDisk) -> Result<bool, FindError>,
 ) -> Result<Option<&FoundDisk>, FindError> {
@@ -221,7 +221,7 @@ where
         let mut head = [0; 512];
         read(&mut head, at)?;
         let rest = Bytes::new(size.get().saturating_sub(at));
-        if (Ends { head: &head, tail: &[], size: rest }).ours().is_some() {
+        if (Ends { head: &head, tail: &[], size: rest }).geometry().is_some() {
             return Ok(true);
         }
     }
@@ -277,7 +277,7 @@ fn plan(mut table: Table, sectors: u64, wanted: Wanted, id: Guid) -> Option<Chan
 /// Writes that must precede a change if the backup table is at the end of the disk already, where sgdisk and parted
 /// move it. The change would overwrite the backup while the primary table still counts, and the two would differ until
 /// the last write. These writes move the backup to its place in an image.
-fn put_back(table: &Table, sectors: u64) -> Option<[gpt::Write; 3]> {
+fn move_backup(table: &Table, sectors: u64) -> Option<[gpt::Write; 3]> {
     table.former_end().filter(|former| *former == sectors - 1)?;
     table.writes(image_end(table)?).ok()
 }

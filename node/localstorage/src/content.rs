@@ -18,7 +18,8 @@ pub(crate) const END: usize = 1 << 20;
 pub enum Content {
     /// Zeros at both ends, and no signature of any format.
     Empty,
-    Ours(Geometry),
+    /// A complete file system of the node.
+    Data(Geometry),
     /// An incomplete file system of the node, which never had data.
     Unfinished,
     /// Content that does not come from the node.
@@ -56,15 +57,15 @@ pub struct Ends<'disk> {
 impl Ends<'_> {
     /// Geometry of the node's file system, if the disk has it. Only the superblock decides: it contains no data of
     /// tenants, which could imitate the signatures of other formats elsewhere.
-    pub fn ours(&self) -> Option<Geometry> {
+    pub fn geometry(&self) -> Option<Geometry> {
         Superblock::parse(self.head).filter(|found| found.state() == Some(Progress::Whole)).map(|found| found.geometry)
     }
 
     /// Content of the disk, by its ends and the signatures that `blkid` finds. A disk is empty only if both show
     /// nothing.
     pub fn content(&self, marks: &[Mark]) -> Content {
-        if let Some(geometry) = self.ours() {
-            return Content::Ours(geometry);
+        if let Some(geometry) = self.geometry() {
+            return Content::Data(geometry);
         }
         let begun = Superblock::parse(self.head).is_some_and(|found| found.state() == Some(Progress::Begun));
         // `blkid` finds this signature on the node's own file system.
@@ -182,8 +183,8 @@ pub(crate) mod tests {
     #[test]
     fn our_own_file_system_is_known_by_its_label() {
         let geometry = Geometry { block: Bytes::new(4096), blocks: 0x40000, inode_percent: 25 };
-        assert_eq!(xfs(LABEL.as_bytes(), 0).content(), Content::Ours(geometry));
-        assert_eq!(xfs(LABEL.as_bytes(), 0).ends().ours(), Some(geometry));
+        assert_eq!(xfs(LABEL.as_bytes(), 0).content(), Content::Data(geometry));
+        assert_eq!(xfs(LABEL.as_bytes(), 0).ends().geometry(), Some(geometry));
     }
 
     #[test]
@@ -213,8 +214,8 @@ pub(crate) mod tests {
 
     #[test]
     fn what_tenants_write_cannot_make_our_file_system_foreign() {
-        let ours = xfs(LABEL.as_bytes(), 0);
-        assert!(matches!(ours.ends().content(&[mark("linux_raid_member")]), Content::Ours(_)));
+        let whole = xfs(LABEL.as_bytes(), 0);
+        assert!(matches!(whole.ends().content(&[mark("linux_raid_member")]), Content::Data(_)));
     }
 
     #[test]
@@ -241,7 +242,7 @@ pub(crate) mod tests {
         fn no_superblock_makes_probing_panic(bytes in prop::collection::vec(any::<u8>(), 508)) {
             let head = [b"XFSB", bytes.as_slice()].concat();
             let content = Ends { head: &head, tail: &[], size: Bytes::new(SIZE) }.content(&[]);
-            if let Content::Ours(geometry) = content {
+            if let Content::Data(geometry) = content {
                 let _ = geometry.blocks_to_grow_to(Bytes::new(SIZE));
             }
         }

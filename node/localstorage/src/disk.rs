@@ -98,19 +98,19 @@ impl DataDisk {
         Ok(Self { device: disk.device.clone(), size: disk.size, state })
     }
 
-    /// Selects the only disk for which `is_meant` returns `true`, independent of all other disks; `None` without such a
-    /// disk. Reads its content if necessary, because a disk that is not a candidate has not been read.
+    /// Selects the only disk for which `is_selected` returns `true`, independent of all other disks; `None` without
+    /// such a disk. Reads its content if necessary, because a disk that is not a candidate has not been read.
     ///
     /// # Errors
-    /// [`FindError::Refused`]: the disk has other content, or `is_meant` selects several disks. [`FindError::Look`],
+    /// [`FindError::Refused`]: the disk has other content, or `is_selected` selects several disks. [`FindError::Look`],
     /// [`FindError::Probe`].
-    pub fn choose_named<N>(seen: &[FoundDisk], is_meant: N, programs: &Programs) -> Result<Option<Self>, FindError>
+    pub fn choose_named<N>(seen: &[FoundDisk], is_selected: N, programs: &Programs) -> Result<Option<Self>, FindError>
     where
         N: Fn(&FoundDisk) -> bool,
     {
-        let meant = seen.iter().filter(|disk| is_meant(disk)).cloned().map(|disk| designated(disk, programs));
-        let meant = meant.collect::<Result<Vec<_>, _>>()?;
-        if meant.is_empty() { Ok(None) } else { Self::choose(&meant).map(Some) }
+        let selected = seen.iter().filter(|disk| is_selected(disk)).cloned().map(|disk| designated(disk, programs));
+        let selected = selected.collect::<Result<Vec<_>, _>>()?;
+        if selected.is_empty() { Ok(None) } else { Self::choose(&selected).map(Some) }
     }
 
     fn name(&self) -> String {
@@ -130,13 +130,13 @@ impl DataDisk {
 /// The required change of the boot disk. `None` while another disk has any content, because it may be a damaged data
 /// disk.
 fn wanted(seen: &[FoundDisk], chosen: &Result<DataDisk, FindError>) -> Option<Wanted> {
-    let there_is = |role| seen.iter().any(|disk| disk.role == role);
+    let has_role = |role| seen.iter().any(|disk| disk.role == role);
     match chosen {
         Err(FindError::Refused(NoDataDisk::None { foreign })) => foreign.is_empty().then_some(Wanted::New),
         Err(FindError::Refused(NoDataDisk::TooSmall { .. })) => {
-            (!there_is(Role::Data) && !there_is(Role::Partition)).then_some(Wanted::New)
+            (!has_role(Role::Data) && !has_role(Role::Partition)).then_some(Wanted::New)
         }
-        Ok(_) => there_is(Role::Partition).then_some(Wanted::Longer),
+        Ok(_) => has_role(Role::Partition).then_some(Wanted::Longer),
         Err(_) => None,
     }
 }
@@ -154,7 +154,7 @@ fn designated(disk: FoundDisk, programs: &Programs) -> Result<FoundDisk, FindErr
 }
 
 /// All disks of the machine and their data partitions, by name. Reads the content of all candidates: both ends, and the
-/// signatures that `blkid` finds. For other disks, only compares the superblock with [`Content::Ours`]. Writes nothing.
+/// signatures that `blkid` finds. For other disks, only compares the superblock with [`Content::Data`]. Writes nothing.
 ///
 /// # Errors
 /// [`FindError`] names the disk and the failed step. [`FindError::Refused`]: the kernel shows a data partition
@@ -163,21 +163,21 @@ pub fn disks(programs: &Programs) -> Result<Vec<FoundDisk>, FindError> {
     disks_among(programs, |_| true)
 }
 
-/// Like [`disks`], for the disks whose sysfs directories `is_meant` selects. Other disks are not read, because they may
-/// be broken.
-pub fn disks_among<N>(programs: &Programs, is_meant: N) -> Result<Vec<FoundDisk>, FindError>
+/// Like [`disks`], for the disks whose sysfs directories `is_selected` selects. Other disks are not read, because they
+/// may be broken.
+pub fn disks_among<N>(programs: &Programs, is_selected: N) -> Result<Vec<FoundDisk>, FindError>
 where
     N: Fn(&Path) -> bool,
 {
     let root = root()?;
     let ask = |device: &Path| probe(&programs.blkid, device);
-    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks(is_meant)
+    Machine { blocks: "/sys/block".into(), devices: "/dev".into(), root, ask: &ask }.disks(is_selected)
 }
 
 /// Device of the running system's root file system.
 pub(crate) fn root() -> Result<dev_t, FindError> {
     let root = Path::new("/");
-    Ok(fs::metadata(root).map_err(look("look at", root))?.dev())
+    Ok(fs::metadata(root).map_err(look("read the device of", root))?.dev())
 }
 
 /// Content of a block device of this size, or of the first `size` bytes. Writes nothing.
@@ -193,13 +193,13 @@ struct Machine<'ask> {
 }
 
 impl Machine<'_> {
-    fn disks(&self, is_meant: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
+    fn disks(&self, is_selected: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
         let mut disks = Vec::new();
         for entry in fs::read_dir(&self.blocks).map_err(look("list", &self.blocks))? {
             let path = entry.map_err(look("list", &self.blocks))?.path();
             // Loop devices, RAM disks and stacked devices have no hardware.
             if path.join("device").exists()
-                && is_meant(&path)
+                && is_selected(&path)
                 && !sysfs::is_hidden(&path)?
                 && let Some(disk) = self.seen(&path)?
                 && let Some(medium) = medium(&disk.device, File::open(&disk.device))?
@@ -218,10 +218,10 @@ impl Machine<'_> {
         for disk in disks.iter_mut().filter(|disk| disk.role == role && role != Role::System && !disk.read_only) {
             disk.content = content(&disk.device, disk.size, self.ask)?;
         }
-        let is_passed_over = |disk: &FoundDisk| disk.role != Role::System && (disk.role < role || disk.read_only);
-        for disk in disks.iter_mut().filter(|disk| is_passed_over(disk)) {
-            if let Some(geometry) = ours(&disk.device, disk.size)? {
-                disk.content = Content::Ours(geometry);
+        let is_unselected = |disk: &FoundDisk| disk.role != Role::System && (disk.role < role || disk.read_only);
+        for disk in disks.iter_mut().filter(|disk| is_unselected(disk)) {
+            if let Some(geometry) = geometry(&disk.device, disk.size)? {
+                disk.content = Content::Data(geometry);
             }
         }
         Ok(())
@@ -261,7 +261,7 @@ impl Machine<'_> {
             _ if wanted.is_empty() => {}
             TableState::Whole => {}
             TableState::FirstOnly => {
-                warn!(device = %disk.device.display(), "second copy of the partition table is lost")
+                warn!(device = %disk.device.display(), "second copy of the partition table is missing or damaged")
             }
             state @ (TableState::LastOnly | TableState::Different) => {
                 return Err(NoDataDisk::Table { disk: disk.name.clone(), state }.into());
@@ -296,11 +296,11 @@ fn medium(device: &Path, opened: io::Result<File>) -> Result<Option<File>, FindE
 }
 
 /// Geometry of the node's file system, by its superblock alone.
-fn ours(device: &Path, size: Bytes) -> Result<Option<Geometry>, FindError> {
+fn geometry(device: &Path, size: Bytes) -> Result<Option<Geometry>, FindError> {
     let mut head = [0; 512];
     let disk = File::open(device).map_err(look("open", device))?;
     disk.read_exact_at(&mut head, 0).map_err(look("read the beginning of", device))?;
-    Ok(Ends { head: &head, tail: &[], size }.ours())
+    Ok(Ends { head: &head, tail: &[], size }.geometry())
 }
 
 fn content<P>(device: &Path, size: Bytes, ask: P) -> Result<Content, FindError>
@@ -313,8 +313,8 @@ where
     disk.read_exact_at(&mut head, 0).map_err(look("read the beginning of", device))?;
     disk.read_exact_at(&mut tail, size.get() - length as u64).map_err(look("read the end of", device))?;
     let ends = Ends { head: &head, tail: &tail, size };
-    if let Some(geometry) = ends.ours() {
-        return Ok(Content::Ours(geometry));
+    if let Some(geometry) = ends.geometry() {
+        return Ok(Content::Data(geometry));
     }
     let marks = ask(device).map_err(|source| FindError::Probe { device: device.to_owned(), source })?;
     Ok(ends.content(&marks))

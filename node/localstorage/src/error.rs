@@ -18,54 +18,52 @@ use crate::signature::Signature;
 /// No disk is suitable for the data. No disk was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDataDisk {
-    #[error("no disk for the data{}; give the machine an empty one, of {MINIMUM} or more", but(foreign))]
+    #[error("no data disk{}; attach an empty disk of at least {MINIMUM}", other_disks(foreign))]
     None { foreign: Vec<String> },
     #[error(
-        "disks {} could all be for the data; leave only one, or name one in the configuration, or, if nothing \
-         designates one of them yet, give one that holds the node's data the serial number \"data\"",
+        "disks {} are all candidates for the data disk; leave only one attached, or name one in the configuration, or, if \
+         none is designated yet, give the disk with the node's data the serial number \"data\"",
         disks.join(", ")
     )]
     Several { disks: Vec<String> },
     #[error(
-        "disk {disk} holds {what}, and not our file system (a complete XFS with the label {LABEL:?}); \
-         wipe it to let the node format it, or give the machine another disk"
+        "disk {disk} contains {what} instead of the node's file system (a complete XFS with the label {LABEL:?}); \
+         wipe the disk so that the node formats it, or attach another disk"
     )]
     Foreign { disk: String, what: Signature },
-    #[error("disk {disk} is too small: it has {size}, the data needs {MINIMUM} or more")]
+    #[error("disk {disk} is too small: it has {size}, a data disk needs at least {MINIMUM}")]
     TooSmall { disk: String, size: Bytes },
-    #[error(
-        "disk {disk} is for the data, but it can only be read; attach it writable, or name another disk in `storage`"
-    )]
+    #[error("data disk {disk} is read-only; attach it writable, or name another disk in `storage`")]
     ReadOnly { disk: String },
     #[error(
-        "the partition table of disk {disk} has a partition for the data, but {}; \
-         repair the table with sfdisk or gdisk, or give the machine another disk",
-        wrong(*state)
+        "the partition table of disk {disk} has a data partition, but {}; \
+         repair the table with sfdisk or gdisk, or attach another disk",
+        table_fault(*state)
     )]
     Table { disk: String, state: TableState },
     #[error(
-        "partition {number} of disk {disk} is for the data, but the kernel does not show it as the partition \
-         table says; restart the machine"
+        "the kernel does not show data partition {number} of disk {disk} as the partition table defines it; \
+         restart the machine"
     )]
     NotShown { disk: String, number: u32 },
-    #[error("it is not known what is on disk {disk}")]
+    #[error("the content of disk {disk} is unknown")]
     Unexamined { disk: String },
 }
 
-fn wrong(state: TableState) -> &'static str {
+fn table_fault(state: TableState) -> &'static str {
     match state {
-        TableState::LastOnly => "its first copy is damaged, and the kernel takes no other",
+        TableState::LastOnly => "its first copy is damaged, and the kernel reads no other copy",
         TableState::Different => "its two copies differ",
         TableState::Whole | TableState::FirstOnly => "it is not usable",
     }
 }
 
-fn but(foreign: &[String]) -> String {
+fn other_disks(foreign: &[String]) -> String {
     if foreign.is_empty() {
         String::new()
     } else {
         let foreign = foreign.join(", ");
-        format!(" (there is other data on {foreign}; without these the free space behind the system would be taken)")
+        format!(" (disks with other data: {foreign}; without them, the node would use the free space of the boot disk)")
     }
 }
 
@@ -79,19 +77,19 @@ pub enum FindError {
     #[error("cannot {step} {}", path.display())]
     Look { step: &'static str, path: PathBuf, source: io::Error },
     /// The content of a disk is unknown. The node formats nothing in this case.
-    #[error("cannot find out what is on {}", device.display())]
+    #[error("cannot determine the content of {}", device.display())]
     Probe { device: PathBuf, source: ProbeError },
-    #[error("{} does not hold a number", path.display())]
+    #[error("{} does not contain a number", path.display())]
     Malformed { path: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The second check of the disk failed. Nothing was written to the disk.
-    #[error("cannot look at {} again before it is used", device.display())]
+    #[error("cannot check {} again before its use", device.display())]
     Again { device: PathBuf, source: FindError },
     /// The content of the disk has changed since its selection. Nothing was written to the disk.
-    #[error("{} holds something else than when it was chosen, and was left alone; choose again", device.display())]
+    #[error("the content of {} has changed since the disk was selected, nothing was written; select a disk again", device.display())]
     Changed { device: PathBuf },
     #[error("cannot run {} to format {}", program.display(), device.display())]
     Program { program: PathBuf, device: PathBuf, source: RunError },
@@ -103,11 +101,11 @@ pub enum MountError {
     Flush { device: PathBuf, source: io::Error },
     #[error(transparent)]
     Mount(#[from] mount::FilesystemError),
-    #[error("cannot look at the mount of {}", path.display())]
+    #[error("cannot inspect the mount of {}", path.display())]
     Look { path: PathBuf, source: mount::LookError },
-    #[error("{} is not mounted with nosuid, nodev and noexec, writable", path.display())]
+    #[error("{} is not mounted writable with nosuid, nodev and noexec", path.display())]
     Flags { path: PathBuf },
-    #[error("something else is mounted on {} already", path.display())]
+    #[error("another file system is already mounted on {}", path.display())]
     Occupied { path: PathBuf },
     #[error("{} has no project quotas", path.display())]
     Quota { path: PathBuf, source: fsquota::FsError },
@@ -121,7 +119,7 @@ pub enum MountError {
     Project { path: PathBuf, source: fsquota::FsError },
     #[error("cannot move {} to its project; the next start continues", path.display())]
     Transfer { path: PathBuf, source: fsquota::TransferError },
-    #[error("cannot limit {}", path.display())]
+    #[error("cannot set the limit of {}", path.display())]
     Limit { path: PathBuf, source: fsquota::SetError },
     #[error("cannot {step} {}", path.display())]
     Directory { step: &'static str, path: PathBuf, source: dir::Error },

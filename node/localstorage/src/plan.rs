@@ -39,19 +39,19 @@ impl<'seen> Decision<'seen> {
 /// [`NoDataDisk`]: no disk, several disks, or foreign content on the only one.
 pub fn plan(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     let decision = candidate(seen);
-    let has_ours = |disk: &FoundDisk| disk.role != Role::System && matches!(disk.content, Content::Ours(_));
+    let has_data = |disk: &FoundDisk| disk.role != Role::System && matches!(disk.content, Content::Data(_));
     if !matches!(decision, Ok(Decision::Use(_)))
-        && let Some(disk) = seen.iter().find(|disk| has_ours(disk) && disk.read_only)
+        && let Some(disk) = seen.iter().find(|disk| has_data(disk) && disk.read_only)
     {
         return Err(NoDataDisk::ReadOnly { disk: disk.name.clone() });
     }
     let decision = decision?;
-    let taken = decision.disk();
-    if taken.role == Role::Data && matches!(decision, Decision::Use(_)) {
+    let chosen = decision.disk();
+    if chosen.role == Role::Data && matches!(decision, Decision::Use(_)) {
         return Ok(decision);
     }
-    let can_be = |disk: &FoundDisk| has_ours(disk) && !disk.read_only;
-    let all: Vec<&FoundDisk> = seen.iter().filter(|disk| ptr::eq(*disk, taken) || can_be(disk)).collect();
+    let is_candidate = |disk: &FoundDisk| has_data(disk) && !disk.read_only;
+    let all: Vec<&FoundDisk> = seen.iter().filter(|disk| ptr::eq(*disk, chosen) || is_candidate(disk)).collect();
     if all.len() == 1 { Ok(decision) } else { Err(several(&all)) }
 }
 
@@ -68,11 +68,11 @@ fn candidate(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
     }
     let others: Vec<&FoundDisk> = with_role(Role::Unnamed).into_iter().filter(|disk| !disk.read_only).collect();
     let with = |wanted: fn(&Content) -> bool| others.iter().copied().filter(move |disk| wanted(&disk.content));
-    let ours: Vec<&FoundDisk> = with(|content| matches!(content, Content::Ours(_))).collect();
+    let data: Vec<&FoundDisk> = with(|content| matches!(content, Content::Data(_))).collect();
     let free: Vec<&FoundDisk> = with(|content| matches!(content, Content::Empty | Content::Unfinished)).collect();
-    match (ours.as_slice(), free.as_slice(), others.as_slice()) {
+    match (data.as_slice(), free.as_slice(), others.as_slice()) {
         ([disk], ..) | ([], [disk], _) => decide(disk),
-        ([_, ..], ..) => Err(several(&ours)),
+        ([_, ..], ..) => Err(several(&data)),
         ([], [_, ..], _) => Err(several(&free)),
         ([], [], [foreign]) => decide(foreign),
         ([], [], foreign) => Err(NoDataDisk::None { foreign: names(foreign) }),
@@ -81,7 +81,7 @@ fn candidate(seen: &[FoundDisk]) -> Result<Decision<'_>, NoDataDisk> {
 
 fn decide(disk: &FoundDisk) -> Result<Decision<'_>, NoDataDisk> {
     match &disk.content {
-        Content::Ours(_) => Ok(Decision::Use(disk)),
+        Content::Data(_) => Ok(Decision::Use(disk)),
         Content::Foreign(what) => Err(NoDataDisk::Foreign { disk: disk.name.clone(), what: what.clone() }),
         Content::Unexamined => Err(NoDataDisk::Unexamined { disk: disk.name.clone() }),
         Content::Empty | Content::Unfinished if disk.size < MINIMUM => {
@@ -107,7 +107,7 @@ mod tests {
     use crate::content::Geometry;
     use crate::signature::Signature;
 
-    const OURS: Content = Content::Ours(Geometry { block: Bytes::new(4096), blocks: 1 << 18, inode_percent: 25 });
+    const DATA: Content = Content::Data(Geometry { block: Bytes::new(4096), blocks: 1 << 18, inode_percent: 25 });
     const STRANGE: Signature = Signature::Unknown { at: 5 };
     const FOREIGN: Content = Content::Foreign(STRANGE);
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_formatted_disk_is_found_among_empty_ones() {
-        let seen = unnamed(&[Content::Empty, OURS, Content::Empty]);
+        let seen = unnamed(&[Content::Empty, DATA, Content::Empty]);
         assert_eq!(plan(&seen), Ok(Decision::Use(&seen[1])));
     }
 
@@ -143,7 +143,7 @@ mod tests {
     fn several_candidates_are_named_and_none_is_taken() {
         let both = || vec!["vda".to_owned(), "vdb".to_owned()];
         assert_eq!(plan(&unnamed(&[Content::Empty, Content::Empty])), Err(NoDataDisk::Several { disks: both() }));
-        assert_eq!(plan(&unnamed(&[OURS, OURS, Content::Empty])), Err(NoDataDisk::Several { disks: both() }));
+        assert_eq!(plan(&unnamed(&[DATA, DATA, Content::Empty])), Err(NoDataDisk::Several { disks: both() }));
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn two_partitions_for_data_are_one_too_many() {
-        let seen = vec![disk("vda2", Role::Partition, OURS), disk("vdb1", Role::Partition, Content::Empty)];
+        let seen = vec![disk("vda2", Role::Partition, DATA), disk("vdb1", Role::Partition, Content::Empty)];
         assert_eq!(plan(&seen), Err(NoDataDisk::Several { disks: vec!["vda2".into(), "vdb1".into()] }));
     }
 
@@ -173,23 +173,23 @@ mod tests {
     fn a_data_disk_that_returns_is_not_ignored() {
         let both = Err(NoDataDisk::Several { disks: vec!["vda2".into(), "vdb".into()] });
         for role in [Role::Data, Role::Unnamed] {
-            for content in [OURS, Content::Empty, Content::Unfinished] {
-                assert_eq!(plan(&[disk("vda2", Role::Partition, content), disk("vdb", role, OURS)]), both);
+            for content in [DATA, Content::Empty, Content::Unfinished] {
+                assert_eq!(plan(&[disk("vda2", Role::Partition, content), disk("vdb", role, DATA)]), both);
             }
         }
     }
 
     #[test]
     fn a_designated_disk_is_not_formatted_beside_a_data_disk() {
-        let mut seen = vec![disk("vda", Role::Data, Content::Empty), disk("vdb", Role::Unnamed, OURS)];
+        let mut seen = vec![disk("vda", Role::Data, Content::Empty), disk("vdb", Role::Unnamed, DATA)];
         assert_eq!(plan(&seen), Err(NoDataDisk::Several { disks: vec!["vda".into(), "vdb".into()] }));
-        seen[0].content = OURS;
+        seen[0].content = DATA;
         assert_eq!(plan(&seen), Ok(Decision::Use(&seen[0])));
     }
 
     #[test]
     fn a_read_only_designated_disk_is_not_replaced() {
-        let mut seen = vec![disk("vda", Role::Data, OURS), disk("vdb", Role::Unnamed, Content::Empty)];
+        let mut seen = vec![disk("vda", Role::Data, DATA), disk("vdb", Role::Unnamed, Content::Empty)];
         seen[0].read_only = true;
         assert_eq!(plan(&seen), Err(NoDataDisk::ReadOnly { disk: "vda".into() }));
     }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn without_a_candidate_no_disk_is_selected() {
         assert_eq!(plan(&[]), Err(NoDataDisk::None { foreign: vec![] }));
-        assert_eq!(plan(&[disk("vda", Role::System, OURS)]), Err(NoDataDisk::None { foreign: vec![] }));
+        assert_eq!(plan(&[disk("vda", Role::System, DATA)]), Err(NoDataDisk::None { foreign: vec![] }));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         let content = prop_oneof![
             Just(Content::Empty),
             Just(Content::Unfinished),
-            Just(OURS),
+            Just(DATA),
             Just(FOREIGN),
             Just(Content::Unexamined),
         ];
@@ -247,8 +247,8 @@ mod tests {
         #[test]
         fn nothing_is_formatted_beside_a_formatted_disk(seen in any_machine()) {
             if let Ok(Decision::Format(_)) = plan(&seen) {
-                let ours = |disk: &FoundDisk| disk.role != Role::System && disk.content == OURS;
-                prop_assert!(!seen.iter().any(ours));
+                let has_data = |disk: &FoundDisk| disk.role != Role::System && disk.content == DATA;
+                prop_assert!(!seen.iter().any(has_data));
             }
         }
 
@@ -264,7 +264,7 @@ mod tests {
             let Ok(first) = plan(&seen).map(|decision| decision.disk().name.clone()) else { return Ok(()) };
             for disk in &mut seen {
                 if disk.name == first {
-                    disk.content = OURS;
+                    disk.content = DATA;
                 }
             }
             let next = plan(&seen);

@@ -39,7 +39,7 @@ impl DataDisk {
     pub fn mount_with(self, programs: &Programs, tree: Data) -> Result<Mounted<Data>, MountError> {
         let path = tree.path().to_owned();
         if !self.is_mounted_on(&path)? {
-            self.look_again(programs)?;
+            self.check_again(programs)?;
             self.format(programs)?;
             let data = "prjquota";
             mount::filesystem(Filesystem { kind: "xfs", source: &self.device, target: &path, flags: INERT, data })?;
@@ -60,25 +60,25 @@ impl DataDisk {
         let dir = open(path)?;
         let place = mount::at(&dir).map_err(|source| MountError::Look { path: path.to_owned(), source })?;
         let number = fs::metadata(&self.device).map(|node| node.rdev()).ok();
-        let this = number.map(|number| (major(number), minor(number)))
+        let is_this_disk = number.map(|number| (major(number), minor(number)))
             == Some((u64::from(place.identity.device.0), u64::from(place.identity.device.1)));
         match place.mounted {
             None => Ok(false),
-            Some(found) if this && found == Attributes::INERT => Ok(true),
-            Some(_) if this => Err(MountError::Flags { path: path.to_owned() }),
+            Some(found) if is_this_disk && found == Attributes::INERT => Ok(true),
+            Some(_) if is_this_disk => Err(MountError::Flags { path: path.to_owned() }),
             Some(_) => Err(MountError::Occupied { path: path.to_owned() }),
         }
     }
 
     /// Checks the content again, because the selection may be outdated: the disk may have been replaced, or formatted
     /// and filled through a copy of this value.
-    fn look_again(&self, programs: &Programs) -> Result<(), MountError> {
+    fn check_again(&self, programs: &Programs) -> Result<(), MountError> {
         let found = examine(&self.device, self.size, programs)
             .map_err(|source| MountError::Again { device: self.device.clone(), source })?;
         match (self.state, found) {
             (DiskState::Empty, Content::Empty)
             | (DiskState::Unfinished, Content::Unfinished)
-            | (DiskState::Formatted, Content::Ours(_)) => Ok(()),
+            | (DiskState::Formatted, Content::Data(_)) => Ok(()),
             _ => Err(MountError::Changed { device: self.device.clone() }),
         }
     }

@@ -16,11 +16,11 @@ const AMBIVALENT: i32 = 8;
 /// The content of a disk is unknown. The node does not change the disk in this case.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("cannot ask {}", program.display())]
+    #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: RunError },
     #[error("{} ended with {status}: {said:?}", program.display())]
     Failed { program: PathBuf, status: ExitStatus, said: String },
-    #[error("cannot understand {}", program.display())]
+    #[error("invalid output of {}", program.display())]
     Malformed { program: PathBuf, source: MalformedLine },
 }
 

@@ -40,13 +40,13 @@ pub(crate) struct Bounds {
 /// A program could not be started, or exceeded its limits and was killed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("it cannot be run")]
+    #[error("the program cannot be started")]
     Start(#[source] io::Error),
-    #[error("its output cannot be read")]
+    #[error("cannot read the output of the program")]
     Read(#[source] io::Error),
-    #[error("it did not end within {} s", limit.as_secs())]
+    #[error("the program did not end within {} s", limit.as_secs())]
     Slow { limit: Duration },
-    #[error("it wrote more than {limit} bytes")]
+    #[error("the program wrote more than {limit} bytes")]
     Long { limit: usize },
 }
 

@@ -43,13 +43,13 @@ impl Projects {
             Ok(text) => text.and_then(|text| {
                 let ids = ProjectIds::parse(&text);
                 if ids.is_none() {
-                    warn!(path = %path.display(), "record of project IDs is damaged; it is written again");
+                    warn!(path = %path.display(), "record of project IDs is damaged, writing it again");
                 }
                 ids
             }),
             Err(error) => {
                 let error: &dyn Error = &error;
-                warn!(path = %path.display(), error, "record of project IDs cannot be read; it is written again");
+                warn!(path = %path.display(), error, "cannot read the record of project IDs, writing it again");
                 None
             }
         };
@@ -118,7 +118,7 @@ fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<Opt
         Ok(Transferred { left: Some(left), .. }) => warn!(
             path = %path.display(),
             inodes = left.inodes.get(),
-            "directory moved to another project, but for inodes that the kernel does not move: they have the former limits"
+            "directory moved to another project, except inodes that the kernel cannot move: they keep the former limits"
         ),
         Err(TransferError::Set(SetError::Nested { outer })) => {
             is_nested(path);
@@ -131,7 +131,7 @@ fn transfer(dir: &Dir, path: &Path, id: ProjectId, limits: Limits) -> Result<Opt
 
 /// The parent directory got the limit in a former release, and keeps it.
 fn is_nested(path: &Path) {
-    info!(path = %path.display(), "directory is limited by the one above it");
+    info!(path = %path.display(), "directory has the limit of its parent directory");
 }
 
 fn present(root: &Dir, tree: &Data, part: Part) -> Result<Option<ProjectId>, MountError> {

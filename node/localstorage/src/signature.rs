@@ -44,7 +44,7 @@ impl Usage {
 
 /// A line of `blkid` that does not have the form `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{line:?} is not like NAME=value")]
+#[error("{line:?} does not have the form NAME=value")]
 pub struct MalformedLine {
     line: String,
 }

@@ -202,7 +202,7 @@ fn a_disk_that_was_filled_since_it_was_chosen_is_left_alone() {
     machine.mkfs(&["-L", UNFINISHED]);
     let unfinished = DataDisk::find().unwrap();
     machine.mkfs(&["-L", LABEL]);
-    let ours = DataDisk::find().unwrap();
+    let disk = DataDisk::find().unwrap();
     let is_left_alone = |old: DataDisk| {
         let written = machine.written();
         let failed = old.mount(machine.root().data);
@@ -212,7 +212,7 @@ fn a_disk_that_was_filled_since_it_was_chosen_is_left_alone() {
     is_left_alone(empty);
     is_left_alone(unfinished);
     machine.mkfs(&["-L", "home"]);
-    is_left_alone(ours);
+    is_left_alone(disk);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_data_disk_is_also_checked_by_its_size() {
     let machine = Machine::new();
     machine.mkfs(&["-L", LABEL]);
     let seen = localstorage::disks(&Programs::default()).unwrap();
-    let ours = seen.iter().find(|disk| disk.device == machine.disk.path()).unwrap();
-    let Content::Ours(geometry) = &ours.content else { panic!("{:?}", ours.content) };
-    assert_eq!(geometry.block.checked_mul(geometry.blocks), Some(ours.size));
+    let disk = seen.iter().find(|disk| disk.device == machine.disk.path()).unwrap();
+    let Content::Data(geometry) = &disk.content else { panic!("{:?}", disk.content) };
+    assert_eq!(geometry.block.checked_mul(geometry.blocks), Some(disk.size));
 }

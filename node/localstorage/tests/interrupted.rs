@@ -80,7 +80,7 @@ fn nothing(_: &Recorder) {}
 fn kind(content: &Content) -> &'static str {
     match content {
         Content::Empty => "empty",
-        Content::Ours(_) => "ours",
+        Content::Data(_) => "data",
         Content::Unfinished => "unfinished",
         Content::Foreign(_) => "foreign",
         Content::Unexamined => "unexamined",
@@ -120,7 +120,7 @@ impl Broken {
 fn boots_again(disk: FoundDisk, cut: &Cut) -> Result<Boot, Broken> {
     let node = Node::new();
     let (device, found) = (disk.device.clone(), kind(&disk.content));
-    if cut.has_passed("booted") && found != "ours" {
+    if cut.has_passed("booted") && found != "data" {
         return Err(Broken::Unformatted(found));
     }
     let disk = match DataDisk::choose(&[disk]) {
@@ -141,7 +141,7 @@ fn boots_again(disk: FoundDisk, cut: &Cut) -> Result<Boot, Broken> {
     data.root().syncfs().map_err(Broken::other)?;
     node.shut_down(data).map_err(Broken::other)?;
     match seen(&device).map_err(Broken::other)?.content {
-        Content::Ours(_) => Ok(Boot::Works(found)),
+        Content::Data(_) => Ok(Boot::Works(found)),
         other => Err(Broken::Second(other)),
     }
 }
@@ -184,7 +184,7 @@ fn the_next_boot_finishes_a_first_boot_cut_anywhere() {
     }
     println!("{} cuts, {unfinished} unfinished; the next boot: {whole:?}; after losses: {lossy:?}", cuts.len());
     // Without losses, no disk is rejected, and the cuts reach every phase of the first boot.
-    assert!(whole.keys().eq(&["empty", "ours", "unfinished"].map(Boot::Works)), "{whole:?}");
+    assert!(whole.keys().eq(&["empty", "data", "unfinished"].map(Boot::Works)), "{whole:?}");
     // Most losses do no harm. A disk is rejected only if its superblock is missing.
     let (mut works, mut rejected) = (0, 0);
     for (end, number) in &lossy {

@@ -12,8 +12,8 @@ pub fn check(input: &[u8]) {
         Content::Empty => {
             assert!(marks.is_empty() && disk.head.iter().chain(disk.tail).all(|byte| *byte == 0));
         }
-        Content::Ours(geometry) => {
-            assert_eq!(disk.ours(), Some(geometry));
+        Content::Data(geometry) => {
+            assert_eq!(disk.geometry(), Some(geometry));
             assert_eq!(&disk.head[..4], b"XFSB");
             assert_eq!(&disk.head[108..120], LABEL.as_bytes());
             assert_eq!(
@@ -22,7 +22,7 @@ pub fn check(input: &[u8]) {
             );
         }
         Content::Unfinished => {
-            assert_eq!(disk.ours(), None);
+            assert_eq!(disk.geometry(), None);
             assert_eq!(&disk.head[..4], b"XFSB");
         }
         Content::Foreign(Signature::Known(known)) => assert!(!known.is_empty() && known == marks),
@@ -56,7 +56,7 @@ mod tests {
             let found = disk.content(&marks);
             match name.as_str() {
                 "empty" => assert_eq!(found, Content::Empty),
-                "ours" => assert!(matches!(found, Content::Ours(_)), "{found:?}"),
+                "ours" => assert!(matches!(found, Content::Data(_)), "{found:?}"),
                 "unfinished" => assert_eq!(found, Content::Unfinished),
                 "xfs" => assert!(matches!(found, Content::Foreign(Signature::Known(_))), "{found:?}"),
                 "tail" => assert!(matches!(found, Content::Foreign(Signature::Unknown { .. })), "{found:?}"),

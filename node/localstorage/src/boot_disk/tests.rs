@@ -68,7 +68,7 @@ impl Disk {
     /// Performs the writes of a boot, or the first ones, and checks the table after each of them. Returns their number.
     fn boot(&mut self, wanted: Wanted, writes: usize) -> usize {
         let Some(mut change) = self.plan(wanted) else { return 0 };
-        let before = put_back(&self.table(), self.sectors());
+        let before = move_backup(&self.table(), self.sectors());
         let mut done = 0;
         for write in before.into_iter().flatten().take(writes) {
             self.apply([write]);
@@ -236,9 +236,9 @@ fn only_the_disk_that_the_root_is_on_is_written() {
     };
     let seen = [disk("vda", Role::System, false), disk("vdb", Role::System, false)];
     let holds = |wanted: &'static str| move |disk: &FoundDisk| Ok(disk.name == wanted);
-    assert_eq!(started_from(&seen, holds("vdb")).unwrap(), Some(&seen[1]));
-    assert_eq!(started_from(&seen, holds("vdc")).unwrap(), None);
-    assert_eq!(started_from(&[disk("vda", Role::System, true)], holds("vda")).unwrap(), None);
+    assert_eq!(find_boot_disk(&seen, holds("vdb")).unwrap(), Some(&seen[1]));
+    assert_eq!(find_boot_disk(&seen, holds("vdc")).unwrap(), None);
+    assert_eq!(find_boot_disk(&[disk("vda", Role::System, true)], holds("vda")).unwrap(), None);
 }
 
 #[test]
@@ -290,7 +290,7 @@ proptest! {
                 disk.move_second_copy();
             }
             let before = disk.data();
-            let all = disk.plan(wanted).map(|_| put_back(&disk.table(), disk.sectors()).map_or(3, |_| 6));
+            let all = disk.plan(wanted).map(|_| move_backup(&disk.table(), disk.sectors()).map_or(3, |_| 6));
             let done = disk.boot(wanted, cut);
             prop_assert!(Some(done) == all || disk.data() == before);
             prop_assert_eq!(disk.former(), None);

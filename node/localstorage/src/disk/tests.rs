@@ -63,13 +63,13 @@ impl FakeMachine {
         self.look_among(|_| true)
     }
 
-    fn look_among(&self, is_meant: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
+    fn look_among(&self, is_selected: impl Fn(&Path) -> bool) -> Result<Vec<FoundDisk>, FindError> {
         let swap = Mark { format: "swap".into(), usage: Usage::Other, label: None };
         let ask = |device: &Path| {
             let bytes = fs::read(device).unwrap();
             Ok(if bytes.starts_with(b"swap") { vec![swap.clone()] } else { vec![] })
         };
-        Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks(is_meant)
+        Machine { blocks: self.blocks(), devices: self.devices(), root: makedev(254, 17), ask: &ask }.disks(is_selected)
     }
 
     fn disks(&self) -> Vec<FoundDisk> {
@@ -111,7 +111,7 @@ fn our_file_system_is_seen_on_disks_that_are_not_to_choose_from() {
     machine.add("vdb", None, &our_superblock());
     machine.add("vdc", None, b"swap");
     let seen = machine.disks();
-    assert!(matches!(seen[2].content, Content::Ours(_)));
+    assert!(matches!(seen[2].content, Content::Data(_)));
     assert_eq!(seen[3].content, Content::Unexamined);
     let refusal = NoDataDisk::Several { disks: vec!["vda1".into(), "vdb".into()] };
     assert!(matches!(DataDisk::choose(&seen), Err(FindError::Refused(found)) if found == refusal));

@@ -110,7 +110,7 @@ fn a_file_system_that_is_larger_than_its_disk_is_not_mounted() {
     let machine = Machine::new();
     machine.mkfs(&["-L", LABEL]);
     let elastic = Elastic::new(&machine, Bytes::new(600 << 20));
-    assert!(matches!(elastic.content(), Content::Ours(_)));
+    assert!(matches!(elastic.content(), Content::Data(_)));
     let written = machine.written();
     let failed = elastic.try_mount();
     assert!(matches!(failed, Err(MountError::Mount(_))), "{failed:?}");
