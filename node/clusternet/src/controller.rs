@@ -75,7 +75,7 @@ pub async fn run(cx: Context, settings: Settings) -> Result<(), RunError> {
         tokio::select! {
             () = cx.cancelled() => return Ok(()),
             changed = changes.next() => drop(changed.ok_or(RunError::WatchEnded)?),
-            _ = again.tick() => controller.doubt(),
+            _ = again.tick() => controller.invalidate(),
         }
         // Without a complete list, peers of Nodes that are not listed yet would be removed.
         if nodes.wait_until_ready().now_or_never().is_none() {
@@ -125,7 +125,7 @@ struct Controller {
     /// Peers after the last pass. The kernel may have updated their endpoints.
     known: Option<Peers>,
     /// Whether the kernel's state is assumed to be that of the last pass.
-    is_sure: bool,
+    is_current: bool,
     places: Option<BTreeSet<Place>>,
     /// Plan of the last pass, to log only new warnings.
     last: MeshPlan,
@@ -133,12 +133,12 @@ struct Controller {
 
 impl Controller {
     fn new(settings: Settings, key: PublicKey) -> Self {
-        Self { settings, key, known: None, is_sure: true, places: None, last: MeshPlan::default() }
+        Self { settings, key, known: None, is_current: true, places: None, last: MeshPlan::default() }
     }
 
     /// Marks the kernel's state as unknown: link, key, port, peers, addresses and routes.
-    fn doubt(&mut self) {
-        self.is_sure = false;
+    fn invalidate(&mut self) {
+        self.is_current = false;
         self.places = None;
     }
 
@@ -146,7 +146,7 @@ impl Controller {
     async fn pass(&mut self, members: &[Member]) -> Result<bool, RunError> {
         let mesh = Mesh { node: &self.settings.node, key: self.key, networks: &self.settings.networks };
         let plan = plan(mesh, members);
-        if !self.is_sure {
+        if !self.is_current {
             let device = Arc::clone(&self.settings.device);
             spawn_blocking(move || device.ensure()).await??;
         }
@@ -187,7 +187,7 @@ impl Controller {
     }
 
     async fn peers(&mut self, plan: &MeshPlan) -> Result<(), RunError> {
-        let is_read = self.known.is_none() || !self.is_sure;
+        let is_read = self.known.is_none() || !self.is_current;
         let known = self.known.take().unwrap_or_default();
         let have = if is_read { self.look(known).await? } else { known };
         let changes = Arc::new(diff(&have, &plan.peers));
@@ -217,7 +217,7 @@ impl Controller {
             info!(node, %key, change = change.name(), "mesh peer changed");
         }
         self.known = Some(plan.peers.clone());
-        self.is_sure = true;
+        self.is_current = true;
         Ok(())
     }
 
@@ -236,14 +236,14 @@ impl Controller {
     }
 
     fn log_warnings(&mut self, plan: &MeshPlan) {
-        for (node, refusal) in plan.refused.difference(&self.last.refused) {
+        for (node, refusal) in plan.rejected.difference(&self.last.rejected) {
             let reason: &dyn std::error::Error = refusal;
             warn!(node, reason, "Node rejected from the mesh, completely or in part");
         }
         for (node, address) in plan.several.difference(&self.last.several) {
             warn!(node, %address, "Node has several InternalIPs, using the first");
         }
-        self.settings.metrics.refused(&plan.refused);
+        self.settings.metrics.rejected(&plan.rejected);
         self.settings.metrics.named(&plan.nodes);
         self.last.clone_from(plan);
     }

@@ -11,9 +11,9 @@ use crate::ParseKeyError;
 pub enum MemberError {
     #[error("invalid public key: {0}")]
     Key(ParseKeyError),
-    #[error("the public key is that of the older node {owner}; one of them has a copied disk")]
+    #[error("the older node {owner} has the same public key; one of them has a copied disk")]
     KeyTaken { owner: String },
-    #[error("the public key is that of this node; one of them has a copied disk")]
+    #[error("this node has the same public key; one of them has a copied disk")]
     OwnKey,
     #[error("no InternalIP")]
     NoAddress,
@@ -27,7 +27,7 @@ pub enum MemberError {
     /// Range that the allocator does not assign.
     #[error("pod range {0} is not a node's part of a pod network")]
     Foreign(IpNet),
-    #[error("pod range {range} is that of the older node {owner}")]
+    #[error("pod range {range} belongs to the older node {owner}")]
     RangeTaken { range: IpNet, owner: String },
 }
 

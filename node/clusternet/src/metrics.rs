@@ -21,7 +21,7 @@ pub struct Neighbour {
 /// Metrics of a node's mesh. Clones share the metrics, which outlive a restart of the controller.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    refused: IntGaugeVec,
+    rejected: IntGaugeVec,
     changes: IntCounterVec,
     /// Node names of the peers at the last pass.
     names: Arc<Mutex<BTreeMap<PublicKey, String>>>,
@@ -42,7 +42,7 @@ impl Metrics {
 
     fn new() -> Result<Self, prometheus::Error> {
         let metrics = Self {
-            refused: IntGaugeVec::new(
+            rejected: IntGaugeVec::new(
                 Opts::new(
                     "granary_mesh_refused",
                     "Nodes that are rejected as peers, completely or in part, by reason; the log contains their names.",
@@ -57,7 +57,7 @@ impl Metrics {
         };
         // Create the series at the start, so that rates are correct from the first event on.
         for reason in MemberError::REASONS {
-            metrics.refused.with_label_values(&[reason]);
+            metrics.rejected.with_label_values(&[reason]);
         }
         for change in ["added", "updated", "removed"] {
             metrics.changes.with_label_values(&[change]);
@@ -66,17 +66,17 @@ impl Metrics {
     }
 
     fn collectors(&self) -> [Box<dyn Collector>; 2] {
-        [Box::new(self.refused.clone()), Box::new(self.changes.clone())]
+        [Box::new(self.rejected.clone()), Box::new(self.changes.clone())]
     }
 
     pub(crate) fn changed(&self, change: &Change) {
         self.changes.with_label_values(&[change.name()]).inc();
     }
 
-    pub(crate) fn refused(&self, refused: &BTreeSet<(String, MemberError)>) {
+    pub(crate) fn rejected(&self, rejected: &BTreeSet<(String, MemberError)>) {
         for reason in MemberError::REASONS {
-            let count = refused.iter().filter(|(_, refusal)| refusal.reason() == reason).count();
-            self.refused.with_label_values(&[reason]).set(i64::try_from(count).unwrap_or(i64::MAX));
+            let count = rejected.iter().filter(|(_, refusal)| refusal.reason() == reason).count();
+            self.rejected.with_label_values(&[reason]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 
@@ -123,8 +123,8 @@ mod tests {
             registry.register(collector).unwrap();
         }
         let taken = MemberError::KeyTaken { owner: "one".into() };
-        metrics.refused(&[("two".into(), taken.clone()), ("three".into(), taken)].into());
-        metrics.refused(&[("two".into(), MemberError::OwnKey), ("two".into(), MemberError::NoAddress)].into());
+        metrics.rejected(&[("two".into(), taken.clone()), ("three".into(), taken)].into());
+        metrics.rejected(&[("two".into(), MemberError::OwnKey), ("two".into(), MemberError::NoAddress)].into());
         metrics.changed(&Change::Remove(key(1)));
         let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         for line in [

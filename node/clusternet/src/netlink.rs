@@ -30,7 +30,7 @@ pub enum RequestError {
     #[error("the answer of the kernel exceeds {LONGEST} bytes")]
     TooLong,
     /// A dump was inconsistent in all attempts.
-    #[error("the state changed during each of {DUMPS} reads")]
+    #[error("the listed objects changed during each of {DUMPS} reads")]
     Changing,
 }
 

@@ -34,7 +34,7 @@ pub struct MeshPlan {
     pub peers: Peers,
     pub nodes: BTreeMap<PublicKey, String>,
     /// Rejected Nodes with the reasons. A Node with a rejected range may still be a peer.
-    pub refused: BTreeSet<(String, MemberError)>,
+    pub rejected: BTreeSet<(String, MemberError)>,
     /// Nodes with several addresses, and the first address, which the mesh uses.
     pub several: BTreeSet<(String, IpAddr)>,
 }
@@ -85,7 +85,7 @@ impl<'m> Planner<'m> {
     }
 
     fn reject(&mut self, member: &Member, error: MemberError) {
-        self.plan.refused.insert((member.name.clone(), error));
+        self.plan.rejected.insert((member.name.clone(), error));
     }
 
     fn ranges(&mut self, member: &'m Member) -> BTreeSet<IpNet> {
@@ -190,7 +190,7 @@ mod tests {
     #[track_caller]
     fn rejects(plan: &MeshPlan, expected: &[(&str, MemberError)]) {
         let expected = expected.iter().map(|(node, refusal)| ((*node).to_owned(), refusal.clone())).collect();
-        assert_eq!(plan.refused, expected);
+        assert_eq!(plan.rejected, expected);
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         for silent in [Member { key: None, ..member(2) }, Member { addresses: vec![], ..member(2) }] {
             let found = seen([Member { networks: member(2).networks, ..member(3) }, silent]);
             assert_eq!(found.peers, Peers::new());
-            assert!(found.refused.iter().any(|(_, refusal)| refusal.reason() == "range_taken"));
+            assert!(found.rejected.iter().any(|(_, refusal)| refusal.reason() == "range_taken"));
         }
     }
 

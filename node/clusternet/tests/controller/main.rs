@@ -246,8 +246,8 @@ async fn a_rejected_node_is_logged_once(cluster: Arc<Cluster>) -> Result<(), Fai
     let warnings = mesh.log.warnings("Node rejected from the mesh, completely or in part");
     let [shadow, twin] = &warnings[..] else { panic!("{warnings:#?}") };
     for (warning, published) in [
-        (shadow, r#"node="shadow" reason=pod range 10.244.2.0/24 is that of the older node older"#),
-        (twin, r#"node="twin" reason=the public key is that of the older node older; one of them has a copied disk"#),
+        (shadow, r#"node="shadow" reason=pod range 10.244.2.0/24 belongs to the older node older"#),
+        (twin, r#"node="twin" reason=the older node older has the same public key; one of them has a copied disk"#),
     ] {
         assert!(warning.ends_with(published), "{warning}");
     }

@@ -234,7 +234,7 @@ fn an_invalid_key_does_not_affect_other_peers() {
     ];
     let network = PodNetwork { network: "10.244.0.0/16".parse().unwrap(), node_prefix: 24 };
     let found = plan(Mesh { node: "node-1", key: one.key, networks: &[network] }, &members);
-    assert_eq!(found.refused.len(), 2);
+    assert_eq!(found.rejected.len(), 2);
     one.peers(found.peers.clone());
     let mut expected =
         [format!("{} 192.0.2.2:7838 10.244.2.0/24", two.key), format!("{good} 192.0.2.5:7838 10.244.5.0/24")];
