@@ -11,7 +11,7 @@
 //!
 //! let error = Config::parse(r#"{"nodename": "granary-1", "network": {"mtu": 15}}"#).unwrap_err().to_string();
 //! assert!(error.contains("\n  nodename: unknown field; known fields: nodeName, controlPlane, worker, network"));
-//! assert!(error.contains("\n  network.mtu: 15 is out of range: 576 to 65535 is possible"));
+//! assert!(error.contains("\n  network.mtu: 15 is out of range; choose a value from 576 to 65535"));
 //! # Ok::<(), config::ParseError>(())
 //! ```
 #![forbid(unsafe_code)]

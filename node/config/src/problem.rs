@@ -75,11 +75,11 @@ pub enum Violation {
     Digest(#[from] DigestError),
     #[error(transparent)]
     Token(#[from] TokenError),
-    #[error("{gateway} is not another address of the network of {interface}, so that it cannot be reached")]
+    #[error("gateway {gateway} must be another address in the network of {interface}")]
     Unreachable { gateway: Ipv4Addr, interface: Ipv4Net },
-    #[error("{found} is out of range: {least} to {most} is possible")]
+    #[error("{found} is out of range; choose a value from {least} to {most}")]
     Range { found: u32, least: u32, most: u32 },
-    #[error("the list has {found} items; at most {most} are possible")]
+    #[error("the list has {found} items; the maximum is {most}")]
     Many { found: usize, most: usize },
     #[error("{0}; write a size such as 10GiB")]
     Bytes(#[from] units::ParseError),
@@ -89,7 +89,7 @@ pub enum Violation {
     Registry(#[from] RegistryError),
     #[error(transparent)]
     Administrator(#[from] AdministratorError),
-    #[error("{0} is listed above, too; remove one")]
+    #[error("{0} is listed twice; remove one")]
     Listed(String),
     #[error(
         "a password of the registry or of the mirror would be sent without TLS; write https:, or remove the credentials"

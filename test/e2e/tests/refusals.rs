@@ -60,7 +60,7 @@ async fn an_invalid_configuration_is_rejected_and_changes_nothing() {
     for problem in [
         "the configuration has 2 problems",
         "  nodename: unknown field; known fields: nodeName, ",
-        "  network.mtu: 15 is out of range: 576 to 65535 is possible",
+        "  network.mtu: 15 is out of range; choose a value from 576 to 65535",
     ] {
         assert!(message.contains(problem), "{problem:?} is not in {message}");
         assert!(console.contains(problem), "{problem:?} is not on the console: {console}");

@@ -206,7 +206,7 @@ fn an_invalid_administrator_is_reported_by_its_index() {
     let wanted = [
         "controlPlane.administratorRequests[1]: must contain one certificate signing request in PEM",
         "controlPlane.administratorRequests[2]: the subject must have one common name",
-        "controlPlane.administratorRequests[4]: alice is listed above, too; remove one",
+        "controlPlane.administratorRequests[4]: alice is listed twice; remove one",
         "controlPlane.administratorRequests[5]: contains a private key",
     ];
     assert_eq!(found.len(), wanted.len(), "{found:?}");
@@ -216,7 +216,7 @@ fn an_invalid_administrator_is_reported_by_its_index() {
     let many: Vec<String> = (0..17).map(|index| administrator_request(&format!("a{index}"))).collect();
     assert_eq!(
         problems(&json!({"controlPlane": {"administratorRequests": many}}).to_string()),
-        ["controlPlane.administratorRequests: the list has 17 items; at most 16 are possible"]
+        ["controlPlane.administratorRequests: the list has 17 items; the maximum is 16"]
     );
 }
 
