@@ -41,13 +41,15 @@ pub enum PreflightError {
         "the {memory} of {guests} guests and QEMU's {overhead} do not fit in {available} of free memory; end other programs, or choose fewer --nodes, or less with --memory (at least {LEAST_MEMORY}) and --worker-memory (at least {LEAST_WORKER_MEMORY})"
     )]
     ClusterMemory { guests: usize, memory: Bytes, overhead: Bytes, available: Bytes },
-    #[error("{node} does not run with {memory} of memory; choose at least {least} with {option}")]
+    #[error("{memory} of memory is too little for {node}; choose at least {least} with {option}")]
     LittleMemory { node: &'static str, memory: Bytes, least: Bytes, option: &'static str },
-    #[error("cannot listen on port {port} of 127.0.0.1; end the program that does, or choose another with {purpose}")]
+    #[error(
+        "cannot listen on port {port} of 127.0.0.1; end the program that uses it, or choose another port with {purpose}"
+    )]
     Port { port: u16, purpose: PortPurpose, source: io::Error },
     #[error("port {port} of 127.0.0.1 needs root rights; choose {UNPRIVILEGED} or higher with {purpose}")]
     PrivilegedPort { port: u16, purpose: PortPurpose },
-    #[error("port {port} of 127.0.0.1 has two uses; choose another with --port or --forward")]
+    #[error("port {port} of 127.0.0.1 is used twice; choose another port with --port or --forward")]
     SamePort { port: u16 },
     #[error("a data disk of {size} is too small; choose at least {LEAST_DATA} with --data-size")]
     LittleData { size: Bytes },
@@ -376,7 +378,7 @@ mod tests {
             |kind: io::ErrorKind, purpose| check_ports(vec![(80, purpose, Err(kind.into()))]).unwrap_err().to_string();
         assert_eq!(
             rejected(io::ErrorKind::AddrInUse, PortPurpose::Forward),
-            "cannot listen on port 80 of 127.0.0.1; end the program that does, or choose another with --forward"
+            "cannot listen on port 80 of 127.0.0.1; end the program that uses it, or choose another port with --forward"
         );
         assert_eq!(
             rejected(io::ErrorKind::PermissionDenied, PortPurpose::Forward),
@@ -385,7 +387,7 @@ mod tests {
         let twice = vec![(6443, PortPurpose::Api, Ok(())), (6443, PortPurpose::Forward, Ok(()))];
         assert_eq!(
             check_ports(twice).unwrap_err().to_string(),
-            "port 6443 of 127.0.0.1 has two uses; choose another with --port or --forward"
+            "port 6443 of 127.0.0.1 is used twice; choose another port with --port or --forward"
         );
     }
 

@@ -113,7 +113,7 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
             worker["storage"][name] = value.clone();
         }
     }
-    let is_own = |name: &str| OWN.iter().any(|own| name == *own || name == in_proto(own));
+    let is_own = |name: &str| OWN.iter().any(|own| name == *own || name == proto_name(own));
     for (name, value) in configuration.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name)) {
         worker[name] = value.clone();
     }
@@ -122,10 +122,10 @@ pub(crate) fn of_worker(spec: &NodeSpec, ca: CaDigest, token: &Token) -> String 
 
 /// The value of a field, by its JSON name or by its name in the proto file. The node accepts both.
 fn field<'a>(message: &'a Value, name: &str) -> Option<&'a Value> {
-    message.get(name).or_else(|| message.get(in_proto(name)))
+    message.get(name).or_else(|| message.get(proto_name(name)))
 }
 
-fn in_proto(name: &str) -> String {
+fn proto_name(name: &str) -> String {
     let words = name.chars().flat_map(|c| [c.is_ascii_uppercase().then_some('_'), Some(c.to_ascii_lowercase())]);
     words.flatten().collect()
 }
@@ -247,10 +247,10 @@ mod tests {
         let Violation::UnknownField { known } = &problems[0].violation else { panic!("{problems:?}") };
         assert!(OWN.iter().all(|own| known.iter().any(|name| name == own)), "{known:?}");
         let mut spec = specs(Path::new("/tmp")).swap_remove(1);
-        for name in known.iter().flat_map(|name| [name.clone(), in_proto(name)]) {
+        for name in known.iter().flat_map(|name| [name.clone(), proto_name(name)]) {
             spec.options.configuration = Some(json!({&*name: "set"}).to_string());
             let worker: Value = serde_json::from_str(&worker(&spec)).unwrap();
-            let is_own = OWN.iter().any(|own| [(*own).to_owned(), in_proto(own)].contains(&name));
+            let is_own = OWN.iter().any(|own| [(*own).to_owned(), proto_name(own)].contains(&name));
             assert_eq!(worker.get(&name) == Some(&json!("set")), !is_own, "{name}: {worker}");
         }
     }
@@ -299,7 +299,7 @@ mod tests {
             (&worker, "worker: the first node is a control plane; remove the field, and start workers with --nodes"),
             (
                 r#"{"podProcesses": 1}"#,
-                "the configuration has a problem\n  podProcesses: 1 is out of range: 64 to 65536 is possible",
+                "the configuration has a problem\n  podProcesses: 1 is out of range; choose a value from 64 to 65536",
             ),
         ] {
             assert_eq!(check_configuration(text).unwrap_err().to_string(), wanted);

@@ -35,7 +35,7 @@ pub enum BootError {
     #[error("the node cannot continue: {message}")]
     Fatal { message: String },
     /// The guest ended without announcing a fatal error.
-    #[error("the guest ended during its boot, QEMU with {exit}; {console}")]
+    #[error("the guest ended during its boot: QEMU ended with {exit}; {console}")]
     Ended { exit: Exit, console: Console },
     #[error("the node was not ready after {limit:?}; waited for: {unfinished}; {console}")]
     Late {
@@ -53,7 +53,7 @@ pub enum ClusterError {
     Boot { node: String, source: Box<BootError> },
     #[error(transparent)]
     Step(#[from] StepError),
-    #[error("the network between the nodes is gone, QEMU ended with {0}")]
+    #[error("the network between the nodes failed, QEMU ended with {0}")]
     SegmentEnded(Exit),
 }
 
@@ -73,7 +73,7 @@ pub struct ClusterShutdownError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShutdownError {
-    #[error("the guest did not power off in order, QEMU ended with {exit}; {console}")]
+    #[error("the guest did not power off cleanly, QEMU ended with {exit}; {console}")]
     Killed { exit: Exit, console: Console },
     #[error("a task of the launcher panicked")]
     Panicked(#[source] task::JoinError),

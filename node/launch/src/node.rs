@@ -77,7 +77,7 @@ impl Node {
         match (fatal, exit) {
             (Some(message), _) => message,
             (None, Ok(Some(exit))) => format!("QEMU ended with {exit}; {}", Console::read(&self.console)),
-            (None, _) => format!("the guest closed its port; {}", Console::read(&self.console)),
+            (None, _) => format!("the guest closed the announcement port; {}", Console::read(&self.console)),
         }
     }
 
@@ -85,8 +85,8 @@ impl Node {
     pub async fn screenshot(&self, path: &Path) -> Result<(), StepError> {
         let (vm, arguments) = (Arc::clone(&self.vm), json!({"filename": path}));
         let taken = spawn_blocking(move || vm.execute("screendump", arguments)).await;
-        let taken = taken.map_err(StepError::of("take a picture of the screen"))?;
-        taken.map(drop).map_err(StepError::of("take a picture of the screen"))
+        let taken = taken.map_err(StepError::of("take a screenshot"))?;
+        taken.map(drop).map_err(StepError::of("take a screenshot"))
     }
 
     pub fn has_ended(&self) -> bool {
@@ -104,7 +104,7 @@ impl Node {
     /// Saves a node that was booted with [`Origin::Savable`](crate::Origin::Savable) to that directory, and ends the
     /// guest. Nodes with the origin [`Origin::Saved`](crate::Origin::Saved) continue from this state.
     pub async fn save(self) -> Result<(), StepError> {
-        let vm = Arc::into_inner(self.vm).ok_or("it is in use").map_err(StepError::of("save the node"))?;
+        let vm = Arc::into_inner(self.vm).ok_or("another task uses the guest").map_err(StepError::of("save the node"))?;
         let credentials = self.access.kubeconfig;
         let save = move || {
             let saved = vm.save().map_err(StepError::of("save the guest"))?;

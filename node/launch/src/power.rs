@@ -35,7 +35,7 @@ fn press(vm: &Vm, limit: Duration) -> Exit {
             Ok(()) => silent = None,
             Err(_) => _ = silent.get_or_insert_with(Instant::now),
         }
-        let left = left(limit.saturating_sub(start.elapsed()), silent.map(|since| since.elapsed()));
+        let left = time_left(limit.saturating_sub(start.elapsed()), silent.map(|since| since.elapsed()));
         match vm.wait(left.min(PRESS_AGAIN)) {
             Some(exit) => return exit,
             None if left.is_zero() => return vm.shut_down(Duration::ZERO),
@@ -45,7 +45,7 @@ fn press(vm: &Vm, limit: Duration) -> Exit {
 }
 
 /// Time until the guest is killed. A QEMU process that has accepted no command for some time is about to exit.
-fn left(of_guest: Duration, silent: Option<Duration>) -> Duration {
+fn time_left(of_guest: Duration, silent: Option<Duration>) -> Duration {
     let of_qemu = silent.map(|silent| QEMU_EXIT.saturating_sub(silent));
     of_qemu.map_or(of_guest, |left| left.min(of_guest))
 }
@@ -73,10 +73,10 @@ mod tests {
     #[test]
     fn a_qemu_that_ends_late_has_its_time() {
         let seconds = Duration::from_secs;
-        assert_eq!(left(seconds(60), None), seconds(60));
-        assert_eq!(left(seconds(60), Some(Duration::ZERO)), QEMU_EXIT);
-        assert_eq!(left(seconds(60), Some(seconds(4))), QEMU_EXIT - seconds(4));
-        assert_eq!(left(seconds(60), Some(seconds(11))), Duration::ZERO);
-        assert_eq!(left(seconds(3), Some(seconds(4))), seconds(3));
+        assert_eq!(time_left(seconds(60), None), seconds(60));
+        assert_eq!(time_left(seconds(60), Some(Duration::ZERO)), QEMU_EXIT);
+        assert_eq!(time_left(seconds(60), Some(seconds(4))), QEMU_EXIT - seconds(4));
+        assert_eq!(time_left(seconds(60), Some(seconds(11))), Duration::ZERO);
+        assert_eq!(time_left(seconds(3), Some(seconds(4))), seconds(3));
     }
 }

@@ -86,7 +86,7 @@ async fn on_a_cluster(arguments: &Arguments, output: &Path, interrupts: &mut Int
     let tests = Tests::start(&mut command, output)?;
     let outcome = tokio::select! {
         outcome = tests.finish(interrupts) => outcome,
-        ended = cluster.ended() => return Err(format!("{} ended by itself: {}", ended.what, ended.reason).into()),
+        ended = cluster.ended() => return Err(format!("{} ended unexpectedly: {}", ended.what, ended.reason).into()),
     };
     let down = cluster.shut_down(SHUTDOWN_LIMIT).await;
     // An error of the tests has priority over one of the shutdown.

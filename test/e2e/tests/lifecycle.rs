@@ -100,7 +100,7 @@ fn a_qemu_killed_after_the_boot_ends_the_run_with_the_reason() {
     assert_eq!(ended.status.code(), Some(1), "{}", ended.text);
     let (before, last) = ended.text.split_once("Ctrl-C shuts it down.\n").unwrap();
     assert!(before.contains("  the node is Ready\nthe demonstration failed\ncaused by: "), "{before}");
-    assert!(last.starts_with("error: node granary ended by itself: QEMU ended with signal: 9 (SIGKILL)"), "{last}");
+    assert!(last.starts_with("error: node granary ended unexpectedly: QEMU ended with signal: 9 (SIGKILL)"), "{last}");
     // On a busy machine the kernel may print a warning first.
     let console = last.split_once("logs/console.log:\n").map(|(_, console)| console);
     let shown = console.is_some_and(|text| text.contains(&format!("  initramfs: started\n  {WAITING}\n")));
@@ -152,7 +152,7 @@ fn impossible_options_are_rejected_with_the_remedy() {
     let invalid = ["node.json", "podProcesses: 1 is out of range", "registries[0].server: without TLS"];
     let cases: [(_, &[&str], _, &[&str]); 7] = [
         ("an invalid configuration", &[&config], 1, &invalid),
-        ("a taken port", &[&port], 1, &["error: node granary did not boot\n", "choose another with --port"]),
+        ("a taken port", &[&port], 1, &["error: node granary did not boot\n", "choose another port with --port"]),
         ("an impossible data file", &["--data=/nowhere/data.img"], 1, &["name a file in an existing directory"]),
         ("a file without images", &[&no_archive], 1, &["cannot use the images in ", "node.json", "docker save"]),
         ("a missing archive", &["--image=/nowhere/app.tar"], 1, &["/nowhere/app.tar", "it cannot be read"]),
@@ -205,7 +205,7 @@ fn a_cluster_in_the_background_lives_from_start_to_delete() {
     assert_eq!(first_byte_of_the_answer(forwarded, b"plain text\r\n"), 21);
     let second = commands.start(&["--name=a"]);
     assert_eq!(second.status, Some(1), "{}", second.text);
-    assert!(second.text.contains("a launcher uses cluster a;"), "{}", second.text);
+    assert!(second.text.contains("cluster a is in use by another launcher;"), "{}", second.text);
 
     let stopped = commands.run(&["stop", "--name=a"]);
     assert_eq!((stopped.status, commands.processes()), (Some(0), Vec::new()), "{}", stopped.text);

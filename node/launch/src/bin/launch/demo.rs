@@ -36,7 +36,7 @@ pub(crate) struct ClaimResult {
     pub(crate) finding: workload::Demo,
 }
 
-pub(crate) type Lost = Box<watcher::Error>;
+pub(crate) type WatchError = Box<watcher::Error>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -56,7 +56,7 @@ impl DemoError {
         |cause| Self { message, source: Some(Box::new(cause)) }
     }
 
-    pub(crate) fn late(pod: &str, events: &str, lost: Option<Lost>) -> Self {
+    pub(crate) fn late(pod: &str, events: &str, lost: Option<WatchError>) -> Self {
         let message = format!("pod {NAMESPACE}/{pod} does not run after {LIMIT:?}; {events}");
         Self { message, source: lost.map(Into::into) }
     }
@@ -172,7 +172,7 @@ pub(crate) async fn wait_for<K>(
     objects: &Api<K>,
     name: &str,
     condition: impl Condition<K>,
-) -> Result<Option<K>, Option<Lost>>
+) -> Result<Option<K>, Option<WatchError>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {

@@ -29,13 +29,13 @@ pub(crate) enum LaunchError {
     Boot(Box<ClusterError>),
     #[error("the demonstration failed")]
     Demo(#[source] Box<DemoError>),
-    #[error("{} ended by itself: {}", .0.what, .0.reason)]
+    #[error("{} ended unexpectedly: {}", .0.what, .0.reason)]
     Ended(Ended),
     #[error(transparent)]
     ShutDown(Box<ClusterShutdownError>),
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-    #[error("a launcher uses cluster {name}; `status` shows it, `stop --name={name}` ends it")]
+    #[error("cluster {name} is in use by another launcher; `status` shows its state, `stop --name={name}` stops it")]
     InUse { name: ClusterName },
     #[error(
         "the file system of {} does not support locks (flock); name a directory on a local disk with XDG_STATE_HOME",
