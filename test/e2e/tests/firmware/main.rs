@@ -213,7 +213,7 @@ async fn an_smbios_argument_with_another_system_stops_the_boot() {
     let console = console_of_stopped(&options).await;
     expect(
         &console,
-        "initramfs: error: the kernel's command line has granary.system=, and this disk image starts no other",
+        "initramfs: error: the kernel command line has granary.system=, but a disk image starts its own system only",
     );
 }
 
