@@ -47,7 +47,7 @@ pub enum NetworkError {
     #[error("cannot {step}")]
     Request { step: &'static str, source: rtnetlink::Error },
     #[error(
-        "the machine has no network card that the image has a driver for; add one of those in docs/operations/install.md"
+        "the image has no driver for a network card of the machine; add a card that docs/operations/install.md lists"
     )]
     NoCard,
     #[error(

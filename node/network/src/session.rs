@@ -115,7 +115,7 @@ impl Leases for Session {
                             return change;
                         }
                     }
-                    Err(error) => debug!(device = self.device, %from, %error, "ignored message that is not an answer"),
+                    Err(error) => debug!(device = self.device, %from, %error, "message is not a DHCP reply, ignored"),
                 },
                 Err(error) => {
                     debug!(device = self.device, %error, "cannot receive from the DHCP socket");

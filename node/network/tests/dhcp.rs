@@ -231,7 +231,7 @@ async fn a_static_address_replaces_another() {
 async fn a_machine_without_a_network_card_gets_the_remedy() {
     let _guard = SERIAL.lock().await;
     let error = Network::open(Uplink::default()).await.unwrap_err().to_string();
-    let wanted = "the machine has no network card that the image has a driver for; add one of those in ";
+    let wanted = "the image has no driver for a network card of the machine; add a card that ";
     assert!(error.starts_with(wanted), "{error}");
 }
 
