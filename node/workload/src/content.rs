@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const CHUNK: usize = 1 << 20;
 /// Unit in which [`look`] counts blocks that contain other bytes than zeros.
 const BLOCK: usize = 4096;
-/// Smallest piece of space that [`take_the_rest`] allocates, in bytes.
+/// Smallest piece of space that [`fill_free_space`] allocates, in bytes.
 const PIECE: i64 = 4096;
 
 /// Repeats the text in the file or device until the first error.
@@ -22,14 +22,14 @@ pub(crate) fn paint(path: &Path, text: &str) -> Result<Paint, CheckError> {
     let open = options.write(true).create(true).truncate(false).open(&file);
     let mut file = open.map_err(CheckError::of("open", &file))?;
     let pattern: Vec<u8> = text.bytes().cycle().take(CHUNK).collect();
-    let (written, refusal) = fill::until_refused(&mut file, &pattern);
+    let (written, refusal) = fill::write_until_error(&mut file, &pattern);
     Ok(Paint { written, errno: fill::name(&refusal) })
 }
 
 pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
     let mut found = Scan { bytes: 0, data: 0, found: 0 };
     if path.is_dir() {
-        let rest = take_the_rest(path)?;
+        let rest = fill_free_space(path)?;
         tree(path, text.as_bytes(), &mut found)?;
         if let Some(rest) = rest {
             fs::remove_file(&rest).map_err(CheckError::of("remove", &rest))?;
@@ -42,7 +42,7 @@ pub(crate) fn scan(path: &Path, text: &str) -> Result<Scan, CheckError> {
 
 /// Allocates all free space to a file, so that [`scan`] can search it for data of other tenants. `None` if there is no
 /// free space.
-fn take_the_rest(directory: &Path) -> Result<Option<PathBuf>, CheckError> {
+fn fill_free_space(directory: &Path) -> Result<Option<PathBuf>, CheckError> {
     let path = directory.join("rest");
     let file = match File::create(&path) {
         Ok(file) => file,

@@ -47,7 +47,7 @@ fn whole(path: &Path, text: &str) -> Result<Demo, CheckError> {
 fn behind_the_note(path: &Path) -> Result<(u64, String), CheckError> {
     let mut device = OpenOptions::new().write(true).open(path).map_err(CheckError::of("open", path))?;
     device.seek(SeekFrom::Start(NOTE)).map_err(CheckError::of("seek in", path))?;
-    let (filled, refusal) = fill::until_refused(&mut device, &fill::PATTERN);
+    let (filled, refusal) = fill::write_until_error(&mut device, &fill::PATTERN);
     Ok((filled, fill::name(&refusal)))
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
     let before = space::of(directory)?;
     let path = directory.join("fill");
     let mut file = File::create(&path).map_err(CheckError::of("create", &path))?;
-    let (written, refusal) = until_refused(&mut file, &PATTERN);
+    let (written, refusal) = write_until_error(&mut file, &PATTERN);
     let full = space::of(directory)?;
     if !keep {
         // XFS frees the space of a removed file in the background, and the space of a truncated file at once.
@@ -32,7 +32,7 @@ pub(crate) fn bytes(directory: &Path, keep: bool) -> Result<Fill, CheckError> {
 
 /// Repeats the content until the last block is written. Returns the number of bytes that `fsync` made durable, and the
 /// error of the failed write.
-pub(crate) fn until_refused(file: &mut File, content: &[u8]) -> (u64, io::Error) {
+pub(crate) fn write_until_error(file: &mut File, content: &[u8]) -> (u64, io::Error) {
     let (mut chunk, mut written, mut durable) = (content.len(), 0, 0);
     loop {
         match file.write(&content[..chunk]) {

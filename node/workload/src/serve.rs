@@ -58,7 +58,7 @@ pub(crate) fn accept(listener: &TcpListener, answer: impl Fn(&TcpStream) -> io::
         let answer = Arc::clone(&answer);
         let served = stream.and_then(|stream| thread::Builder::new().spawn(move || serve(&stream, &*answer)));
         if let Err(error) = served {
-            eprintln!("error: a request is lost: {error}");
+            eprintln!("error: cannot serve a request: {error}");
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn accept(listener: &TcpListener, answer: impl Fn(&TcpStream) -> io::
 fn serve(stream: &TcpStream, answer: impl Fn(&TcpStream) -> io::Result<()>) {
     let answered = limit(stream).and_then(|()| answer(stream));
     if let Err(error) = answered {
-        eprintln!("error: a request is lost: {error}");
+        eprintln!("error: cannot serve a request: {error}");
     }
 }
 
@@ -87,7 +87,7 @@ fn exchange(stream: &TcpStream) -> io::Result<()> {
     let check = check(&line);
     let (status, body) = match &check {
         Some(Check::Serve { .. } | Check::Webhook { .. }) | None => {
-            ("400 Bad Request", text(&Err("this is not a check".to_owned()))?)
+            ("400 Bad Request", text(&Err("the request is not a check".to_owned()))?)
         }
         Some(check) => ("200 OK", text(&run_check(check).map_err(|error| causes::lines(&error).to_string()))?),
     };
@@ -159,6 +159,6 @@ mod tests {
         let refused = ask(&Check::Read { path: "/nowhere/note".into() }).unwrap_err();
         assert!(refused.starts_with("cannot read /nowhere/note\ncaused by: No such file"), "{refused}");
         assert!(matches!(ask(&Check::Inspect { path: "/".into() }), Ok(Finding::Inspect(_))));
-        assert_eq!(ask(&Check::Serve { port: 1, farewell: None }), Err("this is not a check".to_owned()));
+        assert_eq!(ask(&Check::Serve { port: 1, farewell: None }), Err("the request is not a check".to_owned()));
     }
 }

@@ -50,8 +50,8 @@ fn mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ').skip(3);
     let (root, point, flags) = (fields.next()?, fields.next()?, fields.next()?);
     // Mount points of file system volumes, of block volumes in a pod, and of block volumes outside pods.
-    let ours = ["/volumes/kubernetes.io~csi/", "/volumeDevices/kubernetes.io~csi/", "/plugins/kubernetes.io/csi/"];
-    ours.iter().any(|part| point.contains(part)).then(|| Mount {
+    let dirs = ["/volumes/kubernetes.io~csi/", "/volumeDevices/kubernetes.io~csi/", "/plugins/kubernetes.io/csi/"];
+    dirs.iter().any(|part| point.contains(part)).then(|| Mount {
         root: root.to_owned(),
         point: point.to_owned(),
         flags: flags.split(',').map(str::to_owned).collect(),
