@@ -61,7 +61,8 @@ impl Page {
                         (section(NODE, facts(&self.clock, &self.versions)))
                     }
                     footer {
-                        "The same as " a href="statusz.json" { "JSON" } ", more as " a href="metrics" { "metrics" } "."
+                        "The same data as " a href="statusz.json" { "JSON" } ", more as "
+                        a href="metrics" { "metrics" } "."
                     }
                 }
             }
@@ -111,7 +112,7 @@ impl Storage {
                 (size(whole)) ", of which " (size(reserve)) " are reserved for images, logs, emptyDirs and etcd."
             }
             @for orphans in &self.orphans {
-                p class="bad" { "Orphans of kind " (orphans.kind) ": " (orphans.found) ". The log names each." }
+                p class="bad" { "Orphans of kind " (orphans.kind) ": " (orphans.found) ". The log lists them." }
             }
         }
     }

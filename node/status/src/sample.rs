@@ -82,7 +82,7 @@ pub fn fresh() -> Page {
 }
 
 /// The page of a node whose data disk and mesh cannot be read.
-pub fn blind() -> Page {
+pub fn unreadable() -> Page {
     let disk_faults = vec!["XFS has shut the file system down".to_owned()];
     Page { disk_faults, storage: None, mesh: Some(Mesh::default()), ..example() }
 }

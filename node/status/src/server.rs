@@ -121,13 +121,13 @@ async fn serve_by(listener: &TcpListener, access: impl Fn(IpAddr) -> Access, sou
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => match access(peer.ip()) {
                     Access::All => {
-                        connections.make_place(peer.ip());
+                        connections.make_space_for(peer.ip());
                         let has_request = Arc::<AtomicBool>::default();
-                        let served = converse(stream, Arc::clone(&server), Access::All, Arc::clone(&has_request));
+                        let served = serve_client(stream, Arc::clone(&server), Access::All, Arc::clone(&has_request));
                         connections.0.push(Connection { peer: peer.ip(), task: tasks.spawn(served), has_request });
                     }
                     Access::Public if public.len() < PUBLIC_CONNECTIONS && !server.source.public().is_empty() => {
-                        public.spawn(converse(stream, Arc::clone(&server), Access::Public, Arc::default()));
+                        public.spawn(serve_client(stream, Arc::clone(&server), Access::Public, Arc::default()));
                     }
                     Access::Public => debug!(%peer, "status request rejected, the client is not on the node"),
                 },
@@ -156,7 +156,7 @@ struct Connection {
 impl Connections {
     /// If all connections are in use, ends one of the client with the most connections, including the next one. Of
     /// these, the oldest connection without a request ends, or the oldest one if all have requests.
-    fn make_place(&mut self, next: IpAddr) {
+    fn make_space_for(&mut self, next: IpAddr) {
         self.0.retain(|connection| !connection.task.is_finished());
         if self.0.len() < CONNECTIONS {
             return;
@@ -192,7 +192,7 @@ impl Audience {
 }
 
 /// Answers one request. Sets `has_request` when its head is complete.
-async fn converse(stream: TcpStream, server: Arc<Server>, access: Access, has_request: Arc<AtomicBool>) {
+async fn serve_client(stream: TcpStream, server: Arc<Server>, access: Access, has_request: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
         has_request.store(true, Ordering::Relaxed);
         let server = Arc::clone(&server);
@@ -204,7 +204,7 @@ async fn converse(stream: TcpStream, server: Arc<Server>, access: Access, has_re
     };
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(REQUEST).keep_alive(false);
-    match timeout(limit, builder.serve_connection(TokioIo::new(stream), service)).await {
+    match timeout(limit, builder.serve_client(TokioIo::new(stream), service)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "status connection failed"),
         Err(_) => debug!("status connection timed out"),

@@ -211,7 +211,7 @@ fn a_stalled_service_is_shown_with_its_time_without_progress() {
 
 #[test]
 fn an_unreadable_disk_and_mesh_leave_the_other_sections() {
-    let document = Element::read(&sample::blind().html());
+    let document = Element::read(&sample::unreadable().html());
     assert!(document.by_id("mesh").text.contains("The peers could not be read"));
     let storage = &document.by_id("storage").text;
     assert!(storage.contains("The data disk is faulty: XFS has shut the file system down."), "{storage}");

@@ -348,11 +348,11 @@ async fn the_oldest_connection_of_the_client_with_the_most_ends() {
     let peers = |made: &Connections| made.0.iter().map(|connection| connection.peer).collect::<Vec<_>>();
     // The second call finds a free place.
     for _ in 0..2 {
-        made.make_place(client(1));
+        made.make_space_for(client(1));
         assert_eq!(peers(&made), [1, 1, 1, 2, 2, 2, 2].map(client));
     }
     made.0.extend(connections(&mut tasks, &[(1, false)]).0);
-    made.make_place(client(1));
+    made.make_space_for(client(1));
     assert_eq!(peers(&made), [1, 1, 2, 2, 2, 2, 1].map(client));
     assert!(tasks.join_next().await.unwrap().unwrap_err().is_cancelled());
 }
@@ -372,7 +372,7 @@ async fn a_connection_without_a_request_ends_first() {
         let mut made = connections(&mut tasks, &clients);
         let flags = |made: &Connections| made.0.iter().map(|one| Arc::as_ptr(&one.has_request)).collect::<Vec<_>>();
         let mut wanted = flags(&made);
-        made.make_place(client(next));
+        made.make_space_for(client(next));
         wanted.remove(ended);
         assert_eq!(flags(&made), wanted, "{clients:?}");
     }

@@ -176,7 +176,7 @@ fn a_new_node_is_readable_everywhere() {
 
 #[test]
 fn a_node_that_cannot_read_its_disk_is_readable_everywhere() {
-    every_screen_shows(sample::blind());
+    every_screen_shows(sample::unreadable());
 }
 
 #[test]
