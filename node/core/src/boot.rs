@@ -74,18 +74,18 @@ pub struct BootState {
 pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     // Otherwise the kernel restarts the machine immediately at Ctrl-Alt-Del, without unmounting file systems,
     // reboot(2).
-    set_cad_enabled(false).map_err(StepError::of("cannot take over Ctrl-Alt-Del; this program is for PID 1"))?;
+    set_cad_enabled(false).map_err(StepError::of("cannot disable Ctrl-Alt-Del; run this program as PID 1"))?;
     let line = fs::read_to_string("/proc/cmdline").map_err(StepError::of("cannot read the kernel's command line"))?;
     let command_line = CommandLine::parse(&line);
     // The error is reported below, when the channel to the host is open.
     let level = command_line.as_ref().map_or(tracing::Level::INFO, |line| line.log);
-    let (stream, recent, disk_health) = log::start(level).map_err(StepError::of("cannot begin the log"))?;
+    let (stream, recent, disk_health) = log::start(level).map_err(StepError::of("cannot start the log"))?;
     boot.log = Some(stream.clone());
     let loaded = kernel::modules::load(BOOT_MODULES).map_err(StepError::of("cannot load the kernel modules"))?;
     let absent = loaded.without_hardware;
     drivers::start().map_err(StepError::of("cannot load the drivers of the machine's devices"))?;
     let opened = Host::open();
-    let (opened, writer) = opened.map_err(StepError::of("cannot open the port to the machine that runs this node"))?;
+    let (opened, writer) = opened.map_err(StepError::of("cannot open the host channel"))?;
     boot.host = opened;
     boot.writer = Some(writer);
     let host = boot.host.clone();
@@ -94,7 +94,7 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
 
     let command_line = command_line.map_err(StepError::of("cannot use the kernel's command line"))?;
     boot.on_failure = command_line.on_failure.into();
-    let (source, config) = source::read().map_err(StepError::of("the node is not configured"))?;
+    let (source, config) = source::read().map_err(StepError::of("cannot configure the node"))?;
     boot.on_failure = config.on_failure.into();
     info!(%source, node = %config.node, "configured");
     let modules = Modules::find(modules::DIRECTORY, &config.kernel_modules);
@@ -108,16 +108,16 @@ pub fn run(boot: &mut BootState) -> Result<End, BootError> {
     let (directory, bounds) = storage.log();
     for (name, directory) in [("node", &directory), ("audit", &storage.paths().audit)] {
         if let Err(error) = system::show_log(storage.ephemeral(), name, directory) {
-            warn!(name, error = causes::of(&error), "kubelet does not show a log");
+            warn!(name, error = causes::of(&error), "cannot show a log through the kubelet");
         }
     }
     stream.keep(directory, bounds);
     match disk_health.observe(storage.volumes().file_system()) {
         Ok(()) => storage.volumes().observe_disk(Box::new(disk_health)),
-        Err(error) => warn!(error = causes::of(&error), "errors of the data disk are only logged"),
+        Err(error) => warn!(error = causes::of(&error), "cannot observe the data disk, its errors are only logged"),
     }
     if let Err(error) = stream.follow_kernel() {
-        warn!(%error, "kernel messages are not in the log, only on the console");
+        warn!(%error, "cannot follow the kernel log, kernel messages are only on the console");
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -148,7 +148,7 @@ async fn serve(
     host: &Host,
     logs: Logs,
 ) -> Result<End, BootError> {
-    let mut requests = Requests::watch().map_err(StepError::of("cannot wait for the end"))?;
+    let mut requests = Requests::watch().map_err(StepError::of("cannot watch for shutdown requests"))?;
     host.stage("network", StageState::Started);
     let network = Network::open(config.network.clone()).await.map_err(StepError::of("cannot configure the network"))?;
     let addressing = tokio::select! {
@@ -272,19 +272,19 @@ impl Prepared {
         let (role, services) = (role.clone(), services.clone());
         let prepare = move || match role {
             Role::ControlPlane(_) => {
-                programs::networks::keep(&services).map_err(StepError::of("cannot run the cluster in its networks"))?;
+                programs::networks::keep(&services).map_err(StepError::of("cannot use the networks of the cluster"))?;
                 let credentials = Credentials::ensure(&services, OffsetDateTime::now_utc());
                 let credentials = Arc::new(credentials.map_err(StepError::of("cannot prepare keys and certificates"))?);
                 let certificates = Arc::new(Certificates::new(Arc::clone(&credentials), kept));
                 Ok(Self::ControlPlane(credentials, certificates))
             }
             Role::Worker(worker) => {
-                join::check_disk(&services, worker.ca).map_err(StepError::of("cannot be a worker of this cluster"))?;
+                join::check_disk(&services, worker.ca).map_err(StepError::of("cannot join this cluster"))?;
                 Ok(Self::Worker(Box::new(worker), kept))
             }
         };
         let prepared = spawn_blocking(prepare).await;
-        prepared.map_err(StepError::of("preparing keys and certificates ended early"))?
+        prepared.map_err(StepError::of("the task that prepares keys and certificates panicked"))?
     }
 
     fn run(self, member: Arc<Member>) -> Root {

@@ -7,14 +7,14 @@ use tracing::Level;
 pub enum CommandLineError {
     /// A parameter with the node's prefix that this release does not support.
     #[error(
-        "the kernel's command line has {word}, which is unknown to this release; known are {}; all other settings are \
-         in the configuration",
+        "the kernel command line has {word}, which this release does not support; supported are {}; all other settings \
+         are in the configuration",
         WORDS.join(", ")
     )]
     Unknown { word: String },
-    #[error("the kernel's command line has {LOG}={0}: error, warn, info, debug or trace is wanted")]
+    #[error("the kernel command line has {LOG}={0}; use error, warn, info, debug or trace")]
     Level(String),
-    #[error("the kernel's command line has {FAILURE}={0}: poweroff or reboot is wanted")]
+    #[error("the kernel command line has {FAILURE}={0}; use poweroff or reboot")]
     Failure(String),
 }
 

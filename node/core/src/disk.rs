@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// No disk, or only disks with other data. The node has written nothing.
-    #[error("the node has no data disk that it can use")]
+    #[error("the node has no usable data disk")]
     Find(#[from] FindError),
     #[error("no disk has {what} {name:?}, which the configuration names; there are {}", .seen.join(", "))]
     Absent { what: &'static str, name: String, seen: Vec<String> },
@@ -56,8 +56,8 @@ fn look(wanted: &Disk) -> Result<DataDisk, DiskError> {
     };
     let has_name = |block: &Path| read(block).as_ref() == Some(name);
     let seen = disks_among(&programs, |disk| has_name(disk) || entries(disk).iter().any(|part| has_name(part)))?;
-    let is_meant = |disk: &FoundDisk| has_name(&Path::new(BLOCKS).join(&disk.name));
-    match DataDisk::choose_named(&seen, is_meant, &programs)? {
+    let is_selected = |disk: &FoundDisk| has_name(&Path::new(BLOCKS).join(&disk.name));
+    match DataDisk::choose_named(&seen, is_selected, &programs)? {
         Some(chosen) => Ok(chosen),
         None => {
             // Lists names only, without reading the disks, which may be broken.

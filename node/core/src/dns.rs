@@ -54,7 +54,7 @@ impl Dns {
                 failed = ready => failed?,
                 changed = name_servers.changed() => changed?,
             }
-            info!("name servers have changed, starting CoreDNS again");
+            info!("name servers have changed, restarting CoreDNS");
             program.stop().await;
         }
     }

@@ -51,7 +51,7 @@ impl Partitions {
     /// `root` is the device of the node's root file system.
     fn look(blocks: &Path, root: dev_t) -> Result<Self, PartitionsError> {
         let read = |source| PartitionsError { path: blocks.to_owned(), source };
-        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        let (mut system, mut others) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(blocks).map_err(read)? {
             let entry = entry.map_err(read)?;
             // A disk may disappear at any time.
@@ -59,14 +59,14 @@ impl Partitions {
             if uevent.lines().any(|line| line.strip_prefix("PARTNAME=") == Some(NAME)) {
                 // The directory of a partition is below that of its disk.
                 let place = fs::canonicalize(entry.path());
-                let is_ours =
+                let is_system =
                     place.is_ok_and(|place| place.parent().is_some_and(|disk| holds(disk, root).unwrap_or(false)));
-                let found = if is_ours { &mut ours } else { &mut others };
+                let found = if is_system { &mut system } else { &mut others };
                 found.push(Path::new("/dev").join(entry.file_name()));
             }
         }
-        let of_the_system = !ours.is_empty();
-        let mut all = if of_the_system { ours } else { others };
+        let of_the_system = !system.is_empty();
+        let mut all = if of_the_system { system } else { others };
         all.sort();
         Ok(Self { all, of_the_system })
     }

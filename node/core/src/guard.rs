@@ -59,7 +59,7 @@ pub enum GuardError {
     Failed(String),
     #[error("the kernel does not deny pods the calls that remove the limits of volumes: {0}")]
     NotDenied(String),
-    #[error("loading the restrictions of the pods ended early")]
+    #[error("the task that restricts pods panicked")]
     Panicked(#[from] JoinError),
 }
 
@@ -220,7 +220,7 @@ fn run(child: &mut Command) -> Result<String, GuardError> {
     while child.try_wait().map_err(GuardError::Start)?.is_none() {
         if Instant::now() > end {
             let _ = child.kill();
-            return Err(GuardError::Failed(format!("it did not end in {} s", SELF_TEST_TIME.as_secs())));
+            return Err(GuardError::Failed(format!("it did not end within {} s", SELF_TEST_TIME.as_secs())));
         }
         thread::sleep(Duration::from_millis(5));
     }

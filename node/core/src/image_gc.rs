@@ -253,7 +253,7 @@ mod tests {
         gc.pass(&mut runtime, Fill(99), Phase::Idle, start).await.unwrap();
         let later = start + LEAST_AGE;
         let error = gc.pass(&mut runtime, Fill(99), Phase::Idle, later).await.unwrap_err();
-        assert_eq!(error.to_string(), "containerd does not remove the image held, will try the others first");
+        assert_eq!(error.to_string(), "cannot remove the image held from containerd, will try the others first");
         gc.pass(&mut runtime, Fill(99), Phase::Idle, later).await.unwrap();
         assert_eq!(**fake.0.lock().unwrap(), ["held"]);
     }
@@ -262,6 +262,6 @@ mod tests {
     async fn a_runtime_without_an_answer_is_an_error() {
         let mut runtime = Runtime::at("/nonexistent/containerd.sock".as_ref()).unwrap();
         let error = runtime.images().await.unwrap_err();
-        assert_eq!(error.to_string(), "containerd does not list images");
+        assert_eq!(error.to_string(), "cannot list the images in containerd");
     }
 }

@@ -31,7 +31,7 @@ pub enum OtherCluster {
 pub enum JoinError {
     #[error(transparent)]
     Disk(#[from] PkiError),
-    #[error("work on the files of the cluster ended early")]
+    #[error("the task for the files of the cluster panicked")]
     Panicked(#[from] TaskError),
     #[error("cannot find the cluster")]
     Discover(#[from] DiscoveryError),
@@ -52,13 +52,13 @@ pub(crate) struct Join {
     services: Config,
     worker: Worker,
     /// Kept over failures: other services use these credentials, and a retry continues to wait for the same request.
-    known: OnceCell<Known>,
+    known: OnceCell<Certificates>,
     joined: watch::Sender<bool>,
     clock: watch::Receiver<clock::ClockState>,
 }
 
 /// Credentials and certificates of a node that has its cluster's CA.
-struct Known {
+struct Certificates {
     credentials: Arc<Credentials>,
     kubelet: Requested,
     server: Requested,
@@ -91,41 +91,41 @@ impl Join {
     pub(crate) async fn run(self: Arc<Self>, cx: Context) -> Result<(), JoinError> {
         tokio::select! {
             () = cx.cancelled() => Ok(()),
-            ended = self.stay(&cx) => ended,
+            ended = self.renew_certificates(&cx) => ended,
         }
     }
 
-    async fn stay(&self, cx: &Context) -> Result<(), JoinError> {
-        let known = self.known.get_or_try_init(|| self.know()).await?;
+    async fn renew_certificates(&self, cx: &Context) -> Result<(), JoinError> {
+        let known = self.known.get_or_try_init(|| self.prepare()).await?;
         // The control plane may be unreachable, or may have recorded the node's address for another node, which only
         // the kubelet can correct.
         if known.is_usable().await? {
-            self.is_in(cx);
+            self.set_joined(cx);
         }
         loop {
             let lasting = Lasting::first(known.kubelet.ensure().await?, known.server.ensure().await?);
-            self.is_in(cx);
+            self.set_joined(cx);
             renewal(lasting, self.clock.clone()).await;
         }
     }
 
-    fn is_in(&self, cx: &Context) {
+    fn set_joined(&self, cx: &Context) {
         if !self.joined.send_replace(true) {
-            info!(server = %self.worker.server, "the node is in the cluster");
+            info!(server = %self.worker.server, "node has joined the cluster");
         }
         cx.healthy();
     }
 
-    async fn know(&self) -> Result<Known, JoinError> {
-        let credentials = Arc::new(self.trust().await?);
+    async fn prepare(&self) -> Result<Certificates, JoinError> {
+        let credentials = Arc::new(self.discover().await?);
         let kubelet = Requested::kubelet(&self.services, &credentials, self.worker.token.clone());
         let server = Requested::kubelet_server(&self.services, &credentials);
-        Ok(Known { credentials, kubelet, server })
+        Ok(Certificates { credentials, kubelet, server })
     }
 
     /// Requests the CA's certificate from the control plane. While the control plane is unreachable, a node that has
     /// joined uses the certificate on its disk.
-    async fn trust(&self) -> Result<Credentials, JoinError> {
+    async fn discover(&self) -> Result<Credentials, JoinError> {
         let Self { services, worker, .. } = self;
         let wanted = services.clone();
         let known = spawn_blocking(move || Credentials::joined(&wanted)).await??;
@@ -143,7 +143,7 @@ impl Join {
     }
 }
 
-impl Known {
+impl Certificates {
     /// Whether the kubelet can start with the certificates on the disk, even if they are due for renewal. A serving
     /// certificate for an earlier address is better than none.
     async fn is_usable(&self) -> Result<bool, IdentityError> {

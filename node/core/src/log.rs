@@ -62,7 +62,7 @@ fn consoles() -> Vec<Box<dyn Write + Send>> {
 fn log_panics(stream: Stream) {
     panic::set_hook(Box::new(move |panicked| {
         let thread = thread::current();
-        let text = panicked.payload_as_str().unwrap_or("without a text");
+        let text = panicked.payload_as_str().unwrap_or("without a message");
         let message = format!("thread '{}' panicked: {text}", thread.name().unwrap_or("<unnamed>"));
         let at = panicked.location().map(|location| ("at".into(), location.to_string()));
         let record = Record::now(Level::ERROR, Origin::Module(module_path!().into()), message);

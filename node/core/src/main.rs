@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         failed => {
             let message = match failed {
                 Ok(Err(error)) => chain(&error, "\n"),
-                _ => "the node's program panicked; its message stands above".to_owned(),
+                _ => "the node's program panicked; the message is above".to_owned(),
             };
             fatal(&host, log, message);
             on_failure

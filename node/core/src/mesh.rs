@@ -62,7 +62,7 @@ impl Mesh {
         Some(match metrics.neighbours(&*device) {
             Ok(neighbours) => status::Mesh::new(neighbours.into_iter().map(peer).collect()),
             Err(error) => {
-                warn!(error = causes::of(&error), "the mesh cannot be looked at, the status page is without it");
+                warn!(error = causes::of(&error), "cannot read the mesh, the status page omits it");
                 status::Mesh::default()
             }
         })
@@ -74,7 +74,7 @@ impl Mesh {
             let directory = Dir::open(&pki).map_err(StepError::of("cannot open the directory of the mesh's key"))?;
             Ok(PrivateKey::ensure(&directory)?)
         });
-        let key = key.await.map_err(StepError::of("reading the mesh's key ended early"))??;
+        let key = key.await.map_err(StepError::of("the task that reads the mesh's key panicked"))??;
         let device = Arc::new(Wireguard::new(key.into_inner(), self.link.clone()));
         let metrics = Metrics::register(&self.registry, device.clone());
         let metrics = metrics.map_err(StepError::of("cannot register the mesh's metrics"))?;

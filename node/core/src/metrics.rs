@@ -56,7 +56,7 @@ pub fn collectors(
     let kills = IntCounterVec::new(
         Opts::new(
             "granary_program_oom_kills_total",
-            "How often a program of the node was killed since it took more memory than it may.",
+            "Kills of a program of the node because it exceeded its memory limit.",
         ),
         &["program"],
     )?;

@@ -11,7 +11,7 @@ pub(crate) const DIRECTORY: &str = "/usr/lib/modules/optional";
 
 #[derive(Debug, thiserror::Error)]
 pub enum ModulesError {
-    #[error("cannot read which kernel modules the image has")]
+    #[error("cannot read the list of kernel modules in the image")]
     Catalog(#[source] LoadError),
     #[error(
         "kernelModules[{index}]: the image has no kernel module {module}; remove it, or choose from {}",

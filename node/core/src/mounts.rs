@@ -47,7 +47,7 @@ fn detach(filesystems: &BTreeSet<DeviceNumber>) {
     let devices = match loopdev::list() {
         Ok(devices) => devices,
         Err(error) => {
-            tracing::warn!(%error, "cannot list the loop devices at the end");
+            tracing::warn!(%error, "cannot list the loop devices during shutdown");
             return;
         }
     };
@@ -59,11 +59,11 @@ fn detach(filesystems: &BTreeSet<DeviceNumber>) {
         }
         match Device::open(attached.number.path()).map(|device| device.detach_from(backing)) {
             Ok(Ok(Detach::Detached)) => {}
-            Ok(Ok(Detach::Deferred)) => tracing::warn!(device = %attached.number, "a loop device is in use at the end"),
+            Ok(Ok(Detach::Deferred)) => tracing::warn!(device = %attached.number, "loop device in use during shutdown"),
             Ok(Err(error)) => {
-                tracing::warn!(device = %attached.number, %error, "cannot detach a loop device at the end");
+                tracing::warn!(device = %attached.number, %error, "cannot detach loop device during shutdown");
             }
-            Err(error) => tracing::warn!(device = %attached.number, %error, "cannot open a loop device at the end"),
+            Err(error) => tracing::warn!(device = %attached.number, %error, "cannot open loop device during shutdown"),
         }
     }
 }
@@ -72,7 +72,7 @@ fn unmount(point: &Path) {
     let start = Instant::now();
     while let Err(errno) = umount2(point, MntFlags::UMOUNT_NOFOLLOW) {
         if errno != Errno::EBUSY || start.elapsed() > BUSY {
-            tracing::warn!(target = %point.display(), %errno, "cannot unmount at the end");
+            tracing::warn!(target = %point.display(), %errno, "cannot unmount during shutdown");
             return;
         }
         thread::sleep(Duration::from_millis(20));

@@ -52,7 +52,7 @@ impl Requests {
         // Many machines have two devices with this name, and use one.
         let buttons = buttons(Path::new("/sys/class/input"));
         if buttons.is_empty() {
-            tracing::warn!("this machine has no power button; end it with SIGTERM");
+            tracing::warn!("machine has no power button, shut it down with SIGTERM");
         }
         for device in buttons {
             watch(device, pressed.clone())?;
@@ -91,7 +91,7 @@ fn watch(device: PathBuf, pressed: mpsc::Sender<()>) -> io::Result<()> {
                 return;
             }
         }
-        tracing::warn!(device = %device.display(), "the power button is gone");
+        tracing::warn!(device = %device.display(), "power button removed");
     })?;
     Ok(())
 }

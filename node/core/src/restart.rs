@@ -7,7 +7,7 @@ use supervisor::{BoxError, Context};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, thiserror::Error)]
-#[error("asked to start again by SIGUSR1")]
+#[error("restart requested by SIGUSR1")]
 pub struct RestartRequested;
 
 /// Wraps a service so that SIGUSR1 cancels it at its next await point, as a failure: the supervisor stops its children

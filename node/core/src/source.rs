@@ -41,13 +41,13 @@ pub enum SourceError {
     Partitions(#[from] PartitionsError),
     #[error("cannot read {found}")]
     File { found: Source, source: io::Error },
-    #[error("{found} has more than 64 KiB: that is not a configuration")]
+    #[error("{found} has more than 64 KiB, the maximum size of a configuration")]
     TooLarge { found: Source },
-    #[error("cannot mount the EFI system partition {device}; put a FAT file system on it, or name it otherwise")]
+    #[error("cannot mount the EFI system partition {device}; format it with FAT, or rename it")]
     Mount { device: PathBuf, source: FilesystemError },
     #[error("cannot unmount the EFI system partition")]
     Unmount(#[source] UnmountError),
-    #[error("the node's configuration from {found} cannot be used")]
+    #[error("cannot use the node's configuration from {found}")]
     Parse { found: Source, source: ParseError },
 }
 
@@ -73,7 +73,7 @@ fn find() -> Result<(Source, String), SourceError> {
             Err(source) if of_the_system => return Err(SourceError::Mount { device, source }),
             Err(error) => {
                 let error = causes::of(&error);
-                warn!(device = %device.display(), error, "passed over: a partition named ESP that cannot be mounted");
+                warn!(device = %device.display(), error, "cannot mount a partition named ESP, skipping it");
                 continue;
             }
         }

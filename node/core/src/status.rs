@@ -94,7 +94,7 @@ impl Source for Node {
         let Facts { node, volumes, recent, keeper, certificates, mesh, kubernetes, registry, .. } = &self.facts;
         let storage = Found::look(&**volumes).map(|found| found.into_storage(orphans(&registry.gather())));
         let storage = storage.inspect_err(|error| {
-            warn!(error = causes::of(&**error), "the disk cannot be looked at, the status page is without it");
+            warn!(error = causes::of(&**error), "cannot read the disk, the status page omits it");
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(Page {
@@ -178,7 +178,7 @@ fn disk_faults(volumes: &dyn Volumes) -> Vec<String> {
     match volumes.faults() {
         Ok(faults) => faults.iter().map(ToString::to_string).collect(),
         Err(error) => {
-            warn!(error = causes::of(&error), "the status page is without faults of the disk");
+            warn!(error = causes::of(&error), "cannot read the faults of the disk, the status page omits them");
             Vec::new()
         }
     }

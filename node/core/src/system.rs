@@ -99,7 +99,7 @@ pub fn own_memory() -> Option<Bytes> {
 }
 
 fn make(path: &Path) -> Result<(), StepError> {
-    fs::create_dir_all(path).map_err(StepError::of(format!("cannot make {}", path.display())))
+    fs::create_dir_all(path).map_err(StepError::of(format!("cannot create {}", path.display())))
 }
 
 const SYSCTL_ROOT: &str = "/proc/sys";

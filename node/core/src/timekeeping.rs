@@ -34,7 +34,7 @@ async fn keep(servers: Vec<SocketAddr>, clock: impl Clock, built: Option<UtcDate
     let keeper = Arc::new(Keeper::new(servers, clock));
     if keeper.servers().is_empty() {
         if is_wrong {
-            warn!("the clock is wrong, and the node has no time server; name one in the configuration, timeServers");
+            warn!("the clock is wrong, and the node has no time server; set timeServers in the configuration");
         }
         return keeper;
     }
@@ -44,9 +44,9 @@ async fn keep(servers: Vec<SocketAddr>, clock: impl Clock, built: Option<UtcDate
     match timeout(if is_wrong { PATIENCE } else { GLANCE }, keeper.first()).await {
         Ok(Ok(())) => {}
         // The server's answer may cause the error, and the clock service asks again.
-        Ok(Err(error)) => warn!(error = causes::of(&error), "cannot set the clock, continuing with it"),
-        Err(_) if is_wrong => warn!("no time server answers, the clock is wrong"),
-        Err(_) => info!("no time server answers at once, continuing with the clock"),
+        Ok(Err(error)) => warn!(error = causes::of(&error), "cannot set the clock, continuing with the present time"),
+        Err(_) if is_wrong => warn!("no answer from a time server, the clock is wrong"),
+        Err(_) => info!("no answer from a time server yet, continuing with the present time"),
     }
     keeper
 }

@@ -55,7 +55,7 @@ impl Uplink {
         cx.healthy();
         let renewed = |now: &Addressing| {
             match fs::write(&self.resolv, name_servers(&now.name_servers)) {
-                Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed something"),
+                Ok(()) => info!(name_servers = ?now.name_servers, "DHCP has changed the network configuration"),
                 Err(error) => warn!(%error, "cannot write resolv.conf; pods have the old name servers"),
             }
             self.name_servers.send_if_modified(|servers| {

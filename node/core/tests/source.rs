@@ -136,7 +136,7 @@ fn without_a_file_the_defaults_count() {
 fn errors_name_the_place_of_the_file() {
     let machine = Machine::with_file(br#"{"nodename": "from-the-disk"}"#);
     let result = machine.result();
-    let place = format!("the node's configuration from granary.json on {} cannot be used", machine.partition(1));
+    let place = format!("cannot use the node's configuration from granary.json on {}", machine.partition(1));
     assert!(result.starts_with(&place) && result.contains("nodename: unknown field"), "{result}");
 }
 
@@ -144,7 +144,7 @@ fn errors_name_the_place_of_the_file() {
 fn a_file_that_is_too_large_is_refused() {
     let machine = Machine::with_file(&vec![b' '; (64 << 10) + 1]);
     let expected =
-        format!("granary.json on {} has more than 64 KiB: that is not a configuration", machine.partition(1));
+        format!("granary.json on {} has more than 64 KiB, the maximum size of a configuration", machine.partition(1));
     assert_eq!(machine.result(), expected);
 }
 
@@ -170,7 +170,7 @@ fn a_partition_without_a_file_system_is_refused() {
     esp.sync_all().unwrap();
     drop(esp);
     let partition = machine.partition(1);
-    let expected = format!("cannot mount the EFI system partition {partition}; put a FAT file system on it");
+    let expected = format!("cannot mount the EFI system partition {partition}; format it with FAT");
     assert!(machine.result().starts_with(&expected), "{}", machine.result());
 }
 

@@ -336,7 +336,7 @@ async fn comes_back(cluster: &mut Cluster) {
     worker.shut_down(SHUTDOWN_LIMIT).await.unwrap_or_else(|error| panic!("{}", chain(&error)));
     let read = |path: &Path| std::fs::read_to_string(path).expect("the console");
     let console = worker.console();
-    assert!(!read(&console).contains("cannot unmount at the end"), "the worker's disk was not left in order");
+    assert!(!read(&console).contains("cannot unmount during shutdown"), "the worker's disk was not left in order");
     cable.pull();
     let booted = worker.boot(|event| {
         print(WORKER, event);

@@ -39,10 +39,10 @@ impl Runtime {
     /// meanwhile counts.
     pub(crate) async fn images(&mut self) -> Result<Vec<Image>, StepError> {
         let listed = self.images.list_images(ListImagesRequest {}).await;
-        let listed = listed.map_err(StepError::of("containerd does not list images"))?.into_inner().images;
+        let listed = listed.map_err(StepError::of("cannot list the images in containerd"))?.into_inner().images;
         let containers = self.containers.list_containers(ListContainersRequest {}).await;
         let containers =
-            containers.map_err(StepError::of("containerd does not list containers"))?.into_inner().containers;
+            containers.map_err(StepError::of("cannot list the containers in containerd"))?.into_inner().containers;
         let used: BTreeSet<String> = containers.into_iter().map(|container| container.image_id).collect();
         let image = |image: proto::cri::Image| Image {
             usage: if image.pinned {
@@ -61,7 +61,7 @@ impl Runtime {
     /// Removes the image with all its names. Succeeds if the image does not exist.
     pub(crate) async fn remove(&mut self, Image { id, name, .. }: &Image) -> Result<(), StepError> {
         let image = Some(ImageSpec { image: id.0.clone() });
-        let text = format!("containerd does not remove the image {name}, will try the others first");
+        let text = format!("cannot remove the image {name} from containerd, will try the others first");
         self.images.remove_image(RemoveImageRequest { image }).await.map(drop).map_err(StepError::of(text))
     }
 }
