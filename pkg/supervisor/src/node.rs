@@ -128,7 +128,7 @@ impl Node {
     }
 
     pub(crate) fn healthy(&self, attempt: u32) {
-        if self.happens(Event::Healthy, |record| record.attempts == attempt) {
+        if self.transition(Event::Healthy, |record| record.attempts == attempt) {
             info!(service = %self.path, attempt, "service healthy");
         }
     }
@@ -180,7 +180,7 @@ impl Node {
 
     fn begin(&self) -> u32 {
         let mut attempt = 0;
-        self.happens(Event::Begun, |record| {
+        self.transition(Event::Begun, |record| {
             record.attempts = record.attempts.saturating_add(1);
             record.done = false;
             attempt = record.attempts;
@@ -202,12 +202,12 @@ impl Node {
 
         let mut end = self.end().await;
         if matches!(end, End::Done) {
-            self.happens(Event::Done, |_| true);
+            self.transition(Event::Done, |_| true);
             end = self.end().await; // the body has ended: only a stop is left
         }
         let failed = match end {
             End::Stopped | End::Done => {
-                self.happens(Event::Stop, |_| true);
+                self.transition(Event::Stop, |_| true);
                 None
             }
             End::Failed(failure) => {
@@ -262,7 +262,7 @@ impl Node {
         warn!(service = %self.path, "service did not stop in time, aborted");
         body.abort();
         if timeout(ABORT_DEADLINE, self.rest()).await.is_err() {
-            warn!(service = %self.path, "service blocks its thread, left behind");
+            warn!(service = %self.path, "service blocks its thread, no longer waiting for it");
         }
     }
 
@@ -283,7 +283,7 @@ impl Node {
     /// Records the failure, and returns how long the attempt was healthy.
     fn fail(&self, failure: &Failure) -> Option<Duration> {
         let mut healthy_for = None;
-        self.happens(Event::Failed, |record| {
+        self.transition(Event::Failed, |record| {
             healthy_for = match record.state {
                 State::Healthy | State::Done => Some(record.since.elapsed()),
                 State::Starting | State::Failed | State::Stopping | State::Stopped => None,
@@ -296,7 +296,7 @@ impl Node {
 
     /// Applies `event` if `valid` returns `true`, and returns whether the state changed. `valid` may also update the
     /// record.
-    fn happens(&self, event: Event, valid: impl FnOnce(&mut Record) -> bool) -> bool {
+    fn transition(&self, event: Event, valid: impl FnOnce(&mut Record) -> bool) -> bool {
         let showing = self.showing.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = self.record.send_if_modified(|record| {
             let next = record.state.after(event);
@@ -339,6 +339,6 @@ impl Drop for Ended {
     fn drop(&mut self) {
         // The node has no `Drop` of its own, because a handle may keep it alive.
         self.0.tasks.abort();
-        self.0.happens(Event::Ended, |_| true);
+        self.0.transition(Event::Ended, |_| true);
     }
 }

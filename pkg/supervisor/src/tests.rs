@@ -234,7 +234,7 @@ async fn a_stop_that_takes_too_long_names_what_was_left() {
     let root = tree.handle();
     let overdue = tree.stop(Duration::from_secs(1)).await.unwrap_err();
     assert_eq!(overdue.services, ["node.quick", "node.deaf", "node"]);
-    assert_eq!(overdue.to_string(), "not stopped in time: node.quick, node.deaf, node");
+    assert_eq!(overdue.to_string(), "services did not stop in time: node.quick, node.deaf, node");
     assert!(root.status().walk().all(|(_, service)| service.state == State::Stopped), "{}", root.status());
 }
 

@@ -145,7 +145,7 @@ impl Supervisor {
 
 /// Services that had not stopped in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not stopped in time: {}", services.join(", "))]
+#[error("services did not stop in time: {}", services.join(", "))]
 pub struct Overdue {
     /// Paths of the services, children before parents.
     pub services: Vec<String>,
