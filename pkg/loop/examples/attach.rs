@@ -36,7 +36,7 @@ fn attach(file: &Path) -> Result<(), Box<dyn Error>> {
     let status = device.status()?;
     println!("{} {}", device.path().display(), status.size);
     if !status.config.direct_io {
-        eprintln!("warning: no direct I/O on this file, it is cached twice");
+        eprintln!("warning: the file does not support direct I/O, the page cache has its data twice");
     }
     Ok(())
 }

@@ -93,7 +93,7 @@ impl Control {
                 return Err(error);
             }
             // Another process requested any free device and got this one.
-            if lost == Lost::Taken {
+            if lost == Loss::Taken {
                 number = self.create_next(numbers)?;
             }
         }
@@ -158,12 +158,12 @@ impl Patience {
     }
 
     /// Pauses before the next attempt. Fails after the time limit.
-    fn wait(&mut self, number: Number, lost: Lost) -> Result<(), AttachError> {
+    fn wait(&mut self, number: Number, lost: Loss) -> Result<(), AttachError> {
         let waited = self.begin.elapsed();
         if waited > self.limit {
             return Err(match lost {
-                Lost::NoNode => AttachError::NoNode { number },
-                Lost::Taken => AttachError::Contended { number, waited },
+                Loss::NoNode => AttachError::NoNode { number },
+                Loss::Taken => AttachError::Contended { number, waited },
             });
         }
         thread::sleep(self.pause);
@@ -174,12 +174,12 @@ impl Patience {
 
 enum Claim {
     Won(Device),
-    Lost(Lost),
+    Lost(Loss),
 }
 
 /// Reason why a free device cannot be attached any more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lost {
+enum Loss {
     /// Another process has taken or removed the device.
     Taken,
     /// The node of the device is missing, perhaps not for long.
@@ -194,8 +194,8 @@ fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Cla
     let path = number.path();
     let exclusive = match open(&path, access | OFlag::O_EXCL | OFlag::O_CLOEXEC, Mode::empty()) {
         Ok(exclusive) => exclusive,
-        Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV) => return Ok(Claim::Lost(Lost::Taken)),
-        Err(Errno::ENOENT) => return Ok(Claim::Lost(Lost::NoNode)),
+        Err(Errno::EBUSY | Errno::ENXIO | Errno::ENODEV) => return Ok(Claim::Lost(Loss::Taken)),
+        Err(Errno::ENOENT) => return Ok(Claim::Lost(Loss::NoNode)),
         Err(source) => return Err(DeviceError::Open { path, source }.into()),
     };
     // The caller's descriptor is not exclusive, so that the device can be mounted. It is opened before the attach, so
@@ -206,13 +206,13 @@ fn claim(number: Number, backing: BorrowedFd<'_>, config: &Config) -> Result<Cla
     }
     match sys::configure(exclusive.as_fd(), backing, config.kernel_block_size(), config.to_kernel()) {
         Ok(()) => Ok(Claim::Won(device)),
-        Err(Errno::EBUSY) => Ok(Claim::Lost(Lost::Taken)),
-        Err(source) => Err(refusal(exclusive.as_fd(), backing, number, source)),
+        Err(Errno::EBUSY) => Ok(Claim::Lost(Loss::Taken)),
+        Err(source) => Err(attach_error(exclusive.as_fd(), backing, number, source)),
     }
 }
 
 /// The error for an errno of `LOOP_CONFIGURE`.
-fn refusal(device: BorrowedFd<'_>, file: BorrowedFd<'_>, number: Number, source: Errno) -> AttachError {
+fn attach_error(device: BorrowedFd<'_>, file: BorrowedFd<'_>, number: Number, source: Errno) -> AttachError {
     if matches!(source, Errno::EINVAL | Errno::ENOTTY) && !sys::has_configure(device) {
         return AttachError::KernelTooOld;
     }

@@ -109,14 +109,14 @@ pub enum AttachError {
     #[error("{number} has no node in /dev; mount a devtmpfs there or let udev create its nodes")]
     NoNode { number: Number },
     /// Other processes took each free device first.
-    #[error("other processes took each free loop device for {waited:?}, last {number}; try again")]
+    #[error("other processes attached each free loop device first for {waited:?}, last {number}; try again")]
     Contended {
         number: Number,
         /// Duration of all attempts.
         waited: Duration,
     },
     /// The kernel returned no free device, or devices of all numbers exist.
-    #[error("no free loop device")]
+    #[error("cannot find a free loop device")]
     NoFree(#[source] Errno),
     /// The device with the next number cannot be created.
     #[error("cannot create {number}")]
@@ -153,7 +153,7 @@ pub enum DeviceError {
     #[error("{path} does not exist")]
     NotFound { path: PathBuf },
     /// The node exists, but its device does not: the device was removed, or is just being detached.
-    #[error("{path} is the node of a loop device that is not there")]
+    #[error("{path} is the node of a loop device that does not exist")]
     Gone { path: PathBuf },
     /// The device cannot be opened, because of permissions or because another process has it open exclusively.
     #[error("cannot open the loop device {path}")]
@@ -162,7 +162,7 @@ pub enum DeviceError {
     #[error("cannot open the loop device {path} by /proc/self/fd; mount a proc on /proc")]
     NoProc { path: PathBuf },
     /// sysfs does not have the name of the device.
-    #[error("cannot find loop device {device} in /sys/dev/block; is sysfs mounted on /sys?")]
+    #[error("cannot find loop device {device} in /sys/dev/block; mount a sysfs on /sys")]
     Sysfs { device: DeviceNumber, source: io::Error },
 }
 
@@ -227,12 +227,12 @@ from_errno!(DetachError, NotAttached);
 #[expect(missing_docs, reason = "the texts of the errors describe the fields")]
 pub enum ListError {
     /// The devices in sysfs cannot be listed.
-    #[error("cannot list {path}; is sysfs mounted on /sys?")]
+    #[error("cannot list {path}; mount a sysfs on /sys")]
     Sysfs { path: PathBuf, source: io::Error },
     /// An attached device cannot be opened.
-    #[error("cannot look at an attached loop device")]
+    #[error("cannot read an attached loop device")]
     Device(#[from] DeviceError),
     /// The status of an attached device cannot be read.
-    #[error("cannot look at an attached loop device")]
+    #[error("cannot read an attached loop device")]
     Status(#[from] StatusError),
 }
