@@ -79,7 +79,7 @@ impl Process {
                 }
             }
         })?;
-        let pid = start.recv().map_err(|_| io::Error::other("the thread of QEMU died"))??;
+        let pid = start.recv().map_err(|_| io::Error::other("the thread that starts QEMU panicked"))??;
         Ok(Self { pid: Pid::from_raw(pid.cast_signed()), end, watcher: Some(watcher) })
     }
 

@@ -21,7 +21,7 @@ pub enum QmpError {
     #[error("QEMU did not answer {command} within {} s", ANSWER_LIMIT.as_secs())]
     Silent { command: String },
     /// The connection broke.
-    #[error("the control connection to QEMU broke at {command}")]
+    #[error("the control connection to QEMU failed at {command}")]
     Broken { command: String, source: io::Error },
     /// QEMU rejected the command.
     #[error("QEMU rejected {command}: {reason}")]

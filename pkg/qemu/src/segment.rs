@@ -155,7 +155,7 @@ impl Switch {
     }
 
     fn pass(&self, from: End, frame: &[u8]) {
-        let to = self.takers(from, frame);
+        let to = self.receivers(from, frame);
         for wire in to {
             // The frame is lost if the machine does not read it in time or has ended.
             _ = wire.send(frame);
@@ -163,7 +163,7 @@ impl Switch {
     }
 
     /// Receivers of a frame: the machine with its address; all others, if it is a multicast; otherwise the gateway.
-    fn takers(&self, from: End, frame: &[u8]) -> Vec<Arc<UnixDatagram>> {
+    fn receivers(&self, from: End, frame: &[u8]) -> Vec<Arc<UnixDatagram>> {
         let Some(address) = frame.first_chunk::<6>() else { return Vec::new() };
         let for_many = address[0] & 1 == 1;
         let wires = self.wires.read().unwrap_or_else(PoisonError::into_inner);
@@ -276,7 +276,7 @@ mod tests {
         second.send(Mac::of(0).octets(), "lost");
         second.send(GATEWAY, "not for the first");
         assert_eq!(gateway.receive(), "not for the first");
-        assert!(switch.takers(End::Vm(Mac::of(0)), &GATEWAY).is_empty());
+        assert!(switch.receivers(End::Vm(Mac::of(0)), &GATEWAY).is_empty());
         cable.put_in();
         second.send(Mac::of(0).octets(), "welcome back");
         assert_eq!(first.receive(), "welcome back");
@@ -306,7 +306,7 @@ mod tests {
             let (switch, _machines) = three();
             for end in [End::Gateway, End::Vm(Mac::of(0))] {
                 let own = Arc::clone(&switch.wires.read().unwrap()[&end].socket);
-                prop_assert!(switch.takers(end, &frame).iter().all(|wire| !Arc::ptr_eq(wire, &own)));
+                prop_assert!(switch.receivers(end, &frame).iter().all(|wire| !Arc::ptr_eq(wire, &own)));
             }
         }
     }

@@ -25,7 +25,7 @@ use crate::qmp::{Qmp, QmpError};
 use crate::saved::{self, Machine, RestoreError, SaveError, Saved};
 
 /// Time in which QEMU ends after it closed the control connection.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const EXIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// A running VM. Dropping it kills the guest and waits for its end.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub enum StartError {
     #[error("QEMU did not start the VM ({0})")]
     Ended(Exit),
     /// QEMU runs but cannot be controlled.
-    #[error("QEMU cannot be controlled")]
+    #[error("cannot control QEMU")]
     Control(#[source] QmpError),
 }
 
@@ -261,7 +261,7 @@ impl Vm {
     pub fn shut_down(&self, limit: Duration) -> Exit {
         // A QEMU that does not accept the command is killed after a short wait.
         let pressed = self.powerdown();
-        let patience = if pressed.is_ok() { limit } else { LAST_WORDS.min(limit) };
+        let patience = if pressed.is_ok() { limit } else { EXIT_LIMIT.min(limit) };
         self.process.wait(patience).unwrap_or_else(|| {
             self.process.kill();
             self.process.join()
@@ -282,7 +282,7 @@ pub(crate) fn open(command: Command, theirs: Vec<OwnedFd>, qmp: UnixStream) -> R
     let process = Process::spawn(command, theirs).map_err(StartError::Spawn)?;
     match Qmp::open(qmp) {
         Ok(qmp) => Ok((process, qmp)),
-        Err(QmpError::Closed) => Err(match process.wait(LAST_WORDS) {
+        Err(QmpError::Closed) => Err(match process.wait(EXIT_LIMIT) {
             Some(exit) => StartError::Ended(exit),
             None => StartError::Control(QmpError::Closed),
         }),
