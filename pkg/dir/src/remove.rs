@@ -63,13 +63,13 @@ impl Dir {
     }
 
     fn remove(&self, name: &Name, steps: Option<u64>) -> Result<Progress, Error> {
-        match self.insist(name, || self.remove_file(name)) {
+        match self.retry_unprotected(name, || self.remove_file(name)) {
             Ok(()) => return Ok(Progress::Done),
             Err(error) if error.is_not_found() => return Ok(Progress::Done),
             Err(error) if error.errno() == Errno::EISDIR => {}
             Err(error) => return Err(error),
         }
-        match Removal::found_beside(self, name, steps)?.run(name) {
+        match Removal::continue_beside(self, name, steps)?.run(name) {
             Ok(()) => Ok(Progress::Done),
             Err(Stop::Spent) => Ok(Progress::Unfinished),
             Err(Stop::Failed(error)) => Err(error),
@@ -94,7 +94,7 @@ impl Dir {
     }
 
     /// Calls `remove`; on `EPERM`, clears the flags of the name and of the directory and calls `remove` again.
-    fn insist(&self, name: &Name, remove: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
+    fn retry_unprotected(&self, name: &Name, remove: impl Fn() -> Result<(), Error>) -> Result<(), Error> {
         match remove() {
             Err(error) if error.errno() == Errno::EPERM => {
                 // Report the error of the removal, not of the ioctl.
@@ -107,7 +107,7 @@ impl Dir {
     }
 
     /// Makes this process the owner of the directory and sets mode 0700.
-    fn take_over(&self) -> Result<(), Error> {
+    fn make_private(&self) -> Result<(), Error> {
         let own = || fchown(self, Some(geteuid()), Some(getegid())).and_then(|()| fchmod(self, Mode::S_IRWXU));
         let owned = match own() {
             Err(Errno::EPERM) if sys::unprotect(self.as_fd()).unwrap_or(false) => own(),
@@ -142,7 +142,7 @@ struct Removal<'a> {
 
 impl<'a> Removal<'a> {
     /// Starts a removal, continuing with the subtrees that an interrupted run moved up.
-    fn found_beside(beside: &'a Dir, name: &Name, left: Option<u64>) -> Result<Self, Error> {
+    fn continue_beside(beside: &'a Dir, name: &Name, left: Option<u64>) -> Result<Self, Error> {
         let prefix = [b".", name.as_os_str().as_bytes(), b"."].concat();
         let mut removal = Self { beside, prefix, next: 0, left };
         for entry in beside.stream()?.iter() {
@@ -211,8 +211,8 @@ impl<'a> Removal<'a> {
         if let Some(left) = &mut self.left {
             *left = left.checked_sub(1).ok_or(Stop::Spent)?;
         }
-        let removed = match dir.insist(name, || dir.remove_file(name)) {
-            Err(error) if error.errno() == Errno::EISDIR => dir.insist(name, || dir.remove_dir(name)),
+        let removed = match dir.retry_unprotected(name, || dir.remove_file(name)) {
+            Err(error) if error.errno() == Errno::EISDIR => dir.retry_unprotected(name, || dir.remove_dir(name)),
             removed => removed,
         };
         match removed {
@@ -236,7 +236,7 @@ impl<'a> Removal<'a> {
     /// Removes everything in `dir`, which is `depth` levels below the top.
     fn empty(&mut self, dir: &Dir, depth: usize) -> Result<(), Stop> {
         if self.left.is_some() {
-            dir.take_over()?;
+            dir.make_private()?;
         }
         loop {
             let mut found = false;
@@ -264,7 +264,7 @@ impl<'a> Removal<'a> {
         let moved = [self.prefix.as_slice(), self.next.to_string().as_bytes()].concat();
         let moved = Name::try_from(OsStr::from_bytes(&moved))
             .map_err(|_| Error::new(Operation::Rename, name.as_os_str(), Errno::ENAMETOOLONG))?;
-        match dir.insist(name, || dir.rename(name, self.beside, &moved)) {
+        match dir.retry_unprotected(name, || dir.rename(name, self.beside, &moved)) {
             Ok(()) => self.next += 1,
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
