@@ -87,7 +87,7 @@ impl PartitionTable {
         Ok(Self::of(None, disk.copy(disk.last, &mut read)?))
     }
 
-    fn of(first: Option<Copied>, last: Option<Copied>) -> Option<Self> {
+    fn of(first: Option<TableCopy>, last: Option<TableCopy>) -> Option<Self> {
         let (mut partitions, state) = match (first, last) {
             (None, None) => return None,
             (Some(first), None) => (first.partitions, TableState::FirstOnly),
@@ -107,7 +107,7 @@ impl PartitionTable {
 }
 
 /// A copy of the table with correct checksums.
-struct Copied {
+struct TableCopy {
     /// Sector of the other copy's header.
     other: u64,
     partitions: Vec<Extent>,
@@ -150,14 +150,14 @@ impl Sectors {
     }
 
     /// Reads the copy whose header is in this sector; `None` if a part of the copy is invalid.
-    fn copy(self, lba: u64, read: &mut ReadAt<'_>) -> io::Result<Option<Copied>> {
+    fn copy(self, lba: u64, read: &mut ReadAt<'_>) -> io::Result<Option<TableCopy>> {
         let Some(Ok(header)) = self.sector(lba, read)?.map(|sector| header(&sector, lba)) else { return Ok(None) };
         let Some((at, length)) = self.array(&header) else { return Ok(None) };
         let mut entries = vec![0; length];
         read(&mut entries, at)?;
         Ok(self.partitions(&header, &mut entries).map(|partitions| {
             let other = header.alternate_lba.to_u64();
-            Copied { other, partitions }
+            TableCopy { other, partitions }
         }))
     }
 
