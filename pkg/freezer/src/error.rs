@@ -81,7 +81,7 @@ pub enum FreezeError {
         path: PathBuf,
     },
     /// The guard was killed or did not reply. This process thawed the cgroups.
-    #[error("the guard of frozen cgroups ended early")]
+    #[error("the guard of frozen cgroups ended before the thaw")]
     Guard,
 }
 
