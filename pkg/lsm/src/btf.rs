@@ -308,10 +308,10 @@ pub enum BtfError {
     #[error("the kernel has no LSM hook {hook}; Linux 6.8 or newer with CONFIG_BPF_LSM is needed")]
     NoHook { hook: &'static str },
     /// An argument of the hook has another type than in supported kernels.
-    #[error("argument {index} of the LSM hook {hook} has another type than in known kernels")]
+    #[error("argument {index} of the LSM hook {hook} has another type than in supported kernels")]
     Argument { hook: &'static str, index: usize },
     /// A structure lacks a member, or the member has another type.
-    #[error("struct {structure} has no member {member} of the type that known kernels have")]
+    #[error("struct {structure} has no member {member} of the type that supported kernels have")]
     Member { structure: &'static str, member: &'static str },
 }
 
