@@ -38,13 +38,13 @@ pub enum AttachError {
     #[error("the target is of another type than the mounted file, or in another mount namespace")]
     Rejected,
     /// The target was removed (`ENOENT`).
-    #[error("the target does not exist any more")]
+    #[error("the target no longer exists")]
     Gone,
     /// The mount namespace has `fs.mount-max` mounts (`ENOSPC`).
     #[error("the mount namespace has too many mounts; increase fs.mount-max")]
     TooMany,
     /// The name is not the name of a directory entry.
-    #[error("the name of the target is not the name of a directory entry")]
+    #[error("the name of the target is not a single path component")]
     Name,
     /// Any other error of `move_mount`.
     #[error("move_mount failed")]
