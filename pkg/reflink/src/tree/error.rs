@@ -51,7 +51,7 @@ pub enum TreeError {
         path: PathBuf,
     },
     /// The pass did not end in time.
-    #[error("the clone is not complete in time")]
+    #[error("the clone did not complete in time")]
     Late,
     /// A thread did not start, or panicked.
     #[error("cannot run the threads of the clone")]
@@ -74,7 +74,7 @@ pub(super) enum Fault {
 impl Fault {
     /// Whether a change of the source can cause the error: a listing that contains a name twice leads to two changes of
     /// one entry in the target.
-    pub(super) fn is_fleeting(self) -> bool {
+    pub(super) fn is_transient(self) -> bool {
         match self {
             Self::Source(_) => true,
             Self::Target(errno) => matches!(

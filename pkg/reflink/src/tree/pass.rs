@@ -346,7 +346,7 @@ impl<'a> Pass<'a> {
     fn settle(&self, path: &Path, result: Result<(), Fault>) -> Result<(), TreeError> {
         match result {
             Ok(()) => Ok(()),
-            Err(fault) if self.source == Source::Changing && fault.is_fleeting() => {
+            Err(fault) if self.source == Source::Changing && fault.is_transient() => {
                 self.skipped.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
