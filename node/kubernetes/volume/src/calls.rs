@@ -89,7 +89,7 @@ impl VolumeCalls {
             durations: HistogramVec::new(
                 HistogramOpts::new(
                     "granary_volume_operation_duration_seconds",
-                    "How long these operations take, also those that fail.",
+                    "Duration of these operations, including those that fail.",
                 )
                 .buckets(SECONDS.into()),
                 &["operation"],
@@ -97,14 +97,14 @@ impl VolumeCalls {
             pauses: Histogram::with_opts(
                 HistogramOpts::new(
                     "granary_pod_pause_duration_seconds",
-                    "How long pods were stopped for a snapshot, a group of snapshots or a clone.",
+                    "Duration of the freeze of pods for a snapshot, a group of snapshots or a clone.",
                 )
                 .buckets(PAUSES.into()),
             )?,
             phases: CounterVec::new(
                 Opts::new(
                     "granary_pod_pause_phase_seconds_total",
-                    "How long pods were stopped, all pauses together, by phase.",
+                    "Total duration of all freezes of pods, by phase.",
                 ),
                 &["phase"],
             )?,

@@ -37,7 +37,7 @@ const COW_EXTENT: Bytes = Bytes::MIB;
 
 /// Limits for the extension of a pass by its scan. A scan within the first limit extends no pass, and no scan extends a
 /// pass beyond the second limit. The supervisor reports passes of five minutes.
-const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
+const SCAN_EXTENSION: [Duration; 2] = [Duration::from_secs(1), Duration::from_mins(1)];
 
 /// Range of an image that the clone does not own yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,8 +321,8 @@ fn copy(
 /// that earlier passes have copied, which takes minutes for millions of extents or files. It then copies for about as
 /// long as this scan took, but a minute at most: otherwise most passes would only scan.
 pub(crate) fn end_of_pass(start: Instant, first: Instant, pass: Duration) -> Instant {
-    let look = first.saturating_duration_since(start).saturating_sub(LOOK[0]);
-    first + pass.max(look.min(LOOK[1]))
+    let look = first.saturating_duration_since(start).saturating_sub(SCAN_EXTENSION[0]);
+    first + pass.max(look.min(SCAN_EXTENSION[1]))
 }
 
 /// Runs one pass with the given operations on the image. `act` also receives the end of the scanned extents.

@@ -27,7 +27,7 @@ pub struct Drifted {
 pub enum DriftError {
     #[error(transparent)]
     Dir(#[from] dir::Error),
-    #[error("cannot look at the inodes of the volume")]
+    #[error("cannot read the inodes of the volume")]
     Walk(#[from] FsError),
 }
 
@@ -52,7 +52,7 @@ impl Store {
                     // the others.
                     Err(error) => {
                         let reason: &dyn std::error::Error = &error;
-                        debug!(volume = %id, error = reason, "inode not looked at");
+                        debug!(volume = %id, error = reason, "inode not checked");
                     }
                 }
             }

@@ -22,33 +22,33 @@ const FEWEST: u64 = 20;
 pub enum Error {
     /// The disk has too little free space. The call undoes what it began.
     #[error(
-        "volume {id} needs {wanted} (files and maps included), the data disk has {free} free; delete volumes or \
-         ask for less"
+        "volume {id} needs {wanted} (inodes and extent maps included), the data disk has {free} free; delete volumes, \
+         or request less"
     )]
     Full { id: VolumeId, wanted: Bytes, free: Bytes },
     /// The file system cannot hold a volume of that size, however empty it is. Nothing was changed.
-    #[error("volume {id} cannot have {wanted}: no file system holds that; ask for less")]
+    #[error("volume {id} cannot have {wanted}: no file system can hold a volume of this size; request less")]
     TooLarge { id: VolumeId, wanted: Bytes },
     #[error("volume {id} does not exist on this node")]
     Unknown { id: VolumeId },
-    #[error("volume {id} cannot be touched")]
+    #[error("cannot change volume {id}")]
     Refused { id: VolumeId, source: VolumeRefusal },
     #[error("volume {id} is closed")]
     Closed { id: VolumeId, source: RecordError },
-    #[error("cannot look at volume {id}")]
+    #[error("cannot read the state of volume {id}")]
     Look { id: VolumeId, source: LookError },
-    #[error("cannot finish the step {step:?} of volume {id}")]
+    #[error("cannot complete step {step:?} of volume {id}")]
     Act { id: VolumeId, step: Step, source: ActError },
     /// One pass does not remove all files of a volume in the trash. The next call continues.
     #[error(
-        "volume {id} is removed in part: this pass freed {freed}, {left} are left; if passes free nothing, a process \
+        "volume {id} is partly removed: this pass freed {freed}, {left} remain; if passes free nothing, a process \
          still has a directory of the volume open and changes it: end that process"
     )]
     Unfinished { id: VolumeId, freed: Inodes, left: Inodes },
     /// A pod has the volume, or kubelet has not unpublished it yet. Nothing was changed.
     #[error("volume {id} is still published at {}; delete the pod that uses it", target.display())]
     Published { id: VolumeId, target: PathBuf },
-    #[error("volume {id} is announced; it goes when its PV is deleted")]
+    #[error("volume {id} has a PV; delete the PV to delete the volume")]
     Announced { id: VolumeId },
     /// A new snapshot would have a later instant than the others. Nothing was changed.
     #[error("snapshot {id} of the group was removed after others were ready; delete the group, and create it again")]
@@ -58,7 +58,7 @@ pub enum Error {
     Source { id: VolumeId, source: SourceError },
     /// One pass does not copy all blocks that the volume shares with its source. The next call continues, as
     /// [`Error::copying`] says.
-    #[error("volume {id} is copied in part: at most {left} are left")]
+    #[error("volume {id} is partly copied: at most {left} remain")]
     Copying { id: VolumeId, left: Bytes },
     /// The volume has its former content.
     #[error("volume {id} cannot be rolled back")]
@@ -75,7 +75,7 @@ pub enum Error {
 pub enum SourceError {
     #[error("volume {volume} does not exist on this node")]
     Unknown { volume: VolumeId },
-    #[error("volume {volume} is not announced yet; try again")]
+    #[error("volume {volume} is still being provisioned; try again")]
     NotAnnounced { volume: VolumeId },
     #[error("volume {volume} is closed; see the node's log")]
     Closed { volume: VolumeId },
@@ -84,36 +84,36 @@ pub enum SourceError {
     #[error("volume {volume} is a block volume; request volumeMode Block")]
     Block { volume: VolumeId },
     #[error(
-        "volume {volume} is a filesystem volume, and this program cannot stop the pods that write to it; use a Granary \
+        "volume {volume} is a filesystem volume, and this program cannot freeze the pods that use it; use a Granary \
          node, or a block volume"
     )]
     NoFreezer { volume: VolumeId },
     /// The limit of the source is raised while it is copied.
     #[error(
-        "the files of volume {volume} change faster than they are copied, or are more than the new volume may have; write \
-         less meanwhile, delete files, or request more"
+        "the files of volume {volume} change faster than they are copied, or exceed the limits of the new volume; \
+         write less during the copy, delete files, or request more"
     )]
     Overfull { volume: VolumeId },
     #[error("volume {volume} has {has}; request at least as much instead of {size}")]
     Larger { volume: VolumeId, has: Bytes, size: Bytes },
-    #[error("the file system of volume {volume} has no reflinks; move the volumes to one of `mkfs.xfs -m reflink=1`")]
+    #[error("the file system of volume {volume} has no reflinks; use one that `mkfs.xfs -m reflink=1` created")]
     Unsupported { volume: VolumeId },
-    #[error("volume {volume} grew before it was cloned; the clone begins again")]
+    #[error("volume {volume} was expanded before it was cloned; the clone starts again")]
     Grown { volume: VolumeId },
-    #[error("cannot look at volume {volume}")]
+    #[error("cannot read the state of volume {volume}")]
     Look { volume: VolumeId, source: LookError },
 }
 
 /// Why the content of a volume cannot be exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RollbackError {
-    #[error("it does not exist on this node, or is being deleted")]
+    #[error("the volume does not exist on this node, or is being deleted")]
     Unknown,
-    #[error("it is being published or unpublished; try again")]
+    #[error("the volume is being published or unpublished; try again")]
     Opened,
-    #[error("it is the source of a clone or snapshot that is not finished; try again")]
+    #[error("the volume is the source of an unfinished clone or snapshot; try again")]
     Shared,
-    #[error("it grew before it was rolled back; the rollback begins again")]
+    #[error("the volume was expanded before the rollback; the rollback starts again")]
     Grown,
 }
 
@@ -124,21 +124,21 @@ pub enum LookError {
     Dir(#[from] dir::Error),
     #[error("cannot read the project of a directory")]
     Quota(#[from] fsquota::FsError),
-    #[error("cannot look at the image")]
+    #[error("cannot read the state of the image")]
     Image(#[source] Errno),
     #[error("cannot read the size of the data disk")]
     Size(#[source] Errno),
-    #[error("cannot see where the volume is mounted")]
+    #[error("cannot find the mounts of the volume")]
     Mounts(#[from] mount::TableError),
-    #[error("cannot see where the volume is mounted")]
+    #[error("cannot find the mounts of the volume")]
     Place(#[from] mount::LookError),
-    #[error("cannot see where the volume is mounted")]
+    #[error("cannot find the mounts of the volume")]
     Path(#[source] std::io::Error),
-    #[error("the volumes directory is not in the table of mounts; start the node's storage again")]
+    #[error("the volumes directory is not in the mount table; restart the node's storage")]
     Hidden,
-    #[error("cannot look at the image")]
+    #[error("cannot read the state of the image")]
     Backing(#[from] loopdev::BackingError),
-    #[error("cannot look for loop devices of the image")]
+    #[error("cannot find the loop devices of the image")]
     Loops(#[from] loopdev::ListError),
 }
 
@@ -147,20 +147,20 @@ pub enum LookError {
 pub enum ActError {
     #[error(transparent)]
     Dir(#[from] dir::Error),
-    #[error("cannot allocate a project")]
+    #[error("cannot allocate a project ID")]
     Allocate(#[from] fsquota::AllocateError),
-    #[error("cannot limit the volume")]
+    #[error("cannot set the limits of the volume")]
     Limit(#[from] fsquota::SetError),
     #[error("cannot clear the limits")]
     Clear(#[from] fsquota::RemoveError),
     #[error("cannot read the quota")]
     Quota(#[source] fsquota::FsError),
-    #[error("cannot set the size of the allocations of the image")]
+    #[error("cannot set the copy-on-write extent size of the image")]
     CowExtentSize(#[source] fsquota::FsError),
     #[error("cannot set the mode of the volume's directory")]
     Root(#[source] Errno),
     /// Becomes [`Error::Unfinished`]: one pass does not remove all files.
-    #[error("freed {freed}, {left} are left")]
+    #[error("freed {freed}, {left} remain")]
     Unfinished { freed: Inodes, left: Inodes },
     #[error("cannot write the record")]
     Record(#[source] Errno),
@@ -179,29 +179,29 @@ pub enum ActError {
     /// Error while files are cloned.
     #[error("cannot clone the files of the volume")]
     Tree(#[from] reflink::TreeError),
-    #[error("cannot stop the pods that have the volume")]
+    #[error("cannot freeze the pods that use the volume")]
     Pods(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error(
-        "the pods that have the volume would be stopped for more than {budget:?}; raise maxPause in the \
-         VolumeSnapshotClass, or write to fewer files meanwhile"
+        "the pods that use the volume would be frozen for more than {budget:?}; raise maxPause in the \
+         VolumeSnapshotClass, or write to fewer files during the snapshot"
     )]
     Late { budget: Duration },
-    #[error("this program cannot stop the pods that have the volume")]
+    #[error("this program cannot freeze the pods that use the volume")]
     NoFreezer,
     /// Becomes [`SourceError::Overfull`].
-    #[error("the files use more than the size of the volume")]
+    #[error("the files exceed the limits of the volume")]
     Overfull,
     /// Becomes [`Error::Copying`].
-    #[error("at most {left} are left")]
+    #[error("at most {left} remain")]
     Copying { left: Bytes },
     /// The limit of the source stays raised, so that no write to one of its holes fails.
     #[error(
-        "volume {volume} is being written, and keeps the blocks that XFS allocated for writes to shared ones; try again"
+        "volume {volume} is being written, and XFS keeps blocks that it allocated for copy-on-write; try again"
     )]
     Busy { volume: VolumeId },
     #[error("the image has {found} instead of {wanted}")]
     Short { found: Bytes, wanted: Bytes },
-    #[error("cannot look for loop devices of the image")]
+    #[error("cannot find the loop devices of the image")]
     Loops(#[from] loopdev::ListError),
     #[error("cannot detach a loop device from the image")]
     Detach(#[from] loopdev::DetachError),
@@ -209,7 +209,7 @@ pub enum ActError {
     /// closes it.
     #[error("a process still has {device}, the volume's loop device, open; end that process")]
     InUse { device: loopdev::Number },
-    #[error("the record vanished; someone else writes to the volumes directory")]
+    #[error("the record is missing; another process has changed the volumes directory")]
     NoRecord,
 }
 
@@ -218,7 +218,7 @@ pub enum ActError {
 pub enum OpenError {
     #[error("volume {id} does not exist on this node")]
     Unknown { id: VolumeId },
-    #[error("volume {id} is not announced yet; try again")]
+    #[error("volume {id} is still being provisioned; try again")]
     NotAnnounced { id: VolumeId },
     #[error("volume {id} is closed")]
     Record { id: VolumeId, source: RecordError },

@@ -62,7 +62,7 @@ impl Files {
 
     /// Removes a first record whose write was interrupted.
     pub(crate) fn discard_unwritten(&self, id: &VolumeId) -> Result<(), dir::Error> {
-        info!(volume = %id, "record was cut while it was written; removed");
+        info!(volume = %id, "incomplete record removed");
         self.pending.remove_file(id.name())
     }
 

@@ -30,17 +30,18 @@ pub trait FrozenPods {
 /// Why several volumes have no common instant.
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeError {
-    #[error("this program cannot stop the pods that have the volumes; use a Granary node")]
+    #[error("this program cannot freeze the pods that use the volumes; use a Granary node")]
     None,
-    #[error("cannot stop the pods that have the volumes")]
+    #[error("cannot freeze the pods that use the volumes")]
     Freeze(#[source] Box<dyn Error + Send + Sync>),
     #[error(
-        "the pods that have the volumes would be stopped for more than {budget:?}; raise maxPause in the \
-         VolumeGroupSnapshotClass, or write to fewer files meanwhile"
+        "the pods that use the volumes would be frozen for more than {budget:?}; raise maxPause in the \
+         VolumeGroupSnapshotClass, or write to fewer files during the snapshot"
     )]
     Late { budget: Duration },
     #[error(
-        "the pods that have the volumes ran before the snapshots were taken; raise maxPause, or write less meanwhile"
+        "the pods that use the volumes were thawed before the snapshots were taken; raise maxPause, or write less \
+         during the snapshot"
     )]
     Thawed(#[source] Box<dyn Error + Send + Sync>),
 }

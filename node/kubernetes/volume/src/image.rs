@@ -26,7 +26,7 @@ pub(crate) const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const BLOCK: u64 = 4096;
 
 /// How long a process that only inspects a loop device may have it open, and the interval of the checks for its close.
-const MOMENT: Duration = Duration::from_millis(500);
+const INSPECTION: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The image's name in the directory of its volume.
@@ -149,7 +149,7 @@ fn wait_for_detach(backing: Backing) -> Result<(), ActError> {
     loop {
         match loopdev::list()?.into_iter().find(|attached| attached.status.backing == backing) {
             None => return Ok(()),
-            Some(_) if begin.elapsed() < MOMENT => sleep(PAUSE),
+            Some(_) if begin.elapsed() < INSPECTION => sleep(PAUSE),
             Some(attached) => return Err(ActError::InUse { device: attached.number }),
         }
     }

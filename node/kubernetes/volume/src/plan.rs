@@ -60,22 +60,22 @@ pub enum Step {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeRefusal {
-    #[error("something without a matching record has the volume's name on the disk; it is kept, move it away by hand")]
+    #[error("an entry without a matching record has the volume's name on the disk; back it up, then remove it")]
     Foreign,
-    #[error("the volume on the disk was made for claim {claim} ({uid}) with {size}; delete that volume first")]
+    #[error("the volume on the disk belongs to claim {claim} ({uid}) with {size}; delete that volume first")]
     Differs { claim: String, uid: String, size: Bytes },
-    #[error("the volume was announced, but its data is not on the disk; restore it, or delete its PV")]
+    #[error("the volume has a PV, but its data is not on the disk; restore the data, or delete the PV")]
     Lost,
     #[error("the volume is not in the trash; delete its PV first")]
     NotRetired,
-    #[error("the volume is not announced yet; try again")]
+    #[error("the volume is still being provisioned; try again")]
     NotAnnounced,
-    #[error("it is a snapshot; delete its VolumeSnapshot, or its VolumeSnapshotContent")]
+    #[error("the volume is a snapshot; delete its VolumeSnapshot, or its VolumeSnapshotContent")]
     Snapshot,
-    #[error("it is a volume and no snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
+    #[error("the volume is not a snapshot; correct the snapshot handle of the VolumeSnapshotContent")]
     Volume,
     /// The volume may be that of a rollback, whose claim must stay.
-    #[error("it is a thin snapshot whose blocks are being copied for {0}; wait until that is ready")]
+    #[error("the blocks of the thin snapshot are being copied to volume {0}; try again when {0} is ready")]
     Restoring(VolumeId),
     #[error("the rollback of volume {0} to another snapshot is not finished; try again")]
     RollingBack(VolumeId),

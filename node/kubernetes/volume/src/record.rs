@@ -313,7 +313,7 @@ impl RecordError {
 }
 
 /// Version of records without fields of version 3, so that earlier releases read them.
-const EARLIER: u32 = 2;
+const BASE: u32 = 2;
 
 /// Version of records with [`Cloning`]. An earlier release would finish such a volume without the content of its
 /// source.
@@ -324,7 +324,7 @@ const CLONING: u32 = 3;
 const OWNED: u32 = 4;
 
 /// Version of records with [`IoLimits`]. An earlier release would not limit the I/O of pods.
-const LIMITED: u32 = 5;
+const IO_LIMITS: u32 = 5;
 
 /// Version of records with the files of a source. An earlier release would finish such a volume without them, and does
 /// not read the mode of such a snapshot. Also of records with [`Rollback`]: an earlier release would remove such a
@@ -363,7 +363,7 @@ impl Record {
     pub fn parse(content: &[u8], state: State) -> Result<Self, RecordError> {
         let Versioned { version } = parse(content)?;
         match version {
-            EARLIER..=VERSION => {
+            BASE..=VERSION => {
                 let Stored { version: _, claim, owner, class, mode, size_bytes, project, cloning, io } =
                     parse(content)?;
                 Ok(Self { claim, owner, class, mode, size: size_bytes, project, cloning, io, state })
@@ -380,10 +380,10 @@ impl Record {
             _ if mode.is_thin() => VERSION,
             (Mode::SnapshotTree { .. }, _, _) | (Mode::Filesystem { .. }, _, Some(_)) => TREES,
             (_, Owner::Rollback(_), _) => TREES,
-            _ if !io.is_none() => LIMITED,
+            _ if !io.is_none() => IO_LIMITS,
             (Mode::Snapshot { .. }, _, _) | (_, Owner::Controller { .. }, _) => OWNED,
             (_, Owner::Provisioner, Some(_)) => CLONING,
-            (_, Owner::Provisioner, None) => EARLIER,
+            (_, Owner::Provisioner, None) => BASE,
         };
         let stored = Stored { version, claim, owner, class, mode, size_bytes: size, project, cloning, io };
         // Strings, numbers and unit variants: each of them can be written as JSON.

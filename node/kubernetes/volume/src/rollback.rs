@@ -150,7 +150,7 @@ impl Store {
         };
         exchanged.map_err(|source| Error::Act { id: volume.clone(), step: Step::Publish, source: source.into() })?;
         self.write_exchanged(id, volume)?;
-        info!(volume = %volume, snapshot = %id, "content exchanged; the snapshot has the former one");
+        info!(volume = %volume, snapshot = %id, "content exchanged; the snapshot has the former content");
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl Store {
             // with the snapshot.
             if let Err(reason) = self.finish_exchange(id) {
                 let reason: &dyn std::error::Error = &reason;
-                error!(snapshot = %id, error = reason, "exchange cannot be recorded, will retry");
+                error!(snapshot = %id, error = reason, "cannot record the exchange, will retry");
             }
         }
     }

@@ -233,7 +233,7 @@ impl Store {
         // The API server receives the instant, so a power cut must not undo it.
         each(members, Member::sync)?;
         each(members, |member| member.complete(taken))?;
-        info!(group = %want.id, snapshots = want.members.len(), ?pause, "snapshots of one instant taken");
+        info!(group = %want.id, snapshots = want.members.len(), ?pause, "members of a group taken");
         Ok(())
     }
 }

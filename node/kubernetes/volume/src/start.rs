@@ -68,7 +68,7 @@ impl Store {
     pub(crate) fn remove_anchors(&self) {
         let names = self.anchors.names().unwrap_or_else(|error| {
             let reason: &dyn std::error::Error = &error;
-            warn!(error = reason, "former blocks of unfinished copies cannot be listed");
+            warn!(error = reason, "cannot list the former blocks of unfinished copies");
             Vec::new()
         });
         let copies: BTreeSet<VolumeId> =
@@ -76,7 +76,7 @@ impl Store {
         for copy in &copies {
             if let Err(error) = Anchor::new(&self.anchors, copy).clear() {
                 let reason: &dyn std::error::Error = &error;
-                warn!(volume = %copy, error = reason, "former blocks of an unfinished copy cannot be removed");
+                warn!(volume = %copy, error = reason, "cannot remove the former blocks of an unfinished copy");
             }
         }
     }
@@ -102,7 +102,7 @@ impl Store {
         if let Err(error) = self.files.replace(id, &grown) {
             // The next start tries again; until then the record is in memory.
             let reason: &dyn std::error::Error = &error;
-            warn!(volume = %id, error = reason, "record of a grown image cannot be written");
+            warn!(volume = %id, error = reason, "cannot write the record of an expanded image");
         }
         grown
     }

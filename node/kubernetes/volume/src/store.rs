@@ -445,7 +445,7 @@ impl Store {
         let (known, seen) = self.look(id)?;
         let steps = plan::undo(&seen).map_err(refused(id))?;
         if let (false, Some(Known { record, .. })) = (steps.is_empty(), &known) {
-            info!(volume = %id, claim = %record.claim, uid = record.claim.uid, "volume will be undone");
+            info!(volume = %id, claim = %record.claim, uid = record.claim.uid, "incomplete volume will be removed");
         }
         Execution::new(self, id, None, known).run(&steps)?;
         Ok(ensured(!steps.is_empty()))

@@ -42,7 +42,7 @@ pub struct VolumeUsage {
 
 /// Names and projects of volumes with a record.
 #[derive(Default)]
-struct Accounted {
+struct KnownVolumes {
     volumes: BTreeSet<VolumeId>,
     projects: BTreeSet<ProjectId>,
 }
@@ -75,7 +75,7 @@ impl Store {
     pub(crate) fn strays(&self) -> Result<Strays, ListError> {
         // The records are read before and after the directories: entries that are created or removed meanwhile are not
         // strays.
-        let mut known = self.answered_for();
+        let mut known = self.known_volumes();
         let mut found = Strays::default();
         let places: [(Where, &Dir); 3] =
             [(Where::Staging, &self.staging), (Where::Live, &self.live), (Where::Trash, &self.trash)];
@@ -85,7 +85,7 @@ impl Store {
         for quota in self.quotas.report() {
             found.projects.push(quota?.id);
         }
-        let after = self.answered_for();
+        let after = self.known_volumes();
         known.volumes.extend(after.volumes);
         known.projects.extend(after.projects);
         found.directories.retain(|(_, name)| !known.has(name));
@@ -94,8 +94,8 @@ impl Store {
         Ok(found)
     }
 
-    fn answered_for(&self) -> Accounted {
-        let mut known = Accounted { projects: self.settings.other_projects.clone(), ..Accounted::default() };
+    fn known_volumes(&self) -> KnownVolumes {
+        let mut known = KnownVolumes { projects: self.settings.other_projects.clone(), ..KnownVolumes::default() };
         for (id, entry) in &self.index().volumes {
             known.volumes.insert(id.clone());
             known.projects.extend(entry.project());
@@ -193,7 +193,7 @@ fn are_of(found: Limits, wanted: Limits) -> bool {
     bytes && found.inodes == wanted.inodes
 }
 
-impl Accounted {
+impl KnownVolumes {
     /// Whether a volume has this name, or the name is that of a part which was moved aside for its removal
     /// (`.ID.NUMBER`).
     fn has(&self, name: &Name) -> bool {

@@ -33,7 +33,7 @@ pub enum ThrottleError {
     #[error("this node cannot limit I/O")]
     Unsupported(#[source] Box<dyn StdError + Send + Sync>),
     /// The record has the limits.
-    #[error("the limits are not in force")]
+    #[error("cannot apply the limits to the pods of the volume")]
     Apply(#[source] Box<dyn StdError + Send + Sync>),
 }
 
